@@ -1,3 +1,3 @@
-"""Weights: where they lie, what they consist of, and what a model file says about itself."""
+"""Model weights: references and sources, downloads, storage, and the metadata in model files."""
 
 PILOTLIGHT = True

@@ -1,36 +1,36 @@
-"""What goes wrong with a registry, as errors: one line each, that names the registry and the fix. Pure.
+"""Registry errors, each one line that names the registry and the fix. Pure.
 
-Owns the errors' names. Promises: no text of theirs holds a token, a password, a query of a URL (presigned ones are
-passwords) or words of the server: those may repeat what they were sent.
+No message contains a token, a password, a URL query (presigned URLs are credentials) or text from the server, which may
+echo what it was sent.
 """
 
 from __future__ import annotations
 
 
 class RegistryError(Exception):
-    """A registry's answer, or none, in one line without secrets."""
+    """A registry request failed; the message is one line without secrets."""
 
 
 class AbsentError(RegistryError):
-    """There is no such thing in the registry."""
+    """The registry does not have the requested object."""
 
 
 class DeniedError(RegistryError):
-    """The registry wants a login, or another one."""
+    """The registry requires credentials, or other credentials."""
 
 
 class MismatchError(RegistryError):
-    """What came is not what was asked for."""
+    """The received content does not match what was requested."""
 
 
 class PolicyError(RegistryError):
-    """We will not do what the registry asks of us: it would put somebody's secrets, or this machine, at risk."""
+    """The registry's demand was rejected because it would put credentials or this machine at risk."""
 
 
 class BrokenError(RegistryError):
-    """One try failed in a way that another may not; `retry_after` is the header of that name.
+    """One attempt failed in a way that may succeed on retry; `retry_after` is the Retry-After header.
 
-    `status`: of the answer; None: there was none, or it broke off.
+    `status`: HTTP status of the response; None if there was no complete response.
     """
 
     def __init__(self, text: str, retry_after: str | None = None, status: int | None = None) -> None:
@@ -40,7 +40,7 @@ class BrokenError(RegistryError):
 
 
 class UnreachableError(RegistryError):
-    """It did not answer, or was too busy, in all tries; `last` is how the last one failed."""
+    """The registry did not respond, or was too busy, in all attempts; `last` is the last failure."""
 
     def __init__(self, text: str, last: BrokenError | None = None) -> None:
         super().__init__(text)

@@ -1,7 +1,7 @@
-"""Which files of a model may come onto a node: weights that hold only numbers, and no code. Pure.
+"""Policy that decides which model files may be stored on a node: weights that hold only numbers, and no code. Pure.
 
-Owns the refusals and their words. `allow_unsafe` (a Model's `allowUnsafe`) takes what is refused here; nothing takes a
-path that is bad or a layer without a meaning. The same judges the names in archives when they are unpacked.
+`allow_unsafe` (a Model's `allowUnsafe`) accepts files rejected here, but never an invalid path or a layer without a
+known meaning. The same policy checks the file names inside archives during extraction.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ ALLOW = "a Model with `allowUnsafe: true` takes it all the same"
 
 
 class FileVerdict(NamedTuple):
-    """What a file is taken for, and why it is refused; empty: it is not."""
+    """The role assigned to a file, and the reason if it is rejected; empty if it is accepted."""
 
     role: Role
     refusal: str = ""
 
 
 def evaluate_file(path: str, role: Role | None = None, *, form: str = "", allow_unsafe: bool = False) -> FileVerdict:
-    """A file by its name, and by what its layer says that it is (`role`, `form`).
+    """Evaluate a file by its name and by the `role` and `form` that its layer declares.
 
-    What the name says of danger counts, whatever the layer is called; a layer's role counts, unless the name is finer.
+    A dangerous name always counts, whatever the layer declares. The layer's role wins unless the name is more specific.
     """
     kind = files.classify_file(path)
     named = kind.role if kind is not None else None
@@ -49,14 +49,14 @@ def evaluate_file(path: str, role: Role | None = None, *, form: str = "", allow_
 
 
 def evaluate_archive(role: Role | None, path: str, *, allow_unsafe: bool = False) -> FileVerdict:
-    """An archive, by its role and the one name that is said of it; the names in it are judged when they are read."""
+    """Evaluate an archive by its role and its one declared name; member names are checked during extraction."""
     if role != "code" and (not path or files.classify_file(path) is None):
         return FileVerdict(role or "mixed")
     return evaluate_file(path, role if role != "mixed" else None, allow_unsafe=allow_unsafe)
 
 
 def _finer(role: Role | None, named: Role | None) -> Role:
-    """The name's where the layer says nothing, or says the same less finely."""
+    """Return the name's role if the layer declares none or a coarser one, else the layer's role."""
     if role is None:
         return named or "unknown"
     coarse = {

@@ -1,7 +1,7 @@
-"""What a file of a model is, by its name alone: weights and of which form, config, tokenizer, code, and so on. Pure.
+"""Classifies model files by name: weights and their format, config, tokenizer, code and so on. Pure.
 
-Owns the names. A name proves nothing of the bytes; it decides what an engine will do with the file, and so whether it
-may be let in: a pickle is a program, whatever its sender calls it.
+A name proves nothing about the content, but it decides how an engine treats the file and thus whether the file may be
+accepted: a pickle is a program, whatever its sender calls it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Role = Literal[
     "mixed",
     "unknown",
 ]
-"""What a file is for. `draft`: a small model that guesses ahead; `mixed`: an archive whose names decide."""
+"""Purpose of a file. `draft`: a speculative-decoding draft model; `mixed`: an archive, classified by member names."""
 
 WEIGHTS = frozenset({"weight", "adapter", "projector", "draft"})
 HARMLESS = frozenset({"safetensors", "gguf"})
-"""Forms of weights that hold numbers and nothing that is run."""
+"""Weight formats that hold only numbers and execute nothing."""
 
 PROGRAMS = frozenset(
     {
@@ -51,7 +51,7 @@ PROGRAMS = frozenset(
     }
     | {"mar", "pt2", "ptl", "pte", "engine", "trt", "plan", "llamafile", "pb", "nemo", "skops", "cbm", "mleap"}
 )
-"""Suffixes of weights that run what they contain when they are loaded, or may."""
+"""Suffixes of weight formats that execute, or may execute, their content when loaded."""
 _OTHER_WEIGHTS = frozenset(
     {"onnx", "onnx_data", "tflite", "ggml", "msgpack", "ot", "mlmodel", "dduf", "weights", "tensor"}
 )
@@ -78,21 +78,21 @@ _CONFIG_NAMES = frozenset({"kitfile", "modelfile", "params"})
 
 
 PEFT = "adapter_config.json"
-"""Beside an adapter's safetensors, in the folder that vLLM and SGLang load. https://huggingface.co/docs/peft"""
+"""Config next to an adapter's safetensors in the folder that vLLM and SGLang load. https://huggingface.co/docs/peft"""
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-"""A part of a split model: its name without that, its number, how many there are."""
+"""One part of a split GGUF model: base name, part number, number of parts."""
 
 
 class Kind(NamedTuple):
-    """What a name says."""
+    """Classification of a file name."""
 
     role: Role
     form: str = ""
-    """Of weights: their suffix."""
+    """File suffix; weights only."""
 
 
 def classify_file(path: str) -> Kind | None:
-    """What this path's last part says; None: nothing that is known."""
+    """Classify a path by its last component; None if the name is unknown."""
     name = path.rpartition("/")[2].casefold()
     suffix = name.rpartition(".")[2] if "." in name.lstrip(".") else ""
     if suffix in HARMLESS:
@@ -114,8 +114,8 @@ def classify_file(path: str) -> Kind | None:
 
 
 def list_adapters(paths: Iterable[str]) -> list[str]:
-    """Of an artifact's files those that could be laid over other weights: its one GGUF file, or of several those that
-    are called an adapter; else folders with an adapter's config (empty: the artifact's own).
+    """Return the files or folders of an artifact that can be adapters: its only GGUF file, or of several GGUF files
+    those named as adapters; without GGUF files, folders with an adapter config (empty string: the artifact's root).
     """
     every = list(paths)
     ggufs = [one for one in every if one.endswith(".gguf")]
@@ -129,8 +129,8 @@ def list_adapters(paths: Iterable[str]) -> list[str]:
 
 
 def adapter_bytes(sizes: Mapping[str, int], adapter: str) -> int:
-    """What an adapter of these files weighs; `adapter`: of `list_adapters`. Of a folder its safetensors count, not
-    those of folders below it.
+    """Return the size in bytes of an adapter from `list_adapters`. For a folder this counts the safetensors directly in
+    it, not those in subfolders.
     """
     if adapter.endswith(".gguf"):
         return sizes.get(adapter, 0)
@@ -139,7 +139,7 @@ def adapter_bytes(sizes: Mapping[str, int], adapter: str) -> int:
 
 
 def _weights(name: str) -> Role:
-    """Of a file with harmless weights: whose they are."""
+    """Return the role of a safetensors or GGUF file by its name."""
     if "mmproj" in name:
         return "projector"
     return "adapter" if re.match(r"adapter[-_.]|(?:.*[-_.])?lora[-_.]", name) else "weight"

@@ -1,8 +1,8 @@
-"""Protocol buffers as they are on the wire: reads and writes the fields wanted.
+"""Protocol Buffers wire format: reads and writes selected fields. Pure.
 
-Owns the coding (https://protobuf.dev/programming-guides/encoding) of a few small messages that are known by heart;
-nothing is generated, and unknown fields are passed over. Pure. Promises: what is no message is one error, whatever its
-bytes; no more is read than there is, and nothing is copied but the fields themselves.
+Implements the encoding (https://protobuf.dev/programming-guides/encoding) for a few small messages with hard-coded
+field numbers, without generated code; unknown fields are skipped. Invalid input of any kind raises one error type.
+Reads never go past the end of the input, and only the field values are copied.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ NUMBER_MAX = (1 << 29) - 1
 
 
 class ProtobufError(ValueError):
-    """These bytes are no message."""
+    """The bytes are not a valid message."""
 
 
 def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field in order: of a varint a number without sign, of all others bytes.
+    """Yield (number, value) of each field in order: an unsigned integer for a varint, bytes for all other types.
 
-    Raises ProtobufError where the bytes end too soon or mean nothing; groups, which nobody writes any more, are none.
+    Raises ProtobufError for truncated or invalid input. Groups (deprecated) are rejected.
     """
     at, end = 0, len(data)
     while at < end:
@@ -46,7 +46,7 @@ def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def iter_messages(data: bytes, number: int) -> Iterator[bytes]:
-    """Each value of a field of bytes, text or messages. Raises ProtobufError, also where it has another type."""
+    """Yield each value of a length-delimited field. Raises ProtobufError, also if the field has another wire type."""
     for found, value in iter_fields(data):
         if found == number:
             if isinstance(value, int):
@@ -55,7 +55,7 @@ def iter_messages(data: bytes, number: int) -> Iterator[bytes]:
 
 
 def iter_strings(data: bytes, number: int) -> Iterator[str]:
-    """Each value of a field of text. Raises ProtobufError."""
+    """Yield each value of a string field. Raises ProtobufError."""
     for value in iter_messages(data, number):
         try:
             yield value.decode()
@@ -64,7 +64,7 @@ def iter_strings(data: bytes, number: int) -> Iterator[str]:
 
 
 def read_string(data: bytes, number: int) -> str:
-    """The last value of a field of text; empty where there is none. Raises ProtobufError."""
+    """Return the last value of a string field, or an empty string if it is absent. Raises ProtobufError."""
     last = ""
     for value in iter_strings(data, number):
         last = value
@@ -72,7 +72,7 @@ def read_string(data: bytes, number: int) -> str:
 
 
 def encode_message(*parts: tuple[int, bytes | str]) -> bytes:
-    """A message of these fields, in order, each of text, bytes or a message; those that are empty are left out."""
+    """Encode strings, bytes or submessages as length-delimited fields, in order; empty values are omitted."""
     out = bytearray()
     for number, value in parts:
         data = value.encode() if isinstance(value, str) else value
@@ -90,7 +90,7 @@ def _number(value: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, where it ends)."""
+    """Return (value, end offset) of the varint at this offset."""
     value = 0
     for n, byte in enumerate(data[at : at + VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << (7 * n)

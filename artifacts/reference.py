@@ -1,8 +1,8 @@
-"""References: where an artifact lies in a registry, as people write it. Pure.
+"""Parses artifact references as users write them. Pure.
 
-Owns the grammar of `host:port/repository:tag@digest` (the OCI distribution specification's names, Docker's short ones)
-and of Ollama's names, which lie in a registry too. What comes out may stand in a URL as it is. Whose the host is, and
-whether it may be asked, is the client's question.
+Implements the grammar of `host:port/repository:tag@digest` (OCI distribution specification names, Docker short names)
+and of Ollama names, which also refer to a registry. A parsed reference is safe to use in a URL without escaping. The
+client decides whether the host may be contacted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCKER, DOCKER_HOST = "docker.io", "registry-1.docker.io"
 DOCKER_HOSTS = frozenset({DOCKER, "index.docker.io", DOCKER_HOST})
 OLLAMA = "registry.ollama.ai"
 NAME_CHARS_MAX = 255
-"""Of registry and repository together, as the specification advises."""
+"""Limit for registry and repository together, as the specification recommends."""
 TEXT_CHARS_MAX = 1024
 _SHOWN_CHARS_MAX = 120
 
@@ -30,37 +30,37 @@ _HOST = re.compile(rf"(?P<name>{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:.]+\])(?::(?
 
 
 class BadReferenceError(ValueError):
-    """No reference; the text is one line that shows what was given, without credentials, and what to write."""
+    """The text is not a reference; the message is one line that shows the input without credentials, and the fix."""
 
 
 class Reference(NamedTuple):
-    """An artifact in a registry. Its parts may stand in a URL as they are."""
+    """An artifact in a registry. All parts can be used in a URL without escaping."""
 
     registry: str
-    """Host in lower case, and port where one is written: `docker.io`, `localhost:5000`, `[::1]:5000`."""
+    """Lowercase host, with the port if one was given: `docker.io`, `localhost:5000`, `[::1]:5000`."""
     repository: str
     tag: str | None = None
     digest: Digest | None = None
-    """Where there is one it decides, and the tag is only said."""
+    """If set, it identifies the manifest, and the tag is informational only."""
 
     def __str__(self) -> str:
-        """As it is written, in full."""
+        """Format the complete reference."""
         tag = f":{self.tag}" if self.tag is not None else ""
         return f"{self.registry}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest is not None else "")
 
     @property
     def asked(self) -> str:
-        """What manifests are asked by: the digest, else the tag, else `latest`."""
+        """Reference used in manifest requests: the digest, else the tag, else `latest`."""
         return self.digest or self.tag or "latest"
 
     @property
     def host(self) -> str:
-        """Who is asked: Docker Hub's registry has another name than its images."""
+        """Host to contact. Docker Hub's registry host differs from the host in its image names."""
         return DOCKER_HOST if self.registry == DOCKER else self.registry
 
 
 def parse_reference(text: str) -> Reference:
-    """The reference that this is, with or without `oci://`; also `ollama://name:tag`. Raises BadReferenceError."""
+    """Parse a reference with or without `oci://`, or `ollama://name:tag`. Raises BadReferenceError."""
     scheme, found, rest = text.partition("://")
     if not found:
         scheme, rest = "oci", text
@@ -85,7 +85,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_registry_host(text: str) -> str:
-    """`Reference.host` of a registry that is named alone, with or without `https://`. Raises BadReferenceError."""
+    """Return `Reference.host` for a registry without a repository; accepts `https://`. Raises BadReferenceError."""
     found = _HOST.fullmatch(text.removeprefix("https://").removesuffix("/"))
     if found is None:
         shown = text.rpartition("@")[2][:_SHOWN_CHARS_MAX]
@@ -95,7 +95,7 @@ def parse_registry_host(text: str) -> str:
 
 
 def build_reference_error(text: str, fix: str) -> BadReferenceError:
-    """The error about this text. What may be a password before an @ is not shown."""
+    """Build the error for this text. A part before an @ that may be a password is not shown."""
     scheme, found, rest = text.partition("://")
     authority, slash, path = rest.partition("/") if found else text.partition("/")
     secret = "@" in authority and not re.search(r"@sha(256|512):", authority)
@@ -105,7 +105,7 @@ def build_reference_error(text: str, fix: str) -> BadReferenceError:
 
 
 def _oci(text: str, name: str) -> tuple[str, str]:
-    """Registry and repository. As Docker has it, a first part is a host where it looks like one."""
+    """Return (registry, repository). As in Docker, the first component is a host if it looks like one."""
     first, slash, rest = name.partition("/")
     is_host = bool(slash) and (any(c in first for c in ".:[") or first == "localhost" or first != first.lower())
     registry = _host(text, first) if is_host else DOCKER
@@ -120,7 +120,7 @@ def _oci(text: str, name: str) -> tuple[str, str]:
 
 
 def _ollama(text: str, name: str) -> tuple[str, str]:
-    """Registry and repository of `model`, `space/model` or `host/space/model`; Ollama's names may have capitals."""
+    """Return (registry, repository) of `model`, `space/model` or `host/space/model`; Ollama allows capital letters."""
     parts = name.split("/")
     if len(parts) > 3 or not all(_OLLAMA_NAME.fullmatch(part) for part in parts[-2:]):
         raise build_reference_error(
@@ -131,7 +131,7 @@ def _ollama(text: str, name: str) -> tuple[str, str]:
 
 
 def _host(text: str, host: str) -> str:
-    """The host and port in lower case."""
+    """Validate the host and optional port, and return them in lowercase."""
     found = _HOST.fullmatch(host)
     if found is None or len(found["name"]) > 253:
         raise build_reference_error(text, "its registry is a host, or host:port; credentials do not belong there")

@@ -1,8 +1,8 @@
-"""Paths that strangers chose for files of ours: taken as they are, or refused. Pure.
+"""Validates relative paths that come from untrusted artifacts. Pure.
 
-Owns which relative paths may be written below a folder of the store, and which of them cannot lie there together. None
-is repaired: what would have to be is refused. What holds on the strangest file system that a node may have (one that
-folds case, or Unicode forms) holds everywhere, so that an artifact is the same on every node.
+Decides which paths may be written below a folder of the store, and which of them cannot coexist. Unsafe paths are
+rejected, never repaired. The rules of the most restrictive file systems (case folding, Unicode normalization) apply on
+every node, so that an artifact is the same everywhere.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Mapping
 
 PATH_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255
-"""Of one part; what file systems take."""
+"""Limit of one path component on common file systems."""
 PARTS_MAX = 32
 RESERVED_PREFIXES = (".pilotlight", ".wh.")
-"""The store's own files, and what means a removal in layers of images."""
+"""The store's own files, and whiteout markers (deletions) in image layers."""
 _DEVICES = re.compile(r"(?:con|prn|aux|nul|conin\$|conout\$|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 class BadPathError(ValueError):
-    """A path that is not taken; the text is a clause that says why, and shows no more than the path's begin."""
+    """The path is rejected; the message is a clause that says why and shows only the beginning of the path."""
 
 
 def check_path(text: str) -> str:
-    """The path itself, where it may be written below a folder. Raises BadPathError."""
+    """Return the path unchanged if it may be written below a folder. Raises BadPathError."""
     why = _refused(text)
     if why is not None:
         raise BadPathError(f"its path {text[:80]!r} {why}")
@@ -36,7 +36,7 @@ def check_path(text: str) -> str:
 def _refused(text: str) -> str | None:
     if not text or text == ".":
         return "names no file"
-    if not text.isprintable():  # NUL, line ends, halves of characters, signs that turn the direction of writing
+    if not text.isprintable():  # NUL, line breaks, lone surrogates, bidirectional control characters
         return "has characters that cannot be shown"
     if len(text.encode()) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
@@ -61,19 +61,19 @@ def _refused_part(part: str) -> str | None:
 
 
 def make_collision_key(path: str) -> str:
-    """What two paths have in common that are one file somewhere: case and the form of accents do not count."""
+    """Return a key that is equal for paths that are the same file on some file system (case, Unicode form)."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
 
 class Tree:
-    """The paths that are taken so far."""
+    """The set of accepted paths."""
 
     def __init__(self) -> None:
         self._files: dict[str, str] = {}
         self._folders: dict[str, str] = {}
 
     def add(self, path: str, *, folder: bool = False) -> None:
-        """Takes this path, which is one by `check_path`. Raises BadPathError where it cannot lie beside the others."""
+        """Add a path that passed `check_path`. Raises BadPathError if it conflicts with a path already added."""
         own = make_collision_key(path)
         above = [own[: place.start()] for place in re.finditer("/", own)]
         self._check(path, self._files, [own, *above])

@@ -1,8 +1,8 @@
-"""Where a Model's weights come from, as `spec.artifact` says it: one parse for all schemes. Pure.
+"""Parses the weights source in `spec.artifact` of a Model, for all URI schemes. Pure.
 
-Owns the grammar of `file:///path`, `hf://owner/name@revision?include=PATTERN` and `s3://bucket/key`; `oci://` and
-`ollama://` are `artifacts.reference`'s. What comes out may stand in a URL (a key after quoting); whether it is there is
-not asked.
+Implements the grammar of `file:///path`, `hf://owner/name@revision?include=PATTERN` and `s3://bucket/key`; `oci://` and
+`ollama://` are parsed by `artifacts.reference`. Parsed values are safe to use in a URL (keys after quoting). Whether
+the source exists is not checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from artifacts import reference
 from artifacts.reference import Reference, build_reference_error
 
 TEXT_CHARS_MAX = 4096
-"""What a document's `spec.artifact` may have."""
+"""Maximum length of `spec.artifact`."""
 _PART = r"[A-Za-z0-9_-](?:[A-Za-z0-9_-]|\.(?!\.)){0,95}"
 _HUB = re.compile(rf"(?P<name>{_PART}(?:/{_PART})?)(?:@(?P<revision>{_PART}(?:/{_PART})*))?")
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
@@ -25,39 +25,39 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Hub(NamedTuple):
-    """A repository of models at Hugging Face, or at a mirror of it."""
+    """A model repository at Hugging Face or at a mirror of it."""
 
     name: str
-    """`owner/name`, or the `name` of an old model without an owner."""
+    """`owner/name`, or only `name` for old models without an owner."""
     revision: str | None = None
     include: tuple[str, ...] = ()
-    """Patterns of paths (`fnmatch`: * also stands for a /); what fits one of them is wanted. None: all."""
+    """`fnmatch` path patterns (* also matches /); files that match any of them are selected. Empty: all files."""
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Format the source as a URI."""
         revision = f"@{self.revision}" if self.revision is not None else ""
         include = f"?include={','.join(self.include)}" if self.include else ""
         return f"hf://{self.name}{revision}{include}"
 
     @property
     def pinned(self) -> bool:
-        """Whether the revision is a commit, which never means other files tomorrow."""
+        """Whether the revision is a commit hash and therefore immutable."""
         return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
 
 class Bucket(NamedTuple):
-    """An object, or all below a key that ends with /, in a store that speaks S3."""
+    """An object in an S3-compatible store, or all objects below a key that ends with /."""
 
     bucket: str
     key: str
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Format the source as a URI."""
         return f"s3://{self.bucket}/{self.key}"
 
 
 class Local(NamedTuple):
-    """A file or a folder on the node."""
+    """A file or folder on the node."""
 
     path: str
 
@@ -66,7 +66,7 @@ Source = Reference | Hub | Bucket | Local
 
 
 def parse_source_uri(text: str) -> Source:
-    """What the text names. Raises BadReferenceError."""
+    """Parse a weights source. Raises BadReferenceError."""
     scheme, found, rest = text.partition("://")
     if len(text) > TEXT_CHARS_MAX or not text.isprintable():
         raise build_reference_error(text, f"expected at most {TEXT_CHARS_MAX} characters that can be shown")

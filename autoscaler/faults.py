@@ -1,6 +1,6 @@
-"""Exceptions as values: what computing something returned, or its exception, in one line for people. Pure.
+"""Exceptions as values: call a function, return its result or its exception, and describe it in one line. Pure.
 
-MemoryError is never contained, and neither are cancellation and the other exceptions that are no Exception.
+MemoryError, cancellation and other exceptions that are not an `Exception` always propagate.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 REASON_MAX: Final = 300
-"""Characters of the message of an exception."""
+"""Maximum length of an exception's message, in characters."""
 
 T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """What `attempt` returns instead of a result."""
+    """Returned by `attempt` in place of a result."""
 
     error: Exception
 
 
 def attempt(compute: Callable[[], T]) -> T | Failure:
-    """What `compute` returns, or its exception. MemoryError passes through, and so does cancellation."""
+    """Return the result of `compute`, or its exception as a Failure. MemoryError and cancellation propagate."""
     try:
         return compute()
-    except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+    except Exception as error:  # noqa: BLE001 - any exception is contained
         reraise_memory_error(error)
         return Failure(error)
 
 
 def reraise_memory_error(error: Exception) -> None:
-    """Raises `error` again if it is a MemoryError or a group with one, which is not contained."""
+    """Re-raise `error` if it is a MemoryError or a group that contains one."""
     if isinstance(error, MemoryError) or (isinstance(error, ExceptionGroup) and error.subgroup(MemoryError)):
         raise error
 
 
 def can_complete(compute: Callable[[], object]) -> bool:
-    """Whether `compute` raises nothing."""
+    """Whether `compute` returns without an exception."""
     return not isinstance(attempt(compute), Failure)
 
 
 def describe_error(error: BaseException) -> str:
-    """The exception in one line: its type, the function that raised it, and its message. Of a group: its first."""
+    """One line with the type, the raising function and the message; for a group, of its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     trace = error.__traceback__

@@ -1,7 +1,4 @@
-"""Numbers as people read them in reasons: durations, sizes, counts of Calls; and others' text as part of a message.
-
-Owns these forms and nothing else.
-"""
+"""Formats durations, sizes and counts for messages, and sanitizes text from other systems before it is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 LINE_CHARACTERS_MAX = 1_000
-"""Of a message with others' text in it."""
+"""Maximum length of foreign text in a message, in characters."""
 
 _GROUPS = r"[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,6}"
 _ADDRESS = re.compile(
@@ -24,18 +21,18 @@ _ADDRESS = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _VALID_FOR = re.compile(r"(?<=certificate is valid for )[^\s,]+(?:, (?:not )?[^\s,]+)*")
-"""Hosts that a certificate names, and the one that it does not."""
+"""The host names in a TLS error: those that the certificate is valid for, and the one that it is not."""
 _HOST = re.compile(r"(?<![\w.*-])[\w*-]+(?:\.[\w-]+)+")
-"""None of these takes longer than by the length of a text, whatever is in it."""
+"""A host name. All of these patterns match in time linear in the length of the text, whatever it contains."""
 
 
 def format_rfc3339(unix_s: float) -> str:
-    """A time as API servers write it (RFC 3339), in whole seconds; such texts sort by time."""
+    """Format a Unix time as an API server does (RFC 3339, UTC, whole seconds). The strings sort by time."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def format_duration(duration_s: float) -> str:
-    """0.42 -> `0.4 s`, 12.3 -> `12 s`, 200 -> `3 min 20 s`, 7300 -> `2 h 1 min`."""
+    """Format a duration: 0.42 -> `0.4 s`, 12.3 -> `12 s`, 200 -> `3 min 20 s`, 7300 -> `2 h 1 min`."""
     if duration_s < 10:
         return f"{max(0.0, duration_s):.1f}".removesuffix(".0") + " s"
     whole = round(duration_s)
@@ -47,7 +44,7 @@ def format_duration(duration_s: float) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """20 x 2^30 -> `20Gi`, rounded to a tenth."""
+    """Format a size, rounded to a tenth: 20 x 2^30 -> `20Gi`."""
     for suffix, unit in (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.1f}".removesuffix(".0") + suffix
@@ -55,26 +52,26 @@ def format_size(size_bytes: int) -> str:
 
 
 def redact_addresses(text: str) -> str:
-    """What others say, with `(address)` in the place of each URL, IP address, host with a port, and host that a lookup
-    did not find or a certificate is not for.
+    """Replace each address in foreign text with `(address)`: URLs, IP addresses, hosts with a port, and the hosts named
+    in errors of DNS lookups and certificates.
     """
     named = _VALID_FOR.sub(lambda found: _HOST.sub("(address)", found[0]), text)
     return _ADDRESS.sub("(address)", named)
 
 
 def one_line(text: str, characters_max: int = LINE_CHARACTERS_MAX) -> str:
-    """Others' text for a message: without control characters, in one line, cut where it is longer."""
+    """Return foreign text as one line without control characters, truncated to `characters_max`."""
     cut = text if len(text) <= characters_max else f"{text[:characters_max]}..."
     return " ".join("".join(letter if letter.isprintable() else " " for letter in cut).split())
 
 
 def format_count(count: int, noun: str) -> str:
-    """`1 model`, `2 models`."""
+    """Format a count with its noun: `1 model`, `2 models`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_tenants(names: Iterable[str]) -> str:
-    """`tenant acme`, `tenants acme, lab and 3 more`."""
+    """Format a list of tenants: `tenant acme`, `tenants acme, lab and 3 more`."""
     ordered = sorted(names)
     if len(ordered) == 1:
         return f"tenant {ordered[0]}"

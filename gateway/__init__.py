@@ -1,3 +1,3 @@
-"""The data plane: N equal processes that hold Calls, hand them to Replicas and relay the answers."""
+"""The data plane: N equal processes that queue requests, dispatch them to replicas and relay the responses."""
 
 PILOTLIGHT = True

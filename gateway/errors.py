@@ -1,7 +1,7 @@
-"""The error taxonomy of the inference port and its one rendering (interfaces, section 3, Errors).
+"""The error taxonomy of the inference port and its rendering (interfaces, section 3, Errors).
 
-Owns every status, type, code and safe message that a client can get from us, as JSON, as an in-stream event, or both
-dialects of them. Messages never echo input and never hold an address. A code that is not here cannot be answered.
+Defines every status, type, code and message that a client can get from the gateway, rendered as JSON or as an in-stream
+event, in the OpenAI or the Anthropic format. Messages never echo input and never contain an address.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 import msgspec
 
 MAX_RETRY_AFTER_S = 120.0
-"""SDKs give up on anything longer."""
+"""SDKs give up on longer values."""
 
 
 class CallError(Exception):
-    """One clear error for one Call. `retry_after_s` is set on every 429 and 503, `allow` (methods) on every 405.
-    `close` ends the connection.
+    """The error response of one request. `close` ends the connection.
+    `retry_after_s` is set on every 429 and 503, `allow` (methods) on every 405.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ _REASONS = {
 
 
 def invalid_request(message: str, *, param: str | None = None, close: bool = False) -> CallError:
-    """400: what the client sent cannot be a Call."""
+    """400: the client's request is invalid."""
     return CallError(400, "invalid_request", message, param=param, close=close)
 
 
@@ -112,7 +112,7 @@ def origin_not_allowed() -> CallError:
 
 
 def misdirected_request() -> CallError:
-    """421: anybody could have registered the name in Host (RFC 9110, 15.5.20)."""
+    """421: anyone could have registered the name in Host (RFC 9110, 15.5.20)."""
     return CallError(
         421,
         "misdirected_request",
@@ -122,7 +122,7 @@ def misdirected_request() -> CallError:
 
 
 def model_not_found() -> CallError:
-    """404, the same for a Model that does not exist and one this Tenant may not call."""
+    """404, the same for a model that does not exist and one that this tenant may not call."""
     return CallError(
         404,
         "model_not_found",
@@ -132,43 +132,43 @@ def model_not_found() -> CallError:
 
 
 def path_not_found() -> CallError:
-    """404 for every path that is not an inference path."""
+    """404 for every unknown path."""
     return CallError(404, "not_found", "no such path on the inference port")
 
 
 def method_not_allowed(allow: bytes) -> CallError:
-    """405: the path is one, but not with this method (RFC 9110, 15.5.6). `allow`: those that it takes."""
+    """405: the path exists, but not with this method (RFC 9110, 15.5.6). `allow`: the allowed methods."""
     message = f"this path does not take this method; it takes {allow.decode()}"
     return CallError(405, "method_not_allowed", message, allow=allow)
 
 
 def too_many_chunks() -> CallError:
-    """400: a body in thousands of tiny chunks."""
+    """400: the body has thousands of tiny chunks."""
     return invalid_request("the body comes in too many small chunks; send larger ones", close=True)
 
 
 def pipelining_limit_exceeded() -> CallError:
-    """400: bytes of later requests come before the answer, too many of them; nothing after it can be read."""
+    """400: too many bytes of later requests arrived before the response; nothing after them can be read."""
     return invalid_request("too much was sent ahead of the answer", close=True)
 
 
 def unsupported_dialect() -> CallError:
-    """400: the Model's engine does not have this path."""
+    """400: the model's engine does not support this API endpoint."""
     return invalid_request("this model does not speak the dialect of this path", param="model")
 
 
 def request_timeout() -> CallError:
-    """408: the request itself came too slowly."""
+    """408: the request arrived too slowly."""
     return CallError(408, "request_timeout", "the request did not arrive in time", close=True)
 
 
 def too_large(limit_bytes: int) -> CallError:
-    """413: the body is over the limit."""
+    """413: the body exceeds the limit."""
     return CallError(413, "too_large", f"the body is larger than {limit_bytes} bytes", close=True)
 
 
 def unsupported_media_type() -> CallError:
-    """415: neither JSON nor (where it may be) multipart, or an encoded body."""
+    """415: neither JSON nor (where allowed) multipart, or an encoded body."""
     return CallError(
         415,
         "unsupported_media_type",
@@ -177,57 +177,57 @@ def unsupported_media_type() -> CallError:
 
 
 def header_too_large() -> CallError:
-    """431: the head is over the limit."""
+    """431: the request head exceeds the limit."""
     return CallError(431, "header_too_large", "the request head is too large", close=True)
 
 
 def queue_full(retry_after_s: float) -> CallError:
-    """429: the Model's queue in this gateway is full."""
+    """429: the model's queue in this gateway is full."""
     return CallError(429, "queue_full", "too many calls are waiting for this model", retry_after_s=retry_after_s)
 
 
 def model_starting(expected_wait_s: float | None, retry_after_s: float) -> CallError:
-    """503: the Model is cold and the deadline is reached, or shorter than the estimate."""
+    """503: the model is cold, and the deadline has passed or comes before the estimated start."""
     about = "" if expected_wait_s is None else f", ready in about {math.ceil(expected_wait_s)} s"
     return CallError(503, "model_starting", f"the model is starting{about}", retry_after_s=retry_after_s)
 
 
 def deadline_reached(retry_after_s: float) -> CallError:
-    """503: the Model is warm but the Call waited until its deadline."""
+    """503: the model is warm, but the request was queued until its deadline."""
     return CallError(
         503, "overloaded", "no slot came free before the deadline of this call", retry_after_s=retry_after_s
     )
 
 
 def service_unavailable(code: str, message: str, retry_after_s: float) -> CallError:
-    """503 with a code that the autoscaler gave: model_start_failed, model_faulty, no_capacity, overloaded."""
-    faulty = code == "model_faulty"  # the same request may be what the fault depends on
+    """503 with a code from the autoscaler: model_start_failed, model_faulty, no_capacity, overloaded."""
+    faulty = code == "model_faulty"  # the fault may depend on this very request
     return CallError(503, code, message, retry_after_s=retry_after_s, should_retry=False if faulty else None)
 
 
 def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
-    """503: the Model waits for more capacity, which comes after the deadline."""
+    """503: the model waits for more capacity, which arrives after the deadline."""
     message = f"more capacity for the model is on its way: in about {math.ceil(wait_s)} s"
     return CallError(503, "no_capacity", message, retry_after_s=retry_after_s)
 
 
 def gateway_starting() -> CallError:
-    """503: this gateway has just started and knows neither Models nor Tenants yet."""
+    """503: this gateway has just started and has no catalogue yet."""
     return CallError(503, "overloaded", "the gateway has just started; try again", retry_after_s=1.0)
 
 
 def out_of_memory() -> CallError:
-    """503: this gateway's memory runs short, so it takes no new Call (or none that would have to wait for a start)."""
+    """503: this gateway is short of memory and accepts no request (or none that waits for a start)."""
     return CallError(503, "overloaded", "the gateway is short of memory; try again", retry_after_s=2.0)
 
 
 def shutting_down() -> CallError:
-    """503: this gateway is stopping and the Call was still parked."""
+    """503: this gateway is stopping and the request was still queued."""
     return CallError(503, "shutting_down", "the gateway is stopping; try again", retry_after_s=1.0)
 
 
 def upstream_error() -> CallError:
-    """502: the engine broke before the first byte, and the second try too; or it broke inside a stream."""
+    """502: the engine failed before the first byte, also on the retry; or it failed within a stream."""
     return CallError(502, "upstream_error", "the engine ended the response early")
 
 
@@ -237,21 +237,19 @@ def upstream_timeout() -> CallError:
 
 
 def render_error_body(error: CallError, dialect: str = "openai") -> bytes:
-    """The error as a JSON document. Anthropic clients get the same object with the outer `type` that they expect."""
+    """Render the error as a JSON document; Anthropic clients get the same object wrapped as they expect."""
     inner = {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
     return msgspec.json.encode({"type": "error", "error": inner} if dialect == "anthropic" else {"error": inner})
 
 
 def render_error_event(error: CallError, dialect: str = "openai") -> bytes:
-    """The error as one SSE event, for a stream whose head is out. Never followed by `[DONE]`."""
+    """Render the error as one SSE event, for a stream whose head has been sent. Never followed by `[DONE]`."""
     name = b"event: error\n" if dialect == "anthropic" else b""
     return name + b"data: " + render_error_body(error, dialect) + b"\n\n"
 
 
 def render_error_headers(error: CallError) -> list[tuple[bytes, bytes]]:
-    """What belongs to it beside the status: Retry-After (whole seconds, rounded up), retry-after-ms, x-should-retry;
-    Allow.
-    """
+    """Return its headers: Retry-After (whole seconds, rounded up), retry-after-ms, x-should-retry, Allow."""
     out: list[tuple[bytes, bytes]] = []
     if error.allow:
         out.append((b"allow", error.allow))
@@ -266,5 +264,5 @@ def render_error_headers(error: CallError) -> list[tuple[bytes, bytes]]:
 
 
 def reason_phrase(status: int) -> str:
-    """The reason phrase of a status we answer."""
+    """Return the reason phrase of a status that the gateway sends."""
     return _REASONS.get(status, "Error")

@@ -1,8 +1,9 @@
-"""One gateway: what its parts share, and the one place that performs what dispatch decides.
+"""One gateway: the state shared by its parts, and the single place that performs dispatch effects.
 
-Owns directory, dispatch, upstreams, telemetry, the client connections and the Calls that run. It has no global state:
-tests build as many as they like. Promises: Effects are performed in order; clocks cost one sweep for all and nothing
-per Call; `drain` refuses what is parked, lets what runs finish, and cuts it with one clear error after the grace.
+Contains the directory, dispatch, upstreams, telemetry, the client connections and the running requests. There is no
+global state: tests build as many gateways as they like. Effects are performed in order. One sweep serves all timeouts,
+so a request costs no timer. `drain` rejects queued requests, lets running ones finish, and ends the rest after the
+grace period with one clear error.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from gateway.telemetry import Telemetry
 from gateway.upstream.pool import Upstreams
 
 SWEEP_S = 0.05
-"""While Calls are here: how late a deadline may be noticed."""
+"""Sweep interval while requests are present: the maximum delay in noticing a deadline."""
 IDLE_SWEEP_S = 0.5
-"""While none is."""
+"""Sweep interval without requests."""
 GIVE_BACK_BYTES = 4 << 20
-"""Of bodies in one turn of the loop: half a millisecond."""
+"""Bytes of bodies freed per event loop iteration: half a millisecond."""
 CONNECTION_BYTES, CALL_BYTES = 32 << 10, 16 << 10
-"""What is counted for each: a client over TLS with its buffers, and a Call with its engine's connection."""
+"""Accounted memory per client connection (over TLS, with buffers) and per request (with its engine connection)."""
 PARKED_SHARE = 0.5
-"""Of the room for bodies as much again for small ones that wait."""
+"""Additional share of the body budget for small bodies of queued requests."""
 CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 
 _DEFAULT_LIMITS = Limits()
 
 
 class Gateway:
-    """A gateway without its sockets. `boot` differs at every start; `clock` gives monotonic seconds.
+    """A gateway without its sockets. `boot` differs at every start; `clock` returns monotonic seconds.
 
-    `engine_tls` says, at every new connection, how engines that speak TLS are verified.
+    `engine_tls` is called for every new connection and returns the TLS context that verifies engines.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Gateway:
         self.body_bytes_max = max(0, min(limits.body_bytes_max, self.room.large_bytes - TLS_BYTES))
         self.directory = Directory()
         self.host_check: HostCheck | None = None
-        """Applies to every request; None where the listener is not on loopback, or keys are needed."""
+        """Applies to every request; None if the listener is not on loopback, or API keys are required."""
         self._on_loopback = False
         self.dispatch = Dispatch(gateway, boot)
         self.dispatch.parked.bytes_max = int(self.room.size_bytes * PARKED_SHARE)
@@ -94,23 +95,23 @@ class Gateway:
         self._swept_calls_s = self._swept_connections_s = self._swept_pools_s = 0.0
         self._heard_s: float | None = None
         self.informed = asyncio.Event()
-        """Catalogue and Routes have been heard: what is asked for can be judged."""
+        """Set once catalogue and Routes have arrived, so that requests can be judged."""
         self._awake = asyncio.Event()
-        """A Call is here."""
+        """Set while there is a request."""
         self._quiet = asyncio.Event()
-        """While draining: something has ended."""
+        """While draining: set when a request or connection has ended."""
 
-    # --- for sync (its Follower) -------------------------------------------------------------------------------------
+    # --- Follower, for sync ------------------------------------------------------------------------------------------
 
     def catalogue(self, delta: CatalogueDelta) -> None:
-        """Takes a change of the catalogue."""
+        """Apply a change of the catalogue."""
         self.directory.apply(delta)
         self._renew_host_check()
         self.perform(self.dispatch.catalogue(delta, self.clock()))
         self._note_informed()
 
     def routes(self, delta: RoutesDelta) -> None:
-        """Takes a change of Routes."""
+        """Apply a change of Routes."""
         self._heard_s = self.clock()
         self.perform(self.dispatch.routes(delta, self._heard_s))
         self._note_informed()
@@ -120,40 +121,40 @@ class Gateway:
             self.informed.set()
 
     def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
-        """Takes what was kept by an earlier process, as if it had been heard just too long ago."""
+        """Apply the snapshot of an earlier process, as if it had arrived just too long ago (silent leader)."""
         self.catalogue(catalogue)
         self._heard_s = self.clock() - LEADER_SILENT_S
         self.perform(self.dispatch.routes(routes, self._heard_s))
         self._note_informed()
 
     def report(self) -> Report:
-        """The levels as they are now."""
+        """Return the current levels."""
         return self.dispatch.report(self.clock())
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
-        """An autoscaler has taken the report of that sequence."""
+        """Handle an autoscaler's answer to the report of that sequence."""
         self.dispatch.answered(sequence, answer)
 
     def busy(self) -> bool:
-        """Whether anything waits, here or elsewhere."""
+        """Return whether anything waits, here or in another gateway."""
         return self.dispatch.busy()
 
     # --- for the operations port -------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """It can serve: it has catalogue and Routes and does not stop."""
+        """Whether it can serve: it has catalogue and Routes and is not stopping."""
         return self.informed.is_set() and not self.closing
 
     def metrics(self) -> bytes:
-        """Prometheus text."""
+        """Return the metrics as Prometheus text."""
         age_s = None if self._heard_s is None else self.clock() - self._heard_s
         return self.telemetry.text(self.dispatch.counts(), age_s)
 
     # --- for connections and exchanges -------------------------------------------------------------------------------
 
     def listens_at(self, socket_address: object) -> None:
-        """Takes the listener's address (`getsockname`), before the first client connects."""
+        """Set the listener's address (`getsockname`), before the first client connects."""
         self._on_loopback = is_on_loopback(socket_address)
         self._renew_host_check()
 
@@ -164,29 +165,29 @@ class Gateway:
         self.host_check = HostCheck(settings.hosts, settings.cors_origins) if applies else None
 
     def connection(self) -> Connection:
-        """The protocol factory of the inference port."""
+        """Build a protocol (the factory of the inference port)."""
         return Connection(self)
 
     def make_id(self) -> str:
-        """A request id of our own."""
+        """Create a request id."""
         self._ids += 1
-        return self._id_prefix + hex(self._ids)[2:]  # noqa: FURB116  compiled, it takes a third of a format's time
+        return self._id_prefix + hex(self._ids)[2:]  # noqa: FURB116  compiled, a third of the time of a format
 
     def tenant(self, head: Head) -> TenantEntry:
-        """Whose request it is. Raises CallError 401; 503 while nobody has told who there is."""
+        """Return the tenant of a request. Raises CallError 401; 503 while the catalogue has not arrived."""
         if not self.directory.known:
             raise errors.gateway_starting()
         return self.directory.authenticate(get_call_headers(head).key_sha256, time.time())
 
     def begin(self, exchange: ProxiedCall, now_s: float) -> None:
-        """A Call arrives."""
+        """Register a new request."""
         self._exchanges.add(exchange)
         if len(self._exchanges) == 1:
             self._awake.set()
         self.perform(self.dispatch.arrive(exchange, now_s))
 
     def end(self, exchange: ProxiedCall, outcome: Outcome, now_s: float) -> None:
-        """A Call has its Outcome."""
+        """Handle the outcome of a request."""
         self._exchanges.discard(exchange)
         if self.closing:
             self._quiet.set()
@@ -195,25 +196,25 @@ class Gateway:
             self.perform(effects)
 
     def opened(self, connection: Connection) -> bool:
-        """A client connects; False when its address has too many connections."""
+        """Register a client connection; False if its address has too many."""
         self._connections.add(connection)
         return self.count(connection.address)
 
     def closed(self, connection: Connection) -> None:
-        """A client connection is gone."""
+        """Remove a client connection."""
         self._connections.discard(connection)
         self.discount(connection.address)
         if self.closing:
             self._quiet.set()
 
     def count(self, address: str) -> bool:
-        """One connection more from an address; False when they are too many."""
+        """Count one more connection of an address; False if there are too many."""
         number = self._addresses.get(address, 0) + 1
         self._addresses[address] = number
         return number <= self.limits.connections_per_address_max
 
     def discount(self, address: str) -> None:
-        """One connection less from an address."""
+        """Count one connection less of an address."""
         number = self._addresses[address] - 1
         if number:
             self._addresses[address] = number
@@ -221,7 +222,7 @@ class Gateway:
             del self._addresses[address]
 
     def discard(self, body: Body | None) -> None:
-        """A body is of no use any more. A large one's memory goes back in many turns of the loop, for it takes long."""
+        """Free a body that is no longer needed; a large one over many loop iterations, because that takes long."""
         if isinstance(body, ChunkedBody):
             if not self._waste:
                 asyncio.get_running_loop().call_soon(self._give_back)
@@ -240,7 +241,7 @@ class Gateway:
             asyncio.get_running_loop().call_soon(self._give_back)
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """Does what dispatch decided, in order."""
+        """Perform dispatch effects in order."""
         for effect in effects:
             if isinstance(effect, ReportNow):
                 self.on_report()
@@ -253,10 +254,10 @@ class Gateway:
             else:
                 call.refused(effect.error)
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keeps all clocks until cancelled."""
+        """Check all timeouts until canceled."""
         while True:
             self.sweep(self.clock())
             if self._exchanges:
@@ -270,7 +271,7 @@ class Gateway:
                 pass
 
     def sweep(self, now_s: float) -> None:
-        """Looks at every clock that may have run out."""
+        """Check every timeout that may have expired."""
         due_s = self.dispatch.next_s()
         if due_s is not None and due_s <= now_s:
             self.perform(self.dispatch.tick(now_s))
@@ -290,13 +291,13 @@ class Gateway:
         self.telemetry.flush()
 
     def _weigh(self) -> None:
-        """Looks at our own memory."""
+        """Update the memory pressure."""
         bodies = self.room.held_bytes + self.dispatch.parked.bytes + sum(one.backlog() for one in self._connections)
         counted = 2 * (bodies + len(self._exchanges) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
         self.dispatch.pressure = self._scale.weigh(self.clock(), counted, self.dispatch.pressure)
 
     async def drain(self, grace_s: float) -> None:
-        """Parked Calls are refused, running ones finish or are cut after `grace_s`. Close the listener before."""
+        """Reject queued requests; let running ones finish, or end them after `grace_s`. Close the listener first."""
         self.closing = True
         self.perform(self.dispatch.shutdown(self.clock()))
         for connection in tuple(self._connections):
@@ -316,4 +317,4 @@ class Gateway:
 
 
 def _nobody_listens() -> None:
-    """Until sync is there."""
+    """Do nothing until sync sets its callback."""

@@ -1,4 +1,4 @@
-"""A gateway's own operations port (interfaces, section 4): it lives, it can serve, its metrics. Only reads."""
+"""A gateway's operations port (interfaces, section 4): liveness, readiness and metrics. Read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_ops_application(front: Gateway) -> web.Application:
-    """GET /healthz, /readyz and /metrics, for a TCP port or a Unix socket."""
+    """Build GET /healthz, /readyz and /metrics, for a TCP port or a Unix socket."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -1,8 +1,8 @@
-"""What a gateway tells about itself: metrics (interfaces, section 5) and one event per Call. Redaction lives here.
+"""Telemetry of a gateway: metrics (interfaces, section 5) and one event per request. Redaction is done here.
 
-Owns every line that a gateway writes about Calls. Promises: only ids, names of documents, codes and numbers are told,
-never a prompt, a key or an address; telling costs a few additions per Call; a pipe or terminal that takes no lines
-costs counted drops, never a wait; above SERIES_MAX series a Tenant is told as `other`.
+All output of a gateway about requests is written here. It contains only ids, document names, codes and numbers, never a
+prompt, a key or an address. Recording costs a few additions per request. A pipe or terminal that accepts no lines leads
+to counted drops and never blocks. Above SERIES_MAX series, further tenants are reported as `other`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gateway.http.json_types import Ended, TurnedAway
 
 SERIES_MAX = 20_000
 EVENTS_MAX = 20_000
-"""Lines that wait for the sink; more are dropped and counted."""
+"""Maximum number of buffered lines; more are dropped and counted."""
 WRITE_BYTES = 4096
-"""PIPE_BUF: what a pipe that is ready takes without blocking."""
+"""PIPE_BUF: a ready pipe accepts this much without blocking."""
 WRITES_PER_FLUSH_MAX = 2_000
 
 BOUNDS_S = (
@@ -52,7 +52,7 @@ OVERHEAD_BOUNDS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0
 
 
 TIMES_SERIES = 2 * (len(BOUNDS_S) + 3)
-"""Of one Model's Calls that were warm, or cold: two histograms, each with its buckets, `+Inf`, count and sum."""
+"""Series of one model's warm or cold requests: two histograms, each with its buckets, `+Inf`, count and sum."""
 
 
 class Histogram:
@@ -66,12 +66,12 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        """One observation."""
+        """Record one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Return cumulative counts in Prometheus format."""
         total, out = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -80,7 +80,7 @@ class Histogram:
 
 
 class ModelSeries:
-    """Times of one Model's Calls that were warm, or cold."""
+    """Times of one model's warm or cold requests."""
 
     __slots__ = ("first_byte", "queue")
 
@@ -90,7 +90,7 @@ class ModelSeries:
 
 
 class End:
-    """How many Calls ended in one way."""
+    """Number of requests with one outcome and code."""
 
     __slots__ = ("count", "outcome")
 
@@ -100,18 +100,18 @@ class End:
 
 
 class PairSeries:
-    """Counts of one (Model, Tenant)."""
+    """Counters of one (model, tenant) pair."""
 
     __slots__ = ("ends", "tokens_in", "tokens_out")
 
     def __init__(self) -> None:
         self.ends: dict[str, End] = {}
-        """By code, which implies the Outcome."""
+        """By code, which implies the outcome."""
         self.tokens_in = 0
         self.tokens_out = 0
 
     def end(self, outcome: Outcome, code: str) -> End:
-        """The count of those that ended so."""
+        """Return the counter of an outcome and code."""
         end = self.ends.get(code)
         if end is None:
             end = self.ends[code] = End(outcome)
@@ -119,7 +119,7 @@ class PairSeries:
 
 
 class Cell:
-    """Where the Calls of one Model and Tenant count that were cold, or warm, and ended in one way."""
+    """The counters of one combination of model, tenant, cold or warm, and code."""
 
     __slots__ = ("end", "pair", "times")
 
@@ -133,11 +133,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Telemetry:
-    """The counters of one gateway. `events_fd`: where events go, one line each; None: nowhere."""
+    """The counters of one gateway. `events_fd`: file descriptor for events, one line each; None to discard them."""
 
     def __init__(self, events_fd: int | None = None) -> None:
         self._cells: dict[tuple[str, str, bool, str], Cell] = {}
-        """Where each kind of end is counted, so that a Call needs one look-up; as many as there are series."""
+        """Cache, so that a request needs one lookup; bounded by the number of series."""
         self._models: dict[tuple[str, bool], ModelSeries] = {}
         self._pairs: dict[tuple[str, str], PairSeries] = {}
         self._retries: dict[tuple[str, str], int] = {}
@@ -150,7 +150,7 @@ class Telemetry:
         self._series_folded = 0
 
     def ended(self, call: Call, outcome: Outcome, code: str, now_s: float, start_s: float) -> None:
-        """A Call has its Outcome. `start_s`: what the start that it waited for took, where it did."""
+        """Record the outcome of a request. `start_s`: duration of the start that it waited for, if any."""
         arrived_s, granted_s, first_byte_s = call.arrived_s, call.granted_s, call.first_byte_s
         queued_s = (now_s if granted_s is None else granted_s) - arrived_s
         waited_s = first_byte_s - arrived_s if first_byte_s else 0.0
@@ -173,20 +173,20 @@ class Telemetry:
             )  # fmt: skip
 
     def turned_away(self, request_id: str, code: str) -> None:
-        """A request that did not become a Call."""
+        """Record a request that was rejected before admission."""
         pair = self._pairs.get(("", "")) or self._new_pair("", "")
         pair.end(Outcome.FAILED, code).count += 1
         if self._events_fd is not None:
             self._tell(TurnedAway(request_id, code))
 
     def retried(self, model: str, reason: str) -> None:
-        """A Call went back because an engine failed before the commit point."""
+        """Record a request that returned to dispatch because an engine failed before the commit point."""
         self._retries[model, reason] = self._retries.get((model, reason), 0) + 1
 
     def flush(self) -> None:
-        """Writes what the sink takes now. To be called often; never blocks on a pipe or a terminal.
+        """Write what the sink accepts now. Call it often; it never blocks on a pipe or a terminal.
 
-        A file always says that it is ready (poll(2)): there a write takes as long as the page cache makes it wait.
+        A file is always ready according to poll(2): a write to it takes as long as the page cache needs.
         """
         fd, events = self._events_fd, self._events
         if fd is None or not (events or self._pending):
@@ -201,12 +201,12 @@ class Telemetry:
             self._pending = block
             try:
                 self._pending = block[os.write(fd, block) :]
-            except OSError:  # nobody reads any more, or the disk is full
+            except OSError:  # the reader is gone, or the disk is full
                 self._pending = b""
                 self._dropped += block.count(b"\n")
 
     def text(self, levels: Iterable[tuple[str, int, int]], routes_age_s: float | None) -> bytes:
-        """Everything as Prometheus text. `levels`: (Model, waiting, running)."""
+        """Return all metrics as Prometheus text. `levels`: (model, waiting, running)."""
         registry = CollectorRegistry()
         registry.register(_Snapshot([*self._counters(), *self._times(), *_gauges(levels, routes_age_s)]))
         return generate_latest(registry)
@@ -218,7 +218,7 @@ class Telemetry:
             self._events.append(_encode(event))
 
     def _block(self) -> bytes:
-        """Whole lines, up to WRITE_BYTES."""
+        """Return whole lines, up to WRITE_BYTES."""
         events, size, count = self._events, 0, 0
         for event in events:
             size += len(event) + 1
@@ -240,7 +240,7 @@ class Telemetry:
         return cell
 
     def _new_pair(self, model: str, tenant: str) -> PairSeries:
-        if len(self._pairs) >= SERIES_MAX // 8:  # a pair has two series of tokens and one for each way to end
+        if len(self._pairs) >= SERIES_MAX // 8:  # a pair has two token series and one per code
             self._series_folded += 1
             tenant = "other"
         return self._pairs.setdefault((model, tenant), PairSeries())
@@ -290,7 +290,7 @@ class Telemetry:
 
 
 class _Snapshot(Collector):
-    """What was collected, as the registry wants it."""
+    """Adapter: collected metrics as a Prometheus collector."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics

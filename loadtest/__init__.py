@@ -1,3 +1,3 @@
-"""Black-box load tests: they know only the inference port, and the operations port when told."""
+"""Black-box load tests. They use only the inference port and, if given, the operations port."""
 
 PILOTLIGHT = True

@@ -1,4 +1,4 @@
-"""`python -m loadtest`: the `load` commands by themselves, without the front door."""
+"""`python -m loadtest`: the `load` commands without the `pilotlight` command."""
 
 from loadtest.cli import load
 

@@ -1,9 +1,9 @@
-"""Reads one answer as a client does, without I/O: head, body bytes as they come, and the end; says whether it is whole.
+"""Parses one response as a client does and decides whether it is complete. Pure: no I/O.
 
-Owns what "whole" means. A stream is whole when its engine finished it (a finish reason), its dialect's last event came
-(`[DONE]`, or Anthropic's message_stop) and HTTP ended cleanly; or when an error event was the last word, however HTTP
-ended after it. A document is whole when HTTP ended cleanly and it is JSON, where JSON was promised.
-It must not judge more than one answer: that is `verdict.py`.
+A stream is complete if the engine finished it (a finish reason), the last event of its dialect arrived (`[DONE]`, or
+Anthropic's message_stop) and HTTP ended cleanly; or if an error event was last, however HTTP ended afterwards. A
+document is complete if HTTP ended cleanly and, if it was declared as JSON, it is valid JSON. `verdict.py` judges a
+whole run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from loadtest.result import COLD_PHASES, server_timing
 
 DOCUMENT_BYTES_MAX = 64 << 20
-"""Of one document or one event; a longer one is broken."""
+"""Limit of a document or an event; a longer one counts as broken."""
 _KEPT = (
     "server-timing",
     "x-pilotlight-",
@@ -31,7 +31,7 @@ class _Error(msgspec.Struct):
 
 
 class _Said(msgspec.Struct):
-    """A message, a delta or a content block, of any dialect."""
+    """A message, a delta or a content block of any dialect."""
 
     content: str | None = None
     text: str | None = None
@@ -58,7 +58,7 @@ _decoder = msgspec.json.Decoder(_Document)
 
 
 class AnswerReader:
-    """One answer in the making. Feed `head`, then `body` as bytes come, then `end` once; then read the fields."""
+    """One response. Call `head`, then `body` as bytes arrive, then `end` once; then read the fields."""
 
     def __init__(self, *, stream: bool = False) -> None:
         self.status = 0
@@ -78,23 +78,23 @@ class AnswerReader:
 
     @property
     def text(self) -> str:
-        """All that the model said."""
+        """The whole text that the model generated."""
         return "".join(self._words)
 
     @property
     def cold(self) -> bool:
-        """The server says that the Call waited for a start."""
+        """Whether the server reports that the request waited for a start."""
         return self.headers.get("x-pilotlight-cold") == "1" or not COLD_PHASES.isdisjoint(self.phases)
 
     def head(self, status: int, headers: dict[str, str]) -> None:
-        """The final head; names in lower case. Those that a load test cares for are kept."""
+        """Process the final response head; names are in lower case. Only headers relevant to a load test are kept."""
         self.status = status
         self.headers = {name: value for name, value in headers.items() if name.startswith(_KEPT)}
         self.phases = server_timing(headers.get("server-timing", ""))
         self._events = headers.get("content-type", "").startswith("text/event-stream")
 
     def body(self, data: bytes) -> None:
-        """Bytes of the body, unframed."""
+        """Process bytes of the body, without transfer encoding."""
         self.bytes += len(data)
         if self.broken:
             return
@@ -105,7 +105,7 @@ class AnswerReader:
             self._break("too long")
 
     def end(self, broken: str = "") -> None:
-        """HTTP has ended: cleanly, or by what `broken` says. After an error event the close is its confirmation."""
+        """Process the end of HTTP, clean or for the reason in `broken`. After an error event, closing is expected."""
         if broken and not (self._events and self.errors and not self._buffer):
             self._break(broken)
         elif self._events:
@@ -124,7 +124,7 @@ class AnswerReader:
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip())
-            elif line.startswith(b":") and b";dur=" in line:  # after an early head the timing comes as a comment
+            elif line.startswith(b":") and b";dur=" in line:  # after an early head the timing is in a comment
                 comment = line[1:].decode("latin-1").strip()
                 self.phases.update(server_timing(comment.partition(":")[2] or comment))
 
@@ -164,7 +164,7 @@ class AnswerReader:
         try:
             self._take(_decoder.decode(self._buffer))
         except msgspec.ValidationError:
-            return  # JSON of a form that is none of ours, such as embeddings with other members
+            return  # JSON of another form, such as embeddings with other members
         except msgspec.DecodeError:
             self._break("the document is not JSON")
 

@@ -1,7 +1,7 @@
-"""When Calls arrive: planned moments in seconds from the start of a run, ascending.
+"""Arrival times of requests in seconds from the start of a run, ascending. Pure.
 
-Owns the arrival processes. All are open loop: they do not know what became of earlier Calls. Pure; randomness is an
-argument, so the same seed is the same run.
+All arrival processes are open loop: they are independent of earlier requests' outcomes. Randomness is an argument, so
+the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 
 def constant_arrivals(rate_per_s: float, seconds: float) -> tuple[float, ...]:
-    """One every 1/rate seconds, the first at 0."""
+    """Return one arrival every 1/rate seconds, the first at 0."""
     return tuple(index / rate_per_s for index in range(math.ceil(rate_per_s * seconds)))
 
 
 def poisson_arrivals(rate_per_s: float, seconds: float, draw: Callable[[], float]) -> tuple[float, ...]:
-    """A Poisson process. `draw` gives uniform numbers of [0, 1), such as `random.Random(seed).random`."""
+    """Return a Poisson process. `draw` returns uniform numbers in [0, 1), such as `random.Random(seed).random`."""
     moments: list[float] = []
     at_s = -math.log(1.0 - draw()) / rate_per_s
     while at_s < seconds:
@@ -26,5 +26,5 @@ def poisson_arrivals(rate_per_s: float, seconds: float, draw: Callable[[], float
 
 
 def burst_arrivals(count: int, within_s: float) -> tuple[float, ...]:
-    """So many, evenly within so many seconds; all at once when that is 0."""
+    """Return `count` arrivals spread evenly over `within_s` seconds, all at once if that is 0."""
     return tuple(index * within_s / count for index in range(count))

@@ -1,9 +1,8 @@
 """The command line of load tests: `load coldstart` and `load run`.
 
-Owns options, progress and exit codes: 0 the verdict holds, 1 it does not or the run could not go on, 2 wrong usage, 130
-the run was interrupted and its verdict holds over what was sent.
-Figures go to stdout, progress to stderr: live on a terminal, plain lines elsewhere. It must not measure: that is
-`client.py`'s.
+Exit codes: 0 the verdict holds, 1 it does not or the run could not continue, 2 wrong usage, 130 the run was interrupted
+and its verdict holds for the requests sent. Results go to stdout, progress to stderr: live on a terminal, plain lines
+elsewhere. `client.py` does the measuring.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ PROMPT_BYTES_MAX = 64 << 20
 
 
 class Finite(click.FloatRange):
-    """A finite number in a range: click's own lets NaN through."""
+    """A finite number in a range; click's own type accepts NaN."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Raises click's usage error."""
+        """Return the number. Raises click's usage error."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)
@@ -70,7 +69,7 @@ def _url(_context: click.Context, _parameter: click.Parameter, value: str | None
 
 
 def _text(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """A name that JSON can hold."""
+    """Accept only names that can be encoded as JSON."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -83,14 +82,14 @@ def _texts(context: click.Context, parameter: click.Parameter, value: tuple[str,
 
 
 def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> Beginning:
-    """No version puts an engine to sleep yet."""
+    """Reject `asleep`: no version puts an engine to sleep yet."""
     if value == "asleep":
         raise click.UsageError("--from asleep: is not in force yet in this version")
     return cast("Beginning", value)
 
 
 def _page(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Known before the run: what cannot be written then costs nothing."""
+    """Check before the run that the report can be written, so that no run is wasted."""
     if value is None:
         return None
     if not os.path.isdir(value.parent):  # noqa: PTH112  Path's raises for a name that is too long
@@ -251,7 +250,7 @@ def run(
 
 
 def _write(page: Path, text: str) -> None:
-    """After the verdict is told. Raises click's error: the disk may be full by now."""
+    """Write the report after the verdict was printed. Raises click's error, for example for a full disk."""
     try:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -259,7 +258,7 @@ def _write(page: Path, text: str) -> None:
 
 
 def request_body(model: str, max_tokens: int, prompt_bytes: int, *, stream: bool) -> bytes:
-    """A chat completion's body whose prompt has so many bytes."""
+    """Return a chat completion's body with a prompt of `prompt_bytes` bytes."""
     prompt = ("wake up and say your sentence " * (prompt_bytes // 30 + 1))[:prompt_bytes]
     messages = [{"role": "user", "content": prompt}]
     return msgspec.json.encode({"model": model, "messages": messages, "max_tokens": max_tokens, "stream": stream})
@@ -277,13 +276,13 @@ def _key_from(name: str | None) -> str | None:
 
 
 def _raise_open_files() -> None:
-    """Every Call may have a connection."""
+    """Raise the limit of open files, since each request may need a connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
-    """Run with progress on stderr, until all is answered or it is interrupted."""
+    """Run with progress on stderr until all requests have ended or the run is interrupted."""
     _raise_open_files()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     not_completed = ended = 0

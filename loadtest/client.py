@@ -1,11 +1,11 @@
-"""The open-loop client: sends each Shot at its moment, whatever became of the others, and gives a Result for each.
+"""The open-loop client: sends each Shot at its planned time, independent of the others, and returns a Result for each.
 
-Owns connections, clocks and deadlines. It promises one Result per Shot, in the order of the Shots, and times that begin
-at the planned moment, by the system's clock (an event loop's own may be a millisecond old). One core carries thousands
-of connections: a Protocol around httptools, one departure at a time, no task per byte. A Call whose deadline passes is
-given up by closing its connection, as a client would; so are all that are under way when the run is told to stop.
-It must not retry: only a kept connection that closes without one byte is replaced, once, as HTTP clients do (RFC 9112,
-9.3.1), and the Result says so.
+Results are in the order of the Shots. Times are measured from the planned time with the system's clock (an event loop's
+clock may lag by a millisecond). One core handles thousands of connections: a Protocol on httptools, one task per
+request and none per chunk. A request is abandoned at its deadline by closing its connection, as a client would;
+stopping the run abandons all requests in flight. Requests are not retried, with one exception: if a reused connection
+closes before a response byte, the request is sent once on a new one, as HTTP clients do (RFC 9112, 9.3.1), and the
+Result records it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from loadtest.stopping import Stop
 
 CONNECT_AHEAD_AT_ONCE = 64
 SHOTS_MAX = 1_000_000
-"""Of one run: their Results are all kept for the report."""
+"""Maximum number of Shots in a run, whose Results are all kept for the report."""
 
 
 class LoadError(Exception):
-    """The run cannot go on; says what is wrong and what to do."""
+    """The run cannot continue; the message says why and what to do."""
 
 
 class Target(NamedTuple):
-    """Where Calls go: scheme and authority of a URL, and a path in front of /v1, if any."""
+    """The target of requests: scheme and authority of a URL, and the path before /v1, if any."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class Target(NamedTuple):
 
 
 def target_of(url: str) -> Target:
-    """Of `http(s)://host[:port][/prefix][/v1]`. Raises LoadError for anything else."""
+    """Parse `http(s)://host[:port][/prefix][/v1]`. Raises LoadError for anything else."""
     try:
         parts = urlsplit(url)
         port, host, prefix = parts.port, parts.hostname or "", parts.path.encode("ascii")
@@ -59,7 +59,7 @@ def target_of(url: str) -> Target:
 
 
 def request_bytes(target: Target, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> bytes:
-    """A whole HTTP/1.1 request."""
+    """Return a whole HTTP/1.1 request."""
     rows = [f"{method} {target.prefix}{path} HTTP/1.1", f"Host: {target.host}:{target.port}"]
     rows += [f"{name}: {value}" for name, value in headers]
     if body:
@@ -68,14 +68,14 @@ def request_bytes(target: Target, method: str, path: str, headers: Sequence[tupl
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection and, for a time, one exchange on it."""
+    """One connection with at most one exchange at a time."""
 
     _transport: asyncio.Transport
 
     def __init__(self) -> None:
         self.open = False
         self.used = False
-        """It has carried a whole answer before."""
+        """Whether it has carried a complete response before."""
         self.answer = AnswerReader()
         self.first_byte_s: float | None = None
         self.last_byte_s: float | None = None
@@ -86,11 +86,11 @@ class ClientConnection(asyncio.Protocol):
         self._framed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
-        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is one by form only
+        """Store the transport of the new connection."""
+        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is one by structure only
 
     def begin(self, request: bytes, *, stream: bool) -> asyncio.Future[None]:
-        """Send a request; the future is done when its answer has ended, well or badly."""
+        """Send a request; the future completes when its response has ended, successfully or not."""
         self.answer, self._done = AnswerReader(stream=stream), asyncio.get_running_loop().create_future()
         self.first_byte_s = self.last_byte_s = None
         self.reusable = False
@@ -99,12 +99,12 @@ class ClientConnection(asyncio.Protocol):
         return self._done
 
     def close(self) -> None:
-        """At once, as a client that leaves."""
+        """Abort the connection, as a client that disconnects."""
         self.open = False
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the answer; on a connection without an exchange they are out of place."""
+        """Parse response bytes; bytes outside of an exchange are an error."""
         if self._done is None or self._done.done():
             self.close()
             return
@@ -115,37 +115,37 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Closed by the server, or broken."""
+        """Handle a connection that the server closed or reset."""
         self.open = False
         if error is None and self.answer.status and not self._framed:
-            self._finish("")  # neither length nor chunks: the end of the connection is the end of the body
+            self._finish("")  # neither length nor chunked: the end of the connection is the end of the body
         else:
             self._finish("the connection was " + ("closed" if error is None else "reset"))
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start a new response head."""
         self._head = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header of the head."""
+        """Record one header."""
         self._head[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Interim heads are not the answer."""
+        """Process the final head; interim heads are ignored."""
         status = self._parser.get_status_code()
         if status >= 200:
             self._framed = "content-length" in self._head or "transfer-encoding" in self._head
             self.answer.head(status, self._head)
 
     def on_body(self, data: bytes) -> None:
-        """Bytes of the body, unframed."""
+        """Process bytes of the body, without transfer encoding."""
         self.last_byte_s = time.monotonic()
         if self.first_byte_s is None:
             self.first_byte_s = self.last_byte_s
         self.answer.body(data)
 
     def on_message_complete(self) -> None:
-        """A whole response, or an interim one."""
+        """Finish the response, unless it is an interim one."""
         if self.answer.status:
             self.last_byte_s = time.monotonic()
             self.reusable = self._parser.should_keep_alive()
@@ -158,13 +158,13 @@ class ClientConnection(asyncio.Protocol):
 
 
 class Client:
-    """Sends Shots to one target. `reuse`: a connection whose answer was whole is used again."""
+    """Sends Shots to one target. `reuse`: connections are reused after a complete response."""
 
     def __init__(
         self, url: str, *, reuse: bool = False, headers: Sequence[tuple[str, str]] = (), stop: Stop | None = None
     ) -> None:
         self.stop = Stop() if stop is None else stop
-        """Told to stop, it sends nothing more and gives up what is under way."""
+        """When it is set, nothing more is sent and requests in flight are abandoned."""
         self._target = target_of(url)
         self._reuse = reuse
         self._headers = tuple(headers)
@@ -173,13 +173,13 @@ class Client:
         self._tls = ssl.create_default_context() if self._target.tls else None
 
     async def open(self, count: int) -> None:
-        """Open so many connections before the run, so that connecting is no part of it."""
+        """Open `count` connections before the run, so that connecting is not measured."""
         for first in range(0, count, CONNECT_AHEAD_AT_ONCE):
             more = range(first, min(count, first + CONNECT_AHEAD_AT_ONCE))
             self._idle += await asyncio.gather(*(self._connect() for _ in more))
 
     async def run(self, shots: Sequence[Shot], on_result: Callable[[Result], None] | None = None) -> list[Result]:
-        """Send all, each at its moment from now; returns when each that was sent has its Result."""
+        """Send each Shot at its time from now; return when all requests sent have a Result."""
         if len(shots) > SHOTS_MAX:
             raise LoadError(f"{len(shots)} calls are more than {SHOTS_MAX}; run in parts")
         began_s = time.monotonic()
@@ -206,7 +206,7 @@ class Client:
         return [result for result in results if result is not None]
 
     async def send(self, shot: Shot, planned_s: float | None = None) -> Result:
-        """One Shot now; its times count from `planned_s` (monotonic). LoadError when this machine is at its limit."""
+        """Send one Shot now; times count from `planned_s` (monotonic). Raises LoadError at a limit of this machine."""
         fired_s = time.monotonic()
         planned_s = fired_s if planned_s is None else planned_s
         seen = _Seen(planned_s, fired_s - planned_s)
@@ -226,7 +226,7 @@ class Client:
         return seen.result(shot)
 
     async def _until(self, moment_s: float) -> bool:
-        """Sleep until then (a loop's timer may fire a little early); False: told to stop."""
+        """Sleep until then (an event loop's timer may fire slightly early); return False if stopped."""
         while not self.stop.told and (wait_s := moment_s - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with self.stop.within(None):
@@ -234,7 +234,7 @@ class Client:
         return not self.stop.told
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -260,7 +260,7 @@ class Client:
 
     async def _connect(self) -> ClientConnection:
         loop, target = asyncio.get_running_loop(), self._target
-        if not self._addresses:  # asked once: thousands of Calls must not wait for the resolver's threads
+        if not self._addresses:  # resolved once: thousands of requests must not wait for the resolver's threads
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
             self._addresses = [str(address[0]) for *_, address in found]
         name = target.host if self._tls else None
@@ -274,7 +274,7 @@ class Client:
                 if len(self._addresses) == 1:
                     raise
                 if address == self._addresses[0]:
-                    del self._addresses[0]  # localhost is often two addresses and a server on one of them
+                    del self._addresses[0]  # localhost often has two addresses with a server on only one of them
             else:
                 return made[1]
 
@@ -290,7 +290,7 @@ class Client:
 
 
 class _Seen:
-    """What becomes a Result."""
+    """The state from which a Result is made."""
 
     def __init__(self, planned_s: float, lateness_s: float) -> None:
         self.planned_s = planned_s
@@ -300,7 +300,7 @@ class _Seen:
         self.abandoned = self.resent = self.refused = False
 
     def result(self, shot: Shot) -> Result:
-        """The Result, with times since the planned moment."""
+        """Return the Result, with times since the planned time."""
         connection = self.connection
         answer = connection.answer if connection is not None and not self.refused else AnswerReader()
 

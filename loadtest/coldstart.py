@@ -1,9 +1,8 @@
-"""Measures cold starts from outside: wait until a Model is at zero, send one streaming Call, keep its phases; repeat.
+"""Measures cold starts from outside: waits until a Model is at zero, sends one streaming request, records its phases.
 
-Owns the waiting for zero and the table of phases. With the operations port it waits until no Replica is left in any
-state, and its weights are where the measurement is to begin; without, until the Model's own entry on the inference port
-says that it is at zero. Whatever ends it early, the rounds that were
-made are told. It must not make anything go to zero: it measures what users get.
+With the operations port, each round waits until no replica is left in any state and the weights are where the round
+begins; without it, until the Model's entry on the inference port reports zero. If the measurement ends early, the
+completed rounds are reported. It never forces a Model to zero, since it measures what users experience.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from loadtest.verdict import Spread, Verdict, compute_spread, judge_run
 POLL_S = 0.1
 ANSWER_S_MAX = 10.0
 ENTRY_BYTES_MAX = 1 << 20
-"""Of what a port sends of one Model."""
+"""Maximum size of a Model's entry on either port."""
 ZERO_S_MAX = 1800.0
 """How long a round waits for zero."""
 SAY_EVERY_S = 2.0
 IDLE_S, IDLE_S_MAX = 60.0, 900.0
-"""Bounds of `idleSeconds: auto`, the server's default, which doubles with each round (docs/configuration.md)."""
+"""Bounds of `idleSeconds: auto`, the server's default, which doubles in each round (docs/configuration.md)."""
 SHORTEN = "quicker: fewer --rounds, or a short window in the model's document, such as `idleSeconds: 2`"
 KEPT = "its document says when it stops: a short `idleSeconds`, and no `replicas.min`"
 INTERRUPTED = "interrupted"
 Beginning = Literal["zero", "gone", "cached"]
-"""zero: no Replica is left; gone: nor weights that come from elsewhere; cached: such weights are on a node."""
+"""zero: no replica is left; gone: nor remote weights on any node; cached: remote weights are on a node."""
 STAY = "its weights are on a node: `pilotlight weights evict` there, or --from cached"
 AWAY = "its weights are on no node: call it once, and leave it alone"
 FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One cold start. Milliseconds; `first_byte_ms` and `total_ms` are the client's, the phases the server's.
+    """One cold start, in milliseconds. The client measures `first_byte_ms` and `total_ms`, the server the phases.
 
-    With the operations port parts of a phase are told, too: `place.write` is a part of `place`.
+    With the operations port, parts of a phase are included: `place.write` is a part of `place`.
     """
 
     waited_s: float
@@ -56,16 +55,16 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColdStarts(msgspec.Struct, frozen=True, kw_only=True):
-    """The rounds that were made, and how each phase lies over them."""
+    """The completed rounds, and the spread of each phase."""
 
     model: str
     rounds: tuple[Round, ...]
     warm: int
-    """Rounds that the server did not mark cold: somebody else woke the Model, or the server does not say."""
+    """Rounds not marked cold by the server: another client woke the Model, or the server does not mark requests."""
     spreads_ms: dict[str, Spread]
     verdict: Verdict
     ended: str = ""
-    """Why there are fewer rounds than asked for; empty when all were made."""
+    """Why fewer rounds were made than requested; empty if all were made."""
 
 
 class _Pilotlight(msgspec.Struct, frozen=True):
@@ -74,7 +73,7 @@ class _Pilotlight(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """What either port says of a Model."""
+    """A Model's entry on either port."""
 
     pilotlight: _Pilotlight = _Pilotlight()
     replicas: dict[str, int] | None = None
@@ -83,7 +82,7 @@ class _Entry(msgspec.Struct, frozen=True):
     idle_seconds: float | None = None
     idle_auto: bool = False
     weights: str = ""
-    """here, absent, failed; empty: none come from elsewhere. Only the operations port says it."""
+    """here, absent or failed; empty: the Model has no remote weights. Only on the operations port."""
 
 
 async def measure_cold_starts(
@@ -98,10 +97,10 @@ async def measure_cold_starts(
     say: Callable[[str], None] = lambda _: None,
     stop: Stop | None = None,
 ) -> ColdStarts:
-    """Measure `rounds` cold starts of a Model behind `url`, from `since` on (which but for `zero` needs `ops`). `say`
-    gets progress lines, the first of which says how long it will take; `stop` ends it before its time.
+    """Measure `rounds` cold starts of a Model behind `url`, each starting from `since` (other than `zero` requires
+    `ops`). `say` receives progress lines, the first with the expected duration; `stop` ends the measurement early.
 
-    LoadError: it cannot be done, and no round was made.
+    Raises LoadError if no round could be made.
     """
     headers = (("Authorization", f"Bearer {key}"),) if key else ()
     body = {"model": model, "messages": [{"role": "user", "content": "wake"}], "max_tokens": 16, "stream": True}
@@ -145,7 +144,7 @@ async def measure_cold_starts(
 
 
 def compute_phase_spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
-    """Every phase that occurs, then first byte and total, over the completed rounds."""
+    """Return the spread of each phase, then of first byte and total, over the completed rounds."""
     good = [one for one in rounds if one.ending is Ending.COMPLETED]
     names = dict.fromkeys(name for one in good for name in one.phases_ms)
     values = {name: [one.phases_ms[name] for one in good if name in one.phases_ms] for name in names}
@@ -158,8 +157,8 @@ def compute_phase_spreads(rounds: Sequence[Round]) -> dict[str, Spread]:
 async def _wait_for_zero(
     session: aiohttp.ClientSession, entry: str, say: Callable[[str], None], since: Beginning | None, *, rounds: int
 ) -> float:
-    """Seconds waited until the Model is at zero, and as `since` says. LoadError: it will not be. Says first how long
-    `rounds` will take. Without `since` it is the inference port that says so.
+    """Wait until the Model is at zero and as `since` requires, and return the seconds waited; report first how long
+    `rounds` will take. Without `since`, read the inference port. Raises LoadError if it will not get there.
     """
     began_s = said_s = time.monotonic()
     while True:
@@ -186,7 +185,7 @@ async def _wait_for_zero(
 
 
 def _outlook(rounds: int, found: _Entry, *, at_zero: bool) -> tuple[str, ...]:
-    """About how long so many rounds take, and how to make it less."""
+    """Return how long the rounds will take, and how to shorten that."""
     start_s = found.last_start_seconds or found.pilotlight.expected_wait_seconds
     known, auto = found.idle_seconds is not None, found.idle_seconds is None or found.idle_auto
     idle_s = IDLE_S if found.idle_seconds is None else found.idle_seconds
@@ -205,7 +204,7 @@ def _outlook(rounds: int, found: _Entry, *, at_zero: bool) -> tuple[str, ...]:
 
 
 def _about(duration_s: float) -> str:
-    """`40 s`, `20 min`, `3 h 25 min`."""
+    """Format a duration as `40 s`, `20 min` or `3 h 25 min`."""
     minutes = round(duration_s / 60)
     if duration_s < 100:
         return f"{duration_s:.0f} s"
@@ -213,7 +212,7 @@ def _about(duration_s: float) -> str:
 
 
 async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
-    """What the port says of the Model."""
+    """Read the Model's entry. Raises LoadError."""
     try:
         async with session.get(entry, allow_redirects=False) as response:
             body = await _bounded(response)
@@ -229,7 +228,7 @@ async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The body. Raises LoadError if it is larger than any entry of a Model."""
+    """Return the body. Raises LoadError if it exceeds ENTRY_BYTES_MAX."""
     body = b""
     async for chunk in response.content.iter_any():
         body += chunk
@@ -239,8 +238,8 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, str]:
-    """Whether the Model is where a round begins, and what it is in words; the operations port tells every Replica in
-    every state, and its weights.
+    """Return whether a round can begin, and the current state in words. The operations port lists replicas in every
+    state, and the weights.
     """
     if since is not None:
         if found.replicas is None:
@@ -257,16 +256,16 @@ def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, st
 
 
 async def _parts(session: aiohttp.ClientSession, entry: str) -> dict[str, float]:
-    """Milliseconds of parts of phases (`place.write`), as the operations port tells of the start that was last."""
+    """Return the parts of phases (`place.write`) of the last start in milliseconds, from the operations port."""
     try:
         found = await _read(session, entry)
     except LoadError:
-        return {}  # the next look at the Model says what is wrong
+        return {}  # the next read reports the error
     return {name: 1000 * took_s for name, took_s in found.last_start_phases.items() if "." in name}
 
 
 def _with_parts(phases_ms: dict[str, float], parts_ms: dict[str, float]) -> dict[str, float]:
-    """Each phase with its parts behind it."""
+    """Return each phase followed by its parts."""
     told: dict[str, float] = {}
     for name, took_ms in phases_ms.items():
         told[name] = took_ms

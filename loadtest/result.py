@@ -1,7 +1,7 @@
-"""The words of a load test: a Shot (one Call to be sent) and its Result (what the client saw of it).
+"""The types of a load test: a Shot (a request to send) and its Result (what the client observed).
 
-Owns both types and how a Result is classed. Everything is counted at the client: what a server says of itself is no
-evidence. Times are seconds since the Shot's planned moment, so a client that is late cannot flatter a server.
+Classifies Results by the client's observations alone; the server's own reports are not used. Times are seconds since
+the Shot's planned time, so a slow client cannot make a server look better.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from enum import StrEnum
 import msgspec
 
 COLD_PHASES = frozenset({"decide", "place", "image", "pull", "load", "ready"})
-"""Phases of Server-Timing that only a Call that waited for a start has."""
+"""Phases of Server-Timing that occur only if the request waited for a start."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True):
-    """One Call to send `at_s` seconds after the run began. The client gives up `timeout_s` after that moment."""
+    """A request to send `at_s` seconds after the start of the run; abandoned `timeout_s` after that time."""
 
     model: str
     body: bytes
     stream: bool = True
-    """The body asks for a stream; a document is no answer to it."""
+    """Whether the body requests a stream; a document is then not a valid response."""
     at_s: float = 0.0
     path: str = "/v1/chat/completions"
     headers: tuple[tuple[str, str], ...] = ()
@@ -28,7 +28,7 @@ class Shot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(StrEnum):
-    """How a Call ended, as its client sees it."""
+    """The outcome of a request as observed by the client."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -37,45 +37,45 @@ class Ending(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client saw of one Call."""
+    """The client's observations of one request."""
 
     model: str
     at_s: float = 0.0
     status: int = 0
-    """0: no response head came."""
+    """0: no response head was received."""
     code: str = ""
-    """Of the first error: the body's or event's `error.code` (or `type`), `http_<status>`, or `transport`."""
+    """Code of the first error: `error.code` (or `type`) of the body or event, `http_<status>`, or `transport`."""
     errors: int = 0
-    """Errors that the server told: one is clear, more contradict each other."""
+    """Number of errors that the server reported: one is clear, several contradict each other."""
     clear: bool = True
-    """False when an error status came without an error object."""
+    """Whether each error status had an error object."""
     lateness_s: float = 0.0
     sent_s: float | None = None
     first_byte_s: float | None = None
-    """The first byte of the body, of any status."""
+    """The first byte of the body, for any status."""
     last_byte_s: float | None = None
     bytes: int = 0
     text: str = ""
     saw_done: bool = False
     finish_reason: str = ""
     broken: str = ""
-    """Why the response is not whole; empty when it is."""
+    """Why the response is incomplete; empty if it is complete."""
     abandoned: bool = False
     resent: bool = False
-    """A kept connection closed before any byte came, and the Call was sent once more on a new one."""
+    """Whether a reused connection closed before any byte and the request was sent again on a new one."""
     cold: bool = False
     server_timing: dict[str, float] = {}
-    """Phase -> milliseconds."""
+    """Milliseconds by phase."""
     headers: dict[str, str] = {}
 
     @property
     def truncated(self) -> bool:
-        """A 2xx that began and did not end as it should: nothing told the client in time."""
+        """Whether a 2xx response began but did not end properly."""
         return 200 <= self.status < 300 and bool(self.broken) and not self.abandoned
 
     @property
     def ending(self) -> Ending:
-        """Completed, failed with exactly one error, abandoned; everything else is lost."""
+        """The outcome: completed, failed (exactly one error), abandoned, or else lost."""
         if self.abandoned:
             return Ending.ABANDONED
         if self.broken or self.status == 0 or self.errors > 1:
@@ -86,7 +86,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def server_timing(value: str) -> dict[str, float]:
-    """Server-Timing (W3C) as phase -> milliseconds. Metrics without a duration, or with a bad one, are left out."""
+    """Parse Server-Timing (W3C) into milliseconds by phase; metrics without a valid duration are skipped."""
     phases: dict[str, float] = {}
     for metric in value.split(","):
         name, *parameters = (part.strip() for part in metric.split(";"))

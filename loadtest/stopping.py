@@ -1,7 +1,6 @@
-"""Ctrl-C and SIGTERM during a load test: waits end, nothing more is sent, and what was done is still judged.
+"""Ctrl-C and SIGTERM during a load test: waits end, nothing more is sent, and the requests so far are still judged.
 
-Owns one flag and the waits that end when it is set. The first signal is taken; with the second the process ends as any
-other. It must not decide what an interrupted run means: that is the verdict's.
+Provides a flag, and waits that end when it is set. The first signal sets it; a second one ends the process as usual.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from contextlib import asynccontextmanager, contextmanager
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_STATUS = 130
-"""Of an interrupted run whose verdict holds: 128 + SIGINT, as shells say it."""
+"""Exit status of an interrupted run whose verdict holds: 128 + SIGINT, as in shells."""
 
 
 class Stop:
-    """Told once, for good."""
+    """A flag that can be set once."""
 
     def __init__(self) -> None:
         self.told = False
         self._waits: set[asyncio.Timeout] = set()
 
     def tell(self) -> None:
-        """Ends every wait that stands in `within`, and those that come."""
+        """Set the flag, and end all current and future waits in `within`."""
         self.told = True
         for wait in self._waits:
             if not wait.expired():
@@ -33,7 +32,7 @@ class Stop:
 
     @asynccontextmanager
     async def within(self, wait_s: float | None) -> AsyncIterator[None]:
-        """Raises TimeoutError after `wait_s`, or when it is told."""
+        """Raise TimeoutError after `wait_s`, or when the flag is set."""
         async with asyncio.timeout(0.0 if self.told else wait_s) as wait:
             self._waits.add(wait)
             try:
@@ -44,7 +43,7 @@ class Stop:
 
 @contextmanager
 def stopped_by_signals(stop: Stop) -> Iterator[None]:
-    """The first SIGINT or SIGTERM to this process tells `stop`; only the main thread is told of signals."""
+    """Set `stop` at the first SIGINT or SIGTERM; has no effect outside of the main thread."""
     loop = asyncio.get_running_loop()
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,12 +1,12 @@
-"""Writes a tiny real language model that answers every prompt with one sentence of its own.
+"""Writes a tiny real language model that responds to every prompt with one sentence of its own.
 
-For the demo and the tests: llama.cpp loads and runs the file like any other, so a Call that reached the wrong model,
-lost a token or was answered twice shows in the words. Standard library only, because the demo needs it at run time.
+For the demo and the tests: llama.cpp loads and runs the file like any other, so the text shows whether a request
+reached the wrong model, lost a token or got two responses. Uses only the standard library, since the demo needs it.
 
-How: one block whose attention and feed-forward weights are all zero, so what reaches the output is the last token's
-embedding, which is one-hot. The output row of token b has its weight in the column of the token a that comes before it
-in the sentence; the chat template ends in the token that starts the chain. So the next word depends on the last one
-only, and no word may occur twice. Format (version 3, little endian):
+The model has one block whose attention and feed-forward weights are zero, so its output depends only on the embedding
+of the last token, which is one-hot. The output row of token b has its weight in the column of its predecessor a in the
+sentence; the chat template ends with the token that starts the chain. The next word thus depends only on the last one,
+so no word may occur twice. Format (version 3, little endian):
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -19,12 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 
 HEAD = 32
-"""Width of the one attention head and of the feed-forward layer: as small as llama.cpp allows."""
+"""Width of the one attention head and of the feed-forward layer: the minimum for llama.cpp."""
 ALIGNMENT = 32
 WEIGHT = 4.0
-"""Of a link of the chain; the norm multiplies it by the root of the width, so sampling does not matter."""
+"""Weight of a link of the chain. The norm multiplies it by the root of the width, so sampling has no effect."""
 ADAPTER_WEIGHT = 3 * WEIGHT
-"""Of a link of an adapter's chain, which is added to the model's own."""
+"""Weight of a link of an adapter's chain, which is added to the model's own."""
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}<|say|>"
 
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
@@ -35,7 +35,7 @@ Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
 def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096) -> None:
-    """Writes the model (about 0.9 MB) to `path`. Raises ValueError when a word occurs twice or there is none."""
+    """Write the model (about 0.9 MB) to `path`. Raises ValueError if a word occurs twice or there is none."""
     words = sentence.split(" ")
     if "" in words or len(set(words)) != len(words):
         raise ValueError("a sentence needs single spaces and no word twice: the next word depends on the last one only")
@@ -74,10 +74,10 @@ def make_model(path: Path | str, sentence: str, *, context_tokens: int = 4096) -
 
 
 def make_adapter(path: Path | str, sentence: str, adapted: str) -> None:
-    """Writes a LoRA adapter with which the model of `sentence` says `adapted`: the same first word, then some others.
+    """Write a LoRA adapter that makes the model of `sentence` say `adapted`: the same first word, then some others.
 
-    Each link of its chain is one rank: `lora_a` picks the token before, `lora_b` the one after it. Raises ValueError
-    when a word occurs twice or is none of the sentence's.
+    Each link of its chain is one rank: `lora_a` selects the previous token, `lora_b` the next one. Raises ValueError if
+    a word occurs twice or is not in the sentence.
     """
     words, told = sentence.split(" "), adapted.split(" ")
     if len(set(told)) != len(told) or not {*told} <= {*words} or told[0] != words[0]:
@@ -102,14 +102,14 @@ def make_adapter(path: Path | str, sentence: str, adapted: str) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """The printable letter that stands for each of the 256 bytes in GPT-2's byte-level vocabulary."""
+    """Return the printable letter for each of the 256 bytes in GPT-2's byte-level vocabulary."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
 def _tensors(vocabulary: int, width: int, chain: Sequence[int]) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """Name -> (shape, fastest dimension first, as in the file; little-endian float32 data)."""
+    """Return (shape, data) by name. Shape has the fastest dimension first, as in the file; data is float32, LE."""
     one_hot = ((token, token, 1.0) for token in range(vocabulary))
     links = ((after, before, WEIGHT) for before, after in pairwise(chain))
     ones = struct.pack("<f", 1.0) * width
@@ -128,7 +128,7 @@ def _tensors(vocabulary: int, width: int, chain: Sequence[int]) -> dict[str, tup
 
 
 def _sparse(width: int, rows: int, weights: Iterable[tuple[int, int, float]]) -> bytes:
-    """A matrix of zeros but for `weights` (row, column, value)."""
+    """Return a matrix of zeros except for `weights` (row, column, value)."""
     data = bytearray(4 * width * rows)
     for row, column, value in weights:
         struct.pack_into("<f", data, 4 * (row * width + column), value)
@@ -136,7 +136,7 @@ def _sparse(width: int, rows: int, weights: Iterable[tuple[int, int, float]]) ->
 
 
 def _file(metadata: Mapping[str, Value], tensors: Mapping[str, tuple[tuple[int, ...], bytes]]) -> bytes:
-    """The whole file: header, metadata, tensor directory, padding, tensor data."""
+    """Return the whole file: header, metadata, tensor directory, padding, tensor data."""
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         head += _string(key) + _typed(value)
@@ -153,7 +153,7 @@ def _string(text: str) -> bytes:
 
 
 def _typed(value: Value) -> bytes:
-    """A metadata value behind its type."""
+    """Encode a metadata value, preceded by its type."""
     if isinstance(value, bool):
         return struct.pack("<I?", BOOL, value)
     if isinstance(value, int):

@@ -1,7 +1,7 @@
-"""The verdict of a run, counted at the client: every Call has one outcome, and none was cut silently.
+"""The verdict on a run: whether every request had exactly one outcome and no stream was silently truncated. Pure.
 
-Owns the rule of all load tests: admitted = completed + failed (one error each) + abandoned, and truncated streams = 0.
-Pure. It must not forgive: what is none of the three is lost, and then the verdict does not hold.
+The rule of all load tests: admitted = completed + failed (one error each) + abandoned, and truncated streams = 0. Any
+other request counts as lost, and then the verdict does not hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadtest.result import Ending, Result
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How values lie. p95 and p99 are values that occurred (nearest rank)."""
+    """Statistics of values; p95 and p99 are observed values (nearest rank)."""
 
     count: int
     min: float
@@ -28,7 +28,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of all Calls of a run."""
+    """The outcomes of all requests of a run."""
 
     admitted: int
     completed: int
@@ -37,15 +37,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     truncated: int
     unclear: int
-    """Failed, but the error was no error object. Told, not held against the run: proxies in between do it too."""
+    """Failures without an error object. Reported but not held against the run, since proxies also cause them."""
     codes: dict[str, int]
-    """Of the errors, how often each."""
+    """Number of errors by code."""
     broken: dict[str, int]
-    """Of the Calls lost, why, how often each."""
+    """Number of lost requests by reason."""
     holds: bool
 
     def line(self) -> str:
-        """The verdict as one line for people."""
+        """Return the verdict as one line."""
         if not self.admitted and self.holds:
             return "no verdict: nothing was measured"
         counts = f"{self.completed} completed, {self.failed} failed, {self.abandoned} abandoned, {self.lost} lost"
@@ -55,7 +55,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_run(admitted: int, results: Sequence[Result]) -> Verdict:
-    """Judge a run of `admitted` Calls by their Results; a Call without one is lost."""
+    """Judge a run of `admitted` requests by their Results; a request without one is lost."""
     endings = Counter(result.ending for result in results)
     missing = admitted - len(results)
     lost = endings[Ending.LOST] + missing
@@ -79,12 +79,12 @@ def judge_run(admitted: int, results: Sequence[Result]) -> Verdict:
 
 
 def explain_loss(result: Result) -> str:
-    """One reason for a lost Call."""
+    """Return the reason for a lost request."""
     return result.broken or ("more than one outcome" if result.errors else "no answer")
 
 
 def compute_spread(values: Iterable[float]) -> Spread | None:
-    """The spread of values; None of none."""
+    """Return the spread of the values, or None if there are none."""
     ordered = sorted(values)
     if not ordered:
         return None

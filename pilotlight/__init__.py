@@ -1,4 +1,4 @@
-"""The front door: the command line, and the one place that composes a process. Nobody imports it."""
+"""The command line, and the only package that assembles processes from the others. No other package imports it."""
 
 PILOTLIGHT = True
 __version__ = "0.1.0"

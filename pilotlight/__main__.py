@@ -1,7 +1,7 @@
-"""Starts the command line, after making sure that the packages beside it are ours.
+"""Starts the command line after checking that the installed packages are Pilotlight's own.
 
-PyPI has packages named `artifacts` and `autoscaler` whose top-level names are the same; installed later than
-Pilotlight they would replace ours, file by file. So the first thing a process does is look.
+PyPI has packages named `artifacts` and `autoscaler` with the same top-level names. Installed after Pilotlight, they
+would overwrite its files one by one, so each process checks this first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from types import TracebackType
 
 OURS = ("gateway", "autoscaler", "artifacts", "loadtest")
 TRACEBACK = "PILOTLIGHT_TRACEBACK"
-"""The environment variable that adds the traceback to an internal error."""
+"""Environment variable that adds the traceback to an internal error."""
 CALLS_MAX = 8
-"""The innermost calls that such an error names."""
+"""Innermost stack frames named in an internal error."""
 
 
 def find_foreign_package() -> str | None:
-    """The first of our package names that is missing or somebody else's, in a sentence; None when all are ours."""
+    """Return an error message for the first package that is missing or foreign, or None if all are Pilotlight's."""
     for name in OURS:
         try:
             package = importlib.import_module(name)
@@ -36,9 +36,10 @@ def find_foreign_package() -> str | None:
 
 
 def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An exception that no command expects, in one line: its class, and where in Pilotlight it was raised.
+    """Report an unexpected exception in one line: its class, and where in Pilotlight it was raised.
 
-    Not its message, which may hold a prompt or a key. `sys.excepthook`; Ctrl-C and exits are Python's business.
+    The message is omitted, since it may contain a prompt or a key. Installed as `sys.excepthook`; KeyboardInterrupt and
+    SystemExit keep Python's own handling.
     """
     from pilotlight.output import QuietStderr, write_stderr
 
@@ -58,7 +59,7 @@ def report_exception(kind: type[BaseException], error: BaseException, trace: Tra
 
 
 def _call(frame: traceback.FrameSummary) -> str:
-    """`pilotlight/cli/status.py:100`; empty for a frame of a library."""
+    """Return the frame as `pilotlight/cli/status.py:100`, or an empty string for a frame of a library."""
     folder, file = Path(__file__).parents[1], Path(frame.filename)
     path = file.relative_to(folder) if file.is_relative_to(folder) else file
     return f"{path}:{frame.lineno}" if path.parts[0] in {*OURS, "pilotlight"} else ""

@@ -1,9 +1,8 @@
-"""A Kubernetes API server as Providers of capacity ask it (`autoscaler.providers.kube.Server`). I/O.
+"""Implements `autoscaler.providers.kube.Server` for capacity providers on the driver's `Api`. I/O.
 
-Owns the way from the driver's Api to that: questions and watches over one connection, writes over the one that ends
-with our leadership. A whole list that is watched anyhow is at hand here, too: who asks for it as it is at hand has the
-API server write it out, and reads it anew, for nothing. An object of a list that cannot be decoded is left out, logged
-and counted.
+Reads and watches share one connection. Writes use the connection that is closed when leadership is lost. If an
+unfiltered list is watched, `items` with `AT_HAND` returns it from the watch instead of requesting it from the API
+server. Objects in a list that cannot be decoded are skipped, logged and counted.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.watch import Change, Watched
 
 KEPT_S = 600.0
-"""How long an unreadable object of a list counts that is not requested again."""
+"""How long an undecodable object is counted if its list is not requested again."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """An object that is watched, and what of it is news."""
+    """A watched object, and the part of it whose change is reported."""
 
     news: object
     found: Object = field(compare=False)
 
 
 class Objects:
-    """See Server. `writes` may be fenced, `reads` need not be."""
+    """Implements `Server`. Requests of `writes` may be fenced by leadership; those of `reads` need not be."""
 
     def __init__(self, writes: Api, reads: Api, owner: Ownership = ANYBODYS) -> None:
         self._writes, self._reads, self.owner = writes, reads, owner
         self._watched: dict[str, Watched[_Kept]] = {}
-        """Whole lists, by path."""
+        """Unfiltered lists, by path."""
         self._forgetting: dict[Hashable, asyncio.TimerHandle] = {}
-        """By list, when its unreadable objects are no longer counted."""
+        """Per list, the timer after which its undecodable objects are no longer counted."""
 
     def unix_s(self) -> float:
-        """See Server."""
+        """Return the current time of the API server."""
         return self._reads.unix_s()
 
     async def find(self, path: str) -> Object | None:
-        """See Server."""
+        """Return one object, or None if it does not exist."""
         try:
             return await _answered(self._reads.get(path))
         except AnswerError as error:
@@ -58,7 +57,7 @@ class Objects:
             raise
 
     async def items(self, path: str, **query: str) -> list[Object]:
-        """See Server."""
+        """Return a whole list, or an empty one if the API server does not serve this kind."""
         from autoscaler.kubernetes.api import ApiError
 
         watched = self._watched.get(path) if query == AT_HAND else None
@@ -78,7 +77,7 @@ class Objects:
         return found
 
     def _skip(self, listed: Hashable, path: str, skipped: list[Unreadable]) -> None:
-        """Records what a list contains that cannot be decoded, until the next such list, or for KEPT_S."""
+        """Record the undecodable objects of a list until it is listed again, or for KEPT_S."""
         timer = self._forgetting.pop(listed, None)
         if timer is not None:
             timer.cancel()
@@ -96,7 +95,7 @@ class Objects:
     async def follow(
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> None:
-        """See Server."""
+        """Watch a list until cancelled; call `changed` when the value of `read` changes for an object."""
         from autoscaler.kubernetes.watch import Watched
 
         def hear(changes: list[Change[_Kept]]) -> None:
@@ -117,15 +116,15 @@ class Objects:
                 del self._watched[path]
 
     async def create(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """Create an object, labelled with its owner."""
         return await _answered(self._writes.create(path, self.owner.label(body)))
 
     async def patch(self, path: str, body: Object) -> Object:
-        """See Server."""
+        """Apply a merge patch."""
         return await _answered(self._writes.patch(path, body))
 
     async def delete(self, path: str, *, version: str | None = None) -> None:
-        """See Server."""
+        """Delete an object; a missing object counts as deleted."""
         try:
             await _answered(self._writes.delete(path, version=version))
         except AnswerError as error:

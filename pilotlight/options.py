@@ -1,4 +1,4 @@
-"""Options that several commands of `pilotlight` share, each described once. Parses words; looks at nothing."""
+"""Options shared by several `pilotlight` commands, each described once. Only parses values; does not read files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pilotlight.net.listen import Address, AddressType
 
 LISTEN, OPS = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
 PATH_BYTES_MAX = 4096 - 256
-"""PATH_MAX (limits.h) less the names of files that commands look for in a folder."""
+"""PATH_MAX (limits.h) minus the longest file name that a command appends to a folder."""
 
 
 class PathType(click.Path):
-    """A path that the file system can hold: Path.exists and others raise for a longer one."""
+    """A path that the file system accepts; `Path.exists` and similar raise for a longer one."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Raises click's usage error."""
+        """Return the path. Raises click's usage error."""
         path = Path(os.fsdecode(os.fspath(super().convert(str(value), param, ctx))))
         if is_path_too_long(path):
             self.fail(f"{path}: File name too long", param, ctx)
@@ -28,7 +28,7 @@ class PathType(click.Path):
 
 
 def is_path_too_long(path: Path) -> bool:
-    """Whether no file can have this path."""
+    """Return whether the path is too long for any file."""
     try:
         path.lstat()
     except OSError as error:
@@ -43,7 +43,7 @@ Command = Callable[..., None]
 
 
 def default_state() -> Path:
-    """`$XDG_STATE_HOME/pilotlight`, by default ~/.local/state/pilotlight."""
+    """Return `$XDG_STATE_HOME/pilotlight`, by default ~/.local/state/pilotlight."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "pilotlight"
 
 
@@ -88,7 +88,7 @@ ACCESS_OPTIONS = {
 
 
 def file_options(options: dict[str, str]) -> Callable[[Command], Command]:
-    """Several options that each name a file."""
+    """Return a decorator that adds several options, each of which names a file."""
 
     def decorate(command: Command) -> Command:
         for name, what in reversed(options.items()):
@@ -114,7 +114,7 @@ autoscalers_option = click.option(
 
 
 def key_of(key_env: str | None) -> str | None:
-    """The key that `--key-env` names; None: none is shown. Raises click.UsageError."""
+    """Return the key that `--key-env` names, or None if no key is sent. Raises click.UsageError."""
     key = None if key_env is None else os.environ.get(key_env)
     if key_env is not None and not key:
         raise click.UsageError(f"--key-env: the environment variable {key_env} is not set")

@@ -1,11 +1,11 @@
-"""Writes to a terminal, a file or a pipe: escapes control characters, and never waits for a reader.
+"""Writes to a terminal, a file or a pipe: escapes control characters and never blocks on a reader.
 
-Names, reasons and headers come from clients, registries, weight files and other servers. Written as they are, they
-could clear a terminal, forge a line or reorder text. `escape_text` is applied by the stream (`safe_streams`), by
-`write_line` and by `pilotlight.tables`, so that no caller has to.
+Names, reasons and headers come from clients, registries, weights files and other servers. Unescaped, they could clear a
+terminal, forge a line or reorder text. The stream (`safe_streams`), `write_line` and `pilotlight.tables` apply
+`escape_text`, so callers need not.
 
-A stopped terminal or a pipe without a reader must not stop a process: `write_line` returns whether the line was
-written, and `QuietStderr` writes the log lines of libraries in the same way.
+A stopped terminal or a pipe without a reader must not block a process: `write_line` returns whether the line was
+written, and `QuietStderr` writes the log lines of libraries the same way.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import click
 import msgspec
 
 LINE_CHARACTERS_MAX = 8192
-"""Of one line of text. JSON and YAML (`write_document`) are never cut."""
+"""Maximum length of a line of text. JSON and YAML (`write_document`) are never truncated."""
 
 _KEPT = str.maketrans("", "", "\t\n")
 
 
 def escape_text(text: str, line_characters_max: int | None = None) -> str:
-    r"""`text` with all that is not printable (controls, invisible and bidirectional characters, separators, lone
-    surrogates; `str.isprintable`) as `\u001b`, and lines cut to `line_characters_max`.
+    r"""Return `text` with unprintable characters (controls, invisible and bidirectional characters, separators, lone
+    surrogates; `str.isprintable`) as `\u001b`, and lines truncated to `line_characters_max`.
 
-    JSON stays valid, and keeps its values: inside a string the replacement is an escape sequence. Tabs and line feeds
-    are left as they are.
+    JSON stays valid and keeps its values, since the replacement is an escape sequence inside a string. Tabs and line
+    feeds are kept.
     """
     safe = text if text.translate(_KEPT).isprintable() else "".join(map(_escape, text))
     if line_characters_max is None or len(safe) <= line_characters_max:
@@ -42,7 +42,7 @@ def escape_text(text: str, line_characters_max: int | None = None) -> str:
 
 
 def _escape(letter: str) -> str:
-    """As JSON has it: in units of UTF-16."""
+    """Escape a character as JSON does, in UTF-16 units."""
     if letter.isprintable() or letter in "\t\n":
         return letter
     units = letter.encode("utf-16-be", "surrogatepass")
@@ -57,7 +57,7 @@ def _cut(line: str, characters_max: int) -> str:
 
 
 class SafeStream(io.TextIOWrapper):
-    """A text stream over the buffer of another one that escapes and cuts what is written."""
+    """A text stream over another stream's buffer that escapes and truncates what is written."""
 
     def __init__(self, stream: TextIO) -> None:
         encoding = "utf-8" if stream.encoding.lower() in {"ascii", "us-ascii", "ansi_x3.4-1968"} else stream.encoding
@@ -68,23 +68,23 @@ class SafeStream(io.TextIOWrapper):
             line_buffering=getattr(stream, "line_buffering", False),
         )
         self.rich_proxied_file = stream
-        """Rich writes there instead, with the control sequences of its own (as it does for its FileProxy)."""
+        """The original stream. Rich writes its own control sequences to it (as for its FileProxy)."""
 
     def write(self, text: str) -> int:
-        """See TextIO. Raises click.ClickException if there is no space."""
+        """Write escaped text. Raises click.ClickException if the write fails, for example on a full disk."""
         with _told():
             super().write(escape_text(text, LINE_CHARACTERS_MAX))
         return len(text)
 
     def flush(self) -> None:
-        """See TextIO. Raises click.ClickException if there is no space."""
+        """Flush the buffer. Raises click.ClickException if the write fails."""
         with _told():
             super().flush()
 
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """A failed write as click's error. A closed pipe is for click to handle."""
+    """Raise a failed write as click's error, except for a closed pipe, which click handles."""
     try:
         yield
     except BrokenPipeError:
@@ -95,7 +95,7 @@ def _told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def safe_streams() -> Iterator[None]:
-    """Standard output and standard error are SafeStreams inside."""
+    """Replace standard output and standard error by SafeStreams inside the context."""
     before = sys.stdout, sys.stderr
     made = [SafeStream(stream) if hasattr(stream, "buffer") else None for stream in before]
     sys.stdout, sys.stderr = (one or stream for one, stream in zip(made, before, strict=True))
@@ -112,7 +112,7 @@ def _detach(stream: SafeStream) -> None:
     try:
         stream.detach()  # flushes
     except (click.ClickException, OSError):  # click has reported it, or the reader is gone
-        with contextlib.suppress(OSError):  # what is left would fail again when the interpreter ends
+        with contextlib.suppress(OSError):  # flushing the rest would fail again when the interpreter exits
             number = os.open(os.devnull, os.O_WRONLY)
             os.dup2(number, stream.fileno())
             os.close(number)
@@ -120,55 +120,55 @@ def _detach(stream: SafeStream) -> None:
 
 
 def write_document(text: str) -> None:
-    """Writes JSON or YAML to standard output: escaped, but never cut."""
+    """Write JSON or YAML to standard output, escaped but never truncated."""
     with _told():
         click.echo(escape_text(text).encode(), nl=bool(text) and not text.endswith("\n"))
 
 
 def one_line(text: str) -> str:
-    """`text` with each run of white space as one space: a value cannot add lines to a message."""
+    """Collapse each run of whitespace into one space, so that a value cannot add lines to a message."""
     return " ".join(text.split())
 
 
 def write_json(value: object) -> None:
-    """Writes `value` (Structs, lists, dicts) as indented JSON, all in ASCII."""
+    """Write `value` (Structs, lists, dicts) as indented ASCII JSON."""
     write_document(json.dumps(msgspec.to_builtins(value), indent=2))
 
 
 LINE_BYTES_MAX = 4096
-"""PIPE_BUF: what a pipe that is ready takes without blocking (pipe(7))."""
+"""PIPE_BUF: what a writable pipe accepts without blocking (pipe(7))."""
 
 
 def write_line(fd: int, line: str) -> bool:
-    """Whether the whole line was taken; never blocks and never raises."""
+    """Write one line and return whether all of it was written; never blocks and never raises."""
     text = escape_text(" ".join(line.splitlines()).rstrip()).encode()[: LINE_BYTES_MAX - 1]
-    taken = text.decode(errors="ignore").encode() + b"\n"  # no half of a character
+    taken = text.decode(errors="ignore").encode() + b"\n"  # drops an incomplete character
     ready = select.poll()
     ready.register(fd, select.POLLOUT)
     try:
         return any(flags & select.POLLOUT for _, flags in ready.poll(0)) and os.write(fd, taken) == len(taken)
     except OSError:
-        return False  # the terminal is gone, or nobody reads any more
+        return False  # the terminal is gone, or the pipe has no reader any more
 
 
 def write_stderr(text: str) -> None:
-    """A line on standard error, in the command's name."""
+    """Write a line to standard error, prefixed with the command's name."""
     write_line(sys.stderr.fileno(), f"pilotlight: {text}")
 
 
 def write_stdout(text: str) -> None:
-    """Lines on standard output."""
+    """Write lines to standard output."""
     for line in text.splitlines():
         write_line(sys.stdout.fileno(), line)
 
 
 class QuietStderr:
-    """Standard error as a stream for `logging`, whose own would wait until somebody reads."""
+    """Standard error as a stream for `logging`, whose own stream handler would block without a reader."""
 
     def write(self, text: str) -> None:
-        """Line by line."""
+        """Write the text line by line."""
         for line in text.splitlines():
             write_line(sys.stderr.fileno(), line)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no output is buffered."""

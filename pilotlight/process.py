@@ -1,8 +1,8 @@
-"""What each process does at its start and end: exit with its parent, take inherited sockets, and stop on a signal.
+"""Start and end of each process: exits with its parent, inherits sockets, and stops on a signal.
 
-System calls that exist only on Linux do nothing on other systems. Signals are received one after the other, whichever
-thread the kernel delivers them to: sigwait would suffice if all threads were ours, but those of libraries (OpenBLAS
-starts some when numpy is imported) block no signals, and a SIGTERM delivered to one would end the process at once.
+System calls that exist only on Linux are skipped on other systems. Signals are received one at a time, whichever thread
+the kernel delivers them to. sigwait would not suffice: threads of libraries (OpenBLAS starts some when numpy is
+imported) do not block signals, and a SIGTERM delivered to such a thread would end the process at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("pilotlight.process")
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """The kernel kills this process when the thread that started it ends (prctl(2)); at once if it already has."""
+    """Have the kernel kill this process when its parent thread ends (prctl(2)); exit at once if it already has."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -41,28 +41,28 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def unblock_signals() -> None:
-    """The supervisor starts its children with its signals blocked, and a mask is inherited: open it again.
+    """Unblock the signals that the supervisor blocks while it starts a child, since children inherit the mask.
 
-    A SIGHUP that is already there finds nothing to read again and must not end the process.
+    SIGHUP is ignored first: a pending one has nothing to reload and must not end the process.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
 def open_all_files() -> None:
-    """Raises the soft limit of descriptors to the hard one, for a process that starts no others.
+    """Raise the soft limit of file descriptors to the hard limit, for a process that starts no child processes.
 
-    Shells give 1,024 so that programs with select(2) live (setrlimit(2)); engines shall get what we were given.
+    Shells set 1,024 for programs that use select(2) (setrlimit(2)); engines should inherit the original limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:  # macOS says `no limit` and then refuses it
+    except (OSError, ValueError) as error:  # macOS reports no limit and then rejects it
         log.warning("event=descriptors_limited error=%s", error)
 
 
 def stop_event() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second SIGINT or SIGTERM ends the process at once."""
+    """Return an event that the first SIGTERM or SIGINT sets; a second signal ends the process at once."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -79,23 +79,23 @@ def stop_event() -> asyncio.Event:
 
 
 def reload_event() -> asyncio.Event:
-    """Set by every SIGHUP: read the documents again."""
+    """Return an event that each SIGHUP sets, to reload the documents."""
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, event.set)
     return event
 
 
 def freeze_gc() -> None:
-    """After start-up nothing of what was imported dies any more: keep the collector from looking at it again."""
+    """Exclude the objects created at startup from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 def run(main: Coroutine[object, object, None]) -> None:
-    """Runs `main` on uvloop where it is installed (not on Windows), else on asyncio's own loop.
+    """Run `main` on uvloop if it is installed (not on Windows), else on asyncio's own loop.
 
-    Raises the ClickException that was raised inside of it, bare, however many TaskGroups it came through.
+    A ClickException from inside is raised without the exception groups of the TaskGroups that it passed through.
     """
     logging.getLogger().addHandler(logging.StreamHandler(QuietStderr()))
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -117,7 +117,7 @@ def run(main: Coroutine[object, object, None]) -> None:
 
 
 class Signals:
-    """Of these numbers, from now on; made in the main thread, once."""
+    """Receives these signals from now on. Create it once, in the main thread."""
 
     def __init__(self, numbers: Collection[signal.Signals]) -> None:
         self._numbers = numbers
@@ -127,14 +127,14 @@ class Signals:
         signal.set_wakeup_fd(there, warn_on_full_buffer=False)
 
     def wait(self, timeout_s: float) -> int | None:
-        """The next one; None: none came in that time."""
+        """Return the next signal, or None if none arrives within the timeout."""
         if not select.select([self._come], [], [], timeout_s)[0]:
             return None
         return os.read(self._come, 1)[0]
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Who is started meanwhile has them blocked, until it is ready for them (`process.unblock_signals`)."""
+        """Block the signals; a process started meanwhile inherits the mask until it calls `unblock_signals`."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         try:
             yield
@@ -143,4 +143,4 @@ class Signals:
 
 
 def _noted(_number: int, _frame: object) -> None:
-    """Its number is in the pipe already (signal.set_wakeup_fd)."""
+    """Do nothing: `signal.set_wakeup_fd` has already written the signal's number to the pipe."""

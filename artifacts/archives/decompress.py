@@ -1,8 +1,8 @@
-"""Compressed layers as streams: pieces of bytes -> pieces of what they say, bounded in every way. No I/O.
+"""Streaming decompression of layers with bounded output and memory. Pure.
 
-Owns what a stranger's compressed bytes may cost: how many bytes come out of them, how many for each that went in, and
-how much memory that takes. Several members (gzip) and frames (zstd) in a row are one stream, as all tools have it;
-bytes after them that are neither are refused. What comes out is never more than a piece at a time.
+Limits what untrusted compressed data can cost: total output, output per input byte, and memory. Consecutive gzip
+members or zstd frames form one stream, as in all common tools; any other data after them is rejected. Output is
+produced one piece at a time.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.base import Encoding
 
 PIECE_BYTES = 1 << 20
-"""Of what comes out."""
+"""Maximum size of an output piece."""
 RATIO_MAX = 100
-"""Bytes out for each in. Weights have hardly 3, texts 10."""
+"""Maximum output bytes per input byte. Weights reach about 3, text 10."""
 FREE_BYTES = 64 << 20
-"""So many come out whatever the ratio: small files of mostly nothing are harmless."""
+"""Output below this limit is exempt from the ratio: small files of mostly zeros are harmless."""
 WINDOW_BYTES_MAX = 128 << 20
-"""Of zstd: what its own tools open without being told to; that much memory is taken."""
+"""Maximum zstd window: what the zstd tools accept by default; decompression allocates this much memory."""
 _BLOCK_BYTES_MAX = 128 << 10
 _STEP_BYTES_MIN, _STEP_BYTES_MAX = 512, 64 << 10
-"""What gzip is given at once, more and more: it copies what it has not needed, at the end of each of many members."""
+"""Input bytes per gzip call; the step grows, since zlib copies the unused input at the end of each small member."""
 _MAGIC = (0xFD2FB528).to_bytes(4, "little")
 _SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _RUN, _RESERVED = 1, 3
 
 
 def decompress_layer(pieces: Iterable[bytes], encoding: Encoding, bytes_max: int) -> Iterator[bytes]:
-    """What the pieces of a layer of this encoding say, at most `bytes_max` of it. Raises BadArchiveError."""
+    """Decompress the pieces of a layer, yielding at most `bytes_max` bytes. Raises BadArchiveError."""
     if encoding == "tar+gzip":
         stream = _gunzip
     elif encoding == "tar+zstd":
@@ -51,7 +51,7 @@ def decompress_layer(pieces: Iterable[bytes], encoding: Encoding, bytes_max: int
 
 
 class _Given:
-    """The bytes that go in, as they are asked for."""
+    """The compressed input, read on demand; `taken` counts the consumed bytes."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -60,7 +60,7 @@ class _Given:
         self.taken = 0
 
     def any_left(self) -> bool:
-        """Whether there are more."""
+        """Return whether input remains."""
         while self._at == len(self._piece):
             piece = next(self._pieces, None)
             if piece is None:
@@ -69,19 +69,19 @@ class _Given:
         return True
 
     def some(self, most: int) -> memoryview:
-        """At most so many; none: nothing is left."""
+        """Read up to `most` bytes; empty at the end of the input."""
         found = self._piece[self._at : self._at + most] if self.any_left() else memoryview(b"")
         self._at += len(found)
         self.taken += len(found)
         return found
 
     def back(self, count: int) -> None:
-        """So many of the last ones were not needed."""
+        """Return the last `count` bytes to the input."""
         self._at -= count
         self.taken -= count
 
     def exactly(self, count: int) -> bytes:
-        """So many. Raises BadArchiveError where there are less."""
+        """Read exactly `count` bytes. Raises BadArchiveError if fewer remain."""
         found = bytearray()
         while len(found) < count:
             piece = self.some(count - len(found))
@@ -97,7 +97,7 @@ def _as_it_is(given: _Given) -> Iterator[bytes]:
 
 
 def _gunzip(given: _Given) -> Iterator[bytes]:
-    """RFC 1952: members, one after another."""
+    """Decompress consecutive gzip members (RFC 1952)."""
     begun = True
     while begun or given.any_left():
         begun = False
@@ -119,7 +119,7 @@ def _gunzip(given: _Given) -> Iterator[bytes]:
 
 
 def _unzstd(given: _Given) -> Iterator[bytes]:
-    """RFC 8878: frames, one after another. A block at a time, since each brings at most 128 KiB."""
+    """Decompress consecutive zstd frames (RFC 8878), block by block, since a block yields at most 128 KiB."""
     context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
     begun = True
     while begun or given.any_left():
@@ -155,7 +155,7 @@ def _frame(given: _Given, frame: zstandard.ZstdDecompressionObj, header: bytes, 
 
 
 def _frame_header(given: _Given) -> tuple[bytes, bool]:
-    """What follows the magic number, and whether a sum ends the frame. Raises BadArchiveError."""
+    """Return the frame header after the magic number, and whether the frame has a checksum. Raises BadArchiveError."""
     first = given.exactly(1)
     flags = first[0]
     single, has_sum = bool(flags & 0x20), bool(flags & 0x04)

@@ -1,8 +1,8 @@
-"""Decides which members of an archive are extracted, ignored or refused. Pure.
+"""Decides which members of an archive are extracted, ignored or rejected. Pure.
 
 Extracted are regular files and folders with safe paths (`artifacts.safe_paths`) that the policy allows
 (`artifacts.file_policy`) and that do not collide with other files of the artifact. A link, a device or a path that
-leaves the folder makes the whole archive invalid; members outside of the model's folder are ignored.
+leaves the folder makes the whole archive invalid; members outside the model's folder are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHAT = {"link": "a link", "special": "a device, a pipe, sparse or of a kind tha
 
 
 class AcceptedMember(NamedTuple):
-    """A file or a folder that is to be written."""
+    """A file or folder to extract."""
 
     path: str
     size: int
@@ -28,7 +28,7 @@ class AcceptedMember(NamedTuple):
 
 
 class Sieve:
-    """Judges the members of one archive, in order. `tree`: what the artifact's other layers have already."""
+    """Checks the members of one archive in order. `tree`: paths already used by the artifact's other layers."""
 
     def __init__(self, of: File, tree: safe_paths.Tree, root: str = "", *, allow_unsafe: bool = False) -> None:
         self._role: Role | None = None if of.role in {"mixed", "unknown"} else of.role
@@ -38,7 +38,7 @@ class Sieve:
         self._allow_unsafe = allow_unsafe
 
     def judge(self, member: Member) -> AcceptedMember | None:
-        """None: it is passed by. Raises BadArchiveError."""
+        """Return the member to extract, or None to ignore it. Raises BadArchiveError."""
         path = strip_dot_slash(member.path)
         at_root = path == (self._root or ".")
         if at_root and member.kind == "folder":
@@ -67,12 +67,12 @@ class Sieve:
 
 
 def strip_dot_slash(path: str) -> str:
-    """Without the `./` that `tar .` writes before each name; nothing else is repaired."""
+    """Remove the `./` that `tar .` puts before each name; nothing else is normalized."""
     return path.removeprefix("./")
 
 
 def select_model_root(roots: Sequence[str], names: Iterable[str]) -> str:
-    """The model's folder: the first of these that archives with these names have. Raises BadArchiveError."""
+    """Return the model's folder: the first of `roots` that occurs in the archives. Raises BadArchiveError."""
     best = next((number for number, root in enumerate(roots) if not root), len(roots))
     for name in map(strip_dot_slash, names):
         if not best:

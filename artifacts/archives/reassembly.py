@@ -1,8 +1,8 @@
-"""How an archive that was taken apart is put together again, byte by byte, out of the files that it became. Pure.
+"""Recipes that rebuild an extracted archive byte for byte from its files. Pure.
 
-Owns the form of a recipe: where in the archive which file lies, and all bytes between, which are few: headers, padding,
-the end. So a node gives to others the blob that a registry names, and keeps its weights once. An archive with much that
-was not taken has none. Whoever gets what comes of it sums it, like all else.
+A recipe records the position of each file in the archive and the few bytes between the files: headers, padding and the
+end. With it a node can serve the registry's blob to peers while storing the weights only once. An archive with much
+content that was not extracted has no recipe. The receiver verifies the digest as for any other source.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import msgspec
 from artifacts.oci.spans import Span
 
 REST_BYTES_MAX = 4 << 20
-"""Of an archive, beside its files: beyond it there is no recipe."""
+"""Maximum bytes of an archive outside of its files; above it no recipe is made."""
 RECIPE_BYTES_MAX = 64 << 20
-"""As it is kept: with the paths of very many files."""
+"""Maximum encoded size, reached only with very many file paths."""
 
 
 class ArchivedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file in an archive."""
+    """Position of a file in an archive."""
 
     at: int
-    """Its first byte there."""
+    """Offset of its first byte in the archive."""
     size: int
     path: str
-    """Below the Copy's files."""
+    """Relative to the files folder of the copy in the store."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """Of one archive that is not compressed."""
+    """Recipe of one uncompressed archive."""
 
     size: int
     files: tuple[ArchivedFile, ...]
-    """In order; none is empty."""
+    """In archive order; none is empty."""
     rest: bytes
-    """All that lies between them, joined."""
+    """All bytes between the files, concatenated."""
 
 
 class FileRange(NamedTuple):
-    """Bytes `first` up to `end` of a file below the Copy's files."""
+    """Bytes from `first` up to (excluding) `end` of a file below the files folder of the copy."""
 
     path: str
     first: int
@@ -49,7 +49,7 @@ class FileRange(NamedTuple):
 
 
 def list_gaps(size: int, files: Sequence[ArchivedFile]) -> list[Span]:
-    """What of the archive is in no file. Raises ValueError where files overlap or lie outside."""
+    """Return the spans of the archive outside its files. Raises ValueError if files overlap or exceed the archive."""
     found, at = list[Span](), 0
     for one in files:
         if one.at < at or one.size < 1 or one.at + one.size > size:
@@ -63,7 +63,7 @@ def list_gaps(size: int, files: Sequence[ArchivedFile]) -> list[Span]:
 
 
 def decode_recipe(text: bytes) -> Recipe | None:
-    """None: it is none that can be believed."""
+    """Decode and validate a recipe; None if it is invalid."""
     try:
         found = msgspec.msgpack.decode(text, type=Recipe)
         rest = sum(one.end - one.first for one in list_gaps(found.size, found.files))
@@ -73,12 +73,12 @@ def decode_recipe(text: bytes) -> Recipe | None:
 
 
 def encode_recipe(recipe: Recipe) -> bytes:
-    """As `decode_recipe` wants it."""
+    """Encode a recipe for `decode_recipe`."""
     return msgspec.msgpack.encode(recipe)
 
 
 def iter_archive_range(recipe: Recipe, first: int, end: int) -> Iterator[bytes | FileRange]:
-    """Bytes `first` up to `end` of the archive, in order."""
+    """Yield the archive's bytes from `first` up to (excluding) `end`, in order, as bytes or file ranges."""
     at, used = 0, 0
     for one in (*recipe.files, ArchivedFile(recipe.size, 0, "")):
         between = recipe.rest[used : used + one.at - at]

@@ -1,10 +1,10 @@
-"""Archives (tar) as a stream: pieces of bytes -> members, one after another, without I/O.
+"""Streaming tar parser: pieces of bytes in, members out, one after another. Pure.
 
-Owns the grammar: POSIX ustar, GNU's long names, pax (IEEE Std 1003.1, pax, "ustar Interchange Format"). What two
-readers would read in two ways is refused: sizes that differ, names that are said twice, sizes of what holds no bytes,
-fields of GNU's incremental archives. Modes, owners and times are not read: there is no such thing as a setuid bit here.
-Which members are taken is `artifacts.archives.member_filter`'; Python's `tarfile` unpacks nothing, since its filters
-have been got round again and again.
+Supports POSIX ustar, GNU long names and pax (IEEE Std 1003.1, pax, "ustar Interchange Format"). Anything that two
+readers could interpret differently is rejected: contradictory sizes, repeated names, sizes of members without content,
+fields of GNU incremental archives. Modes, owners and times are ignored, so setuid bits have no effect.
+`artifacts.archives.member_filter` decides which members are extracted. Python's `tarfile` extracts nothing, since its
+filters have been bypassed repeatedly.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from artifacts.oci.descriptor import BLOB_BYTES_MAX
 
 BLOCK_BYTES = 512
 ENTRIES_MAX = 200_000
-"""Members of one archive; an image with software in it has some ten thousand."""
+"""Maximum number of members in an archive; an image with software has some ten thousand."""
 TRAILING_BYTES_MAX = 16 << 20
-"""Zeros after the end, up to where tools fill their last record."""
+"""Maximum zeros after the end marker; tools pad their last record."""
 META_BYTES_MAX = 256 << 10
-"""Of a long name, or of the pax records of one member."""
+"""Maximum size of a long name, or of the pax records of one member."""
 OCTAL_MAX = 0o77777777777
-"""The largest size that a header can say in digits; a larger one stands in pax records, or in GNU's binary form."""
+"""Largest size that fits the octal header field; larger ones need pax records or GNU's binary form."""
 
 Kind = Literal["file", "folder", "link", "special"]
-"""What a member is. `special`: a device, a pipe, a part of a sparse or split file, or of a kind that nobody knows."""
+"""Type of a member. `special`: a device, a pipe, part of a sparse or split file, or an unknown type."""
 _KINDS: dict[bytes, Kind] = {b"0": "file", b"\0": "file", b"5": "folder", b"1": "link", b"2": "link"}
 _POSIX, _GNU = b"ustar\x0000", b"ustar  \x00"
 _ZEROS = bytes(BLOCK_BYTES)
@@ -34,56 +34,56 @@ _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _RECORD_HEAD = re.compile(rb"([1-9][0-9]{0,6}) ")
 _SIZE = re.compile(rb"0|[1-9][0-9]{0,18}")
 _MEANING = frozenset({b"path", b"size", b"linkpath"})
-"""pax records that change what a member is; a global one of these is refused."""
+"""pax records that change how a member is read; they are rejected in a global header."""
 _SPARSE = (b"GNU.sparse.", b"SCHILY.realsize", b"SUN.holesdata")
 _CHARSETS = frozenset({b"ISO-IR 10646 2000 UTF-8", b""})
 
 
 class BadArchiveError(ValueError):
-    """An archive that is not taken; the text is one line that says why."""
+    """The archive is rejected; the message is one line that says why."""
 
 
 class Member(NamedTuple):
-    """One member begins; its bytes follow."""
+    """Start of a member; its content follows."""
 
     path: str
-    """As it is written, without the `/` at the end of a folder's."""
+    """As written in the archive, without the trailing `/` of a folder."""
     size: int
     kind: Kind
 
 
 class End(NamedTuple):
-    """The bytes of a member are all there."""
+    """The content of a member is complete."""
 
 
 Event = Member | memoryview | End
 
 
 class Reader:
-    """Reads one archive, in pieces of any sizes."""
+    """Parses one archive from pieces of any size."""
 
     def __init__(self) -> None:
         self.at = 0
-        """How much of the archive was read when the last event was given: a member's bytes begin here."""
+        """Archive bytes read when the last event was emitted: the offset of a member's content."""
         self._part = bytearray()
-        """Of a header, or of what belongs to the next one, until it is whole."""
+        """Partial header or metadata block."""
         self._wanted = BLOCK_BYTES
         self._meta = ""
-        """Which kind of meta data `_part` is; empty: a header."""
+        """Type flag of the metadata in `_part`; empty for a header."""
         self._meta_bytes = 0
         self._left = 0
-        """Of the member's bytes."""
+        """Remaining content bytes of the current member."""
         self._padding = 0
         self._open = False
         self._named: dict[bytes, bytes] = {}
-        """What pax records or a long name say of the member that comes next."""
+        """pax records or long name for the next member."""
         self.entries = 0
-        """Members so far."""
+        """Members parsed so far."""
         self._ended = False
         self._after = 0
 
     def feed(self, piece: bytes | memoryview) -> Iterator[Event]:
-        """What the piece brings; a view of it is good until the next piece. Raises BadArchiveError."""
+        """Parse a piece and yield its events; views are valid until the next piece. Raises BadArchiveError."""
         view = memoryview(piece)
         while True:
             if self._open and not self._left:
@@ -116,12 +116,12 @@ class Reader:
                         yield member
 
     def close(self) -> None:
-        """There are no more bytes. Raises BadArchiveError where some are missing."""
+        """Finish the input. Raises BadArchiveError if the archive is incomplete."""
         if not self._ended or self._part:
             raise BadArchiveError("the archive is cut off: its end is missing")
 
     def _block(self, block: bytes) -> Member | None:
-        """A header, or meta data, that is whole."""
+        """Process a complete header or metadata block."""
         self._part.clear()
         self._wanted = BLOCK_BYTES
         if self._meta:
@@ -181,7 +181,7 @@ class Reader:
 
 
 def _checked(block: bytes) -> tuple[bytes, bytes, int]:
-    """(name, type, size) of a header whose sum is right. Raises BadArchiveError."""
+    """Return (name, type, size) of a header with a valid checksum. Raises BadArchiveError."""
     said = _number(block[148:156])
     if said != sum(block) - sum(block[148:156]) + 8 * ord(" "):
         raise BadArchiveError("a header in the archive is damaged: its sum is another")
@@ -197,7 +197,7 @@ def _checked(block: bytes) -> tuple[bytes, bytes, int]:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or GNU's binary form. Raises BadArchiveError."""
+    """Parse octal digits or GNU's binary form. Raises BadArchiveError."""
     found = _OCTAL.fullmatch(field)
     if found is not None:
         return int(found[1] or b"0", 8)
@@ -208,7 +208,7 @@ def _number(field: bytes) -> int:
 
 
 def _size_of(named: dict[bytes, bytes], size: int) -> int:
-    """What the records and the header say together: they may differ only where the header has no room for it."""
+    """Return the member size; record and header may differ only if the size does not fit the header."""
     text = named.get(b"size")
     if text is None:
         return size
@@ -221,7 +221,7 @@ def _size_of(named: dict[bytes, bytes], size: int) -> int:
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """The pax records by their keys. Raises BadArchiveError."""
+    """Parse pax records into a dictionary. Raises BadArchiveError."""
     found: dict[bytes, bytes] = {}
     at = 0
     while at < len(content):

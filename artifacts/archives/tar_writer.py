@@ -1,7 +1,7 @@
-"""Archives of one file each, written so that the same file always makes the same bytes. Pure.
+"""Writes tar archives of one file each, deterministically: the same file always gives the same bytes. Pure.
 
-Owns what stands before and behind the file's bytes: a ustar header without times and owners, pax records only where the
-header has no room for the name or the size (8 GiB and more), and the end. The file's bytes begin at a multiple of 512.
+Builds the bytes before and after the file's content: a ustar header without times and owners, pax records only if the
+name or the size (8 GiB and more) does not fit the header, and the end marker. The content starts at a multiple of 512.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _END = bytes(2 * BLOCK_BYTES)
 
 
 class Frame(NamedTuple):
-    """What stands round the bytes of a file."""
+    """The archive bytes before and after a file's content."""
 
     head: bytes
     tail: bytes
 
 
 def build_frame(path: str, size: int) -> Frame:
-    """Of an archive that holds this file alone. `path`: one by `artifacts.safe_paths`."""
+    """Build the frame of an archive with this file alone. `path`: must have passed `artifacts.safe_paths`."""
     name, records = path.encode(), b""
     if len(name) > _NAME_BYTES_MAX or not path.isascii():
         records += _record(b"path", name)
@@ -44,7 +44,7 @@ def _header(name: bytes, size: int, flag: bytes) -> bytes:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """A record says its own length, whose digits count."""
+    """Encode a pax record, which starts with its own length including the length digits."""
     rest = b" %s=%s\n" % (key, value)
     length = len(rest) + len(str(len(rest)))
     length = len(rest) + len(str(length))

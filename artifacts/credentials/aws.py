@@ -1,9 +1,9 @@
-"""Whose keys a request to AWS, or to a store that speaks as it does, is signed with. I/O.
+"""Keys that sign requests to AWS or to an S3-compatible store. I/O.
 
-Owns where they are looked for, in AWS's order: the environment, a workload's identity (a web identity token, as IRSA
-mounts it, that STS gives keys for), the profile in `~/.aws/credentials`; and the region. Promises: files are read at
-each asking; keys that end are asked for anew before they do; nothing of them is shown. Keys of a machine's metadata
-service are not asked for: link-local addresses never are.
+Keys are looked up in AWS's order: the environment, a workload's identity (a web identity token as IRSA mounts it, which
+STS exchanges for keys), the profile in `~/.aws/credentials`. The region comes from the environment or the config file.
+Files are read on every lookup, expiring keys are renewed before they expire, and no secret is logged. The instance
+metadata service is not used: link-local addresses are never contacted.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from artifacts.http.transport import Limits, Site, Transport
 from artifacts.http.xml import BadXmlError
 
 REGION = "us-east-1"
-"""Where nothing says another."""
+"""Default region."""
 FILE_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 256 << 10
 RENEW_S = 300.0
-"""Before they end."""
+"""Keys are renewed this long before they expire."""
 _REGION = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _ROLE = re.compile(r"arn:[a-z0-9-]+:iam:[a-z0-9-]*:[0-9]*:role/[!-~]{1,512}")
-"""Amazon's lie in no region, MinIO's in the server's."""
+"""Amazon's role ARNs have no region; MinIO's have the server's."""
 _FAULT = re.compile(r"[A-Za-z]{1,64}")
 
 
 class Own(NamedTuple):
-    """A service of one's own."""
+    """Settings of a private STS-compatible service."""
 
     endpoint: str | None = None
-    """Where it is, where AWS_ENDPOINT_URL_STS does not say."""
+    """STS endpoint if AWS_ENDPOINT_URL_STS is not set."""
     ca: Path | None = None
-    """Authorities beside the system's."""
+    """CA certificates trusted in addition to the system's."""
 
 
 class AwsKeys:
-    """Of one environment; it remembers keys that STS gave, so keep it."""
+    """Keys found in one environment. Keep the instance: it caches keys from STS."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class AwsKeys:
         *,
         own: Own | None = None,
     ) -> None:
-        """`own`: who gives a role's keys, if it is not Amazon."""
+        """`own`: the STS service to use instead of Amazon's."""
         self._env, self._home, self._own = env, home, own or Own()
         self._pace, self._limits = pace or Pace(), limits or Limits()
         self._asking = asyncio.Lock()
         self._given: _Given | None = None
 
     async def keys(self) -> Keys | None:
-        """None: there are none, and it is asked without. Raises PolicyError, DeniedError, UnreachableError."""
+        """Return the keys; None means unsigned requests. Raises PolicyError, DeniedError, UnreachableError."""
         env = self._env
         if env.get("AWS_ACCESS_KEY_ID") and env.get("AWS_SECRET_ACCESS_KEY"):
             return Keys(env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], env.get("AWS_SESSION_TOKEN", ""))
@@ -83,7 +83,7 @@ class AwsKeys:
         return None
 
     async def region(self) -> str:
-        """By the environment, or `~/.aws/config`. Raises PolicyError."""
+        """Return the region from the environment or `~/.aws/config`. Raises PolicyError."""
         found = self._env.get("AWS_REGION") or self._env.get("AWS_DEFAULT_REGION")
         if not found:
             row = await asyncio.to_thread(self._profile, self._file("AWS_CONFIG_FILE", "config"), ("profile ", ""))
@@ -96,7 +96,7 @@ class AwsKeys:
         return Path(self._env[name]) if self._env.get(name) else self._home / ".aws" / usual
 
     def _profile(self, path: Path, begins: tuple[str, ...]) -> Mapping[str, str]:
-        """The rows of our profile; `begins`: what may stand before its name. Raises PolicyError."""
+        """Return the selected profile's settings; `begins`: prefixes of its section name. Raises PolicyError."""
         parser = configparser.RawConfigParser(strict=False)
         try:
             with path.open("rb") as file:
@@ -105,7 +105,7 @@ class AwsKeys:
             return {}
         except OSError as error:
             raise PolicyError(f"{path}: {error.strerror}") from None
-        except (configparser.Error, UnicodeDecodeError):  # whose text shows lines of it
+        except (configparser.Error, UnicodeDecodeError):  # the parser's message quotes lines of the file
             raise PolicyError(f"{path}: cannot be read as a file of AWS's profiles") from None
         name = self._env.get("AWS_PROFILE") or "default"
         return next((dict(parser[begin + name]) for begin in begins if parser.has_section(begin + name)), {})
@@ -117,7 +117,7 @@ class AwsKeys:
             return self._given.keys
 
     async def _asked(self, token: Path, role: str) -> _Given:
-        """STS' AssumeRoleWithWebIdentity, which is not signed: the token proves who asks."""
+        """Call AssumeRoleWithWebIdentity, which is unsigned: the token authenticates the caller."""
         if not _ROLE.fullmatch(role):
             raise PolicyError("AWS_ROLE_ARN is no role's name; expected such as arn:aws:iam::123456789012:role/name")
         try:

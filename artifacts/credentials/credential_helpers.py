@@ -1,8 +1,8 @@
-"""Credential programs (`docker-credential-NAME`), which know logins, keep them and forget them. I/O.
+"""Docker credential helpers (`docker-credential-NAME`): programs that return, store and erase logins. I/O.
 
-Owns Docker's protocol for them (https://docs.docker.com/reference/cli/docker/login): a word as argument, the rest on
-pipes. Promises: a program gets a few seconds, the host, and the login that it is to keep, and nothing else; its words
-are not shown; it is ended with what it started.
+Implements Docker's helper protocol (https://docs.docker.com/reference/cli/docker/login): a command as the argument, the
+data on pipes. A helper gets a time limit of a few seconds and only the host and the login to store. Its output is not
+shown, and it is killed together with its child processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROGRAM_S_MAX = 10.0
 END_S_MAX = 1.0
 PROGRAM_BYTES_MAX = 64 << 10
 UNKNOWN = b"credentials not found"
-"""What programs say on their output where they know none."""
+"""What helpers print on stdout if they have no login for the host."""
 
 
 class _Spoken(msgspec.Struct, frozen=True, rename="pascal"):
@@ -37,7 +37,7 @@ class _Kept(msgspec.Struct, frozen=True, rename={"server": "ServerURL", "usernam
 
 
 async def get_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Login | None:
-    """The login that it knows of a host. Raises DeniedError."""
+    """Return the helper's login for a host, or None. Raises DeniedError."""
     code, text = await _said(name, "get", host, docker_config.format_server_url(host).encode(), within_s)
     if code != 0:
         if UNKNOWN in text:
@@ -53,7 +53,7 @@ async def get_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Lo
 
 
 async def store_login(name: str, host: str, login: Login, within_s: float = PROGRAM_S_MAX) -> None:
-    """It keeps the login of a host from now on. Raises DeniedError."""
+    """Store the login of a host in the helper. Raises DeniedError."""
     user, secret = (IDENTITY_USER, login.identity_token) if login.identity_token else (login.user, login.password)
     text = msgspec.json.encode(_Kept(docker_config.format_server_url(host), user, secret))
     code, _ = await _said(name, "store", host, text, within_s)
@@ -65,7 +65,7 @@ async def store_login(name: str, host: str, login: Login, within_s: float = PROG
 
 
 async def erase_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> bool:
-    """It forgets the login of a host. False: it knew none. Raises DeniedError."""
+    """Erase the login of a host from the helper; False if it had none. Raises DeniedError."""
     if await get_login(name, host, within_s) is None:
         return False
     code, text = await _said(name, "erase", host, docker_config.format_server_url(host).encode(), within_s)
@@ -75,7 +75,7 @@ async def erase_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> 
 
 
 async def _said(name: str, word: str, host: str, question: bytes, within_s: float) -> tuple[int, bytes]:
-    """Its exit status, and what it wrote. Raises DeniedError."""
+    """Run the helper; return its exit status and output. Raises DeniedError."""
     program = f"docker-credential-{name}"
     try:
         process = await asyncio.create_subprocess_exec(
@@ -102,11 +102,11 @@ async def _said(name: str, word: str, host: str, question: bytes, within_s: floa
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends it with what it started, if it has not ended by itself."""
+    """Kill the helper and its process group, unless it has exited."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):  # somebody who left its group may keep its output open
+        with contextlib.suppress(TimeoutError):  # a child that left the process group may keep the output open
             async with asyncio.timeout(END_S_MAX):
                 await process.communicate()
 
@@ -118,7 +118,7 @@ async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes
     try:
         await process.stdin.drain()
     except ConnectionError:
-        pass  # it needs no question to answer, or ends: its code says which
+        pass  # the helper needs no input, or is exiting: the exit status decides
     process.stdin.close()
     text = b""
     while len(text) <= PROGRAM_BYTES_MAX and (more := await process.stdout.read(PROGRAM_BYTES_MAX)):

@@ -1,7 +1,7 @@
-"""Logins as people's files have them: Docker's and Podman's `config.json`, Kubernetes' pull secrets. Pure.
+"""Parses registry logins from Docker's and Podman's `config.json` and from Kubernetes pull secrets. Pure.
 
-Owns the reading of these texts, and which entry is whose. A login goes to the host that its entry names; Podman's
-entries may name a repository (the longest one that fits is taken), Kubernetes' may have `*` in a host's parts.
+Also selects the entry for a registry. A login is used only for the host that its entry names. Podman's entries may name
+a repository (the longest match wins); Kubernetes' entries may have `*` in the components of a host name.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from artifacts.reference import DOCKER_HOSTS
 
 DOCKER_KEY = "https://index.docker.io/v1/"
 IDENTITY_USER = "<token>"
-"""The user name with which a secret is an identity token (OAuth2's refresh token)."""
+"""User name that marks the secret as an identity token (an OAuth2 refresh token)."""
 CONFIG_BYTES_MAX = 1 << 20
 SECRETS = {"kubernetes.io/dockerconfigjson": ".dockerconfigjson", "kubernetes.io/dockercfg": ".dockercfg"}
-"""Types of Kubernetes' secrets with logins, and where in them those are."""
+"""Kubernetes secret types that hold logins, and the data key of each."""
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What one registry gets; not shown by `repr`."""
+    """Credentials for one registry; hidden from `repr`."""
 
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
     identity_token: str = field(default="", repr=False)
     registry_token: str = field(default="", repr=False)
-    """Sent to the registry as it is."""
+    """Bearer token that is sent to the registry unchanged."""
     whose: str = field(default="", repr=False)
-    """Who it is, where the rest changes from hour to hour (a machine's identity)."""
+    """Stable name of the identity if the other fields change hourly (a machine's identity)."""
     note: str = ""
-    """Of a login that is none: why, and what to do."""
+    """Of a login without credentials: the reason and the fix."""
 
     @property
     def anonymous(self) -> bool:
-        """Nothing that a registry could be shown."""
+        """Whether the login has no credentials."""
         return not (self.user or self.identity_token or self.registry_token)
 
     @property
     def basic(self) -> str:
-        """The header's value."""
+        """Value of the Authorization header for Basic authentication."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 class AuthConfig(msgspec.Struct, frozen=True):
-    """One of `auths`."""
+    """One entry of `auths`."""
 
     auth: str = ""
     username: str = ""
@@ -63,7 +63,7 @@ class AuthConfig(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, rename={"cred_helpers": "credHelpers", "creds_store": "credsStore"}):
-    """A file of logins."""
+    """A parsed login file."""
 
     auths: dict[str, AuthConfig] = {}
     cred_helpers: dict[str, str] = {}
@@ -71,7 +71,7 @@ class Config(msgspec.Struct, frozen=True, rename={"cred_helpers": "credHelpers",
 
 
 def parse_config(text: bytes | str, name: str) -> Config:
-    """Raises PolicyError that names `name`, where it came from; nothing of the text is shown."""
+    """Parse a login file. Raises PolicyError that names the source (`name`) and shows none of the text."""
     if len(text) > CONFIG_BYTES_MAX:
         raise PolicyError(f"{name}: larger than {CONFIG_BYTES_MAX >> 20} MiB")
     try:
@@ -85,9 +85,9 @@ def parse_config(text: bytes | str, name: str) -> Config:
 
 
 def parse_pull_secret(type: str, data: Mapping[str, str], name: str = "a pull secret") -> Config:
-    """The logins of a Kubernetes secret; `data` as its API gives it, in base64. Raises PolicyError.
+    """Parse the logins of a Kubernetes secret; `data` is base64 as returned by its API. Raises PolicyError.
 
-    Credential programs that it names are left out: kubelets start none for a secret, either.
+    Credential helpers named in it are ignored, as in the kubelet.
     """
     key = SECRETS.get(type)
     if key is None:
@@ -99,15 +99,15 @@ def parse_pull_secret(type: str, data: Mapping[str, str], name: str = "a pull se
         text = b""
     if not text:
         raise PolicyError(f"{name}: has nothing at {key} that could be read")
-    if key == ".dockercfg":  # the entries alone, as Docker wrote them until 2015
+    if key == ".dockercfg":  # only the entries, as Docker wrote them until 2015
         text = b'{"auths":' + text + b"}"
     return Config(parse_config(text, name).auths)
 
 
 def list_logins(secrets: Sequence[Config], host: str, repository: str, name: str = "a pull secret") -> list[Login]:
-    """What several secrets have for one repository, in the order in which kubelets try it. Raises PolicyError.
+    """Return the logins of several secrets for a repository, in the order in which the kubelet tries them.
 
-    That is: by the entry's key, the more exact first (the reverse of the alphabet), and of the same key by secret.
+    Sorted by entry key, the more specific first (reverse alphabetical), then by secret. Raises PolicyError.
     """
     fitting = [
         ((_host(key), _path(key)), -number, found)
@@ -120,12 +120,12 @@ def list_logins(secrets: Sequence[Config], host: str, repository: str, name: str
 
 
 def list_registry_keys(keys: Iterable[str], host: str) -> list[str]:
-    """Those that stand for all of a registry, however they are spelt."""
+    """Return the keys that stand for the whole registry, in any spelling."""
     return [key for key in keys if not _path(key) and _host(key) in list_host_aliases(host)]
 
 
 def find_credential_helper(found: Config, host: str) -> str:
-    """What comes after `docker-credential-`, of the program that knows the login of a host; empty: none does."""
+    """Return the helper's name (after `docker-credential-`) for a host; empty if there is none."""
     for key, name in found.cred_helpers.items():
         if _host(key) in list_host_aliases(host):
             return name
@@ -133,7 +133,7 @@ def find_credential_helper(found: Config, host: str) -> str:
 
 
 def find_login(found: Config, host: str, repository: str, name: str) -> Login | None:
-    """The login in the text itself. Raises PolicyError for an entry that is none."""
+    """Return the login stored in the file itself, or None. Raises PolicyError for an invalid entry."""
     entry = next((found.auths[key] for key in _keys(found.auths, host, repository)), None)
     return None if entry is None else _entry(entry, host, name)
 
@@ -151,22 +151,22 @@ def _entry(entry: AuthConfig, host: str, name: str) -> Login | None:
     if user == IDENTITY_USER and not entry.identitytoken:
         return Login(identity_token=password)
     if not (user or entry.identitytoken or entry.registrytoken):
-        return None  # Docker leaves empty entries beside a program's
+        return None  # Docker leaves empty entries for logins kept by a helper
     return Login(user, password, entry.identitytoken, entry.registrytoken)
 
 
 def list_host_aliases(host: str) -> frozenset[str]:
-    """All that a registry is called."""
+    """Return all names of a registry."""
     return DOCKER_HOSTS if host in DOCKER_HOSTS else frozenset({host})
 
 
 def format_server_url(host: str) -> str:
-    """As credential programs are asked."""
+    """Return the server name that credential helpers expect for a host."""
     return DOCKER_KEY if host in DOCKER_HOSTS else host
 
 
 def _keys(auths: Mapping[str, AuthConfig], host: str, repository: str, *, globs: bool = False) -> Iterator[str]:
-    """Those that fit, the longest first. `globs`: as Kubernetes reads them."""
+    """Yield the matching keys, the longest path first. `globs`: match wildcards as Kubernetes does."""
     for key in sorted(auths, key=lambda key: (-len(_path(key)), key)):
         path = _path(key)
         if path and not (repository == path or repository.startswith(path + "/")):
@@ -189,7 +189,7 @@ def _path(key: str) -> str:
 
 
 def _fits(pattern: str, host: str) -> bool:
-    """A `*` stands for (a part of) one label, so that `*.example` is no name of `a.b.example`; ports are the same."""
+    """Match a host; `*` matches within one label, so `*.example` does not match `a.b.example`; ports must be equal."""
     want, have = pattern.rpartition(":"), host.rpartition(":")
     if want[2].isdigit() != have[2].isdigit() or (want[2].isdigit() and want[2] != have[2]):
         return False

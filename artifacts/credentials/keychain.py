@@ -1,7 +1,7 @@
-"""Where logins come from: files, credential programs, Kubernetes' secrets. I/O.
+"""Looks up registry logins in files, credential helpers and Kubernetes secrets, in a fixed order. I/O.
 
-Owns the asking, and the order of it. Promises: files are read at each asking, so that a login that was renewed is
-seen. Which entry is whose is `dockerconfig`'s, what a program says `programs`', what a cloud gives `clouds`'.
+Files are read on every lookup, so that a renewed login takes effect. `docker_config` selects the entry of a file,
+`credential_helpers` runs the helpers, and `clouds` provides logins of cloud identities.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 class Keychain(Protocol):
-    """Knows logins."""
+    """A source of logins."""
 
     async def login(self, host: str, repository: str) -> Login | None:
-        """None: it knows none for this one. Raises PolicyError, DeniedError."""
+        """Return the login, or None if this source has none. Raises PolicyError, DeniedError."""
 
 
 class Chain:
-    """The first of several that knows."""
+    """Returns the first login that any of several sources has."""
 
     def __init__(self, chains: Sequence[Keychain] = ()) -> None:
         self._chains = chains
 
     async def login(self, host: str, repository: str) -> Login | None:
-        """As Keychain."""
+        """See `Keychain.login`."""
         for one in self._chains:
             if (found := await one.login(host, repository)) is not None:
                 return found
@@ -40,30 +40,30 @@ class Chain:
 
 
 class Known:
-    """One login, for one registry."""
+    """A fixed login for one registry."""
 
     def __init__(self, host: str, login: Login) -> None:
         self._host = host
         self._login = login
 
-    async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- a Keychain's
-        """As Keychain."""
+    async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- required by Keychain
+        """See `Keychain.login`."""
         return self._login if host in docker_config.list_host_aliases(self._host) else None
 
 
 async def try_each_login(
     secrets: Sequence[Config], host: str, repository: str, rest: Keychain, do: Callable[[Keychain], Awaitable[T]]
 ) -> T:
-    """What is done for a pod with pull secrets, as kubelets do it: with each of its logins until one is let in.
+    """Run `do` with each login of a pod's pull secrets until one is accepted, as the kubelet does.
 
-    `rest` is the node's own: it stands behind each login for other hosts, and is tried alone at last. Raises what `do`
-    raises: the first refusal where nobody is let in, and PolicyError of a secret.
+    `rest` holds the node's own logins: it serves other hosts during each attempt and is tried alone at the end. Raises
+    what `do` raises: the first refusal if no login is accepted, and PolicyError for an invalid secret.
     """
     first: DeniedError | AbsentError | None = None
     for one in docker_config.list_logins(secrets, host, repository):
         try:
             return await do(Chain([Known(host, one), rest]))
-        except (DeniedError, AbsentError) as error:  # registries say either of what somebody may not see
+        except (DeniedError, AbsentError) as error:  # registries report either for content the caller may not see
             first = first or error
     try:
         return await do(rest)
@@ -72,13 +72,13 @@ async def try_each_login(
 
 
 class ConfigFiles:
-    """Docker's and Podman's files, with the credential programs that they name."""
+    """Docker's and Podman's login files, and the credential helpers that they name."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
 
     async def login(self, host: str, repository: str) -> Login | None:
-        """As Keychain."""
+        """See `Keychain.login`."""
         for path in self._files:
             text = await asyncio.to_thread(load_config_bytes, path, CONFIG_BYTES_MAX)
             if text is None:
@@ -93,7 +93,7 @@ class ConfigFiles:
 
 
 def list_config_paths(env: Mapping[str, str], home: Path) -> list[Path]:
-    """Where Docker and Podman keep their files, in the order in which they are asked."""
+    """Return the login files of Docker and Podman in lookup order."""
     if env.get("REGISTRY_AUTH_FILE"):
         return [Path(env["REGISTRY_AUTH_FILE"])]
     docker = Path(env["DOCKER_CONFIG"]) if env.get("DOCKER_CONFIG") else home / ".docker"
@@ -103,7 +103,7 @@ def list_config_paths(env: Mapping[str, str], home: Path) -> list[Path]:
 
 
 def load_config_bytes(path: Path, bytes_max: int) -> bytes | None:
-    """A file, or one byte more than is allowed; None: there is no such file. Raises PolicyError."""
+    """Read a file up to one byte over the limit; None if it does not exist. Raises PolicyError."""
     try:
         with path.open("rb") as file:
             return file.read(bytes_max + 1)

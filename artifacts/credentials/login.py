@@ -1,10 +1,10 @@
-"""Logins in people's files, kept there and forgotten: Docker's and Podman's files, and the programs they name. I/O.
+"""Stores and removes logins in Docker's and Podman's config files and their credential helpers. I/O.
 
-Owns which file a login goes into, and how that file changes: whole, for its owner alone, with all else in it as it was.
-The entry itself is written by oras' store of logins (`oras.main.login.DockerClient`), into a copy of ours beside the
-file. What of oras is not used, and why: its write in place (readable to others, and empty after a crash); its
-`OrasClient.login` (asks Docker's daemon over HTTP first); its `logout` (forgets in memory only); its programs (they may
-hang, cannot store or erase, and beside one it writes the password into the file as well).
+Chooses the file for a login and replaces it atomically, readable only by its owner, with all other content unchanged.
+The entry itself is written by oras (`oras.main.login.DockerClient`) into a temporary copy next to the file. Unused
+parts of oras, and why: its in-place write (world-readable, and empty after a crash); `OrasClient.login` (first contacts
+the Docker daemon over HTTP); its `logout` (only clears memory); its helper support (helpers may hang, cannot store or
+erase, and the password is also written into the file).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Auths = dict[str, dict[str, object]]
 
 
 class LoginLocation(NamedTuple):
-    """Where a login is kept."""
+    """Where a login is stored."""
 
     file: Path
     program: str = ""
-    """As `dockerconfig.program`; empty: in the file itself."""
+    """As from `docker_config.find_credential_helper`; empty if the login is in the file itself."""
 
     def __str__(self) -> str:
-        """As people look for it."""
+        """Format the location for users."""
         return f"docker-credential-{self.program} ({self.file})" if self.program else str(self.file)
 
 
 async def save_login(files: Sequence[Path], host: str, login: Login) -> LoginLocation:
-    """The login (user and password) is that of the host from now on. Raises DeniedError, PolicyError.
+    """Store a login (user and password) for the host. Raises DeniedError, PolicyError.
 
-    `files`: as `credentials.usual` has them. It goes into the first that has one of that host, else into the last.
+    `files`: as from `keychain.list_config_paths`. The first with an entry for the host is used, else the last.
     """
     place = await asyncio.to_thread(_place, files, host)
     if place.program:
@@ -53,7 +53,7 @@ async def save_login(files: Sequence[Path], host: str, login: Login) -> LoginLoc
 
 
 async def remove_login(files: Sequence[Path], host: str) -> list[LoginLocation]:
-    """Nobody of the files and their programs knows the host's login any more; where one did. As `save_login` raises."""
+    """Remove the host's login from all files and helpers; return where it was found. Raises as `save_login`."""
     gone = list[LoginLocation]()
     for file in files:
         found = await asyncio.to_thread(_config, file)
@@ -84,7 +84,7 @@ def _kept(place: LoginLocation, host: str, login: Login) -> None:
     def change(auths: Auths) -> None:
         _without(auths, host)
         if place.program:
-            auths[docker_config.format_server_url(host)] = {}  # as Docker marks whose login its program has
+            auths[docker_config.format_server_url(host)] = {}  # as Docker marks logins kept by a helper
 
     def write(file: Path) -> None:
         from oras.main.login import DockerClient  # type: ignore[import-untyped]  # takes 0.2 s; has no types
@@ -100,12 +100,12 @@ def _without(auths: Auths, host: str) -> None:
 
 
 def _changed(file: Path, change: Callable[[Auths], None], write: Callable[[Path], None] | None = None) -> None:
-    """The file with other entries, put in its place by one rename. Raises PolicyError."""
+    """Change the file's entries and replace it with one rename. Raises PolicyError."""
     try:
-        file = file.resolve()  # a link to somewhere else stays one
+        file = file.resolve()  # keep a symbolic link in place
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locks.wait_for_lock(file.parent, LOCK_S_MAX):
-            _config(file)  # says what is wrong with it
+            _config(file)  # raises if the file is invalid
             document = json.loads(keychain.load_config_bytes(file, CONFIG_BYTES_MAX) or b"{}")
             change(document.setdefault("auths", {}))
             new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")

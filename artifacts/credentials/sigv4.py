@@ -1,7 +1,7 @@
-"""AWS Signature Version 4: the headers that prove who asks, for one request. Pure.
+"""AWS Signature Version 4: computes the headers that authenticate one request. Pure.
 
-Owns the arithmetic (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html). The
-time and the keys are arguments. Promises: what is signed is the URL as it travels; the secret never comes out.
+Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. The time and the
+keys are arguments. The URL is signed exactly as it is sent; the secret key never appears in the output.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from artifacts.http.origin import get_origin
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY = hashlib.sha256(b"").hexdigest()
-"""The sum of a request without a body."""
+"""SHA-256 of an empty request body."""
 _UNRESERVED = "-._~"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Who asks."""
+    """An access key."""
 
     access: str
     secret: str = field(repr=False)
     session: str = field(default="", repr=False)
-    """The token that comes with keys that end."""
+    """Session token of temporary keys."""
 
 
 class Scope(NamedTuple):
-    """What a signature is good for."""
+    """The region and service for which a signature is valid."""
 
     region: str
     service: str
@@ -43,19 +43,19 @@ class Scope(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request."""
+    """A request to sign."""
 
     method: str
     url: URL
-    """Encoded as `encode_uri` does it."""
+    """Must be encoded as by `encode_uri`."""
     headers: Mapping[str, str] = {}
     body: bytes = b""
 
 
 def sign_request(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[str, str]:
-    """Its headers with those that sign them, its URL and its body. Send all as they are.
+    """Return the headers plus the signing headers; headers, URL and body must be sent unchanged.
 
-    The Host header is signed and left out: it is the transport's to send.
+    The Host header is signed but not returned, since the transport sends it.
     """
     method, url, headers, body = asked
     at = datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -90,12 +90,12 @@ def sign_request(asked: Asked, keys: Keys, scope: Scope, unix_s: float) -> dict[
 
 
 def encode_uri(text: str, *, path: bool = False) -> str:
-    """As AWS wants a part of a URL written; of a `path` each / stays."""
+    """Percent-encode a URL component as AWS requires; in a `path` each / is kept."""
     return quote(text, safe=_UNRESERVED + "/" * path)
 
 
 def _query(text: str) -> str:
-    """In the order in which it is signed."""
+    """Return the query parameters in canonical order."""
     pairs = [one.partition("=") for one in text.split("&") if one]
     return "&".join(f"{name}={value}" for name, _, value in sorted(pairs))
 

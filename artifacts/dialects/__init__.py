@@ -1,4 +1,4 @@
-"""Dialects: how each tool that packs models says what the layers of a manifest are. One small module for each.
+"""Dialects: one module per packaging tool, which interprets the layers of the tool's manifests.
 
-Nothing stands here, so that a dialect is imported by its own name; `artifacts.dialects.registry` has all of them.
+This file is empty on purpose: import each dialect by its module; `artifacts.dialects.registry` lists all of them.
 """

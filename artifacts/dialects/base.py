@@ -1,7 +1,7 @@
-"""What a dialect is: it knows its manifests, and says of each of their layers what it is meant to be. Pure.
+"""Interface of a dialect: it recognizes its manifests and interprets each of their layers. Pure.
 
-Owns the seam. A dialect only translates: nothing that it says is checked yet, and it lets nothing in. That is
-`artifacts.dialects.contents`' and `artifacts.file_policy`'s.
+A dialect only translates: its output is unchecked and accepts nothing. `artifacts.dialects.contents` and
+`artifacts.file_policy` do the checks.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
 
 Encoding = Literal["raw", "tar", "tar+gzip", "tar+zstd"]
-"""How a layer holds what it holds: as it is, or as an archive."""
+"""Encoding of a layer: a plain file or an archive."""
 TITLE = "org.opencontainers.image.title"
 FILEPATH, FILEPATH_LEGACY = "org.cncf.model.filepath", "org.cnai.model.filepath"
 
 
 class Said(NamedTuple):
-    """What a layer is meant to be."""
+    """A dialect's interpretation of a layer."""
 
     role: Role | None = None
-    """None: its name decides."""
+    """None: the file name decides."""
     encoding: Encoding = "raw"
     path: str = ""
-    """As it was written. Of an archive: the file or folder in it; empty where only the archive knows."""
+    """As written in the manifest. For an archive: the file or folder in it, or empty if only the archive knows."""
     form: str = ""
-    """Of weights, where the media type says it: `gguf`, `safetensors`."""
+    """Format of weights, if the media type names it: `gguf`, `safetensors`."""
     under: str = ""
-    """Of an archive: the folder that its names are laid under."""
+    """For an archive: the folder below which its members are extracted."""
     note: str = ""
-    """What a person should know of this reading."""
+    """Remark on the interpretation for users."""
     refusal: str = ""
-    """Why this dialect has no meaning for it."""
+    """Why the dialect cannot interpret the layer."""
 
 
 class Reading(NamedTuple):
-    """A whole manifest, as a dialect has it."""
+    """A dialect's interpretation of a whole manifest."""
 
     dialect: str
     layers: Sequence[Said]
-    """One for each layer."""
+    """One entry per layer."""
     roots: Sequence[str] = ("",)
-    """Folders in the archives; the first that is there is the model's, and what lies beside it is passed by."""
+    """Candidate model folders in the archives; the first that exists is used, and content outside it is ignored."""
     problem: str = ""
-    """Why the whole is no model that can be taken."""
+    """Why the manifest as a whole is not an acceptable model."""
 
 
 class Dialect(NamedTuple):
-    """One way to write models into manifests."""
+    """One way to represent models in manifests."""
 
     knows: Callable[[Manifest], bool]
     read: Callable[[Manifest, bytes | None], Reading]
-    """The second: the bytes of the manifest's config, where they are at hand."""
+    """The second argument is the manifest's config, or None if it is not available."""
 
 
 def read_layer_path(layer: Descriptor) -> tuple[str, str]:
-    """The path that annotations give, and a note where they disagree: the model's own one goes before the title."""
+    """Return the path from the annotations (filepath before title), and a note if they disagree."""
     given = [layer.annotations[name] for name in (FILEPATH, FILEPATH_LEGACY, TITLE) if name in layer.annotations]
     others = [one for one in given[1:] if one not in {given[0], given[0].rpartition("/")[2]}]
     note = f"its filepath goes before {others[0][:80]!r}, which it is called elsewhere" if others else ""
@@ -68,7 +68,7 @@ def read_layer_path(layer: Descriptor) -> tuple[str, str]:
 
 
 def config_object(config: bytes) -> dict[str, object]:
-    """The config as a JSON object. Raises BadManifestError."""
+    """Decode the config as a JSON object. Raises BadManifestError."""
     try:
         return strict_json.decode_object(config, manifest.CONFIG_BYTES_MAX)
     except strict_json.BadJsonError as error:
@@ -76,9 +76,9 @@ def config_object(config: bytes) -> dict[str, object]:
 
 
 def number_duplicate_names(names: Iterable[str]) -> list[str]:
-    """Names of files that have none of their own: the second `LICENSE` is `LICENSE-2`, of weights as llama.cpp splits.
+    """Number repeated file names: the second `LICENSE` becomes `LICENSE-2`, weights as llama.cpp numbers splits.
 
-    Empty names stay so.
+    Empty names stay empty.
     """
     listed = list(names)
     many, seen = Counter(listed), Counter[str]()

@@ -1,9 +1,8 @@
-"""What an artifact consists of: a manifest of any dialect -> one list of files, each taken, or refused and why. Pure.
+"""Turns a manifest of any dialect into one list of files, each accepted or refused with a reason. Pure.
 
-Owns the order of the checks: the dialect translates, then paths must be such as can be written, then the policy judges
-(`artifacts.file_policy`), and all must be able to lie in one folder. Nothing is left out silently: each layer is a file
-or has a refusal, and `explain_contents` says which. Where anything is refused nothing is taken, since half a model is
-none.
+The dialect translates the layers, then paths must be safe, then the policy (`artifacts.file_policy`) must accept each
+file, and all paths must fit into one folder. No layer is omitted silently: each is a file or has a refusal, which
+`explain_contents` lists. One refusal rejects the whole artifact, since a partial model is useless.
 """
 
 from __future__ import annotations
@@ -23,52 +22,52 @@ from artifacts.oci.descriptor import BadManifestError, Descriptor
 from artifacts.oci.manifest import Manifest
 
 BYTES_MAX = 1 << 45
-"""Of all layers together."""
+"""Limit for all layers together."""
 _SIGNATURE = re.compile(r"application/vnd\.(?:dev\.cosign\.|dev\.sigstore\.|cncf\.notary\.)")
 
 
 class RefusedError(BadManifestError):
-    """The artifact is understood, and something of it is not taken; the text names the first layer and says why."""
+    """The artifact is valid but partly refused; the message names the first refused layer and the reason."""
 
 
 class File(NamedTuple):
-    """One file of the model, or one archive with some of them."""
+    """A file of the model, or an archive that contains some of them."""
 
     path: str
-    """Relative, and such as may be written. Of an archive: the file or folder in it; empty: only the archive knows."""
+    """Safe relative path. For an archive: the file or folder in it, or empty if only the archive knows."""
     size: int
-    """Of the blob, as it is sent."""
+    """Blob size as transferred."""
     digest: Digest
     role: Role
     encoding: Encoding
     under: str = ""
-    """Of an archive: the folder that its names are laid under."""
+    """For an archive: the folder below which its members are extracted."""
 
 
 class ClassifiedLayer(NamedTuple):
-    """One layer, with what became of it: a file, or a refusal."""
+    """A layer, either accepted as a file or refused."""
 
     media_type: str
     file: File
-    """Where there is a refusal: what it was taken for, and not to be written."""
+    """If the layer is refused: its interpretation, which must not be written."""
     note: str = ""
     refusal: str = ""
 
 
 class Contents(NamedTuple):
-    """The artifact, read."""
+    """The interpreted artifact."""
 
     dialect: str
     layers: tuple[ClassifiedLayer, ...]
     roots: tuple[str, ...] = ("",)
-    """Folders in archives; the first that is there is the model's, and what lies beside it is passed by."""
+    """Candidate model folders in the archives; the first that exists is used, and content outside it is ignored."""
     problem: str = ""
-    """Why the whole is not taken, whatever its layers are."""
+    """Why the artifact as a whole is refused, whatever its layers are."""
     allow_unsafe: bool = False
-    """Code and what can run programs is taken, too; also out of archives."""
+    """Whether code and executable weight formats are accepted, also in archives."""
 
     def files(self) -> tuple[File, ...]:
-        """All files, where all is taken. Raises RefusedError."""
+        """Return all files if every layer is accepted. Raises RefusedError."""
         if self.problem:
             raise RefusedError(f"{self.dialect}: {self.problem}")
         refused = [(number, one) for number, one in enumerate(self.layers, 1) if one.refusal]
@@ -80,7 +79,7 @@ class Contents(NamedTuple):
 
 
 def read_contents(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = False) -> Contents:
-    """What the artifact consists of. `config`: its config's bytes, where they are at hand. Raises BadManifestError."""
+    """Interpret an artifact. `config`: the bytes of its config, if available. Raises BadManifestError."""
     if config is not None and (len(config) != of.config.size or not digests.is_digest_of(of.config.digest, config)):
         raise BadManifestError("the config is not the manifest's: its size or digest is another")
     dialect = next((one for one in DIALECTS if one.knows(of)), None)
@@ -96,7 +95,7 @@ def read_contents(of: Manifest, config: bytes | None = None, *, allow_unsafe: bo
 
 
 def explain_contents(found: Contents) -> list[str]:
-    """Lines for a person: what each layer was taken for, and why it is refused."""
+    """Return lines for users: the interpretation of each layer, and why it is refused."""
     lines = [f"dialect: {found.dialect}"]
     for number, one in enumerate(found.layers, 1):
         file = one.file
@@ -115,7 +114,7 @@ def _layers(of: Iterable[Descriptor], reading: Reading, *, allow_unsafe: bool) -
     for one, said in zip(of, reading.layers, strict=True):
         refusal = said.refusal or _path_refusal(said, tree)
         verdict = file_policy.FileVerdict(said.role or "unknown")
-        if not refusal:  # only of a path that is short is it asked what it means
+        if not refusal:  # the policy only sees paths of limited length
             verdict = _judged(said, allow_unsafe=allow_unsafe)
         file = File(said.path, one.size, one.digest, verdict.role, said.encoding, said.under)
         yield ClassifiedLayer(one.media_type, file, said.note, refusal or verdict.refusal)
@@ -128,7 +127,7 @@ def _judged(said: Said, *, allow_unsafe: bool) -> file_policy.FileVerdict:
 
 
 def _path_refusal(said: Said, tree: safe_paths.Tree) -> str:
-    """Why the path is not taken, by itself or beside those before it; empty: it is."""
+    """Return why the path is refused, by itself or in conflict with earlier paths; empty if it is accepted."""
     archive = said.encoding != "raw"
     try:
         if said.under:
@@ -152,5 +151,5 @@ def _problem(of: Manifest, layers: tuple[ClassifiedLayer, ...]) -> str:
 
 
 def _shown(text: str) -> str:
-    """As a person may see it: what cannot be shown is written out."""
+    """Return printable text as it is, other or overlong text escaped."""
     return text if text.isprintable() and len(text) <= safe_paths.PATH_BYTES_MAX else repr(text[:80])

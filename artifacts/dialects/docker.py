@@ -1,7 +1,7 @@
-"""Docker Model Runner's own models (`vnd.docker.ai`). Pure.
+"""Docker Model Runner's native models (`vnd.docker.ai`). Pure.
 
-Source: https://github.com/docker/model-runner, pkg/distribution/types/config.go. Two versions of its config are known;
-in the first, layers may have no names, and weights lie in the order of their parts.
+Source: https://github.com/docker/model-runner, pkg/distribution/types/config.go. Two config versions are supported; in
+the first, layers may have no names, and weights are in the order of their parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAYERS = {
     "dir.tar": Said("mixed", "tar"),
     "model.file": Said(),
 }
-"""By what follows the common begin; the path is for a layer that has none."""
+"""By the media type after the common prefix; the path applies to layers without one."""
 
 
 def _knows(of: Manifest) -> bool:

@@ -1,8 +1,8 @@
-"""Models that lie somewhere as files and not as an artifact: which files are taken, and what names them. Pure.
+"""Models stored as plain files rather than as an artifact: which files are selected, and their digest. Pure.
 
-Owns the choice, for Hugging Face's repositories and for buckets alike. Promises: what a registry's artifact would not
-be taken with (`artifacts.file_policy`) is not taken from here either; what is left out is said; which of several
-quantisations is meant is never guessed. The same files, by what their place says of them, have the same digest.
+Used for Hugging Face repositories and for buckets. Files that `artifacts.file_policy` would refuse in a registry
+artifact are not selected here either; omitted files are reported; among several quantizations none is guessed. The same
+files, as their source describes them, have the same digest.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from artifacts.files import Role
 
 FILES_MAX = 4096
 NAMED_MAX = 12
-"""Files in an error."""
+"""Maximum number of file names in an error message."""
 
 
 class ListedFile(NamedTuple):
-    """A file, as its place says it."""
+    """A file as its source lists it."""
 
     path: str
     size: int
     claim: str
-    """What is said of its bytes, and no longer true when they change: `sha256:HEX`, `git:SHA1`, `etag:TEXT`."""
+    """Identity of its content, which changes with the content: `sha256:HEX`, `git:SHA1`, `etag:TEXT`."""
 
     @property
     def digest(self) -> Digest | None:
-        """Where that is said; else it is learned when the file has come."""
+        """Digest of the file if the source states one; otherwise it is known only after the download."""
         try:
             return digests.parse_digest(self.claim)
         except BadDigestError:
@@ -41,52 +41,52 @@ class ListedFile(NamedTuple):
 
     @property
     def name(self) -> Digest:
-        """Its digest, or something that stands for it while that is not known."""
+        """The file's digest, or a stand-in for it while it is unknown."""
         return self.digest or digests.compute_digest(f"{self.path}\0{self.size}\0{self.claim}".encode())
 
 
 class SelectedFile(NamedTuple):
-    """A file that is taken."""
+    """A selected file."""
 
     entry: ListedFile
     role: Role
 
 
 class Listing(NamedTuple):
-    """A model."""
+    """The selected files of a model."""
 
     place: str
-    """Whose files these are, without their revision: `hf://owner/name`, `s3://bucket/prefix/`."""
+    """Source of the files without a revision: `hf://owner/name`, `s3://bucket/prefix/`."""
     taken: tuple[SelectedFile, ...]
     left: tuple[tuple[str, str], ...]
-    """Paths that are not taken, and why."""
+    """Omitted paths, each with the reason."""
 
     @property
     def digest(self) -> Digest:
-        """Of what is taken."""
+        """Digest over the selected files."""
         rows = [[one.entry.path, one.entry.size, one.entry.claim] for one in self.taken]
         return digests.compute_digest(json.dumps([self.place, sorted(rows)], separators=(",", ":")).encode())
 
     @property
     def unsafe(self) -> bool:
-        """Of its files some were taken only since all are."""
+        """Whether some of the selected files are accepted only with `allow_unsafe`."""
         return any(file_policy.evaluate_file(one.entry.path).refusal for one in self.taken)
 
     @property
     def bytes(self) -> int:
-        """Of all files that are taken."""
+        """Total size of the selected files."""
         return sum(one.entry.size for one in self.taken)
 
 
 def select_files(
     place: str, entries: Iterable[ListedFile], include: Sequence[str] = (), *, allow_unsafe: bool = False
 ) -> Listing:
-    """What is taken. Of what a person named by `include` all is, or nothing. Raises RefusedError."""
+    """Select the files of a model; if `include` is given, all matches or none. Raises RefusedError."""
     all_ = sorted(entries)
     tree, taken, left = safe_paths.Tree(), list[SelectedFile](), list[tuple[str, str]]()
     for one in _wanted(place, all_, include):
         if not include and any(part.startswith(".") and part.strip(".") for part in one.path.split("/")):
-            continue  # as `weights pack`: git's own files, and those of tools
+            continue  # as in `weights pack`: files of git and other tools
         verdict = file_policy.evaluate_file(one.path, allow_unsafe=allow_unsafe)
         if verdict.refusal and include:
             raise RefusedError(f"{place}: {one.path}: {verdict.refusal}")
@@ -128,7 +128,7 @@ def _is_weight(path: str) -> bool:
 
 
 def _refuse_several(place: str, taken: Sequence[SelectedFile]) -> None:
-    """Several models in one place, of which one is meant. Raises RefusedError."""
+    """Reject a source with several models if none is selected. Raises RefusedError."""
     names = [one.entry.path for one in taken if one.role == "weight"]
     all_ggufs = [name for name in names if name.casefold().endswith(".gguf")]
     parts = ((name, files.PART.fullmatch(name)) for name in all_ggufs)

@@ -1,8 +1,8 @@
-"""Images with a model in them: ramalama's raw and car images, KServe's modelcars, images for image volumes. Pure.
+"""Container images with a model in them: ramalama raw and car images, KServe modelcars, image volumes. Pure.
 
-Sources: https://github.com/containers/ramalama, docs/ramalama-oci.5.md; KServe's modelcars (weights below /models); the
-OCI image specification. Layers are archives of a whole file system: only what lies in the model's folder is taken, so
-that the software of a car never lands on a node.
+Sources: https://github.com/containers/ramalama, docs/ramalama-oci.5.md; KServe modelcars (weights below /models); the
+OCI image specification. Layers are archives of a whole file system: only the model's folder is extracted, so that the
+software of a car image never reaches a node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""KitOps' ModelKits (`vnd.kitops.modelkit`). Pure.
+"""KitOps ModelKits (`vnd.kitops.modelkit`). Pure.
 
 Source: https://github.com/kitops-ml/kitops, pkg/lib/constants/mediaType.go and pkg/cmd/unpack/unpack.go. Every layer is
-an archive. Its config is the Kitfile as JSON; since entries there have a digest, names in the archives begin at the
-kit's root, before that at the folder of the entry's path.
+an archive, and the config is the Kitfile as JSON. If an entry has a digest, the names in its archive are relative to
+the kit's root; in older kits they are relative to the folder of the entry's path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROLES: dict[str, Role] = {
     "code": "code",
     "docs": "doc",
 }
-"""A kit's `model` may be a folder with everything in it."""
+"""The `model` of a kit may be a folder with files of all kinds."""
 
 Keys = dict[str, object]
 
@@ -66,7 +66,7 @@ def _layer(one: Descriptor, entries: dict[str, list[Keys]]) -> Said:
 
 
 def _entries(kitfile: Keys) -> dict[str, list[Keys]]:
-    """The Kitfile's entries by the kind of their layers, in their order."""
+    """Return the Kitfile's entries by layer kind, in order."""
     found: dict[str, list[Keys]] = defaultdict(list)
     model = kitfile.get("model")
     if isinstance(model, dict):
@@ -82,7 +82,7 @@ def _objects(found: object) -> list[Keys]:
 
 
 def _plain(path: str) -> str:
-    """As people write paths in a Kitfile: `./models/`, `.`."""
+    """Normalize a Kitfile path such as `./models/` or `.`."""
     return "" if path in {".", "./"} else path.removeprefix("./").removesuffix("/")
 
 

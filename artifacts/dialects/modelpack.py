@@ -1,8 +1,8 @@
-"""CNCF ModelPack (`vnd.cncf.model`), its older name (`vnd.cnai.model`), and what Docker adds to it. Pure.
+"""CNCF ModelPack (`vnd.cncf.model`), its older name (`vnd.cnai.model`), and Docker's extensions. Pure.
 
-Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/annotations.md). Weights whose type ends with
-a form that the specification does not have (`weight.v1.gguf`) are Docker Model Runner's; they are taken by the prefix.
-ramalama's artifacts say what they are as a whole, and of their layers only what podman guesses; there the name decides.
+Specification: https://github.com/modelpack/model-spec (docs/spec.md, docs/annotations.md). Weight media types with a
+format that the specification lacks (`weight.v1.gguf`) come from Docker Model Runner and are accepted by their prefix.
+ramalama's artifacts declare the artifact type, but the layer types are podman's guesses; there the file name decides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _METADATA_BYTES_MAX = 16 << 10
 
 
 def _knows(of: Manifest) -> bool:
-    """Old registries drop the artifactType; then the config's type says as much, or the layers'."""
+    """Match by artifactType, or, since old registries drop it, by the media type of the config or a layer."""
     said = (of.artifact_type, of.config.media_type)
     return any(_MANIFEST.fullmatch(one) for one in said) or any(_LAYER.fullmatch(one.media_type) for one in of.layers)
 
@@ -47,7 +47,7 @@ def _read(of: Manifest, _: bytes | None) -> Reading:
 
 
 def read_layer(one: Descriptor) -> Said:
-    """What one layer is meant to be."""
+    """Interpret one layer."""
     found = _LAYER.fullmatch(one.media_type)
     path, note = read_layer_path(one)
     if found is None and path and not one.media_type.startswith("application/vnd."):
@@ -66,7 +66,7 @@ def read_layer(one: Descriptor) -> Said:
 
 
 def _metadata_refusal(one: Descriptor, encoding: Encoding) -> str:
-    """Why what it says of its file cannot be so; empty where it can, or says nothing."""
+    """Return why the layer's file metadata contradict the layer; empty if they do not or are absent."""
     text = next((one.annotations[name] for name in _METADATA if name in one.annotations), None)
     if text is None:
         return ""

@@ -1,7 +1,7 @@
-"""Ollama's models (`vnd.ollama.image`). Pure.
+"""Ollama models (`vnd.ollama.image`). Pure.
 
-Source: https://github.com/ollama/ollama, server/images.go and manifest/layer.go. Layers have no paths; the names here
-are ours. Newer models have one layer for each tensor, each with a `name`.
+Source: https://github.com/ollama/ollama, server/images.go and manifest/layer.go. Layers have no paths; the file names
+are chosen here. Newer models have one layer per tensor, each with a `name`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMED = {"json": "config", "tensor": "weight"}
 
 
 def _knows(of: Manifest) -> bool:
-    """Its config is one of Docker's images, so that only the layers tell."""
+    """Match by the layers, since the config is a Docker image config."""
     return any(one.media_type.startswith(_BEGIN) for one in of.layers)
 
 

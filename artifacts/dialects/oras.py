@@ -1,7 +1,7 @@
-"""Layers that only have titles: generic ORAS artifacts, OMLMD's among them. Pure.
+"""Layers that only have titles: generic ORAS artifacts, including OMLMD's. Pure.
 
-Sources: https://oras.land (titles, and folders as archives that are marked for unpacking),
-https://github.com/containers/omlmd. The title is the path, and the name alone says what a file is.
+Sources: https://oras.land (titles, and folders as archives marked for unpacking), https://github.com/containers/omlmd.
+The title is the path, and only the name tells what a file is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ARCHIVES: dict[str, Encoding] = {
     "application/vnd.oci.image.layer.v1.tar+zstd": "tar+zstd",
 }
 _FOLDERS = frozenset(_ARCHIVES) - {"application/vnd.oci.image.layer.v1.tar"}
-"""What oras-py makes of a folder, without a mark. It calls every file an uncompressed archive, which it is not."""
+"""Media types that oras-py gives to folders without a mark. It labels every file as plain tar, which is wrong."""
 
 
 def _knows(of: Manifest) -> bool:
-    """The last that is asked: at least one layer has a name."""
+    """Match if any layer has a name; this dialect is tried last."""
     return any(read_layer_path(one)[0] for one in of.layers)
 
 

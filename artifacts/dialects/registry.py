@@ -1,7 +1,7 @@
-"""All dialects, in the order in which a manifest is shown to them: the first that knows it reads it. Pure.
+"""All dialects in matching order: the first that recognizes a manifest interprets it. Pure.
 
-Owns the order only: those whose config tells, then those whose layers do (Docker's models may have ModelPack's layers,
-Ollama's config is an image's), then images, then what has nothing but titles.
+First the dialects recognized by the config, then those recognized by the layers (Docker's models may have ModelPack
+layers, Ollama's config is that of an image), then images, then layers that only have titles.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is changed on a node's disk, so that it lasts and a break at any point leaves the whole or nothing. I/O.
+"""Durable changes to a node's disk: a crash at any point leaves either the old or the new state. I/O.
 
-Owns writes, fsync, rename and link for the store and for a fetch, each a step with a name and a path, before which
-`step` is told: tests stop there, or refuse; and the words for what a disk refuses. Promises: when a call returns, what
-it did outlives a power cut, but for `put`, `append` and `link`, whose callers sync. One that is `later` waits for
-nothing: what it did lasts as long as the machine runs, and whoever says that it is there says `owed` beside it.
+Performs writes, fsync, rename and link for the store and for downloads, and words the errors of the operating system.
+Before each operation `step` is called with its name and path, so that tests can stop or fail there. When a call
+returns, its effect survives a power loss, except for `put`, `append` and `link`, whose callers sync. An instance from
+`later` does not wait for syncs: its effects last only until the machine restarts, and callers record `owed` with them.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ _FIXES = {
 _PIECES_MAX = os.sysconf("SC_IOV_MAX")
 _LIBC = ctypes.CDLL(None)
 _START_WRITING = 2
-"""SYNC_FILE_RANGE_WRITE of <fcntl.h>: Python has no name for it."""
+"""SYNC_FILE_RANGE_WRITE of <fcntl.h>; Python has no constant for it."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NOBODYS = "nobody's-"
 
 Step = Callable[[str, Path], None]
-"""`step(name, path)`: what comes next, and where to; what it raises comes instead."""
+"""`step(name, path)`: called before each operation; an exception from it replaces the operation."""
 
 
 class DiskError(Exception):
-    """A folder cannot keep what comes: one line with the fix."""
+    """A folder cannot store the data; the message is one line with the fix."""
 
 
 class OpenFile(NamedTuple):
-    """A file that its owner has open."""
+    """A file that the caller holds open."""
 
     number: int
     path: Path
-    """The name it had then."""
+    """Its name when it was opened."""
 
 
 class Disk:
-    """All changes of a store and of a fetch go through one of these."""
+    """Performs all disk changes of a store or a download."""
 
     def __init__(self, step: Step = lambda _what, _path: None, boot: str | None = None, *, late: bool = False) -> None:
-        """`boot`: None: the machine's own; empty: no process can know that of another."""
+        """`boot`: boot id; None reads the machine's, empty means that other processes cannot know it."""
         self._step = step
         self._boot = boot
         self._late = late
 
     @property
     def boot(self) -> str:
-        """Which run of the machine this is: what was written and not synced is there for as long as it lasts."""
+        """Boot id of the machine. Data written but not synced is valid only while this id is current."""
         if self._boot is None:
             try:
                 self._boot = BOOT_ID.read_text(encoding="ascii").strip()
-            except OSError:  # a sandbox without one: nobody after us believes what was not synced
+            except OSError:  # a sandbox without the file: no other process will trust unsynced data
                 self._boot = ""
         if not self._boot:
             self._boot = f"{_NOBODYS}{secrets.token_hex(16)}"
@@ -76,27 +76,27 @@ class Disk:
 
     @property
     def lasting(self) -> bool:
-        """Other processes know this run of the machine by the same name."""
+        """Whether other processes see the same boot id."""
         return not self.boot.startswith(_NOBODYS)
 
     @property
     def owed(self) -> str:
-        """In which run of the machine that is true which is said to be there; empty: it lies on the disk for good."""
+        """Boot id for which unsynced changes are valid; empty if changes are synced to disk."""
         return self.boot if self._late else ""
 
     def later(self) -> Disk:
-        """The same, and `sync` waits for nothing; where no other process knows the boot, it is as this one."""
+        """Return a Disk whose `sync` does not wait; if other processes cannot know the boot id, it waits as usual."""
         return Disk(self._step, self.boot, late=self.lasting)
 
     def sync(self, what: Path | OpenFile) -> None:
-        """A file's bytes and length, or a folder's names."""
+        """Sync a file's data and length, or a folder's entries; deferred in an instance from `later`."""
         if self._late:
             self._step("late", what.path if isinstance(what, OpenFile) else what)
         else:
             self.settle(what)
 
     def settle(self, what: Path | OpenFile) -> None:
-        """As `sync`, and at once in any case."""
+        """As `sync`, but never deferred."""
         if isinstance(what, OpenFile):
             self._step("sync", what.path)
             os.fdatasync(what.number)
@@ -109,7 +109,7 @@ class Disk:
             os.close(number)
 
     def folder(self, path: Path) -> None:
-        """There, with all above it."""
+        """Create a folder and its missing parents."""
         missing = [one for one in (path, *path.parents) if not one.is_dir()]
         for one in reversed(missing):
             self._step("folder", one)
@@ -117,7 +117,7 @@ class Disk:
             self.sync(one.parent)
 
     def write(self, path: Path, content: bytes) -> None:
-        """The whole file, or the one before."""
+        """Write a file atomically: readers see the complete new content or the old one."""
         aside = path.with_name(f".pilotlight-{secrets.token_hex(8)}")
         self._step("write", path)
         try:
@@ -129,7 +129,7 @@ class Disk:
             raise
 
     def put(self, file: OpenFile, pieces: Sequence[bytes | memoryview], at: int) -> None:
-        """All of the pieces, from byte `at` on. The caller syncs the file."""
+        """Write all pieces starting at byte `at`. The caller syncs the file."""
         self._step("put", file.path)
         left = [memoryview(piece) for piece in pieces if piece]
         while left:
@@ -141,20 +141,21 @@ class Disk:
                 left[0] = left[0][count:]
 
     def start(self, file: OpenFile, at: int, count: int) -> None:
-        """These bytes begin to go onto the disk, so that a `sync` finds little left; it promises nothing, and waits for
-        nothing but a disk that is behind. What goes wrong there, `sync` says.
+        """Start writeback of these bytes, so that a later `sync` has little left to do.
+
+        Guarantees nothing and blocks only if the disk is congested; `sync` reports the errors.
         """
         if begin := getattr(_LIBC, "sync_file_range", None):
             begin(file.number, ctypes.c_int64(at), ctypes.c_int64(count), _START_WRITING)
 
     def append(self, file: OpenFile, text: bytes) -> None:
-        """At the end of a small file. The caller syncs it."""
+        """Append to a small file. The caller syncs it."""
         self._step("append", file.path)
         while text:
             text = text[os.write(file.number, text) :]
 
     def move(self, one: Path, to: Path) -> None:
-        """By one rename, with the names of both folders."""
+        """Rename a file or folder, and sync both parent folders."""
         self._step("rename", to)
         one.rename(to)
         self.sync(to.parent)
@@ -162,12 +163,12 @@ class Disk:
             self.sync(one.parent)
 
     def link(self, one: Path, to: Path) -> None:
-        """A second name. The caller syncs its folder. Raises FileExistsError."""
+        """Create a hard link. The caller syncs its folder. Raises FileExistsError."""
         self._step("link", to)
         os.link(one, to, follow_symlinks=False)
 
     def remove(self, path: Path) -> None:
-        """A file or a folder with all in it, where it is there; not synced: what comes back is removed again."""
+        """Remove a file or folder tree if it exists. Not synced: if it reappears after a crash, it is removed again."""
         self._step("remove", path)
         try:
             is_folder = stat.S_ISDIR(path.lstat().st_mode)
@@ -179,25 +180,25 @@ class Disk:
             path.unlink()
 
     def free_bytes(self, folder: Path) -> int:
-        """What a user who is not root may still write there."""
+        """Return the bytes available to a non-root user."""
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the disk refused, and the fix, as errors say it."""
+    """Return the reason and the fix for an operating system error, as used in error messages."""
     return _FIXES.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
 def list_entries(path: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name; nothing where it is not there."""
+    """Return the entries of a folder, sorted by name; empty if the folder does not exist."""
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as found:
         return sorted(found, key=lambda one: one.name)
     return []
 
 
 def walk_folder(path: Path) -> Iterator[os.DirEntry[str]]:
-    """All below a folder, folders before what is in them; links are not followed."""
+    """Yield all entries below a folder, folders before their content; symbolic links are not followed."""
     for one in list_entries(path):
         yield one
         if one.is_dir(follow_symlinks=False):

@@ -1,7 +1,7 @@
-"""Locks between processes, by `flock` on a file: let go by the kernel when a process ends, however it ends. I/O.
+"""Inter-process locks with `flock` on a file; the kernel releases them when a process ends for any reason. I/O.
 
-Owns taking and letting go. Promises: who holds a lock holds that of the file that lies under the name now, not of one
-that was removed or moved away meanwhile; waiting blocks no loop and can be cancelled. Process ids prove nothing here.
+A held lock always belongs to the file that now has the name, not to one that was removed or renamed meanwhile.
+Asynchronous waiting does not block the event loop and can be cancelled. Process ids are not used as evidence.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WAIT_S_MAX = 0.1
 
 
 class Flock:
-    """One that is held. Use as `with`, or `close` it."""
+    """A held lock. Use as a context manager, or call `close`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        """Given to a child (`pass_fds`), the lock is held until the child has ended, too."""
+        """If passed to a child process (`pass_fds`), the lock is held until the child has ended too."""
 
     def __enter__(self) -> Self:
         return self
@@ -33,14 +33,14 @@ class Flock:
         self.close()
 
     def close(self) -> None:
-        """Lets go, unless a child has it."""
+        """Release the lock, unless a child process holds it."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def try_lock(path: Path, *, shared: bool = False, make: bool = False) -> Flock | None:
-    """The lock, where it is free. None: somebody holds it. Raises OSError; FileNotFoundError unless `make`."""
+    """Take the lock if it is free; None if it is held. Raises OSError; FileNotFoundError unless `make`."""
     flags = os.O_RDONLY | (os.O_CREAT if make else 0)
     while True:
         fd = os.open(path, flags | os.O_NOFOLLOW, 0o600)
@@ -54,11 +54,11 @@ def try_lock(path: Path, *, shared: bool = False, make: bool = False) -> Flock |
         except OSError:
             os.close(fd)
             raise
-        os.close(fd)  # removed or moved between the two: whatever lies there now is asked
+        os.close(fd)  # the file was removed or renamed in between: try the file that has the name now
 
 
 def wait_for_lock(path: Path, within_s: float, *, shared: bool = False, make: bool = False) -> Flock:
-    """The same for locks that are held for moments; blocks. Raises TimeoutError."""
+    """As `try_lock`, but block until the lock is free; for locks held only briefly. Raises TimeoutError."""
     end_s, wait_s = time.monotonic() + within_s, FIRST_WAIT_S
     while (found := try_lock(path, shared=shared, make=make)) is None:
         if time.monotonic() > end_s:
@@ -70,7 +70,7 @@ def wait_for_lock(path: Path, within_s: float, *, shared: bool = False, make: bo
 
 @contextlib.asynccontextmanager
 async def hold_lock(path: Path) -> AsyncIterator[None]:
-    """The lock of a file that is there only for it, waited for as long as it takes, and removed at the end."""
+    """Hold the lock of a dedicated lock file, which is removed at the end; waits without a limit."""
     wait_s = FIRST_WAIT_S
     while (found := try_lock(path, make=True)) is None:
         await asyncio.sleep(wait_s)
@@ -82,7 +82,7 @@ async def hold_lock(path: Path) -> AsyncIterator[None]:
 
 
 def remove_lock(found: Flock, path: Path) -> None:
-    """Lets go of a lock, whose file goes with it: others see that theirs does not lie there any more."""
+    """Release a lock and remove its file; waiters detect that the file they opened no longer has the name."""
     with found, contextlib.suppress(FileNotFoundError):
         path.unlink()
 

@@ -1,8 +1,7 @@
-"""Weights into the page cache, ahead of the engine that will read them: begun when a Model's first Call is parked. I/O.
+"""Reads weights into the page cache ahead of the engine; starts when the first request for a Model is queued. I/O.
 
-Owns the pace. Promises: no more than `bytes_max`, and no faster than `bytes_per_s`, so that engines that run are not
-starved of their disk or their memory; it ends between two steps when it is cancelled. What cannot be read is passed by:
-this is only ever about time.
+Reads at most `bytes_max` bytes at no more than `bytes_per_s`, so that running engines keep their disk bandwidth and
+memory. Cancellation takes effect between two steps. Unreadable files are skipped, since this only saves time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 STEP_BYTES = 16 << 20
-"""Asked for at once; cancelling waits for no more."""
+"""Bytes per request to the kernel; cancellation waits for at most one such request."""
 BYTES_PER_S = 4 << 30
 BYTES_MAX = 1 << 40
 
@@ -23,7 +22,7 @@ Advise = Callable[[int, int, int], None]
 
 
 def advise_willneed(fd: int, first: int, size: int) -> None:
-    """The kernel reads it ahead (posix_fadvise(2))."""
+    """Ask the kernel to read ahead (posix_fadvise(2))."""
     os.posix_fadvise(fd, first, size, os.POSIX_FADV_WILLNEED)
 
 
@@ -34,7 +33,7 @@ async def warm_page_cache(
     bytes_per_s: float = BYTES_PER_S,
     advise: Advise = advise_willneed,
 ) -> int:
-    """Asks for the files' bytes in their order; how many it asked for."""
+    """Request readahead of the files in order; return the number of bytes requested."""
     stopped = threading.Event()
     work = asyncio.ensure_future(asyncio.to_thread(lambda: _warmed(files, bytes_max, bytes_per_s, advise, stopped)))
     try:

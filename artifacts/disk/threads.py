@@ -1,4 +1,4 @@
-"""Work that goes on in a thread is waited for, whatever happens meanwhile: it uses what its owner would close. I/O."""
+"""Waits for work in a thread to end, even under cancellation, since it uses resources its owner would close. I/O."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 async def wait_until_done(work: asyncio.Future[T]) -> None:
-    """Returns when it has ended; its error, if it has one, counts as looked at.
+    """Return when the work has ended; its exception, if any, is marked as retrieved.
 
-    Raises CancelledError only then, where it was cancelled meanwhile, however often.
+    If the caller is cancelled meanwhile, however often, CancelledError is raised only after the work has ended.
     """
     cancelled = False
     while not work.done():

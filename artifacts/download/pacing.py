@@ -1,11 +1,11 @@
-"""How many requests of a download run at the same time, and which of them have stalled.
+"""Controls how many requests of a download run concurrently, and detects stalled requests.
 
-The number grows while the rate grows with it (by half at first, then by one), returns to the previous one if it does
+The window grows while the rate grows with it (by half at first, then by one), returns to the previous size if it does
 not, and is halved when requests fail. Times are in seconds and amounts in bytes; both are arguments.
 
 A request has stalled if its rate is far below the median of the others for some seconds. The last requests, which have
-no others, are compared with the median that was seen before. A request is repeated only a few times for this reason;
-after that the limits of the client apply.
+no others, are compared with the median seen earlier. A request is repeated only a few times for this reason; after that
+the limits of the client apply.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import NamedTuple, TypeVar
 
 START, LEAST, MOST = 3, 1, 16
 EVERY_S = 1.0
-"""So long one number is measured."""
+"""Duration of one rate measurement."""
 BETTER = 1.1
-"""So much faster makes one request more worth it."""
+"""Minimum rate gain that justifies another concurrent request."""
 REST = 8
-"""Measurements without a new attempt after one that did not pay."""
+"""Measurements to wait after an increase that did not help."""
 
 
 class Window:
-    """Of one fetch."""
+    """The number of concurrent requests of one download."""
 
     def __init__(self, now_s: float) -> None:
         self.size = START
         self._since_s = now_s
         self._bytes = 0
         self._rate = 0.0
-        """At the size before."""
+        """Rate at the previous size."""
         self._grew = 0
-        """By how much, the last time; 0: it did not."""
+        """Size of the last increase; 0 if there was none."""
         self._rest = 0
         self._begins = True
-        """Nothing has shown yet that more is no better."""
+        """Initial phase: no increase has failed yet."""
         self._broke = False
 
     def broke(self, now_s: float) -> None:
-        """A try failed. Counts once in each measurement: one outage breaks all that run."""
+        """Record a failed attempt. Counts once per measurement, since one outage breaks all running requests."""
         if not self._broke:
             self.size = max(LEAST, self.size // 2)
             self._rest, self._begins, self._grew = REST, False, 0
@@ -49,7 +49,7 @@ class Window:
         self._broke = True
 
     def measured(self, now_s: float, came: int, *, busy: bool) -> None:
-        """`came`: bytes so far, of all; `busy`: there were always as many requests as there may be."""
+        """Record progress. `came`: total bytes so far; `busy`: the window was fully used throughout."""
         if self._bytes < 0:
             self._bytes = came  # restarted after an interruption
         spent_s = now_s - self._since_s
@@ -73,35 +73,35 @@ class Window:
 
 
 WINDOW_S = 5.0
-"""So long it must have been slow."""
+"""Time over which a request's rate is measured."""
 SHARE = 0.1
-"""Of the middle rate."""
+"""A request has stalled below this share of the median rate."""
 OTHERS_MIN = 2
-"""So many make a middle."""
+"""Minimum number of rates for a median."""
 SEEN_MAX = 64
-"""Rates that are kept for the last ones."""
+"""Number of past rates kept for comparison with the last requests."""
 ANEW_MAX = 3
-"""For one span."""
+"""Maximum repeats of one span."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Mark(NamedTuple):
-    """How far one was at some time."""
+    """A request's progress at a point in time."""
 
     at_s: float
     came: int
 
 
 class Judge:
-    """Of one fetch: keeps a mark of each that runs."""
+    """Detects stalled requests of one download."""
 
     def __init__(self) -> None:
         self._marks: dict[object, Mark] = {}
         self._seen: deque[float] = deque(maxlen=SEEN_MAX)
 
     def stalled(self, now_s: float, came: Mapping[Key, int], repeats: Mapping[Key, int]) -> list[Key]:
-        """The requests to repeat. `came`: bytes received by each that runs; `repeats`: how often each was repeated."""
+        """Return the requests to repeat. `came`: bytes received per running request; `repeats`: its repeats so far."""
         self._marks = {key: self._marks.get(key, Mark(now_s, came[key])) for key in came}
         ripe = {key: mark for key, mark in self._marks.items() if now_s - mark.at_s >= WINDOW_S}
         rates = {key: (came[key] - ripe[key].came) / (now_s - ripe[key].at_s) for key in came if key in ripe}

@@ -1,10 +1,9 @@
-"""One blob's file while it comes: written anywhere, summed from its front, remembered, and at last given its name. I/O.
+"""Partial file of one blob: written in any order, hashed from the front, resumable, and finally published. I/O.
 
-Owns `partial/<digest>` and its sidecar. Blocks: runs in threads. Promises: a part is remembered as soon as it is there,
-and how far it is meanwhile, for as long as the machine runs, and for good when it is on the disk; the file gets its
-final name only with all of its bytes summed and on the disk, so no crash leaves a file there that is not the blob; one
-whose sum does not hold goes away, but for the parts whose own sums somebody knows and that hold. One process at a time
-has it (flock).
+Manages `partial/<digest>` and its sidecar. Calls block: run them in threads. Progress is recorded as soon as bytes are
+in the file, valid while the machine runs, and again permanently once they are synced to disk. The file gets its final
+name only after all bytes are hashed and synced, so no crash leaves a wrong file under that name. If the digest does not
+match, the file is deleted except for parts that match known part digests. A flock admits one process at a time.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from artifacts.oci.spans import BlobProgress
 
 FOLDER = "partial"
 CHECKPOINT_BYTES = 256 << 20
-"""So much more is worth being brought onto the disk before the blob is whole: what a power cut costs."""
+"""Unsynced complete parts above this size are synced before the blob is complete: what a power loss can cost."""
 LATE_CHECKPOINT_BYTES = 2 << 30
-"""The same where nobody waits for the disk: it would be waited for then."""
+"""The limit if syncs are deferred: higher, since this sync waits for the disk in any case."""
 SUM_BYTES = 256 << 10
-"""Read back at once to be summed: what fits beside it into the cache of a core."""
+"""Bytes read back and hashed at once; fits into a core's cache."""
 TURN_BYTES = 4 << 20
-"""So much is summed in one go by a thread that has a connection to look after."""
+"""Bytes hashed in one go by a thread that also serves a connection."""
 LAG_BYTES = 8 << 20
-"""So much that is not summed yet is worth a thread of its own."""
+"""Unhashed bytes that justify a separate thread."""
 START_BYTES = 8 << 20
-"""So much begins to go onto the disk at once, while more comes: the last wait for it is short then."""
+"""Writeback starts after this many bytes, so that the final sync is short."""
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _room = threading.local()
 
 
 class Partial:
-    """Of one blob. Close it."""
+    """The partial file of one blob. Must be closed."""
 
     def __init__(
         self,
@@ -53,8 +52,8 @@ class Partial:
         *,
         learned: Callable[[Digest], None] | None = None,
     ) -> None:
-        """Goes on with what is there. `learned`: as `pull.BlobTarget`. Raises DiskError where another process has it,
-        and OSError.
+        """Open or resume the file. `learned`: as in `pull.BlobTarget`. Raises OSError, and DiskError if another process
+        holds the file.
         """
         self.digest = digest
         self.size = size
@@ -78,33 +77,33 @@ class Partial:
             self.close()
             raise
         self.resumed = self.ledger.came
-        """Bytes that were there before."""
+        """Bytes present before this process started."""
         self._ready = self.ledger.frontier
-        """All before this byte may be summed."""
+        """All bytes before this offset may be hashed."""
         self._kept = set(self.ledger.full)
-        """Parts that are on the disk, and said to be."""
+        """Parts that are synced and recorded as such."""
         self._noted = set(self.ledger.full)
-        """Parts of which the sidecar says that they are there."""
+        """Parts that the sidecar records as present."""
         self._marked = self.ledger.begun()
-        """How far the sidecar says others are."""
+        """Recorded progress of incomplete parts."""
         self._mark_bytes = spans.mark_bytes(size)
 
     def close(self) -> None:
-        """Leaves it as it is, for the next."""
+        """Close the file and leave it for resumption."""
         for one in (self._sidecar, self.file):
             if one is not None and one.number >= 0:
                 os.close(one.number)
         self.file, self._sidecar = OpenFile(-1, self._path), None
 
     def put(self, at: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """Bytes from `at` on."""
+        """Write bytes at offset `at`."""
         self._disk.put(self.file, pieces, at)
         self.wrote(at, sum(len(piece) for piece in pieces), pieces)
 
     def wrote(self, at: int, count: int, pieces: Sequence[bytes | memoryview] = ()) -> None:
-        """`count` bytes from `at` on are in the file; `pieces`: all of them, where they came through this process.
+        """Record that `count` bytes from `at` on are in the file; `pieces`: all of them, if they passed through memory.
 
-        Of a blob that comes by one request they are summed at once, while a core's cache has them.
+        A small blob, fetched by one request, is hashed immediately, while the bytes are in a core's cache.
         """
         with self._lock:
             self.ledger.wrote(at, count)
@@ -125,27 +124,27 @@ class Partial:
                 self._summing.release()
 
     def wants(self) -> list[Callable[[], None]]:
-        """What is to be done by a thread that has nothing else to do; each once at a time."""
-        jobs = []  # asked for after each piece
+        """Return background jobs for an idle thread; each may run only once at a time."""
+        jobs = []  # called after each piece
         waiting = (len(self.ledger.full) - len(self._kept)) * self.ledger.part
         if (
             waiting >= (LATE_CHECKPOINT_BYTES if self._disk.owed else CHECKPOINT_BYTES)
             and not self.ledger.complete
             and not self._keeping.locked()
         ):
-            jobs.append(self.keep)  # one that is complete comes onto the disk by its end
+            jobs.append(self.keep)  # a complete blob is synced when it is published
         if self._ready - self._summed_bytes >= LAG_BYTES and not self._summing.locked():
             jobs.append(self.sum_up)
         return jobs
 
     def sum_up(self) -> None:
-        """Whatever is ready, also what becomes so meanwhile."""
+        """Hash all ready bytes, including those that become ready meanwhile."""
         with self._summing:
             while self._summed_bytes < self._ready:
                 self._sum(TURN_BYTES)
 
     def keep(self) -> None:
-        """Parts that have come onto the disk, then into the sidecar."""
+        """Sync complete parts to disk, then record them in the sidecar."""
         with self._keeping:
             with self._lock:
                 new = self.ledger.full - self._kept
@@ -159,12 +158,12 @@ class Partial:
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
-        """Where the sum of all bytes holds, or is learned: gives the file its name `path`. Else it is False; then comes
-        `mend`.
+        """Rename the file to `path` if its digest matches or is being learned. Returns False on a mismatch; call `mend`
+        next.
         """
         with self._summing:
             late = self.size - self._summed_bytes >= LAG_BYTES
-            if late:  # neither waits for the other
+            if late:  # hash and sync concurrently
                 with ThreadPoolExecutor(1, thread_name_prefix="sync") as beside:
                     synced = beside.submit(self._disk.sync, self.file)
                     self._sum(self.size)
@@ -185,8 +184,8 @@ class Partial:
         return True
 
     def mend(self, sums: Sequence[str]) -> bool:
-        """Of bytes whose sum does not hold: keeps those parts that have theirs of `sums` (SHA-256, one for each part),
-        for the next who opens it. Else nobody knows which of its bytes lied, all of it goes, and this is False.
+        """After a digest mismatch keep the parts that match `sums` (SHA-256, one per part) for the next open. If bad
+        parts cannot be identified, delete everything and return False.
         """
         good = set[int]()
         if len(sums) == self.ledger.count:
@@ -209,14 +208,14 @@ class Partial:
         return summed.hexdigest()
 
     def drop(self) -> None:
-        """The sidecar first: a file without one is begun anew, a sidecar without its file says nothing."""
+        """Remove the sidecar first: a file without one is started over, a sidecar without its file is ignored."""
         self._disk.remove(self._sidecar_path)
         self._disk.sync(self._folder)
         self._disk.remove(self._path)
         self._disk.sync(self._folder)
 
     def _own(self) -> int:
-        """The file, with nobody else at it."""
+        """Open the file with an exclusive lock."""
         while True:
             number = os.open(self._path, _OPEN, 0o644)
             try:
@@ -225,16 +224,16 @@ class Partial:
                 if os.path.samestat(said, self._path.lstat()):
                     if said.st_nlink == 1:
                         return number
-                    self._disk.remove(self._path)  # a power cut left it both names: the whole one stays as it is
+                    self._disk.remove(self._path)  # a power loss left both names: the published file stays unchanged
             except BlockingIOError:
                 os.close(number)
                 raise DiskError(f"{self.digest} is being fetched into {self._folder} by another process") from None
             except FileNotFoundError:
-                pass  # it got its name, or went away, while we waited
+                pass  # it was published or removed while we waited
             os.close(number)
 
     def _resumed(self) -> BlobProgress:
-        """What is there. Without a sidecar, or with another length, nothing."""
+        """Read the recorded progress; empty without a sidecar or if the file has another length."""
         try:
             text = self._sidecar_path.read_bytes()
         except FileNotFoundError:
@@ -245,7 +244,7 @@ class Partial:
         return found
 
     def _begin(self) -> None:
-        """A file of its length. Of what is gone on with, all is brought onto the disk, and said anew."""
+        """Prepare a file of full length; when resuming, sync it and rewrite the sidecar."""
         if not self.ledger.came:
             if self._sidecar_path.exists():
                 self._disk.remove(self._sidecar_path)
@@ -256,7 +255,7 @@ class Partial:
         self._say_anew(self.ledger.full, self.ledger.begun())
 
     def _say_anew(self, good: set[int], begun: Mapping[int, int]) -> None:
-        """The file is on the disk, and its sidecar says these parts alone, and how far those are that have begun."""
+        """Sync the file and write a new sidecar with exactly these parts and the progress of incomplete ones."""
         self._disk.settle(self.file)
         if self._sidecar is not None:
             os.close(self._sidecar.number)
@@ -270,8 +269,8 @@ class Partial:
         self._sidecar = self._sidecar._replace(path=self._sidecar_path)
 
     def _note(self, part: int) -> None:
-        """For who goes on when this process alone has ended: the kernel has what was written. Costs no wait.
-        `part`: where something was written.
+        """Record progress that survives this process but not a reboot: the bytes are in the page cache. Does not wait.
+        `part`: the part that was written to.
         """
         if self.ledger.complete:
             return
@@ -285,7 +284,7 @@ class Partial:
             self._marked[part] = filled
 
     def _opened(self) -> OpenFile:
-        """The sidecar; made late, since most blobs need none: no old one is there under its name."""
+        """Return the sidecar, created on first use since most blobs need none; no old one exists under its name."""
         if self._sidecar is None:
             self._sidecar = self._headed(self._sidecar_path)
         return self._sidecar
@@ -308,7 +307,7 @@ class Partial:
 
 
 def _summing_room() -> memoryview:
-    """A thread's own, for as long as it lives."""
+    """Return the thread's own buffer."""
     found: memoryview | None = getattr(_room, "bytes", None)
     if found is None:
         found = _room.bytes = memoryview(bytearray(SUM_BYTES))

@@ -1,10 +1,9 @@
-"""Sidecars: which parts of a blob are there, as a text that only grows. Pure.
+"""Sidecar format: records which parts of a blob are present, as an append-only text. Pure.
 
-Owns the format: a line with digest, size and layout, then lines for parts, each with a sum of its own. One with a boot
-id says that the part is in the file, or so many bytes of its begin: true for as long as the machine runs, whatever ends
-the process. One without says that it is on the disk, and is added only after it is. So a text that was cut off, or
-whose end is noise, says less than is there and never more. What it says is a reason not to fetch bytes again; it is no
-evidence: the digest of the whole is.
+A header line with digest, size and part size is followed by lines for parts; every line has its own checksum. A line
+with a boot id states that the part, or a number of its first bytes, is in the file, which holds until the machine
+restarts. A line without one states that the part is on disk and is added only after the sync. A truncated or corrupted
+text therefore never claims too much. It only avoids repeated downloads; the digest of the whole blob is the proof.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ BYTES_MAX = 4 << 20
 
 
 def format_header(digest: Digest, size: int, part: int) -> bytes:
-    """How the text begins. `part`: bytes of one."""
+    """Format the header. `part`: bytes per part."""
     return _line(f"{FORMAT} {digest} {size} {part}")
 
 
 def format_parts(parts: Iterable[int], boot: str = "") -> bytes:
-    """What is added when these are on the disk; `boot`: when they are in the file, in this run of the machine."""
+    """Format lines for parts that are on disk or, with `boot`, in the file during this boot of the machine."""
     return b"".join(_line(f"{part} {boot}" if boot else str(part)) for part in sorted(parts))
 
 
 def format_marks(begun: Mapping[int, int], boot: str) -> bytes:
-    """What is added when so many bytes of the begin of each of these are in the file, in this run of the machine."""
+    """Format lines for the number of leading bytes of each part that are in the file during this boot."""
     return b"".join(_line(f"{part} {boot} {count}") for part, count in sorted(begun.items()))
 
 
 def parse_progress(text: bytes, digest: Digest, size: int, boot: str) -> BlobProgress | None:
-    """What is there of this blob; None: the text says nothing of it that can be believed.
+    """Parse the progress of this blob; None if the header is invalid or of another blob.
 
-    `boot`: the machine's run now; what was only in the memory of another one is not there.
+    `boot`: current boot id; entries of another boot are ignored.
     """
     first, *rest = text[:BYTES_MAX].split(b"\n")
     words = (_checked(first) or "").split(" ")
@@ -64,7 +63,7 @@ def _line(said: str) -> bytes:
 
 
 def _checked(line: bytes) -> str | None:
-    """What a line says, where its sum holds."""
+    """Return the content of a line if its checksum is valid."""
     said, _, summed = line.rpartition(b" ")
     if not said.isascii() or summed != b"%08x" % zlib.crc32(said):
         return None

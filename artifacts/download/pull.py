@@ -1,10 +1,10 @@
-"""Blobs of a registry into a folder: in parallel, summed, gone on with after a crash, and whole or not there. I/O.
+"""Downloads blobs into a folder: concurrent, verified, resumable after a crash, and never visible incomplete. I/O.
 
-Owns the order in which spans are asked for, how many run and which are repeated (`pacing`), and what
-happens to a blob that is complete. Every request goes through the source, so through the one transport; the bodies then
-go into the file in threads, plain ones without passing through this process (`splice`, `tls_receive`). Promises: a file
-at its final path has the bytes of its digest; what came before an error is gone on with; of a blob whose sum does not
-hold only parts are kept that have sums of their own (`Sums`).
+Decides the order of spans, how many run and which are repeated (`pacing`), and what happens to a complete blob. All
+requests go through the source and thus through one transport; the bodies are then written by threads, plain HTTP
+without passing through this process (`splice`, `tls_receive`). A file at its final path matches its digest. Data
+received before an error is resumed. If a blob's digest does not match, only parts with a known matching digest are kept
+(`Sums`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from artifacts.registry.blobs import Blob, BlobSource, Moved
 
 TICK_S = 0.25
 BATCH_BYTES = 512 << 10
-"""So much of a body that comes through this process is written at once."""
+"""Bytes written at once of a body that passes through this process."""
 THREADS_MAX = 3 * pacing.MOST
-"""One for each request, one to bring its parts onto the disk, and one to sum them."""
+"""One thread per request, one to sync its parts, and one to hash them."""
 
 FAILURES = (RegistryError, DiskError)
-"""What ends a fetch in one line; all else is a fault of ours."""
+"""Expected failures, reported in one line; any other exception is a bug."""
 Progress = Callable[[Digest, int], None]
-"""How many bytes of a blob are there, first what was there before; one that had to begin anew says less than it did."""
+"""Called with the bytes present of a blob, first those found on disk; the number drops if the blob is started over."""
 Sums = Callable[[Digest, int], Awaitable[Sequence[str]]]
-"""The sums of the parts of a blob of so many bytes, if anybody has said them; no error."""
+"""Returns the part digests of a blob of this size, or nothing if they are unknown; does not raise."""
 Result = TypeVar("Result")
 
 
 class BlobTarget(NamedTuple):
-    """A blob, and the name its file shall have in the folder."""
+    """A blob and the path of its file in the folder."""
 
     blob: Blob
     path: Path
     learned: Callable[[Digest], None] | None = None
-    """Where the blob's digest is a name and no sum, since nobody knows that yet: hears the sum, from a thread."""
+    """If the blob's digest is only a name, since the real one is unknown: receives the digest, in a thread."""
 
 
 async def fetch_blobs(
@@ -68,10 +68,10 @@ async def fetch_blobs(
     clock: Callable[[], float] = time.monotonic,
     sums: Sums | None = None,
 ) -> None:
-    """Returns when every blob has its final name, on the disk. Each blob and each path is named once.
-    `sums`: is asked where a blob of many parts has bytes that are not its own, so that only the bad parts come again.
+    """Return when every blob has its final name on disk. Each blob and each path may occur once.
+    `sums`: called for a blob of many parts whose digest does not match, so that only bad parts are fetched again.
 
-    Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError, and DiskError; the first that came.
+    Raises the first error: AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError, DiskError.
     """
     if len({one.blob.digest for one in wanted}) < len(wanted) or len({one.path for one in wanted}) < len(wanted):
         raise ValueError("a blob, or a path, is wanted twice")
@@ -83,24 +83,24 @@ async def fetch_blobs(
 
 
 class _Coming:
-    """One blob on its way."""
+    """A blob being downloaded."""
 
     def __init__(self, wanted: BlobTarget, partial: Partial, source: BlobSource) -> None:
         self.wanted = wanted
         self.partial = partial
         self.source = source
         self.running = 0
-        """Its spans that are queued or run."""
+        """Number of its queued and running spans."""
         self.helped: dict[Callable[[], None], asyncio.Task[None]] = {}
-        """Whatever of `Partial.wants` is being done."""
+        """Running jobs from `Partial.wants`."""
         self.finishing = False
         self.told = -1
         self.anew = False
-        """It was begun again after its sum did not hold."""
+        """Whether it was restarted after a digest mismatch."""
 
 
 class _Run:
-    """One span that is asked for: the sink of its bodies."""
+    """A requested span; receives the bodies."""
 
     def __init__(self, fetch: _Fetch, coming: _Coming, span: Span, anew: int = 0) -> None:
         self.coming = coming
@@ -113,7 +113,7 @@ class _Run:
         self._writing: asyncio.Task[None] | None = None
 
     async def go(self) -> None:
-        """Until the span is in the file."""
+        """Fetch the span into the file."""
         source, blob = self.coming.source, self.coming.wanted.blob
         try:
             async with aclosing(source.read(blob, self.at, self.end, self)) as pieces:
@@ -128,7 +128,7 @@ class _Run:
                 await wait_until_done(self._writing)
 
     async def move(self, at: int, body: DetachedBody) -> Moved:
-        """Into the file, in a thread."""
+        """Write a detached body to the file, in a thread."""
         head, rest, left, sealed = body
         with rest:
             await self._flush()
@@ -145,11 +145,11 @@ class _Run:
         return Moved(len(head) + moved.came, moved.broken)
 
     def broke(self, error: BrokenError) -> None:
-        """Fewer side by side, for a while."""
+        """Report a failed attempt, which reduces the concurrency for a while."""
         self._fetch.broke(error)
 
     async def _write(self) -> None:
-        """What has come begins to be written; one batch at a time, so that they stay in order."""
+        """Start writing the received bytes, one batch at a time to keep the order."""
         await self._written()
         batch, at = self._batch, self._batch_at
         self._batch, self._batch_at, self._batch_bytes = [], at + self._batch_bytes, 0
@@ -182,7 +182,7 @@ class _Run:
 
 
 class _Fetch:
-    """All that one `fetch_blobs` has open."""
+    """State of one `fetch_blobs` call."""
 
     def __init__(
         self, source: BlobSource, folder: Path, progress: Progress, file_system: Disk, clock: Callable[[], float],
@@ -207,7 +207,7 @@ class _Fetch:
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="fetch")
 
     def close(self) -> None:
-        """Threads first: they have the files open."""
+        """Stop the threads before closing the files that they use."""
         self._pool.shutdown()
         for coming in self._blobs:
             coming.partial.close()
@@ -234,7 +234,7 @@ class _Fetch:
         if self._failed:
             for coming in self._blobs:
                 if not coming.finishing:
-                    with suppress(DiskError):  # the first that failed is told
+                    with suppress(DiskError):  # the first failure is reported
                         await self.thread(coming, coming.partial.keep)
             raise self._failed[0]
 
@@ -245,7 +245,7 @@ class _Fetch:
         *given: object,
         interrupt: Callable[[], None] | None = None,
     ) -> Result:
-        """What a job that blocks returns; it is over when this is, also where this is cancelled. Raises DiskError."""
+        """Run a blocking job; returns only after the job has ended, even if cancelled. Raises DiskError."""
         running = self._loop.run_in_executor(self._pool, job, *given)
         try:
             return await asyncio.shield(running)
@@ -263,7 +263,7 @@ class _Fetch:
         self._window.broke(self._clock())
 
     def help_soon(self, coming: _Coming) -> None:
-        """From any thread."""
+        """Schedule `_help`; callable from any thread."""
         self._loop.call_soon_threadsafe(self._nudge, coming)
 
     def _nudge(self, coming: _Coming) -> None:
@@ -272,7 +272,7 @@ class _Fetch:
             self._nudged.set_result(None)
 
     def _help(self) -> None:
-        """What blobs want done beside their requests: of each kind one thread for each blob."""
+        """Start the background jobs that blobs need, at most one of each kind per blob."""
         for coming in self._to_help:
             wants = [] if coming.finishing else coming.partial.wants()
             for job in wants:
@@ -289,7 +289,7 @@ class _Fetch:
             self._failed.append(error)
         finally:
             del coming.helped[job]
-            if coming.partial.wants():  # by what came meanwhile
+            if coming.partial.wants():  # because of bytes received meanwhile
                 self._nudge(coming)
 
     async def _opened(self, wanted: BlobTarget) -> Partial:
@@ -306,7 +306,7 @@ class _Fetch:
             self._finishing.add(self._group.create_task(self._finished(coming)))
 
     async def _drive(self) -> None:
-        """Until all is done, or something failed."""
+        """Run until everything is done or something has failed."""
         while not self._failed and (self._queue or self._running or self._finishing):
             while self._queue and len(self._running) < self._window.size:
                 run = self._queue.popleft()
@@ -328,7 +328,7 @@ class _Fetch:
             self._finishing.add(self._group.create_task(self._finished(run.coming)))
 
     def _look(self) -> None:
-        """At how fast it goes."""
+        """Update the window and cancel stalled requests."""
         now_s = self._clock()
         came = sum(one.partial.ledger.came - one.partial.resumed for one in self._blobs)
         self._window.measured(now_s, came, busy=bool(self._queue) and len(self._running) >= self._window.size)
@@ -360,7 +360,7 @@ class _Fetch:
         return await sums(digest, size) if size > parts.WHOLE_BYTES_MAX else ()
 
     async def _finished(self, coming: _Coming) -> None:
-        """Its final name; or, where its sum does not hold, from the beginning where that may help."""
+        """Publish a complete blob; on a digest mismatch fetch it, or its bad parts, again if that may help."""
         coming.finishing = True
         try:
             if coming.helped:

@@ -1,8 +1,8 @@
-"""A body from a plain connection into a file without passing through this process (splice). I/O.
+"""Moves a response body from a plaintext connection into a file with splice(2), without copying to user space. I/O.
 
-Owns the moving, in a thread. Whom the connection leads to, and what was sent there, `transport` judged before it was
-given away. Promises: never more bytes than were asked for; an end to every wait; a file system or kernel without splice
-gets copies. Bytes are in the file, and told to `wrote`, before the next are read.
+Runs in a thread. The transport has checked the peer and sent the request before handing over the connection. Never
+reads more bytes than requested; every wait has a timeout; without splice support it copies. Bytes are in the file and
+reported to `wrote` before more are read.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from artifacts.registry.blobs import Moved
 
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ, _NONBLOCK = 1031, 2
-"""Of <fcntl.h>: the second is SPLICE_F_NONBLOCK; Python has no names for them yet."""
+"""Constants of <fcntl.h> (the second is SPLICE_F_NONBLOCK) that Python does not define."""
 _NOT_HERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 class Goal(NamedTuple):
-    """Where bytes go."""
+    """Destination of the bytes."""
 
     file: int
     wrote: Callable[[int, int], None]
-    """`wrote(at, count)`; may take a while."""
+    """`wrote(at, count)`; may block for a while."""
 
 
 def splice_body(rest: socket.socket, count: int, goal: Goal, at: int, limits: Limits) -> Moved:
-    """`count` bytes from the connection into the file from `at` on. Raises OSError where the file cannot take them."""
+    """Move `count` bytes from the connection into the file at offset `at`. Raises OSError if the file fails."""
     patience = Patience(rest, limits)
     with _pipe() as (out, into):
         moved, splices = 0, True
@@ -58,13 +58,13 @@ def splice_body(rest: socket.socket, count: int, goal: Goal, at: int, limits: Li
 
 
 def interrupt_transfer(rest: socket.socket) -> None:
-    """From another thread: what waits for it finds its end."""
+    """Shut the connection down from another thread, which ends its reads."""
     with contextlib.suppress(OSError):
         rest.shutdown(socket.SHUT_RDWR)
 
 
 class Patience:
-    """How long one connection may take; only the time counts in which we wait for it."""
+    """Timeouts of one connection; only time spent waiting for the peer counts."""
 
     def __init__(self, rest: socket.socket, limits: Limits) -> None:
         self._poll = select.poll()
@@ -74,7 +74,7 @@ class Patience:
         self._came = 0
 
     def wait(self) -> str:
-        """Until there is something; else what is wrong."""
+        """Wait for data; return an error text on timeout, else an empty string."""
         limits = self._limits
         asked_s = time.monotonic()
         if not self._poll.poll(limits.read_s * 1000):
@@ -87,7 +87,7 @@ class Patience:
         return ""
 
     def came(self, count: int) -> None:
-        """So many bytes more."""
+        """Record received bytes."""
         self._came += count
 
 
@@ -95,7 +95,7 @@ class Patience:
 def _pipe() -> Iterator[tuple[int, int]]:
     out, into = os.pipe2(os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # where the user has many already: it stays small
+        with contextlib.suppress(OSError):  # over the user's pipe limit the pipe stays small
             fcntl.fcntl(into, _F_SETPIPE_SZ, PIPE_BYTES)
         yield out, into
     finally:
@@ -104,7 +104,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 
 
 def _into_file(out: int, file: int, at: int, count: int, *, splices: bool) -> bool:
-    """All of what is in the pipe; says whether splice is of use here."""
+    """Move all bytes from the pipe into the file; return whether splice works here."""
     while count:
         if splices:
             try:

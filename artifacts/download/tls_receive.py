@@ -1,9 +1,9 @@
-"""A body by TLS from its connection into a file, beside the event loop (one thread for each body). I/O.
+"""Moves a TLS response body from its connection into a file outside the event loop, one thread per body. I/O.
 
-Owns the order of one connection's bytes: what had come already lies in the buffer of its sealed end, the rest in the
-socket. asyncio would copy each piece twice, in the one thread that all connections share. Whom the connection leads to,
-and whether its certificate holds, was judged before it was given away. Promises: never more bytes than were asked for;
-an end to every wait; bytes are given to `put` before more are unsealed.
+Bytes already received are in the TLS object's buffer, the rest in the socket; this module keeps their order. asyncio
+would copy each piece twice, in the one thread shared by all connections. Host and certificate were verified before the
+connection was handed over. Never reads more bytes than requested; every wait has a timeout; bytes are passed to `put`
+before more are decrypted.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from artifacts.http.transport import Limits, Sealed
 from artifacts.registry.blobs import Moved
 
 SEALED_BYTES = 256 << 10
-"""Taken from the socket at once."""
+"""Encrypted bytes read from the socket at once."""
 PLAIN_BYTES = 256 << 10
-"""Given to `put` at once: what fits beside it into the cache of a core, where it is summed."""
+"""Plaintext bytes passed to `put` at once; fits into a core's cache, where it is hashed."""
 _rooms = threading.local()
 
 
 class Ends(NamedTuple):
-    """Both of one connection."""
+    """The socket and the TLS object of one connection."""
 
     rest: socket.socket
     sealed: Sealed
 
 
 Put = Callable[[int, Sequence[bytes | memoryview]], None]
-"""`put(at, pieces)`: what the pieces are in is written over when it has returned."""
+"""`put(at, pieces)`; the pieces' buffer is reused after it returns."""
 
 
 def receive_body(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> Moved:
-    """`count` bytes of the body, the first of which is to lie at `at`. Raises OSError where `put` does."""
+    """Receive `count` bytes of the body and write them from offset `at` on. Raises OSError if `put` does."""
     coming, (_, room) = _Coming(ends, Patience(ends.rest, limits)), _own_rooms()
     moved = 0
     while moved < count:
@@ -51,14 +51,14 @@ def receive_body(ends: Ends, count: int, put: Put, at: int, limits: Limits) -> M
 
 
 class _Coming:
-    """One connection."""
+    """Decrypts the bytes of one connection."""
 
     def __init__(self, ends: Ends, patience: Patience) -> None:
         self._rest, self._sealed = ends
         self._patience = patience
 
     def into(self, room: memoryview) -> tuple[int, str]:
-        """(how much, what broke) until there is no more room, or nothing to go on with at once."""
+        """Fill the buffer until it is full or reading would block; return (bytes, error text)."""
         got = 0
         while got < len(room):
             try:
@@ -85,9 +85,9 @@ class _Coming:
         return got, ""
 
     def _more(self) -> bool:
-        """Something came from the other side; False: its end did. Raises OSError."""
+        """Read encrypted bytes from the socket; False at the end of the connection. Raises OSError."""
         if self._sealed.outgoing.pending:
-            self._rest.send(self._sealed.outgoing.read())  # it wanted new keys
+            self._rest.send(self._sealed.outgoing.read())  # key update
         taken, _ = _own_rooms()
         count = self._rest.recv_into(taken)
         self._sealed.incoming.write(taken[:count])
@@ -95,7 +95,7 @@ class _Coming:
 
 
 def _own_rooms() -> tuple[memoryview, memoryview]:
-    """(sealed, plain) of a thread, for as long as it lives."""
+    """Return the thread's own buffers (encrypted, plaintext)."""
     found: tuple[memoryview, memoryview] | None = getattr(_rooms, "both", None)
     if found is None:
         found = _rooms.both = memoryview(bytearray(SEALED_BYTES)), memoryview(bytearray(PLAIN_BYTES))

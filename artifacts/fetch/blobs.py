@@ -1,8 +1,8 @@
-"""What a pull of the store needs, out of a registry: raw files as they are, archives taken apart. I/O.
+"""Fetches an artifact from a registry for the store: raw files unchanged, archives extracted. I/O.
 
-Owns the order: all blobs come side by side and are gone on with after a break (`pull`), and only what is whole and has
-its digest is taken apart, one archive after another, each removed when it has been. Promises: room is asked for before
-it is used; of an archive that is refused nothing is left.
+All blobs are downloaded concurrently and resumed after an interruption (`pull`). Only complete, verified archives are
+extracted, one after another, and each is removed afterwards. Space is reserved before it is used, and a rejected
+archive leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 
 ARCHIVES = "archives"
-"""Below the pull's blobs: those that are whole, until they are taken apart."""
+"""Subfolder of the job's blobs for complete archives until they are extracted."""
 PIECE_BYTES = 1 << 20
 NAMES_MAX = 1_000_000
-"""In all archives of an artifact."""
+"""Maximum number of names in all archives of an artifact."""
 T = TypeVar("T")
 
 
 class _Look(NamedTuple):
-    """What archives will take, before anything is written."""
+    """What archives will occupy, determined before anything is written."""
 
     root: str
     bytes: tuple[int, ...]
-    """Of the files of each, at most."""
+    """Upper limit of the extracted bytes of each archive."""
 
 
 async def fetch_artifact_files(
     job: Job, of: Contents, repository: str, source: Mirrored, told: pull.Progress | None = None,
     *, sums: pull.Sums | None = None,
 ) -> None:  # fmt: skip
-    """As a store's `Fetch`. `sums`: as of `pull.fetch_blobs`.
+    """Implements the store's `Fetch`. `sums`: as in `pull.fetch_blobs`.
 
     Raises RegistryError, DiskError, NoRoomError, RefusedError, OSError.
     """
     archives = [one for one in job.files if one.encoding != "raw"]
     if archives:
-        await job.more(max(one.size for one in archives))  # of one there are the archive and what comes out of it
+        await job.more(max(one.size for one in archives))  # an archive coexists with its extracted files
     places = {one.digest: (one, job.blob(one.digest)) for one in job.files if one.encoding == "raw"}
     places |= {one.digest: (one, _place(job, one.digest)) for one in archives if one.digest not in places}
     wanted = [
@@ -103,13 +103,13 @@ def _place(job: Job, digest: Digest) -> Path:
 
 
 def _peak(archives: Sequence[int], unpacked: Sequence[int]) -> int:
-    """The most bytes that there are at once, when each archive goes after it was taken apart."""
+    """Return the peak disk use in bytes if each archive is removed after its extraction."""
     gone = accumulate(archives, initial=0)
     return max(sum(archives) - before + there for before, there in zip(gone, accumulate(unpacked), strict=False))
 
 
 def _looked(of: Contents, archives: Sequence[File], pieces: Callable[[File], Iterator[bytes]]) -> _Look:
-    """Reads archives through where their sizes do not say enough. Raises BadArchiveError."""
+    """Read archives if their size does not determine the extracted size. Raises BadArchiveError."""
     names, sizes = list[str](), list[int]()
     for one in archives:
         if one.encoding == "tar" and of.roots == ("",):
@@ -150,7 +150,7 @@ def _laid(
 
 
 def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
-    """How the archive comes out of its files again; None: there is too much beside them."""
+    """Build the recipe of an archive; None if too many bytes are outside of its files."""
     size = archive.stat().st_size
     files = tuple(ArchivedFile(one.at, one.size, one.path) for one in laid if one.size)
     between = reassembly.list_gaps(size, files)
@@ -162,7 +162,7 @@ def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
 
 
 async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
-    """What it gives. Who is cancelled meanwhile has it stop first."""
+    """Run work in a thread; on cancellation stop it and wait for its end."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

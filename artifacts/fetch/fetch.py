@@ -1,8 +1,7 @@
 """Fetches an artifact into the node's store: from a registry, the Hub or a bucket.
 
-Registries are handled by `artifacts.fetch.registry`, whose guarantees hold for the other sources, too: a Copy that
-needed a login is only given to a caller that the source accepts again, and a stored Copy is used while its source is
-down.
+`artifacts.fetch.registry` handles registries; its guarantees hold for the other sources, too: a Copy that needed a
+login is returned only to a caller that the source accepts again, and a stored Copy is used while its source is down.
 """
 
 from __future__ import annotations
@@ -42,27 +41,27 @@ log = logging.getLogger("pilotlight.store")
 
 Elsewhere = Hub | Bucket
 Lies = Reference | Hub | Bucket
-"""What the store can bring."""
+"""All remote sources that the store can fetch from."""
 Left = Callable[[str, str], None]
-"""(path, why)."""
+"""Called with the path of an omitted file and the reason."""
 
 
 class Named(NamedTuple):
-    """As `meanings.Meant`."""
+    """A source as `tag_cache.Meant`, for the cache of what names refer to."""
 
     host: str
-    """`Key.origin`: no registry is called so."""
+    """As `CopyKey.origin`; never equal to the name of a registry."""
     text: str
     digest: Digest | None = None
 
     def __str__(self) -> str:
-        """With its place: another Hub may have another model of that name."""
+        """Include the origin: another Hub may have another model of the same name."""
         return f"{self.host} {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How each place is reached. Keep it: it remembers keys that a role was given."""
+    """Access to all sources. Keep the instance: it caches keys of assumed roles."""
 
     registries: Registries = field(default_factory=Registries)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -70,39 +69,39 @@ class Ways:
     aws: BucketAccess = field(init=False)
 
     def __post_init__(self) -> None:
-        """Its keys are those of the environment."""
-        own = Own(self.env.get("AWS_ENDPOINT_URL"), self.registries.ca)  # of all services: the token is nobody else's
+        """Take the AWS keys from the environment."""
+        own = Own(self.env.get("AWS_ENDPOINT_URL"), self.registries.ca)  # a private endpoint also gets the STS token
         keys = AwsKeys(self.env, self.home, self.registries.pace, self.registries.limits, own=own)
         object.__setattr__(self, "aws", BucketAccess(self.env, keys))
 
     @property
     def hub(self) -> HubAccess:
-        """By the same environment."""
+        """The Hub as configured by the same environment."""
         return HubAccess(self.env, self.home)
 
 
 class SourceListing(NamedTuple):
-    """What lies there now."""
+    """The current content of a source."""
 
     listing: Listing
     revision: str
-    """The commit; empty: it has none."""
+    """Commit hash; empty if the source has none."""
     open: bool
-    """To everybody."""
+    """Whether it is publicly readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSession:
-    """A place that can be asked."""
+    """An open connection to a source."""
 
     place: FileHost
     of: Elsewhere
     origin: str
     login: str | None = field(repr=False)
-    """Whoever asks: a token, or keys; None: nobody in particular."""
+    """Secret of the caller (a token or keys); None for anonymous access."""
 
     async def look(self, *, allow_unsafe: bool = False) -> SourceListing:
-        """Raises RegistryError, RefusedError."""
+        """List the source's files. Raises RegistryError, RefusedError."""
         if isinstance(self.of, Hub):
             found = await hub.list_repository(self.place, self.of, allow_unsafe=allow_unsafe)
             return SourceListing(found.listing, found.commit, found.open)
@@ -111,7 +110,7 @@ class SourceSession:
         )
 
     async def barred(self, paths: Sequence[str]) -> RegistryError | None:
-        """Why this login may not have those files of it: of a repository all or none. Raises RegistryError."""
+        """Return why this login may not read the files (at the Hub: any file), or None. Raises RegistryError."""
         if isinstance(self.of, Hub):
             return await hub.find_access_error(self.place, self.of, paths[0])
         return await s3.find_access_error(self.place, [s3.object_key(self.of, path) for path in paths])
@@ -119,7 +118,7 @@ class SourceSession:
 
 @asynccontextmanager
 async def open_source(of: Elsewhere, ways: Ways) -> AsyncIterator[SourceSession]:
-    """Raises PolicyError, DeniedError."""
+    """Open a source with the caller's credentials. Raises PolicyError, DeniedError."""
     rules = Rules(ways.registries.limits, ways.registries.pace, ways.registries.ca)
     login = await _login(of, ways)
     if isinstance(of, Hub):
@@ -131,7 +130,7 @@ async def open_source(of: Elsewhere, ways: Ways) -> AsyncIterator[SourceSession]
 
 
 async def _login(of: Elsewhere, ways: Ways) -> str | None:
-    """Whoever asks; it is shown to nobody. Raises PolicyError, DeniedError."""
+    """Return the caller's secret, or None; never log it. Raises PolicyError, DeniedError."""
     if isinstance(of, Hub):
         return await ways.hub.token()
     keys = await ways.aws.keys.keys()
@@ -139,7 +138,7 @@ async def _login(of: Elsewhere, ways: Ways) -> str | None:
 
 
 def parse_remote_source(text: str) -> Lies:
-    """What the text names, with or without `oci://`. Raises BadReferenceError."""
+    """Parse a source, with or without `oci://`. Raises BadReferenceError, also for a local path."""
     found = source_uri.parse_source_uri(text) if "://" in text else reference.parse_reference(text)
     if isinstance(found, Local):
         raise reference.build_reference_error(text, "it lies on this machine already; expected oci://, hf:// or s3://")
@@ -147,7 +146,7 @@ def parse_remote_source(text: str) -> Lies:
 
 
 def format_source_origin(of: Elsewhere, ways: Ways) -> str:
-    """As `Key.origin`: no registry is called so. Raises PolicyError."""
+    """Return the `CopyKey.origin` of a source, which differs from every registry name. Raises PolicyError."""
     if isinstance(of, Hub):
         return f"hf {str(ways.hub.endpoint()).partition('://')[2]}"
     endpoint = ways.aws.endpoint() or "https://amazonaws.com"
@@ -163,9 +162,8 @@ async def fetch_artifact(
     *,
     allow_unsafe: bool = False,
 ) -> Copy:
-    """The Copy of what it means now, held. `left`: told of each file that is not taken. `allow_unsafe`: as `obtain`.
-
-    Raises RegistryError, BadManifestError, StoreError, DiskError.
+    """Return the Copy of what the source refers to now, locked. `left`: called for each omitted file.
+    `allow_unsafe`: as in `registry.fetch_from_registry`. Raises RegistryError, BadManifestError, StoreError, DiskError.
     """
     if isinstance(of, Reference):
         return await registry.fetch_from_registry(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
@@ -196,17 +194,17 @@ async def fetch_artifact(
                 async with AsyncExitStack() as stack:
                     await files.fetch_listed_files(job, taken, _before(there, key, sizes, ways, stack), telling.came)
 
-            more = sum(unknown) + len(unknown)  # also of one that is empty
+            more = sum(unknown) + len(unknown)  # at least one byte per file, even if it is empty
             wanted = CopySpec(str(of), key, files.list_hashed_files(taken), more, allow_unsafe, found.listing.unsafe)
             record = await run_in_thread(lambda: store.layout.record(key))
             paths = [one.entry.path for one in taken.taken]
-            is_open = found.open and not (record is not None and record.private)  # it may have been opened since
+            is_open = found.open and not (record is not None and record.private)  # it may have become public
             caller = None if is_open else await _let_in(there, paths, store, key)
             copy = await store.ensure(wanted, fetch, caller)
         record = copy.record
         registry.check_safe(str(of), copy, allow_unsafe=allow_unsafe)
         await run_in_thread(lambda: _remember(store, of, record, allow_unsafe=allow_unsafe))
-    except BaseException:  # also where the connections are closed and nobody waits any more
+    except BaseException:  # also on cancellation while the connections are closed
         if copy is not None:
             copy.close()
         raise
@@ -214,8 +212,8 @@ async def fetch_artifact(
 
 
 async def find_stored_copy(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> Copy | None:
-    """The Copy of what it meant when it was last pulled here, held; None: there is none any more. The place is asked
-    only of what it gave to a login. Raises RegistryError, StoreError.
+    """Return the Copy of what the source referred to at the last pull, locked; None if it is no longer stored. The
+    source is contacted only for a Copy that needed a login. Raises RegistryError, StoreError.
     """
     if isinstance(of, Reference):
         return await registry.find_stored_copy(of, store, ways.registries, allow_unsafe=allow_unsafe)
@@ -236,7 +234,7 @@ async def find_stored_copy(of: Lies, store: Store, ways: Ways, *, allow_unsafe: 
 
 
 async def fetch_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: bool = False) -> list[str]:
-    """As `headers.lay`."""
+    """See `remote_header.fetch_artifact_headers`."""
     if isinstance(of, Reference):
         return await remote_header.fetch_artifact_headers(of, ways.registries, folder, allow_unsafe=allow_unsafe)
     async with open_source(of, ways) as there:
@@ -247,19 +245,19 @@ async def fetch_headers(of: Lies, ways: Ways, folder: Path, *, allow_unsafe: boo
 
 
 def find_cached_key(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = False) -> CopyKey | None:
-    """Which Copy it meant when it was last pulled here; nobody is asked. It blocks. Raises PolicyError."""
+    """Return the key of the last pulled Copy without contacting the source. Blocks. Raises PolicyError."""
     if isinstance(of, Reference):
         return Meanings(store).recall(of)
     return Meanings(store).recall(_named(of, format_source_origin(of, ways), allow_unsafe=allow_unsafe))
 
 
 def _named(of: Elsewhere, origin: str, *, allow_unsafe: bool) -> Named:
-    """Files that are left out for one are taken for another: it means two Copies. A registry's artifact is one."""
+    """Name the source; `allow_unsafe` changes the file selection and thus the Copy, except for registry artifacts."""
     return Named(origin, f"{of} and what is unsafe of it" if allow_unsafe else str(of))
 
 
 def _judge(registries: Registries) -> None:
-    """Signatures lie in registries. Raises PolicyError."""
+    """Apply the signature policy; only registries hold signatures. Raises PolicyError."""
     if registries.signatures.policy == "enforce":
         raise PolicyError(
             "weights.signatures.policy is enforce, and only weights in a registry have signatures: "
@@ -272,7 +270,7 @@ def _judge(registries: Registries) -> None:
 def _before(
     there: SourceSession, key: CopyKey, known: Collection[Digest], ways: Ways, stack: AsyncExitStack
 ) -> BlobSource:  # fmt: skip
-    """The place, with peers before it where there are any."""
+    """Return the source, preceded by peers if peering is configured."""
     peering = ways.registries.peering
     if peering is None:
         return Lone(there.place)
@@ -286,8 +284,8 @@ def _remember(store: Store, of: Elsewhere, record: Record, *, allow_unsafe: bool
 
 
 async def _let_in(there: SourceSession, paths: Sequence[str], store: Store, key: CopyKey) -> Caller:
-    """Whoever asks; it may have these files. That is asked first: a list of them is no yes, and all of them may be here
-    already, by another's pull, so that nothing would be fetched. Raises RegistryError, StoreError.
+    """Check that the caller may read these files, and return it. A listing is no permission, and another caller's pull
+    may have stored all files, so that nothing would be fetched. Raises RegistryError, StoreError.
     """
     why = await there.barred(paths)
 
@@ -302,7 +300,7 @@ async def _let_in(there: SourceSession, paths: Sequence[str], store: Store, key:
 
 
 async def _forbid(there: SourceSession, store: Store, key: CopyKey | None) -> None:
-    """Whoever asks was just denied what this is of: a yes before counts no more. Raises StoreError."""
+    """Revoke a cached permission after the source denied access. Raises StoreError."""
     if key is not None:
 
         async def said() -> bool:
@@ -312,7 +310,7 @@ async def _forbid(there: SourceSession, store: Store, key: CopyKey | None) -> No
 
 
 async def _caller(store: Store, login: str | None, permitted: Callable[[], Awaitable[bool]]) -> Caller:
-    """Also of nobody in particular: what was given to a login may be open since."""
+    """Build the caller, also an anonymous one: content fetched with a login may be public by now."""
     key = await run_in_thread(store.permits.key)
     return Caller(registry.fingerprint_login(Login(registry_token=login or ""), key), permitted)
 

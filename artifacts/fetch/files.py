@@ -1,8 +1,7 @@
-"""What a pull of the store needs, out of a place that is no registry: its files, as a Listing says them. I/O.
+"""Fetches a model for the store from a source that is not a registry: the files of a Listing. I/O.
 
-Owns what is done with a file whose sha256 nobody says: it comes as every other, in parts and gone on with after a
-break; its sum is learned when it is whole, and git's sum is checked where there is one. Promises: the Copy's record has
-a sha256 of every file.
+Files without a known sha256 are downloaded like all others, in parts and resumable; their digest is computed once they
+are complete, and git's hash is checked if there is one. The Copy's record has a sha256 for every file.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from artifacts.store.publish import Job
 from artifacts.store.store import run_in_thread
 
 LEARNED = "learned"
-"""Below the pull's blobs: files whose sum nobody says, until all are here."""
+"""Subfolder of the job's blobs for files of unknown digest, until all are complete."""
 PIECE_BYTES = 1 << 20
 
 
 def list_hashed_files(of: Listing) -> tuple[File, ...]:
-    """Those that are known by their sum; the others are laid by `fetch_listed_files`."""
+    """Return the files with a known digest; the others are placed by `fetch_listed_files`."""
     return tuple(
         File(one.entry.path, one.entry.size, one.entry.digest, one.role, "raw")
         for one in of.taken
@@ -38,17 +37,17 @@ def list_hashed_files(of: Listing) -> tuple[File, ...]:
 
 
 def list_all_files(of: Listing) -> list[File]:
-    """All, by what their place calls them: for a look at them."""
+    """Return all files, with stand-in digests where needed, for inspection."""
     return [File(one.entry.path, one.entry.size, one.entry.name, one.role, "raw") for one in of.taken]
 
 
 def list_unhashed_files(of: Listing) -> list[SelectedFile]:
-    """The others."""
+    """Return the selected files without a known digest."""
     return [one for one in of.taken if one.entry.digest is None]
 
 
 async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, told: pull.Progress | None = None) -> None:
-    """As a store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
+    """Implements the store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
     sums = dict[Digest, Digest]()
     blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
     wanted = [
@@ -64,7 +63,7 @@ async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, told: pu
     if wanted:
         await pull.fetch_blobs(wanted, source, job.blobs, told, file_system=job.disk)
     await run_in_thread(lambda: magic.check_magic((path, at) for path, _, at in blobs.values()))
-    await run_in_thread(lambda: _lay(job, of, sums))  # the folder is another pull's when this has returned
+    await run_in_thread(lambda: _lay(job, of, sums))  # another pull may own the folder once this returns
 
 
 def _learner(sums: dict[Digest, Digest], name: Digest) -> Callable[[Digest], None]:
@@ -75,7 +74,7 @@ def _learner(sums: dict[Digest, Digest], name: Digest) -> Callable[[Digest], Non
 
 
 def _blob(of: Listing, path: str, digest: Digest, size: int) -> Blob:
-    """So that errors name the file."""
+    """Build a blob whose errors name the file."""
     return Blob(f"{of.place}: {path}", digest, size)
 
 
@@ -84,7 +83,7 @@ def _place(job: Job, entry: ListedFile) -> Path:
 
 
 def _lay(job: Job, of: Listing, sums: dict[Digest, Digest]) -> None:
-    """Files whose sum is learned go to where they belong. Raises MismatchError."""
+    """Move files whose digest was computed to their final place. Raises MismatchError."""
     for one in list_unhashed_files(of):
         at, entry = _place(job, one.entry), one.entry
         said = entry.claim.removeprefix("git:") if entry.claim.startswith("git:") else None

@@ -1,8 +1,8 @@
-"""Lists the files of an image by the headers in its layers, before it is pulled: can an engine load it?
+"""Lists an image's files from the headers in its layers before it is pulled, to tell whether an engine can load it.
 
-Of an uncompressed archive only the headers are requested, of a compressed one the beginning. Files are accepted by the
-rules of a pull (`artifacts.archives.member_filter`). If not all names were read, the result says so, since an unread
-file may be code.
+Only the headers of an uncompressed archive are requested, and only the beginning of a compressed one. Files are
+accepted by the rules of a pull (`artifacts.archives.member_filter`). If not all names were read, the result says so,
+since an unread file may be code.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from artifacts.dialects.contents import Contents, File
 from artifacts.registry.blobs import Blob, BlobSource
 
 SPAN_BYTES = 64 << 10
-"""Of an archive, in one request."""
+"""Bytes of an archive per request."""
 SPANS_MAX = 512
-"""Of one image: the software that some have beside a model has more."""
+"""Maximum requests per image; an image that also contains software would need more."""
 BEGIN_BYTES = 4 << 20
-"""Of a compressed one."""
+"""Bytes read of a compressed archive."""
 
 COMPRESSED = (
     *(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", (0xFD2FB528).to_bytes(4, "little")),
     *(skipped.to_bytes(4, "little") for skipped in range(0x184D2A50, 0x184D2A60)),
 )
-"""How gzip, bzip2, xz and zstd begin: some runtimes look at that alone, and would find another archive in this one."""
+"""Magic bytes of gzip, bzip2, xz and zstd; some runtimes detect compression by these alone and would decompress."""
 NOT_PLAIN = frozenset({"", ".", ".."})
 
 
 class Inside(NamedTuple):
-    """An image, seen from outside."""
+    """The visible content of an image."""
 
     root: str
-    """The folder of the model."""
+    """The model's folder."""
     paths: tuple[str, ...]
-    """Of its files, below that."""
+    """Files, relative to the model's folder."""
     whole: bool
-    """All names were seen."""
+    """Whether all names were read."""
 
 
 async def list_image_files(of: Contents, repository: str, source: BlobSource, *, allow_unsafe: bool = False) -> Inside:
-    """What is in it. Raises BadArchiveError where a pull would refuse it, RegistryError."""
+    """List the image's files. Raises RegistryError, and BadArchiveError if a pull would reject the image."""
     walk = _Walk(repository, source)
     layers = [(one.file, *await walk.members(one.file)) for one in of.layers]
     names = [member.path for _, found, _ in layers for member in found]
@@ -61,8 +61,8 @@ async def list_image_files(of: Contents, repository: str, source: BlobSource, *,
 
 
 def _check(names: Iterable[str]) -> None:
-    """A pull passes by what is not below the model's folder as it is written; a container runtime makes names plain
-    first, and would lay it there. Raises BadArchiveError.
+    """Reject names that are not normalized: a pull ignores a name outside the model's folder as written, but container
+    runtimes normalize it first and may place it inside. Raises BadArchiveError.
     """
     for name in names:
         parts = members.strip_dot_slash(name).split("/")
@@ -71,7 +71,7 @@ def _check(names: Iterable[str]) -> None:
 
 
 class _Walk:
-    """Over the archives of one image, with what it may ask for."""
+    """Reads the archives of one image within a limit of requests."""
 
     def __init__(self, repository: str, source: BlobSource) -> None:
         self._repository = repository
@@ -79,7 +79,7 @@ class _Walk:
         self._spans = 0
 
     async def members(self, of: File) -> tuple[list[Member], bool]:
-        """Of one archive, and whether these are all. Raises BadArchiveError, RegistryError."""
+        """Return the members of an archive, and whether they are complete. Raises BadArchiveError, RegistryError."""
         if of.encoding == "tar":
             return await self._plain(of)
         begin = await self._read(of, 0, min(BEGIN_BYTES, of.size))
@@ -101,7 +101,7 @@ class _Walk:
                     found.append(event)
                     behind = base + reader.at + -(-event.size // BLOCK_BYTES) * BLOCK_BYTES
             at += len(piece)
-            if behind > at:  # the rest of its bytes is nobody's matter
+            if behind > at:  # skip the rest of the file's content
                 at, base, reader = behind, behind, Reader()
         return found, True
 
@@ -111,11 +111,11 @@ class _Walk:
 
 
 def _inflated(begin: bytes, of: File) -> tuple[list[Member], bool]:
-    """What is in this begin of an archive; and whether nothing was odd about its end."""
+    """Return the members in the beginning of a compressed archive, and whether it decompressed without an error."""
     found, reader = list[Member](), Reader()
     try:
         for piece in decompress_layer([begin], of.encoding, FREE_BYTES):
             found += [event for event in reader.feed(piece) if isinstance(event, Member)]
     except BadArchiveError:
-        return found, False  # it ends in its midst; or it is broken, which whoever pulls it says
+        return found, False  # truncated or broken; a pull reports the latter
     return found, True

@@ -1,8 +1,8 @@
-"""From a reference to its Copy in the node's store, and back to it while its registry is away. I/O.
+"""Resolves a reference to its Copy in the node's store, also while its registry is down. I/O.
 
-Owns what stands between: whom to ask and with which login, what a reference meant when it was last pulled, and how far
-a pull has come. Promises: a Copy whose registry gave it to a login is given to nobody without asking that registry; no
-login is kept, only a sum of it by a key of the store; what `oci://` names is never run, only laid down.
+Selects the registry, mirrors, peers and login, remembers what a reference meant at the last pull, and reports progress.
+A Copy that a registry gave to a login is returned to no caller without asking that registry. Logins are not stored,
+only an HMAC of them with a key of the store. Content named by `oci://` is only stored, never executed.
 """
 
 from __future__ import annotations
@@ -43,48 +43,48 @@ log = logging.getLogger(__name__)
 
 
 class Came(NamedTuple):
-    """How far a pull is."""
+    """Progress of a pull."""
 
     bytes: int
-    """Verified or not, of those that were not here."""
+    """Bytes received or already partially present, verified or not."""
     total_bytes: int
     bytes_per_s: float
-    """Since it began, without what an earlier try had brought."""
+    """Since the start of this pull, excluding bytes from earlier attempts."""
 
 
 Told = Callable[[Came], None]
 
 
 class MirrorSite(NamedTuple):
-    """Somebody who has what a registry has."""
+    """A mirror of a registry."""
 
     host: str
     prefix: str = ""
-    """As `Mirror.prefix`."""
+    """As in `Mirror.prefix`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """How registries are reached."""
+    """How registries are accessed."""
 
     keychain: Keychain = field(default_factory=Chain)
     plain_http: bool | None = None
-    """As `Site.plain_http`."""
+    """As in `Site.plain_http`."""
     ca: Path | None = None
     mirrors: Mapping[str, Sequence[MirrorSite]] = field(default_factory=dict)
-    """By `Reference.host`; those of "" are before every registry."""
+    """By `Reference.host`; those under "" apply to every registry."""
     peering: Peering | None = None
-    """Other nodes, which are asked for blobs before any registry."""
+    """Peer nodes, which are tried before any registry."""
     limits: Limits = field(default_factory=Limits)
     pace: Pace = field(default_factory=Pace)
     signatures: Policy = field(default_factory=Policy)
-    """Which signatures weights must have before they are used."""
+    """Which signatures weights must have before use."""
     held_good: set[tuple[str, Digest]] = field(default_factory=set)
-    """By host: what this process has seen signed; it asks of that no more."""
+    """(host, digest) pairs whose signature this process has verified; they are not verified again."""
 
     @asynccontextmanager
     async def opened(self, host: str) -> AsyncIterator[Mirrored]:
-        """The registry with its mirrors before it, and peers before those. Raises PolicyError."""
+        """Open the registry, preceded by its mirrors and by peers. Raises PolicyError."""
         async with AsyncExitStack() as stack:
             own = await stack.enter_async_context(self.client(host))
             mirrors = [
@@ -97,7 +97,7 @@ class Registries:
                 yield Swarm(own, mirrors, self.peering, origin_folder_name(host), stack)
 
     def client(self, host: str) -> Client:
-        """Of one place; costs tens of ms, for TLS's authorities are read. Raises PolicyError."""
+        """Create a client for one host; takes tens of ms, since CA certificates are loaded. Raises PolicyError."""
         site = Site(host, plain_http=self.plain_http, ca=self.ca)
         return Client(site, self.keychain, limits=self.limits, pace=self.pace)
 
@@ -105,7 +105,7 @@ class Registries:
 async def fetch_from_registry(
     of: Reference, store: Store, registries: Registries, told: Told = lambda _: None, *, allow_unsafe: bool = False
 ) -> Copy:
-    """The Copy of what the reference means now, held. `allow_unsafe`: also code and pickled weights.
+    """Return the Copy of what the reference means now, locked. `allow_unsafe`: accept code and pickled weights.
 
     Raises RegistryError, BadManifestError, StoreError, DiskError.
     """
@@ -135,7 +135,7 @@ async def fetch_from_registry(
             check_safe(f"oci://{of}", copy, allow_unsafe=allow_unsafe)
             await run_in_thread(lambda: Meanings(store).remember(of, key))
             return copy
-    except BaseException:  # also where the connections are closed and nobody waits any more
+    except BaseException:  # also on cancellation while the connections are closed
         if copy is not None:
             copy.close()
         raise
@@ -144,10 +144,10 @@ async def fetch_from_registry(
 async def find_stored_copy(
     of: Reference, store: Store, registries: Registries, *, allow_unsafe: bool = False
 ) -> Copy | None:
-    """The Copy of what the reference meant when it was last pulled here, held; None: there is none any more.
+    """Return the Copy of what the reference meant at the last pull, locked; None if it is no longer stored.
 
-    The registry is asked only of weights that need a login, or a signature that this process has not seen yet: who laid
-    them here may have asked for none. Raises RegistryError, StoreError, RefusedError.
+    The registry is contacted only for weights that need a login, or a signature that this process has not verified: the
+    earlier pull may have required none. Raises RegistryError, StoreError, RefusedError.
     """
     key = await run_in_thread(lambda: Meanings(store).recall(of))
     if key is None:
@@ -165,13 +165,13 @@ async def find_stored_copy(
 
 
 def check_safe(of: str, copy: Copy, *, allow_unsafe: bool) -> None:
-    """Raises RefusedError where it was laid down for those who allow more."""
+    """Raise RefusedError for a Copy that was stored with `allow_unsafe` if the caller does not allow that."""
     if copy.record.unsafe and not allow_unsafe:
         raise RefusedError(f"{of} holds code or pickled weights, and was laid here for those who allow them; {ALLOW}")
 
 
 async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:
-    """Asks the registry itself, whatever mirrors there are. Raises PolicyError where the weights may not be used."""
+    """Verify the signatures at the registry itself, never at a mirror. Raises PolicyError if the policy forbids use."""
     if registries.signatures.policy == "off" or (of.host, digest) in registries.held_good:
         return
     async with registries.client(of.host) as client:
@@ -185,7 +185,7 @@ async def _judged(of: Reference, digest: Digest, registries: Registries) -> None
 
 
 async def _caller(of: Reference, digest: Digest, store: Store, registries: Registries) -> Caller | None:
-    """Whoever has a login for the registry is somebody, whether or not it asked for that."""
+    """Return the caller if a login exists for the registry, even if the registry did not ask for it; else None."""
     login = await registries.keychain.login(of.host, of.repository)
     if login is None or login.anonymous:
         return None
@@ -198,7 +198,7 @@ async def _caller(of: Reference, digest: Digest, store: Store, registries: Regis
 
 
 def fingerprint_login(login: Login, key: bytes) -> str:
-    """Of a login; without the store's key nothing of the login can be tried against it."""
+    """Return an HMAC of a login; without the store's key, guesses of the login cannot be tested against it."""
     secret = () if login.whose else (login.user, login.password, login.identity_token, login.registry_token)
     parts = (login.whose, *secret)
     text = b"".join(len(part.encode()).to_bytes(8) + part.encode() for part in parts)
@@ -206,7 +206,7 @@ def fingerprint_login(login: Login, key: bytes) -> str:
 
 
 class Telling:
-    """Blobs' bytes as one sum."""
+    """Aggregates the progress of all blobs."""
 
     def __init__(self, total_bytes: int, told: Told) -> None:
         self._total_bytes, self._told = total_bytes, told
@@ -214,7 +214,7 @@ class Telling:
         self._first: tuple[float, int] | None = None
 
     def came(self, digest: Digest, bytes_: int) -> None:
-        """As `pull.Progress`."""
+        """Implements `pull.Progress`."""
         self._came[digest] = bytes_
         total, now_s = sum(self._came.values()), time.monotonic()
         since_s, before = self._first = self._first or (now_s, total)

@@ -1,8 +1,8 @@
-"""The header of a model that is not here yet, as a file: what it will need is known before it is pulled. I/O.
+"""Fetches the header of a remote model as a local file, to estimate its needs before a pull. I/O.
 
-Owns files that have a GGUF's name, its size and its first bytes, and a hole where its weights would be: whoever reads
-headers reads them as any other. Promises: a few MiB of a model are asked for, whatever it weighs. They are not
-verified, since only the whole has a digest: they say what to plan with, and nothing is ever loaded from them.
+Creates sparse files with a GGUF's name, size and first bytes and a hole instead of the weights, so that header readers
+need no special case. Only a few MiB are requested, whatever the model's size. The bytes are not verified, since only
+the complete file has a digest: they serve planning only and are never loaded by an engine.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from artifacts.registry.blobs import Blob, BlobSource
 FIRST_BYTES = 4 << 20
 CONFIG = "config.json"
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
-"""A header of safetensors that says nothing: of theirs only the size counts."""
+"""An empty safetensors header: for these files only the size matters."""
 BYTES_MAX = 64 << 20
-"""A header with a large vocabulary has about 10 MiB."""
+"""Limit of a header; one with a large vocabulary has about 10 MiB."""
 
 
 async def fetch_artifact_headers(
     of: Reference, registries: Registries, folder: Path, *, allow_unsafe: bool = False
 ) -> list[str]:
-    """The GGUF files of the artifact, below `folder`, which is made; none where their names or bytes are not plain.
+    """Fetch the artifact's GGUF headers below `folder`, which is created; return their paths, empty if there are none.
 
     Raises RegistryError, BadManifestError, GgufError, BadArchiveError, OSError.
     """
@@ -43,7 +43,7 @@ async def fetch_artifact_headers(
 
 
 async def fetch_gguf_headers(of: Iterable[File], repository: str, source: BlobSource, folder: Path) -> list[str]:
-    """As `fetch_artifact_headers`, of an artifact's files."""
+    """As `fetch_artifact_headers`, for the files of an artifact."""
     files = [one for one in of if one.path.endswith(".gguf") and one.encoding in {"raw", "tar"}]
     for one in files:
         path = folder / one.path
@@ -56,8 +56,8 @@ async def fetch_gguf_headers(of: Iterable[File], repository: str, source: BlobSo
 
 
 async def fetch_config_header(of: Iterable[File], repository: str, source: BlobSource, folder: Path) -> bool:
-    """`config.json` and what stands for the safetensors beside it, below `folder`, for `artifacts.formats.hf_config`;
-    False: it has none. Raises RegistryError, BadArchiveError, OSError.
+    """Fetch `config.json` and placeholders for its safetensors into `folder`, for `artifacts.formats.hf_config`; return
+    False if the artifact has none. Raises RegistryError, BadArchiveError, OSError.
     """
     files = {one.path: one for one in of if one.encoding in {"raw", "tar"}}
     config = files.get(CONFIG)
@@ -75,7 +75,7 @@ async def fetch_config_header(of: Iterable[File], repository: str, source: BlobS
 
 
 async def _begin(repository: str, source: BlobSource, one: File, path: Path) -> None:
-    """As much of its begin as a reader wants. Raises GgufError where that is too much, or it is none."""
+    """Fetch enough of the file for the header. Raises GgufError if the header is too large or invalid."""
     want = FIRST_BYTES
     while True:
         end = min(want, one.size)
@@ -95,7 +95,7 @@ async def _begin(repository: str, source: BlobSource, one: File, path: Path) -> 
 
 
 def _content(begin: bytes) -> tuple[bytes, int]:
-    """Of the first file of an archive that begins so: its own begin, and its size."""
+    """Return the beginning of an archive's first file, and the size of that file."""
     content, size = bytearray(), None
     for event in Reader().feed(begin):
         if isinstance(event, Member):

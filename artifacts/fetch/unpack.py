@@ -1,8 +1,8 @@
-"""Archives into a folder: only regular files and folders, each opened from the folder above it, never through a link.
+"""Extracts archives into a folder, opening each component relative to its parent folder, never through a link. I/O.
 
-Owns the writing. Promises: modes are 0644 and 0755 whatever the archive says; nothing that is there is written over; no
-more bytes than were reserved; at the end everything is on disk, and after a refusal or a failure nothing is left of it.
-What may be written at all is `artifacts.archives.member_filter`'. It blocks: run it in a thread. I/O.
+Modes are 0644 and 0755 whatever the archive says. Existing files are never overwritten, and no more bytes are written
+than were reserved. On success everything is on disk; after a rejection or failure nothing is left.
+`artifacts.archives.member_filter` decides what may be written. Calls block: run them in a thread.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Unpacked(NamedTuple):
-    """A file that was written."""
+    """An extracted file."""
 
     path: str
     size: int
     role: Role
     digest: Digest
     at: int
-    """Where in the archive, uncompressed, its bytes begin."""
+    """Offset of its content in the uncompressed archive."""
 
 
 def iter_members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
-    """What an archive says it holds; nothing is written. Raises BadArchiveError."""
+    """Yield the members of an archive without writing anything. Raises BadArchiveError."""
     reader = tar.Reader()
     for piece in decompress.decompress_layer(pieces, of.encoding, BLOB_BYTES_MAX):
         yield from (one for one in reader.feed(piece) if isinstance(one, Member))
@@ -51,12 +51,12 @@ def iter_members(pieces: Iterable[bytes], of: File) -> Iterator[Member]:
 
 
 class Unpacking:
-    """All archives of one artifact, into one folder; a context, whose end keeps everything or nothing."""
+    """Extracts all archives of an artifact into one folder; a context manager that keeps everything or nothing."""
 
     def __init__(
         self, folder: int, tree: safe_paths.Tree, bytes_max: int, *, root: str = "", allow_unsafe: bool = False
     ) -> None:
-        """`folder`: open, and ours alone; `tree`: what else of the artifact will lie there; `bytes_max`: of files."""
+        """`folder`: open and used exclusively; `tree`: the artifact's other paths; `bytes_max`: limit for all files."""
         self._places = _Places(folder)
         self._tree = tree
         self._left = bytes_max
@@ -79,7 +79,7 @@ class Unpacking:
     def archive(
         self, of: File, pieces: Iterable[bytes], diff_id: Digest | None = None, *, may_be_empty: bool = False
     ) -> list[Unpacked]:
-        """One archive. `diff_id`: of its bytes uncompressed. `may_be_empty`: a layer of an image may hold no member.
+        """Extract one archive. `diff_id`: digest of the uncompressed bytes. `may_be_empty`: for image layers.
 
         Raises BadArchiveError, OSError.
         """
@@ -113,7 +113,7 @@ class Unpacking:
         return done
 
     def _begin(self, taken: AcceptedMember) -> int:
-        """Open for what it holds; -1 for a folder."""
+        """Create the file and return its descriptor; -1 for a folder."""
         if taken.folder:
             self._places.folder(taken.path)
             return -1
@@ -124,17 +124,17 @@ class Unpacking:
 
 
 class _Places:
-    """The way to each path, folder by folder, and what was made on it."""
+    """Opens and creates paths folder by folder, and remembers what was created."""
 
     def __init__(self, folder: int) -> None:
         self._base = folder
         self._way: list[tuple[str, int]] = []
-        """The folders that are open now, each in the one before."""
+        """The chain of open folders, each inside the previous one."""
         self._made_files: list[str] = []
         self._made_folders: list[str] = []
 
     def file(self, path: str) -> int:
-        """A new file there, open for writing."""
+        """Create a file and return its descriptor."""
         above, _, name = path.rpartition("/")
         folder = self.folder(above)
         try:
@@ -142,11 +142,11 @@ class _Places:
         except FileExistsError:
             raise BadArchiveError(f"in the archive: {path}: there is something of that name already") from None
         self._made_files.append(path)
-        os.fchmod(fd, FILE_MODE)  # whatever the umask
+        os.fchmod(fd, FILE_MODE)  # independent of the umask
         return fd
 
     def folder(self, path: str, *, make: bool = True) -> int:
-        """Open; made where it is missing. Raises BadArchiveError where a link or a file is in its place."""
+        """Open a folder, creating it if missing. Raises BadArchiveError if a link or a file is in its place."""
         parts = path.split("/") if path else []
         same = next(
             (n for n, (part, there) in enumerate(zip(parts, self._way, strict=False)) if part != there[0]), None
@@ -176,13 +176,13 @@ class _Places:
         return fd
 
     def sync(self) -> None:
-        """What was made is on disk: files were when they ended; now the folders, the deepest first."""
+        """Sync the created folders, the deepest first; files were synced when they were complete."""
         folders = {path.rpartition("/")[0] for path in (*self._made_files, *self._made_folders)}
         for path in sorted({"", *folders, *self._made_folders}, reverse=True):
             os.fsync(self.folder(path))
 
     def undo(self) -> None:
-        """Nothing is left of it; what others have put there meanwhile is theirs."""
+        """Remove what was created; files created by others meanwhile are kept."""
         made = [(os.rmdir, path) for path in self._made_folders] + [(os.unlink, path) for path in self._made_files]
         for remove, path in reversed(made):
             above, _, name = path.rpartition("/")
@@ -190,7 +190,7 @@ class _Places:
                 remove(name, dir_fd=self.folder(above, make=False))
 
     def close(self) -> None:
-        """Nothing of it is open any more."""
+        """Close all folders."""
         self._close(0)
 
     def _close(self, keep: int) -> None:
@@ -204,7 +204,7 @@ def _write(fd: int, content: memoryview) -> None:
 
 
 def _finish(fd: int) -> int:
-    """Its bytes are on disk; -1: nothing is open."""
+    """Sync and close the file; return -1 (nothing is open)."""
     os.fsync(fd)
     os.close(fd)
     return -1

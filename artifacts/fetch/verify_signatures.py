@@ -1,9 +1,9 @@
-"""Signatures of a manifest, as its registry has them, found before anything of it is published. I/O.
+"""Finds the signatures of a manifest in its registry before any of it is published. I/O.
 
-Owns the finding: what refers to the manifest (sigstore's bundles, cosign's signatures), and cosign's own tag
-`sha256-HEX.sig`; bounded in number, bytes and time. Promises: what comes was checked by its digest, but where it came
-from counts for nothing, and `signatures` alone judges it. A registry that fails, lies or takes too long raises nothing
-here: it could not say, which is a no where signatures are enforced.
+Reads the manifest's referrers (sigstore bundles, cosign signatures) and cosign's tag `sha256-HEX.sig`, with limits on
+number, bytes and time. Content is verified by its digest; where it was found counts for nothing, and only
+`artifacts.signatures.policy` evaluates it. A registry that fails, lies or is too slow raises no error here but yields
+an unread signature, which is never valid: a rejection if signatures are enforced.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, Signatur
 
 SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
-"""The annotation of such a layer."""
+"""Layer annotation that holds the signature."""
 KINDS = frozenset({BUNDLE, "application/vnd.dev.cosign.artifact.sig.v1+json", ""})
-"""Types of what refers to a manifest and may be a signature; old registries drop the type."""
+"""Artifact types of referrers that may be signatures; old registries drop the type."""
 _BYTES_MAX = {BUNDLE: BUNDLE_BYTES_MAX, SIMPLE: PAYLOAD_BYTES_MAX}
 LOOKS_MAX = 32
-"""At manifests and layers, of what refers to one and of its tag each."""
+"""Maximum manifests and layers read, for the referrers and for the tag each."""
 SECONDS_MAX = 60.0
 
 
 async def verify_manifest(
     client: Client, repository: str, digest: Digest, policy: Policy, *, seconds_max: float = SECONDS_MAX
 ) -> SignatureVerdict:
-    """Whether what has this digest may be published: the one that was asked for, an index where it is one."""
+    """Evaluate the signatures of the requested manifest, which may be an index, against the policy."""
     if policy.policy == "off":
         return signatures.evaluate_signatures(digest, (), policy)
     search = _Search(client, repository, digest)
@@ -52,7 +52,7 @@ async def verify_manifest(
 
 
 class _Search:
-    """For the signatures of one manifest."""
+    """Searches for the signatures of one manifest."""
 
     def __init__(self, client: Client, repository: str, digest: Digest) -> None:
         self._client, self._repository, self._digest = client, repository, digest
@@ -60,11 +60,11 @@ class _Search:
         self._looks = 0
 
     def unread(self, at: str, why: str) -> None:
-        """There is, or may be, one that cannot be judged."""
+        """Record a signature, or possible signature, that cannot be evaluated."""
         self.found.append(Unread(at, why))
 
     async def run(self) -> None:
-        """All of them, as far as the bounds go."""
+        """Collect all signatures within the limits."""
         try:
             listed = await list_referrers(self._client, self._repository, self._digest)
         except RegistryError as error:
@@ -77,14 +77,14 @@ class _Search:
         await self._manifest(f"{format_referrers_tag(self._digest)}.sig")
 
     def _enough(self, at: str) -> bool:
-        """So many were looked at that this one is left out; the first such is told."""
+        """Count a read and return whether the limit is exceeded; the first skipped item is recorded."""
         self._looks += 1
         if self._looks == LOOKS_MAX + 1:
             self.unread(at, f"left out, as all after it: {LOOKS_MAX} were looked at before")
         return self._looks > LOOKS_MAX
 
     async def _manifest(self, asked: str, size: int | None = None) -> None:
-        """One that has signatures as its layers; that there is none under the tag is no news."""
+        """Read a manifest whose layers are signatures; a missing tag is not an error."""
         if self._enough(asked):
             return
         try:

@@ -1,11 +1,10 @@
-"""What a GGUF file says about itself: its name, and what its architecture keeps in memory. I/O.
+"""Reads the GGUF header: the model's name, and the values that determine its memory. I/O.
 
-Owns reading the header, and only the header: a model of 40 GB is known after a few MiB. A reader of our own, because
-the `gguf` package makes an object of every token of a vocabulary; here arrays are skipped. The file may be anything, so
-every length is checked against a bound or the size of the file before it is used, and nothing is allocated by a number
-that the file claims. Only a window of the file and the keys that matter are in memory, a few MiB for any header. Raises
-GgufError, whose text is one line with the file and the fault. `artifacts.formats.gguf_memory` derives the memory from
-the keys.
+Only the header is read: a model of 40 GB is known after a few MiB. This is a custom reader because the `gguf` package
+creates an object per vocabulary token; here arrays are skipped. Files are untrusted: every length is checked against a
+limit or the file size before use, and no allocation depends on an unchecked number. Memory use is a few MiB for any
+header: a window of the file and the needed keys. Raises GgufError with one line that names the file and the fault.
+`artifacts.formats.gguf_memory` derives the memory from the keys.
 
 A vocabulary of 150,000 tokens with its 280,000 merges takes 35 ms: read a file once, not at every start.
 
@@ -29,7 +28,7 @@ from artifacts.formats.gguf_memory import LAYERS_MAX, Value
 from artifacts.formats.memory import Shape
 
 CPU_S_MAX = 2.0
-"""CPU time that headers may take, of one file or folder; a real one takes less than a tenth of a second."""
+"""CPU time limit for the headers of one file or folder; real ones take less than a tenth of a second."""
 OVERTIME = f"its header takes more than {CPU_S_MAX:.0f} s to read; no real model has such a header"
 HEADER_BYTES_MAX = 256 << 20
 """The largest vocabularies need about 20 MiB."""
@@ -37,12 +36,12 @@ CHUNK_BYTES = 1 << 20
 KEYS_MAX = 100_000
 TENSORS_MAX = 100_000
 TEXTS_MAX = 4_000_000
-"""Of all arrays of texts together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
+"""Limit for all string arrays together. The largest vocabularies have 300,000 tokens and 500,000 merges."""
 KEPT_MAX, ARRAYS_MAX = 1_000, 16
-"""Keys, and arrays, that are kept: more than one architecture has."""
+"""Maximum number of keys and arrays kept; above what any architecture has."""
 KEY_BYTES_MAX = 65_535
 TEXT_BYTES_MAX, NAME_CHARS_MAX = 1 << 20, 200
-"""Of a text that we want, such as the name; others are skipped, however long."""
+"""Limits of strings that are read, such as the name; others are skipped, however long."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -50,11 +49,11 @@ _U64 = struct.Struct("<Q")
 
 
 class GgufError(Exception):
-    """The file is not a GGUF that can be served; the text is one line and begins with its path."""
+    """The file is not a servable GGUF; the message is one line that begins with its path."""
 
 
 class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the header says. Its texts are printable."""
+    """Content of the header. All strings are printable."""
 
     name: str
     architecture: str
@@ -62,21 +61,21 @@ class GgufInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_gguf_info(file: Path | str) -> GgufInfo:
-    """What the file says; of a split model give its first part, the others are found. Raises GgufError."""
+    """Read a GGUF file; for a split model pass its first part, the others are found. Raises GgufError."""
     path = str(file)
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):  # to open a FIFO would wait for its writer
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a FIFO would block until it has a writer
             raise GgufError(f"{path}: it is no regular file")
         with FileIO(path) as opened:
             metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
         weights_bytes = _weights_bytes(path)
-    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         raise GgufError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return _info(path, metadata, weights_bytes)
 
 
 def header_bytes(file: str | Path) -> int:
-    """Where the header of this file ends, its tensor directory included. Raises GgufError and OSError."""
+    """Return the end offset of the header including the tensor directory. Raises GgufError and OSError."""
     path = str(file)
     with FileIO(path) as opened:
         header = _Header(path, opened, Path(path).stat().st_size)
@@ -85,19 +84,19 @@ def header_bytes(file: str | Path) -> int:
 
 
 def get_model_stem(file: Path) -> str:
-    """The file's name without `.gguf`, and of a split model without its part."""
+    """Return the file name without `.gguf` and, for a split model, without the part number."""
     split = files.PART.fullmatch(file.name)
     return split[1] if split else file.stem
 
 
 def is_first_part(file: Path) -> bool:
-    """Whether the file can be given to `load_gguf_info`: it is whole, or the first part of a split model."""
+    """Whether `load_gguf_info` accepts the file: it is complete or the first part of a split model."""
     split = files.PART.fullmatch(file.name)
     return split is None or int(split[2]) == 1
 
 
 def list_base_files(paths: Iterable[str]) -> list[str]:
-    """Those of an artifact's files that an engine could be given to load: no later parts, and no adapters beside."""
+    """Return the files that an engine can load as a model, without later parts and adapters."""
     adapters = ("adapter", "lora", "mmproj")
     found = [one for one in paths if one.endswith(".gguf") and is_first_part(Path(one))]
     return [one for one in found if not any(word in Path(one).name for word in adapters)] or found
@@ -121,7 +120,7 @@ def _is_name(name: str) -> bool:
 
 
 def _weights_bytes(path: str) -> int:
-    """The size of the file, or of all parts of a split one. Raises GgufError naming the first part that is missing."""
+    """Return the size of the file, or of all parts. Raises GgufError that names the first missing part."""
     split = files.PART.fullmatch(Path(path).name)
     if split is None:
         return Path(path).stat().st_size
@@ -144,12 +143,12 @@ class _Header:
         self.path, self.file, self.size = path, file, size
         self.buffer = bytearray()
         self.base = self.at = 0
-        """Where the buffer begins in the file, and the cursor."""
+        """File offset of the buffer, and of the cursor."""
         self.texts = self.arrays = 0
         self.ends_s = time.thread_time() + CPU_S_MAX
 
     def metadata(self) -> dict[str, Value]:
-        """The keys that matter here; of the vocabulary only its length. Checks the tensor directory on the way."""
+        """Return the needed keys; of the vocabulary only its length. Also checks the tensor directory."""
         if self.size < 4 or self.bytes(4) != b"GGUF":
             raise GgufError(f"{self.path}: not a GGUF file")
         version = self.number("<I")
@@ -171,7 +170,7 @@ class _Header:
         return found
 
     def value(self, key: str) -> Value | None:
-        """The value at the cursor if it matters, else None; the cursor is behind it either way."""
+        """Read the value at the cursor; return it if it is needed, else None."""
         kind = self.number("<I")
         wanted = key.partition(".")[2] in gguf_memory.KEYS
         if kind == _STRING:
@@ -187,7 +186,7 @@ class _Header:
         return value if wanted and isinstance(value, int | float) else None
 
     def array(self, key: str) -> Value | None:
-        """An array of numbers, one per block, if it matters; the length of the vocabulary; else None."""
+        """Read an array; return its numbers (one per block) or the vocabulary's length if needed, else None."""
         kind, count = self.number("<I"), self.number("<Q")
         if kind == _STRING:
             self.skip_texts(count)
@@ -204,7 +203,7 @@ class _Header:
         return None
 
     def skip_texts(self, count: int) -> None:
-        """Moves behind `count` texts. The one loop that is long (150,000 tokens), so it is kept tight."""
+        """Skip `count` strings. The only long loop (150,000 tokens), so it is kept tight."""
         self.check(self.at + 8 * count)
         self.texts += count
         if self.texts > TEXTS_MAX:
@@ -221,7 +220,7 @@ class _Header:
             self.skip(at)
 
     def directory(self, tensors: int) -> None:
-        """The tensor directory: every tensor must begin within the file, which an unfinished download breaks."""
+        """Check the tensor directory: every tensor must begin within the file, unlike in an incomplete download."""
         last = 0
         for _ in range(tensors):
             self.limit_time()
@@ -235,49 +234,49 @@ class _Header:
             raise GgufError(f"{self.path}: truncated: its last tensor begins behind the end of the file")
 
     def limit_time(self) -> None:
-        """Raises GgufError when the header has taken CPU_S_MAX."""
+        """Raise GgufError if the header has taken CPU_S_MAX."""
         if time.thread_time() > self.ends_s:
             raise GgufError(f"{self.path}: {OVERTIME}")
 
     def count(self, what: str, most: int) -> int:
-        """A count that the file claims, within its bound."""
+        """Read a count and check its limit."""
         count = self.number("<Q")
         if count > most:
             raise GgufError(f"{self.path}: claims {count} {what}; at most {most} are read")
         return count
 
     def text(self, most: int) -> str:
-        """A text of at most `most` bytes."""
+        """Read a string of at most `most` bytes."""
         length = self.number("<Q")
         if length > most:
             raise GgufError(f"{self.path}: a name of {length} bytes; at most {most} are read")
         return self.bytes(length).decode(errors="replace")
 
     def number(self, form: str) -> int:
-        """An unsigned integer."""
+        """Read an unsigned integer."""
         return int(struct.unpack(form, self.bytes(struct.calcsize(form)))[0])
 
     def bytes(self, count: int) -> bytes:
-        """The next bytes."""
+        """Read the next bytes."""
         self.fill(self.at + count)
         begin = self.at - self.base
         self.at += count
         return bytes(self.buffer[begin : begin + count])
 
     def skip(self, count: int) -> None:
-        """Moves the cursor; what it passes is in the file."""
+        """Advance the cursor within the file."""
         self.check(self.at + count)
         self.at += count
 
     def check(self, end: int) -> None:
-        """Raises GgufError when the file or the bound is shorter."""
+        """Raise GgufError if `end` is beyond the file or the limit."""
         if end > self.size:
             raise GgufError(f"{self.path}: truncated: its header ends behind the end of the file")
         if end > HEADER_BYTES_MAX:
             raise GgufError(f"{self.path}: its header is larger than {HEADER_BYTES_MAX >> 20} MiB")
 
     def fill(self, end: int) -> None:
-        """Reads until the buffer holds the bytes from the cursor to `end`; those before the cursor are dropped."""
+        """Read until the buffer holds the bytes from the cursor to `end`; earlier bytes are dropped."""
         if self.at >= self.base and end <= self.base + len(self.buffer):
             return
         self.check(end)

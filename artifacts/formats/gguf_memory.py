@@ -1,12 +1,12 @@
-"""The keys of a GGUF header -> what its architecture keeps (`artifacts.formats.memory.Shape`). Pure.
+"""Derives what an architecture keeps in memory (`artifacts.formats.memory.Shape`) from GGUF header keys. Pure.
 
-Owns which keys say it, and for which architectures llama.cpp keeps less than all tokens in all layers. An architecture
-that is not listed here is taken upwards: full attention in every layer that has heads, and a state in every layer where
-the header tells of one, since a layer of a hybrid may have both (falcon-h1). Latent attention (MLA) needs no rule: such
-headers say one head with the width of the row that is cached. Its values are counted, too: older servers keep them.
+Knows the relevant keys, and the architectures for which llama.cpp keeps less than all tokens in all layers. Unlisted
+architectures are overestimated: full attention in every layer that has heads, and a state in every layer if the header
+mentions one, since a layer of a hybrid may have both (falcon-h1). Latent attention (MLA) needs no rule: such headers
+declare one head with the width of the cached row. Its values are counted, too, since older servers store them.
 
-What is not needed to serve may be odd or missing; then the common value is taken. Raises ValueError, in words, where
-the file is no language model at all.
+Keys that are not needed for serving may be invalid or missing; then a common default is used. Raises ValueError with a
+reason if the file is not a language model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEYS = frozenset(
         "token_shift_count", "wkv.head_size",
     }
 )  # fmt: skip
-"""What is read of a header, below its architecture. Values are numbers, or one for each block."""
+"""Keys that are read, below the architecture prefix. Values are numbers, or one number per block."""
 LAYERS_MAX = 4096
 ARCHITECTURE_CHARS_MAX = 80
 NUMBER_MAX = 1 << 32
@@ -37,19 +37,19 @@ PERIODS = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2, "exaone4": 4, "olmo2": 4, "afmoe": 4,
     "plamo3": 8,
 }  # fmt: skip
-"""Architectures of which every n-th layer keeps all tokens and the others a window (src/models/ of llama.cpp)."""
+"""Architectures in which every n-th layer keeps all tokens and the others a window (src/models/ of llama.cpp)."""
 PATTERNS = frozenset({"gemma4", "mimo2"})
-"""Those whose servers read from the header which layers have a window."""
+"""Architectures whose servers read from the header which layers have a window."""
 INTERVALS = frozenset({"qwen3next", "qwen35", "qwen35moe"})
 """Every n-th layer has attention and no state, the others a state and no attention."""
 EITHER = frozenset(
     {"jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "lfm2", "lfm2moe", "kimi-linear", "plamo2"}
 )
-"""A layer without heads for keys has a state, the others have none."""
+"""A layer without key heads has a state, the others have none."""
 
 
 def read_shape(metadata: Mapping[str, Value], weights_bytes: int) -> Shape:
-    """What the header says. Raises ValueError."""
+    """Derive the shape from the header. Raises ValueError."""
     keys = _Keys(metadata)
     blocks = keys.needed("block_count")
     if blocks > LAYERS_MAX:
@@ -95,7 +95,7 @@ def _layers(keys: _Keys, blocks: int, width: int, heads: tuple[int, ...]) -> tup
 
 
 def _short(keys: _Keys, blocks: int) -> tuple[bool, ...]:
-    """Which layers keep only a window. Of two periods that are said the shorter holds: it has more full layers."""
+    """Return which layers keep only a window. If two periods apply, the shorter is used: it has more full layers."""
     said = keys.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if keys.architecture in PATTERNS and isinstance(said, tuple) and len(said) == blocks:
         return tuple(bool(one) for one in said)
@@ -106,7 +106,7 @@ def _short(keys: _Keys, blocks: int) -> tuple[bool, ...]:
 
 
 def _parts(keys: _Keys, block: int, heads_kv: tuple[int, ...]) -> tuple[bool, bool]:
-    """Whether a layer has attention, and whether it has a state, if there are states at all."""
+    """Return whether a layer has attention, and whether it has a state if the model has states at all."""
     if keys.architecture in INTERVALS:
         full = (block + 1) % max(1, keys.number("full_attention_interval", 4)) == 0
         return full, not full
@@ -116,7 +116,7 @@ def _parts(keys: _Keys, block: int, heads_kv: tuple[int, ...]) -> tuple[bool, bo
 
 
 def _state_bytes(keys: _Keys, width: int, heads: int) -> int:
-    """Of one recurrent layer and one slot, float32: what it carries on, and the last inputs of its convolution."""
+    """State size per recurrent layer and slot, float32: the carried state and the last inputs of its convolution."""
     back = max(0, keys.number("ssm.conv_kernel", 0) - 1)
     inner, carried = keys.number("ssm.inner_size", 0), keys.number("ssm.state_size", 0)
     elements = inner * carried + back * (inner + 2 * keys.number("ssm.group_count", 0) * carried)
@@ -129,13 +129,13 @@ def _state_bytes(keys: _Keys, width: int, heads: int) -> int:
 
 
 class _Keys:
-    """The header's keys of its architecture."""
+    """The header's keys below the architecture prefix."""
 
     def __init__(self, metadata: Mapping[str, Value]) -> None:
         match metadata.get("general.architecture"):
             case str(architecture) if architecture.isprintable() and len(architecture) <= ARCHITECTURE_CHARS_MAX:
                 self.architecture, self.metadata = architecture, metadata
-            case str():  # it would reach terminals and logs
+            case str():  # the name is shown in terminals and logs
                 raise ValueError(
                     f"general.architecture is not a name of at most {ARCHITECTURE_CHARS_MAX} printable characters"
                 )
@@ -143,20 +143,20 @@ class _Keys:
                 raise ValueError("general.architecture is missing")
 
     def needed(self, key: str, default: int | None = None) -> int:
-        """A number without which nothing can be said; `default` where it is missing."""
+        """Return a required number, or `default` if it is missing. Raises ValueError."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if not _is_number(value):
             raise ValueError(f"{self.architecture}.{key} is missing or no number: not a language model?")
         return value
 
     def number(self, key: str, default: int) -> int:
-        """A number that may be odd or missing; the largest where there is one for each block."""
+        """Return an optional number; the largest if there is one per block, `default` if it is missing or invalid."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         largest = max(value, default=None) if isinstance(value, tuple) else value
         return largest if _is_number(largest) else default
 
     def per_block(self, key: str, blocks: int) -> tuple[int, ...]:
-        """One number per block; the file may give one for all. Nothing: empty."""
+        """Return one number per block (a single number applies to all); empty if the key is missing."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         numbers = value if isinstance(value, tuple) else () if value is None else (value,) * blocks
         if numbers and len(numbers) != blocks:

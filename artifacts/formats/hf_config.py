@@ -1,8 +1,8 @@
-"""What a folder with config.json and safetensors says of a model: what its architecture keeps in memory. I/O.
+"""Derives what a model keeps in memory from a folder with config.json and safetensors files. I/O.
 
-Owns reading both, and only what is needed: config.json, the index, and the header of each file of weights. Everything
-may be anything: what is read is bounded, nothing is allocated by a number that a file claims, and ConfigError is one
-line that names the file and what is wrong with it. A key that is odd or missing is taken as commonly, upwards.
+Reads config.json, the index, and the header of each weights file. All input is untrusted: reads are bounded, and no
+allocation depends on an unchecked number. ConfigError is one line that names the file and the fault. Missing or invalid
+keys get a common default that errs on the high side.
 
 Format: https://huggingface.co/docs/safetensors (eight bytes with the length of a header in JSON, then the data).
 """
@@ -22,37 +22,37 @@ from artifacts.formats.memory import LayerShape, Shape, clamp_shape
 CONFIG_BYTES_MAX, CONFIG_VALUES_MAX = 4 << 20, 200_000
 INDEX_BYTES_MAX, INDEX_VALUES_MAX = 32 << 20, 400_000
 HEADER_BYTES_MAX, HEADER_VALUES_MAX = 64 << 20, 1_000_000
-"""Bounds of what is decoded. The largest index of a public model has 150,000 values, and the largest header 200,000."""
+"""Limits of what is decoded. The largest index of a public model has 150,000 values, the largest header 200,000."""
 FILES_MAX = 4096
 NAME_CHARS_MAX = 255
 LAYERS_MAX = 4096
 NUMBER_MAX = 1 << 32
 INDEX = "model.safetensors.index.json"
 STATES_ONLY = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "moe_mamba"})
-"""Kinds of layers (`layer_types`) that keep a state and no tokens."""
+"""Layer kinds (`layer_types`) that keep a state and no tokens."""
 
 Keys = Mapping[str, object]
 T = TypeVar("T")
 
 
 class ConfigError(Exception):
-    """The folder holds no model that can be served; the text is one line and begins with a path."""
+    """The folder holds no servable model; the message is one line that begins with a path."""
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """The file that says where each tensor is."""
+    """The index file, which maps each tensor to its file."""
 
     weight_map: dict[str, str]
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """One entry of a header of safetensors."""
+    """One entry of a safetensors header."""
 
     data_offsets: tuple[int, int] | None = None
 
 
 class ConfigInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the folder says."""
+    """The model's architecture name and shape."""
 
     architecture: str
     shape: Shape
@@ -62,7 +62,7 @@ _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
 def load_config_info(folder: Path) -> ConfigInfo:
-    """What it says. Raises ConfigError."""
+    """Read a model folder. Raises ConfigError."""
     path = folder / "config.json"
     keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object])
     inside = keys.get("text_config", keys)
@@ -78,7 +78,7 @@ def load_config_info(folder: Path) -> ConfigInfo:
 
 
 def read_shape(keys: Keys, weights_bytes: int) -> Shape:
-    """What the keys of a config.json mean. Raises ValueError."""
+    """Derive the shape from the keys of config.json. Raises ValueError."""
     layers, width = _needed(keys, "num_hidden_layers", "n_layer"), _needed(keys, "hidden_size", "n_embd", "d_model")
     if layers > LAYERS_MAX:
         raise ValueError(f"num_hidden_layers is above {LAYERS_MAX}")
@@ -100,8 +100,8 @@ def read_shape(keys: Keys, weights_bytes: int) -> Shape:
 
 
 def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> LayerShape:
-    """One whose kind is known has either tokens or a state, any other all that there is."""
-    if not isinstance(kind, str):  # a list, for example, cannot be looked up
+    """A known kind has either tokens or a state, any other both."""
+    if not isinstance(kind, str):  # an unhashable value such as a list cannot be looked up
         kind = ""
     if kind in STATES_ONLY and state_bytes:
         return LayerShape(state_bytes=state_bytes)
@@ -110,9 +110,9 @@ def _layer(kind: object, row: tuple[int, int], state_bytes: int) -> LayerShape:
 
 
 def _row(keys: Keys, width: int, heads: int) -> tuple[int, int]:
-    """Elements of keys and of values that one token leaves in a layer."""
+    """Elements of keys and of values per token and layer."""
     latent = _number(keys, 0, "kv_lora_rank")
-    if latent:  # one row, which has both
+    if latent:  # one row holds both
         return latent + _number(keys, 64, "qk_rope_head_dim") + _number(keys, 0, "index_head_dim"), 0
     length = _number(keys, width // max(1, heads), "head_dim")
     many = _number(keys, heads, "num_key_value_heads", "n_head_kv")
@@ -120,7 +120,7 @@ def _row(keys: Keys, width: int, heads: int) -> tuple[int, int]:
 
 
 def _state_bytes(keys: Keys, width: int) -> int:
-    """Of one recurrent layer and one Call, as float32."""
+    """State size per recurrent layer and request, as float32."""
     carried = _number(keys, 0, "mamba_d_state", "ssm_state_size", "state_size", "mamba_state_dim")
     inner = _number(keys, width * _number(keys, 2, "mamba_expand", "expand"), "mamba_d_ssm", "mamba_intermediate_size")
     groups = _number(keys, 1, "mamba_n_groups", "n_groups")
@@ -148,7 +148,7 @@ def _needed(keys: Keys, *names: str) -> int:
 
 
 def _number(keys: Keys, default: int, *names: str) -> int:
-    """The first of these that is a number."""
+    """Return the first of these keys that is a valid number, else `default`."""
     for name in names:
         value = keys.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < NUMBER_MAX:
@@ -157,7 +157,7 @@ def _number(keys: Keys, default: int, *names: str) -> int:
 
 
 def _weights_bytes(folder: Path) -> int:
-    """Of all files of weights. Raises ConfigError naming the first that is missing or not whole."""
+    """Return the size of all weights files. Raises ConfigError that names the first missing or incomplete file."""
     index = folder / INDEX
     if not _exists(index):
         names = _names(folder)
@@ -194,7 +194,7 @@ def _exists(path: Path) -> bool:
 
 
 def _file_bytes(path: Path, ends_s: float) -> int:
-    """Its size, where its header says that it is whole. `ends_s`: a CPU time of this thread, by which all are read."""
+    """Return the file size if the header proves that it is complete. `ends_s`: thread CPU time limit for all files."""
     if time.thread_time() > ends_s:
         raise ConfigError(f"{path}: {OVERTIME}")
     try:
@@ -214,7 +214,7 @@ def _file_bytes(path: Path, ends_s: float) -> int:
 
 
 def _end(path: Path, tensor: msgspec.Raw) -> int:
-    """Where its data ends."""
+    """Return the end offset of a tensor's data."""
     try:
         offsets = _decode_tensor(tensor).data_offsets
     except msgspec.ValidationError:
@@ -225,11 +225,11 @@ def _end(path: Path, tensor: msgspec.Raw) -> int:
 
 
 def _text(path: Path, most: int) -> bytes:
-    """What is in a file of at most `most` bytes."""
+    """Read a file of at most `most` bytes."""
     try:
         with path.open("rb") as file:
             text = file.read(most + 1)
-    except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains NUL
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if len(text) > most:
         raise ConfigError(f"{path}: larger than {most >> 20} MiB")
@@ -237,7 +237,7 @@ def _text(path: Path, most: int) -> bytes:
 
 
 def _decoded(path: Path, text: bytes, values_max: int, kind: type[T]) -> T:
-    """The JSON as this type. What the type does not name is skipped, and makes no objects."""
+    """Decode JSON as this type; members outside of the type are skipped without creating objects."""
     if sum(map(text.count, (b",", b"[", b"{"))) > values_max:
         raise ConfigError(f"{path}: more than {values_max} values")
     try:

@@ -1,7 +1,7 @@
-"""Whether a file is what its suffix promises: the first bytes of safetensors and GGUF files. I/O.
+"""Checks that safetensors and GGUF files begin as their suffix promises. I/O.
 
-Engines load both formats as numbers only, so a pickle or an archive with such a name must not pass as one. An
-allowed unsafe artifact is checked, too: no engine can use a mislabelled file.
+Engines load both formats as numbers only, so a pickle or an archive with such a name must not pass. Artifacts accepted
+with `allow_unsafe` are checked, too: no engine can use a mislabelled file.
 
 Formats: https://github.com/huggingface/safetensors#format, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -18,7 +18,7 @@ HEAD_BYTES = 9
 
 
 def find_mismatch(path: str, head: bytes, size: int) -> str:
-    """Why a file of `size` bytes that begins with `head` is not what its suffix promises; empty: nothing is wrong."""
+    """Return why a file of `size` bytes that begins with `head` does not match its suffix; empty if it does."""
     kind = kinds.classify_file(path)
     form = "" if kind is None else kind.form
     if form == "gguf" and not head.startswith(b"GGUF"):
@@ -31,7 +31,7 @@ def find_mismatch(path: str, head: bytes, size: int) -> str:
 
 
 def check_magic(files: Iterable[tuple[str, Path]]) -> None:
-    """Files by their names in an artifact. Raises RefusedError for the first that is mislabelled, OSError."""
+    """Check files given as (artifact path, path on disk). Raises OSError, and RefusedError for a mislabelled file."""
     for path, at in files:
         with at.open("rb", buffering=0) as file:
             head = file.read(HEAD_BYTES)

@@ -1,9 +1,8 @@
-"""How much memory one Replica of an architecture takes: weights, cache, state, checkpoints, activation, overhead. Pure.
+"""Estimates the memory of one replica: weights, cache, state, checkpoints, activation and overhead. Pure.
 
-Owns the arithmetic for everything that reads artifacts (`artifacts.formats.gguf`, `artifacts.formats.hf_config`). Every
-number is an upper estimate: what is not known is counted as if all layers kept all tokens. Attention that sees a window
-keeps the window; latent attention (MLA) keeps one narrow row for a token; recurrent layers keep a state for a slot,
-however long its context is.
+Contains the arithmetic for all artifact readers (`artifacts.formats.gguf`, `artifacts.formats.hf_config`). Every number
+is an upper bound: unknown layers count as keeping all tokens. Sliding-window attention keeps its window; latent
+attention (MLA) keeps one narrow row per token; recurrent layers keep a state per slot, however long its context is.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ import msgspec
 CELLS = 256
 """llama.cpp rounds the tokens of a cache up to a multiple of this."""
 OVERHEAD_BYTES = 256 << 20
-"""llama.cpp's process, its libraries and small buffers."""
+"""llama.cpp's process, libraries and small buffers."""
 PAGED_OVERHEAD_BYTES = 3 << 29
-"""vLLM's and SGLang's process on a GPU: its context, its libraries, captured graphs."""
+"""The GPU process of vLLM or SGLang: its context, libraries and captured graphs."""
 PAGED_BATCH_TOKENS = 8192
-"""They read at most about so many tokens of prompts in one step."""
+"""Approximate limit of prompt tokens that they process in one step."""
 BYTES_MAX = 1 << 60
-"""No estimate is larger: a file may claim anything."""
+"""Upper limit of any estimate, since a file may claim any number."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
-"""Where a shape comes as a text: an agent may say anything, too, and what is negative would make room."""
+"""Validates shapes received as text: an agent may send anything, and a negative number would free memory."""
 
 
 class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What one block keeps: elements of keys and values for each token, and a state for each slot."""
+    """What one block keeps: elements of keys and values per token, and a state per slot."""
 
     key_elements: Count = 0
     value_elements: Count = 0
     window_tokens: Count = 0
-    """It keeps only so many of the last tokens; 0: all."""
+    """Size of the attention window in tokens; 0: all tokens are kept."""
     state_bytes: Count = 0
 
 
@@ -42,21 +41,21 @@ P = TypeVar("P", bound=msgspec.Struct)
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What an artifact says of itself, as far as memory depends on it."""
+    """The properties of an artifact that determine its memory."""
 
     weights_bytes: Count
     layers: tuple[LayerShape, ...]
     context_tokens: Count
-    """What the model was trained for: the most that a slot can use."""
+    """Trained context length: the most that a slot can use."""
     vocabulary: Count
     width: Count
     inner: Count
-    """Width of the feed-forward layers that one token goes through."""
+    """Width of the feed-forward layers that one token passes through."""
     heads: Count = 0
 
 
 def clamp_shape(shape: Shape) -> Shape:
-    """The shape with numbers of at most BYTES_MAX, as readers of its JSON require."""
+    """Clamp all numbers to BYTES_MAX, as the decoder of its JSON requires."""
     return _bounded(shape, layers=tuple(map(_bounded, shape.layers)))
 
 
@@ -66,30 +65,30 @@ def _bounded(part: P, **known: object) -> P:
 
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is served."""
+    """Serving parameters."""
 
     slots: int
     context_tokens: int | None = None
-    """Of each slot. None: of llama.cpp all slots share the model's own."""
+    """Context of each slot. None: with llama.cpp all slots share the model's context."""
     key_bytes: float = 2.0
-    """Of one element in the cache: float16 unless told otherwise."""
+    """Bytes per key element in the cache; float16 by default."""
     value_bytes: float = 2.0
     batch_tokens: int = 512
-    """llama.cpp's ubatch: so many tokens are computed at once."""
+    """llama.cpp's ubatch: the number of tokens computed at once."""
     checkpoints: int = 0
-    """Of each slot: copies of its windows and states to which llama.cpp can go back."""
+    """Per slot: snapshots of windows and states to which llama.cpp can return."""
     prompts_bytes: int = 0
-    """What llama.cpp may keep of prompts of earlier Calls."""
+    """Limit of llama.cpp's cache of earlier prompts."""
     whole_windows: bool = False
-    """Layers with a window keep all tokens, too."""
+    """Whether layers with a window keep all tokens, too."""
     whole_calls: int = 1
-    """Of engines that page their cache: so many Calls may fill the context at once."""
+    """For engines with a paged cache: number of requests that may fill the context concurrently."""
     scores: bool = False
-    """No flash attention: the scores of a batch over the whole context are written down."""
+    """Without flash attention: the scores of a batch over the whole context are stored."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of an estimate. `host`: it is in the host's memory, wherever the rest is."""
+    """One part of an estimate. `host`: it is in host memory, wherever the rest is."""
 
     name: str
     bytes: int
@@ -98,28 +97,28 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one Replica takes, part by part."""
+    """The memory of one replica, part by part."""
 
     items: tuple[Item, ...]
     slot_bytes: int
-    """What one more slot would take."""
+    """Memory of one more slot."""
     token_bytes: int
-    """What one more token in the context of one slot would take."""
+    """Memory of one more context token in one slot."""
 
     def total_bytes(self, *, gpus: bool) -> int:
-        """All of it; of GPUs only what is not in the host's memory."""
+        """Return the sum; for GPUs without the parts in host memory."""
         return min(BYTES_MAX, sum(item.bytes for item in self.items if not (gpus and item.host)))
 
 
 def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
-    """What llama.cpp takes at its start, and what grows in the host's memory while it serves."""
+    """Estimate llama.cpp's memory at startup, plus what grows in host memory while it serves."""
     shared = serving.context_tokens is None
     context = shape.context_tokens if serving.context_tokens is None else serving.context_tokens
     cells = _padded(max(1, context))
     caches = 1 if shared else serving.slots
 
     def kept(layer: LayerShape, slots: int) -> int:
-        """Tokens that a cache of so many slots keeps of a layer."""
+        """Return the tokens that a cache with this many slots keeps of a layer."""
         if not layer.window_tokens or serving.whole_windows:
             return cells
         return min(cells, _padded(layer.window_tokens * slots + serving.batch_tokens))
@@ -149,8 +148,8 @@ def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
 
 
 def estimate_paged_engine(shape: Shape, serving: ServingOptions) -> Estimate:
-    """The least that vLLM or SGLang needs: with one Call that may fill the context it starts. They use all that they
-    are given.
+    """Estimate the minimum with which vLLM or SGLang starts: one request may fill the context. They use all memory
+    that they are given.
     """
     context = serving.context_tokens or shape.context_tokens
     row = sum(_token_bytes(layer, serving) for layer in shape.layers)
@@ -184,7 +183,7 @@ def _padded(tokens: int) -> int:
 
 
 def _outputs(shape: Shape, serving: ServingOptions) -> int:
-    """Rows of logits that one batch may write: one for each of its tokens."""
+    """Return the rows of logits that one batch may write: one per token."""
     return serving.batch_tokens if shape.vocabulary else 0
 
 
@@ -194,14 +193,14 @@ def _states(shape: Shape, state: int, slots: int) -> Item:
 
 
 def _activation(shape: Shape, batch: int, scored_tokens: int, outputs: int) -> Item:
-    """float32 for one batch: what goes through one layer at a time, the logits, and scores where they are kept."""
+    """float32 for one batch: the data of one layer at a time, the logits, and attention scores if stored."""
     rows = batch * (4 * shape.width + 3 * shape.inner + shape.heads * scored_tokens)
     words = f"one batch of {batch} tokens, logits over {shape.vocabulary} words"
     return Item(name="activation", bytes=4 * (rows + outputs * shape.vocabulary), words=words)
 
 
 def _cache_words(shape: Shape, serving: ServingOptions, context: int) -> str:
-    """`24 layers keep all of 4 x 4096 tokens, 20 the last 1024`."""
+    """Example: `24 layers keep all of 4 x 4096 tokens, 20 the last 1024`."""
     keeping = [layer for layer in shape.layers if layer.key_elements or layer.value_elements]
     short = [] if serving.whole_windows else [layer for layer in keeping if layer.window_tokens]
     tokens = f"{context} tokens together" if serving.context_tokens is None else f"{serving.slots} x {context} tokens"
@@ -213,5 +212,5 @@ def _cache_words(shape: Shape, serving: ServingOptions, context: int) -> str:
 
 
 def _some(*items: Item) -> tuple[Item, ...]:
-    """Those that take anything, and none beyond all bounds."""
+    """Return the nonempty items, each clamped to BYTES_MAX."""
     return tuple(msgspec.structs.replace(one, bytes=min(BYTES_MAX, one.bytes)) for one in items if one.bytes)

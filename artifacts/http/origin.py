@@ -1,8 +1,7 @@
-"""Where a request may go: origins, addresses that nobody may send us to, redirects. Pure.
+"""Rules for request targets: origins, forbidden addresses and redirects. Pure.
 
-Owns the rules, not the requests. Credentials belong to an origin: scheme, host and port, all three. Promises: a URL
-that went through `parse_untrusted_url` has no user in it, no control characters and no foreign scheme; addresses of a
-machine's own link (cloud metadata) are never asked, however they are written.
+Credentials belong to an origin: scheme, host and port. A URL that passed `parse_untrusted_url` has no user, no control
+characters and no unexpected scheme. Link-local addresses (cloud metadata) are never contacted, in any notation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ METADATA = frozenset(
     ipaddress.ip_address(one)
     for one in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192")
 )
-"""Beside the link-local ones: where clouds tell a machine its secrets."""
+"""Metadata services of clouds outside the link-local ranges."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TEXT = re.compile(r"[!$-;=?-\[\]_a-z~]+")
 """Printable ASCII without space, quotes, #, <, >, backslash, ^, `, {, |, }: what all parsers read alike."""
@@ -33,24 +32,24 @@ PORTS = {"http": 80, "https": 443}
 
 
 class Origin(NamedTuple):
-    """Whom credentials belong to."""
+    """The scope of credentials."""
 
     scheme: str
     host: str
     port: int
 
     def __str__(self) -> str:
-        """Host and, where it is not the scheme's own, port: what errors show."""
+        """Format host and non-default port, as shown in errors."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse_untrusted_url(text: str) -> URL:
-    """An absolute http or https URL from outside. Raises PolicyError; its text shows no part of the URL."""
+    """Parse an absolute http or https URL from outside. Raises PolicyError, which shows no part of the URL."""
     if len(text) > URL_CHARS_MAX or not _TEXT.fullmatch(text):
         raise PolicyError("the registry names a URL with characters that no URL has, or a far too long one")
     try:
-        url = URL(text, encoded=True)  # as it is: a presigned one is signed as it is written
+        url = URL(text, encoded=True)  # unchanged, since the signature of a presigned URL covers its exact text
         port = url.port
     except ValueError:
         raise PolicyError("the registry names a URL that cannot be read") from None
@@ -63,17 +62,17 @@ def parse_untrusted_url(text: str) -> URL:
 
 
 def get_origin(url: URL) -> Origin:
-    """Of an absolute URL."""
+    """Return the origin of an absolute URL."""
     return Origin(url.scheme, normalize_host(url.raw_host or ""), url.port or PORTS.get(url.scheme, 0))
 
 
 def normalize_host(host: str) -> str:
-    """As it is compared."""
+    """Normalize a host for comparison."""
     return host.lower().strip("[]").removesuffix(".")
 
 
 def parse_address(host: str) -> Address | None:
-    """The address that a host is, if it is none by name. Raises PolicyError for one in disguise (`2852039166`)."""
+    """Return the address if the host is one, None for a name. Raises PolicyError for odd notations (`2852039166`)."""
     host = normalize_host(host)
     try:
         return ipaddress.ip_address(host)
@@ -84,7 +83,7 @@ def parse_address(host: str) -> Address | None:
 
 
 def unwrap_ipv4(one: Address) -> Address:
-    """The IPv4 address inside of an IPv6 one, where there is one."""
+    """Return the IPv4 address embedded in an IPv6 address, else the address itself."""
     if isinstance(one, ipaddress.IPv6Address):
         if one.ipv4_mapped is not None:
             return one.ipv4_mapped
@@ -94,31 +93,31 @@ def unwrap_ipv4(one: Address) -> Address:
 
 
 def is_forbidden(one: Address) -> bool:
-    """Nobody may send us there, no registry lies there."""
+    """Whether the address must never be contacted; no registry has such an address."""
     one = unwrap_ipv4(one)
     return one.is_link_local or one.is_multicast or one.is_unspecified or one in METADATA
 
 
 def is_private(one: Address) -> bool:
-    """Inside of somebody's network, or of this machine."""
+    """Whether the address is in a private network or on this machine."""
     return not unwrap_ipv4(one).is_global
 
 
 def check_host(host: str) -> None:
-    """Raises PolicyError for a host that is never asked."""
+    """Raise PolicyError for a host that must never be contacted."""
     found = parse_address(host)
     if normalize_host(host) in METADATA_HOSTS or (found is not None and is_forbidden(found)):
         raise PolicyError("the registry names a link-local or metadata address; those are never asked")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine itself."""
+    """Whether the host is this machine."""
     found = parse_address(host)
     return normalize_host(host) == "localhost" if found is None else unwrap_ipv4(found).is_loopback
 
 
 def resolve_redirect(asked: URL, location: str | None, method: str, status: int, hops: int) -> URL:
-    """Where an answer with a status of 3xx sends us. Raises PolicyError. `hops`: redirects before this one."""
+    """Return the target of a 3xx response. `hops`: redirects before this one. Raises PolicyError."""
     said = str(get_origin(asked))
     if hops >= REDIRECTS_MAX:
         raise PolicyError(f"{said}: more than {REDIRECTS_MAX} redirects")
@@ -129,7 +128,7 @@ def resolve_redirect(asked: URL, location: str | None, method: str, status: int,
 
 
 def resolve_location(asked: URL, location: str | None) -> URL:
-    """A Location header's URL, which may be relative. Raises PolicyError, also where it leaves TLS."""
+    """Resolve a possibly relative Location header. Raises PolicyError, also for a downgrade from TLS."""
     said = str(get_origin(asked))
     if not location:
         raise PolicyError(f"{said}: sends us elsewhere and says not where (no Location)")

@@ -1,7 +1,7 @@
-"""Parts of a blob: what is asked for and what the answer gives (RFC 9110, 14). Pure.
+"""Byte ranges of a blob: request headers, and validation of the response (RFC 9110, section 14). Pure.
 
-Owns the judgement of an answer by its status and headers. Ranges are always closed: some registries answer 416 to open
-ones. `Accept-Ranges` is not looked at: most registries that give parts do not say so.
+Ranges are always closed, since some registries answer 416 to open ones. `Accept-Ranges` is ignored: most registries
+that support ranges do not send it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)
 
 
 class Part(NamedTuple):
-    """Bytes `first` up to, and without, `end` of a blob of `size` bytes."""
+    """Bytes from `first` up to (excluding) `end` of a blob of `size` bytes."""
 
     first: int
     end: int
@@ -24,17 +24,17 @@ class Part(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Nothing is left out."""
+        """Whether the part is the whole blob."""
         return self.first == 0 and self.end == self.size
 
     @property
     def header(self) -> str:
-        """Of a request."""
+        """Value of the Range request header."""
         return f"bytes={self.first}-{self.end - 1}"
 
 
 def validate_range_response(part: Part, status: int, headers: Mapping[str, str], asked_range: bool, said: str) -> int:
-    """How many bytes of the answer come before the part. Raises MismatchError, PolicyError.
+    """Return how many bytes of the response precede the part. Raises MismatchError, PolicyError.
 
     `status` is 200 or 206; `said` names the blob in errors.
     """

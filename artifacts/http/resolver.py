@@ -1,8 +1,8 @@
-"""Names to addresses for `transport`, without those that a registry must not send us to. I/O.
+"""Name resolution for `transport` that rejects addresses to which a registry must not send us. I/O.
 
-Owns the judgement of every address before it is connected to, by name or as it is: link-local and metadata addresses
-are nobody's, and a private network is only for a registry that lies in one itself, or where a person allowed the host.
-What was judged is what is connected to, so that a name that changes its address gains nothing.
+Checks every address before it is connected to, resolved or literal: link-local and metadata addresses are forbidden,
+and private networks are allowed only if the registry itself is in one or an administrator allowed the host. The checked
+addresses are the ones that are connected to, so DNS rebinding has no effect.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from artifacts.http.origin import Address, is_forbidden, is_private, normalize_h
 
 
 class Resolver(AbstractResolver):
-    """Asks another resolver, and judges what it says."""
+    """Wraps another resolver and checks its results."""
 
     def __init__(self, names: AbstractResolver, own: str, allowed: frozenset[str]) -> None:
         self._names = names
         self._own = own
         self._allowed = {one.lower() for one in allowed}
         self._inside: bool | None = None
-        """The registry itself lies in a private network, as all its answers said so far."""
+        """Whether all addresses of the registry so far were private; None before the first."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Raises PolicyError; else as the resolver that it asks."""
+        """Resolve and check a host. Raises PolicyError, and what the wrapped resolver raises."""
         found = await self._names.resolve(host, port, family)
         self.judge(host, [ipaddress.ip_address(each["host"].partition("%")[0]) for each in found], port)
         return found
 
     def judge(self, host: str, addresses: Sequence[Address], port: int) -> None:
-        """Raises PolicyError where the host has an address that it may not have."""
+        """Raise PolicyError if the host has a forbidden address."""
         name = normalize_host(host)
         if any(is_forbidden(one) for one in addresses):
             raise PolicyError(f"{name}: is at a link-local or metadata address; those are never asked")
@@ -53,5 +53,5 @@ class Resolver(AbstractResolver):
         return name in self._allowed or f"{name}:{port}" in self._allowed
 
     async def close(self) -> None:
-        """With its session."""
+        """Close the wrapped resolver; called with the session."""
         await self._names.close()

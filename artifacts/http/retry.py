@@ -1,7 +1,7 @@
-"""Whether and when a failed request to a registry is repeated, and the clock that the pauses use.
+"""Retry policy of registry requests, and the clock that the pauses use.
 
 `retry_after_s` and `wait_s` decide: they take times and the random draw as arguments. `Retry-After` (RFC 9110, 10.2.3)
-is respected up to a limit. Tests pass a clock of their own, so that none of them waits.
+is respected up to a limit. Tests pass their own clock, so that none of them waits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from artifacts.errors import BrokenError, UnreachableError
 
 STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 TRIES_MAX = 6
-"""In a row without a byte of progress."""
+"""Maximum consecutive attempts without a byte of progress."""
 FIRST_S, LONGEST_S = 0.25, 8.0
 RETRY_AFTER_S_MAX = 60.0
-"""A registry that says one day is asked again after this, until the time is used up."""
+"""Cap on Retry-After: a registry that demands a day is retried after this, until the total wait is used up."""
 WAIT_S_MAX = 180.0
-"""All waits of one request together."""
+"""Maximum total wait of one request."""
 
 
 def retry_after_s(header: str | None, unix_s: float) -> float | None:
-    """How long the header asks to wait, in seconds or until a date; None: it says nothing that can be read."""
+    """Parse Retry-After (seconds or a date) into seconds; None if it is missing or invalid."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return float(text) if len(text) < 10 else RETRY_AFTER_S_MAX
@@ -37,14 +37,14 @@ def retry_after_s(header: str | None, unix_s: float) -> float | None:
 
 
 def wait_s(tries: int, waited_s: float, asked_s: float | None, draw: float) -> float | None:
-    """Before the next try, after `tries` in a row; None: it is enough. `draw` is within 0 and 1."""
+    """Return the wait after `tries` consecutive attempts; None to give up. `draw` is between 0 and 1."""
     if tries >= TRIES_MAX:
         return None
     backoff_s = min(LONGEST_S, FIRST_S * 2 ** (tries - 1))
     if asked_s is None:
         wait = backoff_s * (0.5 + draw / 2)
     else:
-        wait = max(min(asked_s, RETRY_AFTER_S_MAX), FIRST_S) + backoff_s * draw / 2  # not before, and not all together
+        wait = max(min(asked_s, RETRY_AFTER_S_MAX), FIRST_S) + backoff_s * draw / 2  # never earlier, and spread out
     return wait if waited_s + wait <= WAIT_S_MAX else None
 
 
@@ -52,65 +52,65 @@ log = logging.getLogger("pilotlight.registry")
 
 
 class Pace:
-    """The machine's clock."""
+    """The system clock and random source."""
 
     def monotonic_s(self) -> float:
-        """For how long things take."""
+        """Return the clock for durations."""
         return time.monotonic()
 
     def unix_s(self) -> float:
-        """For dates that others wrote."""
+        """Return the clock for absolute dates."""
         return time.time()
 
     def draw(self) -> float:
-        """Within 0 and 1."""
-        return random.random()  # noqa: S311 -- spreads tries out, keeps no secret
+        """Return a random number between 0 and 1."""
+        return random.random()  # noqa: S311 -- spreads retries, not used for secrets
 
     def again_s(self, tries: int, waited_s: float, asked_s: float | None) -> float | None:
-        """Seconds before the next try; None: give up (`wait_s`)."""
+        """Return the seconds before the next attempt; None to give up (see `wait_s`)."""
         return wait_s(tries, waited_s, asked_s, self.draw())
 
     async def wait(self, wait_s: float) -> None:
-        """Until then."""
+        """Sleep for this time."""
         await asyncio.sleep(wait_s)
 
 
 class Once(Pace):
-    """Another's clock, for whoever has others to ask: there is no second try."""
+    """Wraps a clock without retries, for callers that have other sources to try."""
 
     def __init__(self, of: Pace) -> None:
         self._of = of
 
     def monotonic_s(self) -> float:
-        """As Pace."""
+        """See `Pace`."""
         return self._of.monotonic_s()
 
     def unix_s(self) -> float:
-        """As Pace."""
+        """See `Pace`."""
         return self._of.unix_s()
 
     def again_s(self, tries: int, waited_s: float, asked_s: float | None) -> float | None:
-        """Never."""
+        """Return None: there is no second attempt."""
         del tries, waited_s, asked_s
         return None
 
 
 class Tries:
-    """Of one request to one registry."""
+    """The attempts of one request to one registry."""
 
     def __init__(self, pace: Pace, told: Callable[[BrokenError], None] | None = None) -> None:
-        """`told` hears of each try that failed."""
+        """`told` is called with each failed attempt."""
         self._pace = pace
         self._told = told
         self._tries = 0
         self._waited_s = 0.0
 
     def progressed(self) -> None:
-        """Much came: what failed before does not count any more."""
+        """Reset the counters after substantial progress."""
         self._tries, self._waited_s = 0, 0.0
 
     async def again(self, error: BrokenError) -> None:
-        """Returns when it is time for the next try. Raises UnreachableError when it was enough."""
+        """Return when the next attempt may start. Raises UnreachableError when the limit is reached."""
         self._tries += 1
         if self._told is not None:
             self._told(error)

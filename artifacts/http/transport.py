@@ -1,14 +1,14 @@
-"""The only way to a registry and to the hosts that it redirects to: requests by aiohttp, by the rules of `get_origin`.
+"""The only HTTP client for registries and their redirect targets: aiohttp under the rules of `artifacts.http.origin`.
 
 One session serves one registry. Credentials (`Authorization`, the registry's own headers, the client certificate) are
-sent to the registry's origin only, and no more after a redirect has left it. There are no cookies. Names that resolve
-to link-local addresses are not connected to; foreign names that resolve to private addresses only if the registry has
-one itself or if a person allowed the host. Every wait has a limit. Do not add a second way: other products' fixes were
-bypassed by one.
+sent only to the registry's origin, and no more after a redirect has left it. There are no cookies. Names that resolve
+to link-local addresses are not connected to; other hosts' names that resolve to private addresses only if the registry
+has one itself or an administrator allowed the host. Every wait has a limit. Do not add a second HTTP client: the
+protections of other products were bypassed through one.
 
-`Sealing` is a TLS context that keeps, for each connection, the buffers of its encrypted bytes, so that a thread can
-take the connection over. asyncio and uvloop do not expose these buffers; they start each connection by the public
-method `ssl.SSLContext.wrap_bio`, which is where they are seen.
+`Sealing` is a TLS context that keeps the encrypted buffers of each connection, so that a thread can take the connection
+over. asyncio and uvloop do not expose these buffers, but both start each connection with the public method
+`ssl.SSLContext.wrap_bio`, where they are captured.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from artifacts.http.retry import STATUSES
 
 
 class Sealed(ssl.SSLObject):
-    """Our end of one connection."""
+    """The TLS object of one connection."""
 
     incoming: ssl.MemoryBIO
-    """What came of it and is not unsealed yet."""
+    """Received bytes that are not decrypted yet."""
     outgoing: ssl.MemoryBIO
 
     def into(self, room: memoryview) -> int:
-        """How much was unsealed, of one record (16 KiB) at most; 0: it ended. Raises SSLError."""
-        return cast("int", self.read(len(room), room))  # typeshed knows no `room`
+        """Decrypt into `room` and return the count, at most one record (16 KiB); 0 at the end. Raises SSLError."""
+        return cast("int", self.read(len(room), room))  # typeshed lacks the buffer argument
 
 
 class Sealing(ssl.SSLContext):
-    """Its connections are `Sealed`."""
+    """A TLS context whose connections are `Sealed`."""
 
     sslobject_class = Sealed
 
@@ -63,7 +63,7 @@ class Sealing(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> Sealed:
-        """As in `ssl`."""
+        """See `ssl.SSLContext.wrap_bio`."""
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if not isinstance(made, Sealed):
             raise TypeError(made)
@@ -72,16 +72,16 @@ class Sealing(ssl.SSLContext):
 
 
 def create_tls_context() -> Sealing:
-    """As `ssl.create_default_context` has it: certificates and names are judged, by the system's authorities."""
+    """Create a context as `ssl.create_default_context` does: certificates and host names are verified."""
     context = Sealing(ssl.PROTOCOL_TLS_CLIENT)
     if sys.version_info >= (3, 13):
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
-    context.load_default_certs()  # reads all of them: that takes as long as a small blob
+    context.load_default_certs()  # reads all of them, which takes as long as a small blob
     return context
 
 
 Body = bytes | Callable[[], AsyncIterator[bytes]]
-"""What is sent: a callable gives it anew for each try."""
+"""Request body; a callable provides it again for each attempt."""
 
 AGENT = "pilotlight"
 CONNECTIONS_MAX = 64
@@ -92,73 +92,73 @@ REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may take."""
+    """Timeouts."""
 
     connect_s: float = 10.0
     head_s: float = 30.0
-    """Until an answer's head has come, counted from the last byte that was sent."""
+    """Until the response headers arrive, counted from the last byte sent."""
     read_s: float = 30.0
     """Between two reads."""
     whole_s: float = 60.0
-    """For a body that is kept whole."""
+    """For a body that is read completely into memory."""
     pace_s: float = 30.0
-    """A blob must give `pace_bytes` in this time: one byte now and then is no progress."""
+    """A blob must deliver `pace_bytes` in this time, so that a trickle does not count as progress."""
     pace_bytes: int = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One registry as a person describes it."""
+    """Configuration of one registry."""
 
     host: str
-    """`host` or `host:port`, as `Reference.host` has it."""
+    """`host` or `host:port`, as in `Reference.host`."""
     plain_http: bool | None = None
-    """None: only where the host is this machine itself."""
+    """None: plain HTTP only if the host is this machine."""
     ca: Path | None = None
-    """Authorities beside the system's."""
+    """CA certificates trusted in addition to the system's."""
     certificate: tuple[Path, Path] | None = field(default=None, repr=False)
-    """Our own, and its key."""
+    """Client certificate and its key."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """For the registry alone."""
+    """Extra headers, sent only to the registry."""
     allowed: frozenset[str] = frozenset()
-    """Hosts, or HOST:PORT, that may be its realm, or lie in a private network while it does not."""
+    """HOST or HOST:PORT entries that may be the token realm, or be private while the registry is public."""
     redirects: bool = True
-    """It may send us elsewhere."""
+    """Whether redirects are followed."""
     certified: str | None = None
-    """The name that its certificate must be for; None: its host."""
+    """Name expected in the certificate; None: the host."""
 
     def base(self) -> URL:
-        """The registry's root. Raises PolicyError where `host` is none."""
+        """Return the registry's root URL. Raises PolicyError if `host` is invalid."""
         name = parse_untrusted_url(f"https://{self.host}/").raw_host or ""
         plain = is_loopback(name) if self.plain_http is None else self.plain_http
         return parse_untrusted_url(f"{'http' if plain else 'https'}://{self.host}/")
 
 
 class DetachedBody(NamedTuple):
-    """The body of an answer whose connection is the caller's now: who asked, and whom, was judged before."""
+    """A response body whose connection the caller now owns; the request has already been validated."""
 
     head: bytes
-    """What of it has come already."""
+    """Bytes already received."""
     rest: socket.socket
-    """Where `left` more bytes come from. It does not block; the caller closes it."""
+    """Socket from which `left` more bytes come. Non-blocking; the caller closes it."""
     left: int
     sealed: Sealed | None
-    """By TLS: what unseals them."""
+    """Decrypts the bytes; None for plain HTTP."""
 
 
 class Answer:
-    """An answer whose head has come. Use as `async with`."""
+    """A response whose headers have arrived. Use as an async context manager."""
 
     def __init__(self, answer: aiohttp.ClientResponse, url: URL, *, foreign: bool, limits: Limits) -> None:
         self._answer = answer
         self._limits = limits
         self.url = url
-        """Of the last hop; must not be shown."""
+        """URL of the last hop; must not be shown."""
         self.said = str(get_origin(url))
         self.status = answer.status
         self.headers: CIMultiDictProxy[str] = answer.headers
         self.foreign = foreign
-        """It comes from somewhere else than the registry."""
+        """Whether it comes from a host other than the registry."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -166,10 +166,10 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._answer.close()  # what nobody read is not waited for
+        self._answer.close()  # does not wait for unread data
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. Raises BrokenError."""
+        """Yield the body as it arrives. Raises BrokenError."""
         try:
             async for chunk in self._answer.content.iter_any():
                 yield chunk
@@ -177,12 +177,12 @@ class Answer:
             raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
 
     def take(self) -> DetachedBody | None:
-        """The connection, for one that moves the body without us; None: it must be read here (unknown length)."""
+        """Detach the connection so that the caller can move the body; None if it must be read here (unknown length)."""
         length, connection = self.headers.get("Content-Length", ""), self._answer.connection
         if "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
             return None
         if connection is None or connection.transport is None:
-            return None  # all of it has come
+            return None  # the body is complete
         stream, carrier = self._answer.content, connection.transport
         sealed = carrier.get_extra_info("ssl_object")
         if (self.url.scheme == "https") != isinstance(sealed, Sealed):
@@ -193,18 +193,18 @@ class Answer:
             parts = []
             while piece := stream.read_nowait():
                 parts.append(piece)
-            carrier.pause_reading()  # nothing more is read here: no turn of the loop lies between
+            carrier.pause_reading()  # nothing is lost: the event loop does not run in between
         except (aiohttp.ClientError, OSError) as error:
             rest.close()
             raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
         if sealed is not None:
-            carrier.abort()  # a close would say good-bye by TLS
-        self._answer.close()  # its own end alone: the connection lives on in `rest`
+            carrier.abort()  # close() would send a TLS close_notify
+        self._answer.close()  # closes only aiohttp's descriptor: the connection stays open in `rest`
         head = b"".join(parts)
         return DetachedBody(head, rest, int(length) - len(head), sealed)
 
     async def whole(self, bytes_max: int, what: str) -> bytes:
-        """All of the body. Raises BrokenError, and PolicyError where it is larger than `bytes_max`."""
+        """Read the whole body. Raises BrokenError, and PolicyError if it is larger than `bytes_max`."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -222,7 +222,7 @@ class Answer:
 
 
 class Transport:
-    """To one registry. Use as `async with`."""
+    """The HTTP client of one registry. Use as an async context manager."""
 
     def __init__(self, site: Site, limits: Limits | None = None, resolver: AbstractResolver | None = None) -> None:
         self.site = site
@@ -234,7 +234,7 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._tls: _Tls | None = None
         if self.base.scheme == "https" or site.ca is not None or site.certificate is not None:
-            self._tls = _contexts(site)  # what is wrong with them is said at once
+            self._tls = _contexts(site)  # reports invalid certificates at once
 
     async def __aenter__(self) -> Self:
         self._resolver = Resolver(self._names or ThreadedResolver(), self.own.host, self.site.allowed)
@@ -266,9 +266,9 @@ class Transport:
         body: Body | None = None,
         follow: bool = True,
     ) -> Answer:
-        """One try: the answer after its redirects. `own` headers go to the registry alone.
+        """Send a request once and return the response after redirects. `own` headers go only to the registry.
 
-        Raises BrokenError, also for an answer that says so (408, 429, 5xx), and PolicyError.
+        Raises PolicyError, and BrokenError for failures and for statuses worth a retry (408, 429, 5xx).
         """
         hops, foreign = 0, get_origin(url) != self.own
         while True:
@@ -282,7 +282,7 @@ class Transport:
             foreign = foreign or get_origin(url) != self.own
 
     async def secret(self, url: URL, *, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
-        """One try at a realm, whose URL the caller has judged: `headers` and `body` hold a login. No redirects."""
+        """Send a login (in `headers` or `body`) once to a realm whose URL the caller has checked. No redirects."""
         foreign = get_origin(url) != self.own
         given = dict(headers) | ({} if foreign else dict(self.site.headers))
         return await self._judged(await self._hop("GET" if body is None else "POST", url, given, body, foreign=foreign))
@@ -339,25 +339,25 @@ class Transport:
             raise BrokenError(f"{said}: TLS could not be begun (is it plain HTTP?)") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if failed:
-                raise failed[0] from None  # what was to be sent could not be read: that is not the registry's
+                raise failed[0] from None  # reading the request body failed, which is not the registry's fault
             raise BrokenError(f"{said}: does not answer ({_kind(error)})") from None
         return Answer(found, url, foreign=foreign, limits=self._limits)
 
 
 class _Tls(NamedTuple):
-    """Only the first has our certificate."""
+    """TLS contexts; only `own` has the client certificate."""
 
     own: ssl.SSLContext
     foreign: ssl.SSLContext
 
 
 def _contexts(site: Site) -> _Tls:
-    """TLS with the registry, and with others. Raises PolicyError."""
+    """Create the contexts for the registry and for other hosts. Raises PolicyError."""
     own = create_tls_context()
     foreign = own if site.certificate is None else create_tls_context()
     try:
         if site.ca is not None:
-            for one in {own, foreign}:  # where it keeps its blobs is often under the same authority
+            for one in {own, foreign}:  # blob storage often has the same private CA
                 one.load_verify_locations(site.ca)
         if site.certificate is not None:
             own.load_cert_chain(*site.certificate)
@@ -368,7 +368,7 @@ def _contexts(site: Site) -> _Tls:
 
 
 def _kind(error: BaseException) -> str:
-    """What broke, without the error's own words: they may have the URL in them."""
+    """Describe an error without its message, which may contain the URL."""
     if isinstance(error, TimeoutError):
         return "too slow"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error

@@ -1,8 +1,7 @@
-"""XML of services that speak no JSON: bytes -> elements, without what makes XML dangerous. Pure.
+"""Parses XML from services without a JSON API, without XML's dangerous features. Pure.
 
-Owns the reading. Promises: a document type, and so every entity of its own, is refused; depth, size and the
-number of elements are bounded, and so is the time that reading takes: it grows as the size does.
-Namespaces are passed by.
+Document types, and thus custom entities, are rejected. Depth, size and number of elements are bounded, and parsing
+takes linear time. Namespaces are ignored.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from xml.parsers import expat
 BYTES_MAX = 8 << 20
 DEPTH_MAX = 16
 ELEMENTS_MAX = 100_000
-"""A page of 1,000 objects has about 10 for each."""
+"""A page of 1,000 objects has about 10 elements per object."""
 
 
 class BadXmlError(ValueError):
-    """It cannot be read."""
+    """The document cannot be parsed."""
 
 
 @dataclass(slots=True)
 class Element:
-    """One, with what is in it."""
+    """An element with its content."""
 
     name: str
     texts: list[str] = field(default_factory=list)
-    """Its own, before, between and after its elements."""
+    """Its own text before, between and after child elements."""
     within: list[Element] = field(default_factory=list)
 
     def all(self, name: str) -> Iterator[Element]:
-        """Those of this name, right below it."""
+        """Yield the direct children with this name."""
         return (one for one in self.within if one.name == name)
 
     def one(self, *way: str) -> str:
-        """The text at the end of a way of names, each the first of its name; empty: there is none."""
+        """Return the text at a path of names, following the first child of each name; empty if it is missing."""
         at = self
         for name in way:
             found = next(at.all(name), None)
@@ -46,7 +45,7 @@ class Element:
 
 
 def parse_xml(body: bytes) -> Element:
-    """The outermost element. Raises BadXmlError."""
+    """Parse a document and return its root element. Raises BadXmlError."""
     if len(body) > BYTES_MAX:
         raise BadXmlError(f"it is larger than {BYTES_MAX >> 20} MiB")
     root, parser = Element(""), expat.ParserCreate()

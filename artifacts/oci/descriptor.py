@@ -1,7 +1,7 @@
-"""Descriptors: what a manifest or an index says of one blob, checked before anybody believes it. Pure.
+"""Descriptors: a manifest's or index's entry for one blob, validated before use. Pure.
 
-Owns the types of its members and their bounds. A size is a whole number below a bound; a digest is one by
-`artifacts.digest`. `urls` and `data` are not read: bytes come from the registry that was asked, from nowhere else.
+Checks the types and limits of all members: a size is a bounded integer, a digest passes `artifacts.digest`. `urls` and
+`data` are ignored: content comes only from the registry that was asked.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from artifacts import digest as digests
 from artifacts.digest import Digest
 
 BLOB_BYTES_MAX = 1 << 44
-"""16 TiB: more than any model, and far from where sums of sizes go wrong."""
+"""16 TiB: more than any model, and small enough that sums of sizes are safe."""
 ANNOTATIONS_MAX = 256
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}")
 _PLATFORM = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 class BadManifestError(ValueError):
-    """A manifest or an index that is not taken; the text is one line that names the member and what is wrong."""
+    """The manifest or index is rejected; the message is one line that names the member and the fault."""
 
 
 class Platform(NamedTuple):
-    """What an image is for."""
+    """Platform of an image."""
 
     os: str
     architecture: str
@@ -45,11 +45,11 @@ class Descriptor(NamedTuple):
     artifact_type: str = ""
     platform: Platform | None = None
     name: str = ""
-    """Only in Ollama's manifests: what a layer is called."""
+    """Layer name; only in Ollama's manifests."""
 
 
 def read_descriptor(found: object, at: str) -> Descriptor:
-    """The descriptor that stands `at`. Raises BadManifestError."""
+    """Parse the descriptor; `at` is its path in the document, for errors. Raises BadManifestError."""
     if not isinstance(found, dict):
         raise BadManifestError(f"{at} is no object")
     keys = cast("dict[str, object]", found)
@@ -69,20 +69,20 @@ def read_descriptor(found: object, at: str) -> Descriptor:
 
 
 def read_media_type(found: object, at: str) -> str:
-    """A media type without parameters."""
+    """Parse a media type without parameters. Raises BadManifestError."""
     if not isinstance(found, str) or not _MEDIA_TYPE.fullmatch(found):
         raise BadManifestError(f"{at} is missing or no media type")
     return found
 
 
 def read_artifact_type(keys: Mapping[str, object], at: str = "") -> str:
-    """What it says that it is; empty where it says nothing."""
+    """Return the artifactType; empty if it is absent."""
     said = keys.get("artifactType", "")
     return "" if said == "" else read_media_type(said, f"{at}artifactType")
 
 
 def read_annotations(found: object, at: str) -> Mapping[str, str]:
-    """Texts by name; none where there are none."""
+    """Parse annotations; empty if they are absent. Raises BadManifestError."""
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):

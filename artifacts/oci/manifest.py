@@ -1,7 +1,7 @@
-"""Reads manifests and indexes (OCI image specification 1.1, Docker schema 2), and chooses a manifest of an index.
+"""Parses manifests and indexes (OCI image specification 1.1, Docker schema 2), and selects a manifest of an index.
 
-A document has at most 4 MiB, has the digest that was asked for, and is either a manifest or an index, never both,
-whatever its Content-Type says (CVE-2021-41190). The meaning of the layers is decided in `artifacts.dialects.contents`.
+A document has at most 4 MiB, matches the requested digest, and is either a manifest or an index, never both, whatever
+its Content-Type says (CVE-2021-41190). `artifacts.dialects.contents` interprets the layers.
 
 An index may list a model artifact and an image over the same blobs, images for several platforms, and attestations. The
 model artifact is preferred, then the image for this platform; attestations are ignored. Nesting is limited.
@@ -20,9 +20,9 @@ from artifacts.oci.descriptor import BadManifestError, Descriptor, Platform
 MANIFEST_BYTES_MAX = 4 << 20
 CONFIG_BYTES_MAX = 4 << 20
 LAYERS_MAX = 16_384
-"""Ollama has one layer for each tensor; 4 MiB hold not many more."""
+"""Ollama has one layer per tensor; a 4 MiB manifest holds not many more."""
 ENTRIES_MAX = 1024
-"""Of an index."""
+"""Maximum entries of an index."""
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -30,7 +30,7 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 MANIFESTS, INDEXES = frozenset({OCI_MANIFEST, DOCKER_MANIFEST}), frozenset({OCI_INDEX, DOCKER_INDEX})
 ACCEPTED = (OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_INDEX)
-"""What is asked for, the liked first."""
+"""Accepted media types in order of preference."""
 
 
 class Manifest(NamedTuple):
@@ -38,7 +38,7 @@ class Manifest(NamedTuple):
 
     media_type: str
     artifact_type: str
-    """As it is said, else empty: old registries drop it."""
+    """Empty if it is absent: old registries drop it."""
     config: Descriptor
     layers: tuple[Descriptor, ...]
     annotations: Mapping[str, str]
@@ -46,7 +46,7 @@ class Manifest(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Several of them, of which one is to be chosen (`artifacts.oci.manifest`)."""
+    """A list of manifests, of which `select_manifest` selects one."""
 
     media_type: str
     artifact_type: str
@@ -55,7 +55,7 @@ class Index(NamedTuple):
 
 
 def parse_manifest(content: bytes, *, content_type: str = "", digest: Digest | None = None) -> Manifest | Index:
-    """What the bytes are. `digest`: theirs; `content_type`: what the registry says. Raises BadManifestError."""
+    """Parse a manifest or index. `digest`: expected; `content_type`: as sent. Raises BadManifestError."""
     if len(content) > MANIFEST_BYTES_MAX:
         raise BadManifestError(f"the manifest is larger than {MANIFEST_BYTES_MAX >> 20} MiB")
     if digest is not None and not digests.is_digest_of(digest, content):
@@ -80,7 +80,7 @@ def parse_manifest(content: bytes, *, content_type: str = "", digest: Digest | N
 
 
 def _kind(keys: Mapping[str, object], content_type: str) -> str:
-    """Its media type, where what it says, what the registry says and what is in it agree."""
+    """Return the media type if the document, the Content-Type and the members agree. Raises BadManifestError."""
     declared = content_type.partition(";")[0].strip()
     said = keys.get("mediaType", declared)
     if not isinstance(said, str):
@@ -116,15 +116,15 @@ def _list(keys: Mapping[str, object], name: str, most: int) -> tuple[Descriptor,
 INDEX_DEPTH_MAX = 3
 MODEL_TYPES = frozenset({"application/vnd.cncf.model.manifest.v1+json", "application/vnd.cnai.model.manifest.v1+json"})
 MODEL_ANNOTATIONS = ("org.cncf.model.model", "org.cnai.model.model")
-"""ramalama's, at the entry that is the model."""
+"""ramalama's annotations of the index entry that is the model."""
 _ATTESTATION = ("vnd.docker.reference.type", "attestation-manifest")
 
 
 def select_manifest(
     index: Index, platform: Platform, way: Sequence[Digest] = (), *, images: bool = False
 ) -> Descriptor:
-    """The entry to go on with. `way`: the digests of the indexes that led here. `images`: an image is liked better, as
-    a container runtime takes it. Raises BadManifestError.
+    """Select the entry to follow. `way`: digests of the indexes that led here. `images`: prefer an image, as container
+    runtimes do. Raises BadManifestError.
     """
     if len(way) >= INDEX_DEPTH_MAX:
         raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
@@ -136,7 +136,7 @@ def select_manifest(
     exact = [one for one in fitting if one.platform is not None and one.platform.variant == platform.variant]
     found = next(iter(exact or fitting), None)
     if found is None and len(models) == 1:
-        found = models[0]  # weights are for every platform, whatever their image says
+        found = models[0]  # weights are independent of the platform, whatever their image says
     if found is None:
         there = sorted({str(one.platform) for one in entries if one.platform is not None})[:8]
         raise BadManifestError(f"the index has nothing for {platform}; it has {', '.join(there) or 'no entries'}"[:400])
@@ -151,5 +151,5 @@ def _is_model(entry: Descriptor) -> bool:
 
 
 def _fits(of: Platform | None, wanted: Platform) -> bool:
-    """One that names none is for all."""
+    """Whether an entry fits the platform; one without a platform always does."""
     return of is None or not of.os or (of.os, of.architecture) == (wanted.os, wanted.architecture)

@@ -1,8 +1,8 @@
-"""Parts of a blob while it is fetched: how it is cut, what has come, what is left to ask for. Pure.
+"""Download progress of one blob: its division into parts, received bytes, and spans still to request. Pure.
 
-Owns the layout and the frontier. A part is the unit in which a sidecar remembers; a span is what one request asks for:
-a large blob's spans are its parts, so that several come at once, a smaller one's as much as lies together. Promises:
-the frontier is where the first missing byte is, so all before it may be summed; spans never overlap.
+A part is the unit recorded in a sidecar; a span is what one request fetches. The spans of a large blob are its parts,
+which are fetched concurrently; those of a smaller blob are as long as possible. All bytes before the frontier are
+present and may be hashed; spans never overlap.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 WHOLE_BYTES_MAX = 256 << 20
-"""Up to here a blob comes by one request: other blobs beside it keep the line busy."""
+"""Up to this size a blob is fetched with one request; other blobs keep the connection busy."""
 SMALL_PART_BYTES, PART_BYTES = 8 << 20, 32 << 20
 MARK_BYTES, MARKS_MAX = 4 << 20, 256
-"""Of a part that has begun to come it is remembered how far it is, this often, and of a blob so many times at most."""
+"""Progress of an incomplete part is recorded every `MARK_BYTES`, at most `MARKS_MAX` times per blob."""
 PARTS_MAX = 1 << 16
-"""Beyond them parts are larger: what a sidecar has to remember stays small."""
+"""Above this number parts become larger, which keeps sidecars small."""
 
 
 class Span(NamedTuple):
-    """Bytes `first` up to, and without, `end`."""
+    """Bytes from `first` up to (excluding) `end`."""
 
     first: int
     end: int
 
 
 def part_bytes(size: int) -> int:
-    """How large the parts of a blob of `size` bytes are."""
+    """Return the part size for a blob of `size` bytes."""
     if size <= WHOLE_BYTES_MAX:
         return SMALL_PART_BYTES
     return max(PART_BYTES, -(-size // PARTS_MAX))
 
 
 def mark_bytes(size: int) -> int:
-    """So much more of a part of a blob of `size` bytes is worth being remembered."""
+    """Return the progress within a part that is worth recording, for a blob of `size` bytes."""
     return max(MARK_BYTES, -(-size // MARKS_MAX))
 
 
 class BlobProgress:
-    """What of one blob has come. Each part is filled from its begin on."""
+    """Which bytes of a blob have been received. Each part is filled from its beginning."""
 
     def __init__(
         self, size: int, part: int, done: frozenset[int] = frozenset(), begun: Mapping[int, int] | None = None
     ) -> None:
-        """`part`: bytes; `done`: parts that are there; `begun`: how many bytes are, of others. Raises ValueError where
-        the layout is none.
+        """`part`: part size; `done`: complete parts; `begun`: bytes received of other parts. Raises ValueError for an
+        inconsistent layout.
         """
         if size < 0 or part < 1 or -(-size // part) > max(PARTS_MAX, 1):
             raise ValueError(f"{size} bytes are not kept in parts of {part}")
@@ -63,37 +63,37 @@ class BlobProgress:
                     raise ValueError(f"there are only {self.count} parts of {part} bytes")
                 self._filled[each] = count
         self.full = set(done)
-        """Parts that have come whole."""
+        """Complete parts."""
         self.came = sum(self._filled)
-        """Bytes, of all parts."""
+        """Bytes received, over all parts."""
         self._front = 0
 
     def span(self, part: int) -> Span:
-        """Where a part lies."""
+        """Return the byte range of a part."""
         return Span(part * self.part, min(self.size, (part + 1) * self.part))
 
     @property
     def frontier(self) -> int:
-        """All bytes before this one are there."""
+        """All bytes before this offset are present."""
         while self._front in self.full:
             self._front += 1
         return self.size if self._front >= self.count else self.span(self._front).first + self._filled[self._front]
 
     def filled(self, part: int) -> int:
-        """So many bytes of it are there, from its begin on."""
+        """Return how many bytes of the part are present, from its beginning."""
         return self._filled[part]
 
     def begun(self) -> dict[int, int]:
-        """Of each part that is there in part."""
+        """Return the received bytes of each incomplete part that has any."""
         return {part: count for part, count in enumerate(self._filled) if count and part not in self.full}
 
     @property
     def complete(self) -> bool:
-        """Nothing is missing."""
+        """Whether all bytes are present."""
         return len(self.full) == self.count
 
     def wrote(self, at: int, count: int) -> None:
-        """`count` bytes are in the file from `at` on. Raises ValueError where that leaves a gap in a part."""
+        """Record `count` bytes written at offset `at`. Raises ValueError if that leaves a gap in a part."""
         while count:
             part = min(at // self.part, self.count)
             if part == self.count or at != self.span(part).first + self._filled[part]:
@@ -106,7 +106,7 @@ class BlobProgress:
             at, count = at + taken, count - taken
 
     def spans(self) -> list[Span]:
-        """What is to be asked for, in order."""
+        """Return the spans still to request, in order."""
         lies_together = self.size <= WHOLE_BYTES_MAX
         found: list[Span] = []
         for part in range(self.count):

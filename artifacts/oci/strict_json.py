@@ -1,7 +1,7 @@
-"""JSON from strangers, read once: bounded in bytes, parts and depth, and every key only once. Pure.
+"""Parses untrusted JSON with limits on size, number of elements and depth, and without duplicate keys. Pure.
 
-Owns what every document of a registry is held to before anybody looks into it. Two readers that see different values
-for a key that stands twice are how a document passes one check and acts on another; so that is an error here.
+Applies to every document from a registry. Duplicate keys are an error: two parsers that pick different values would let
+a document pass one check and act as another.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NoReturn
 
 DEPTH_MAX = 32
 PARTS_MAX = 400_000
-"""Commas and opening brackets: each makes an object in memory, some of them hundred times as large as its text."""
+"""Limit of commas and opening brackets: each creates an object, some a hundred times as large as its text."""
 
 
 class BadJsonError(ValueError):
-    """No JSON that is taken; the text is a clause, without a capital, that says why."""
+    """The JSON is rejected; the message is a lowercase clause that says why."""
 
 
 def decode_json(content: bytes, most: int) -> object:
-    """What the document of at most `most` bytes says. Raises BadJsonError."""
+    """Parse a document of at most `most` bytes. Raises BadJsonError."""
     if len(content) > most:
         raise BadJsonError(f"larger than {most} bytes")
     if sum(map(content.count, (b",", b"{", b"["))) > PARTS_MAX:
@@ -31,14 +31,14 @@ def decode_json(content: bytes, most: int) -> object:
         raise
     except RecursionError:
         raise BadJsonError(f"nested deeper than {DEPTH_MAX}") from None
-    except ValueError as error:  # also of UnicodeDecodeError, and of numbers with thousands of digits
+    except ValueError as error:  # includes UnicodeDecodeError, and numbers with thousands of digits
         raise BadJsonError(f"no JSON: {str(error)[:80]}") from None
     _check_depth(found)
     return found
 
 
 def decode_object(content: bytes, most: int) -> dict[str, object]:
-    """The same, where only an object will do."""
+    """As `decode_json`, but accept only an object."""
     found = decode_json(content, most)
     if not isinstance(found, dict):
         raise BadJsonError("no JSON object")
@@ -58,7 +58,7 @@ def _constant(name: str) -> NoReturn:
 
 
 def _check_depth(found: object) -> None:
-    """Level by level, so that depth costs no stack."""
+    """Check the depth level by level, without recursion."""
     level = [found]
     for _ in range(DEPTH_MAX + 1):
         level = [child for node in level for child in _children(node)]

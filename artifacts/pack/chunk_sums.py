@@ -1,8 +1,8 @@
-"""Sums of the parts of large blobs, kept in the registry beside an artifact: one bad part need not cost all. I/O.
+"""Digests of the parts of large blobs, stored in the registry next to an artifact, to repair partial corruption. I/O.
 
-Owns the form: an artifact whose subject is the one that was pushed, of one layer, a JSON object. A pull that finds
-bytes that are not a blob's asks for it, and fetches the bad parts alone. Promises: it is no evidence, only a reason to
-keep bytes; what a file is named by is still the digest of all of it. What is missing or cannot be read says nothing.
+The list is an artifact with one JSON layer, whose subject is the pushed artifact. A pull that receives wrong bytes
+reads it and fetches only the bad parts again. It is no proof, only a reason to keep bytes: a file is still verified by
+its full digest. Missing or unreadable lists are ignored.
 
     {"blobs": {"sha256:HEX": {"partBytes": 33554432, "sums": ["HEX of SHA-256", ...]}}}
 """
@@ -34,9 +34,9 @@ from artifacts.registry.referrers import list_referrers
 KIND = "application/vnd.pilotlight.chunks.v1+json"
 EMPTY_KIND, EMPTY = "application/vnd.oci.empty.v1+json", b"{}"
 LISTS_MAX = 4
-"""Read of one artifact."""
+"""Maximum lists read per artifact."""
 LIST_BYTES_MAX = 32 << 20
-"""Of 16 TiB in parts of 32 MiB, and more."""
+"""Enough for 16 TiB in parts of 32 MiB."""
 PIECE_BYTES = 1 << 20
 
 log = logging.getLogger("pilotlight.registry")
@@ -52,20 +52,20 @@ class _List(msgspec.Struct, frozen=True):
 
 
 class _Bytes:
-    """As `pushing.Source`, of what is in memory."""
+    """An in-memory source for `push_blob`."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
 
     async def read(self, first: int, end: int) -> AsyncIterator[bytes]:
-        """As `pushing.Source`."""
+        """Yield the bytes of a range."""
         yield self._content[first:end]
 
 
 async def push_chunk_sums(client: Client, repository: str, layout: OciLayout) -> Digest | None:
-    """The list of the layout's artifact, which is there already; None: no blob of it has more than one request's bytes.
+    """Push the part digests of the layout's artifact, which has been pushed; None if every blob fits one request.
 
-    Raises as `pushing.push_blob`, and OSError.
+    Raises as `push.push_blob`, and OSError.
     """
     whole = await asyncio.to_thread(layout.whole)
     large = {one.digest: layout.path(one.digest) for one in whole.blobs if one.size > spans.WHOLE_BYTES_MAX}
@@ -80,7 +80,7 @@ async def push_chunk_sums(client: Client, repository: str, layout: OciLayout) ->
 
 
 def compute_chunk_sums(files: Mapping[Digest, Path]) -> bytes:
-    """The list of these files' parts. Blocks while it reads them. Raises OSError."""
+    """Compute the part digests of these files. Blocks. Raises OSError."""
     found = {str(digest): _summed(path) for digest, path in sorted(files.items())}
     return msgspec.json.encode(_List(found))
 
@@ -115,7 +115,7 @@ def _document(subject: Descriptor, content: bytes) -> bytes:
 
 
 async def fetch_chunk_sums(client: Client, repository: str, subject: Digest, blob: Digest, size: int) -> Sequence[str]:
-    """The sums of a blob's parts, as they are cut here; none where no list says them."""
+    """Return the digests of a blob's parts if a list with the same part size exists, else nothing."""
     try:
         for one in (await list_referrers(client, repository, subject, KIND))[:LISTS_MAX]:
             found = (await _read(client, repository, digests.parse_digest(one.digest))).blobs.get(blob)

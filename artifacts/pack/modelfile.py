@@ -1,7 +1,7 @@
-"""What the instructions of a Modelfile mean for an artifact: Ollama's, and modctl's beside them. Pure.
+"""Interprets the instructions of a Modelfile (Ollama's and modctl's) for an artifact. Pure.
 
-Owns the meaning; the grammar is read elsewhere, and files are looked for elsewhere, too. Texts become files under the
-names that a model of Ollama's has here (`artifacts.dialects.ollama`), so that an engine finds them at one place.
+Parsing and file lookup happen elsewhere. Texts become files with the names that `artifacts.dialects.ollama` uses, so
+that an engine finds them in one place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODCTL = (
     *("NAME", "ARCH", "FAMILY", "FORMAT", "PARAMSIZE", "PRECISION", "QUANTIZATION"),
     *("CONFIG", "MODEL", "CODE", "DATASET", "DOC"),
 )
-"""Instructions that only modctl knows (https://github.com/modelpack/modctl, docs/getting-started.md)."""
+"""Instructions specific to modctl (https://github.com/modelpack/modctl, docs/getting-started.md)."""
 _ABOUT = {
     "NAME": "name",
     "ARCH": "architecture",
@@ -38,21 +38,21 @@ _ROLES = ("system", "user", "assistant")
 
 
 class Wishes(NamedTuple):
-    """What a Modelfile asks for."""
+    """Content of a Modelfile."""
 
     models: tuple[str, ...]
-    """Files or folders, as they are written: FROM."""
+    """Values of FROM, files or folders, as written."""
     adapters: tuple[str, ...]
     patterns: tuple[tuple[Kind, str], ...]
-    """Of paths below the Modelfile's folder."""
+    """Kinds and path patterns, relative to the Modelfile's folder."""
     texts: tuple[Offered, ...]
     about: About
     left: tuple[tuple[str, str], ...]
-    """Instructions that an artifact has no place for, and why."""
+    """Ignored instructions, each with the reason."""
 
 
 def read_instructions(instructions: Iterable[tuple[str, str]]) -> Wishes:
-    """Raises PackError."""
+    """Interpret (name, value) pairs. Raises PackError."""
     listed = list(instructions)
     values: dict[str, list[str]] = {}
     for name, value in listed:
@@ -80,7 +80,7 @@ def read_instructions(instructions: Iterable[tuple[str, str]]) -> Wishes:
 
 
 def _parameters(given: list[str]) -> dict[str, object]:
-    """As Ollama keeps them: `stop` is a list, the others are numbers, yes or no, or texts; the last one counts."""
+    """Convert as Ollama does: `stop` is a list, others are numbers, booleans or texts; the last value wins."""
     found: dict[str, object] = {}
     stops = list[str]()
     for one in given:

@@ -1,7 +1,7 @@
-"""Artifacts as folders (OCI image layout 1.0): written in one go, and read with all that they say checked. I/O.
+"""OCI image layouts (1.0): writes an artifact to a folder in one pass, and reads layouts with full validation. I/O.
 
-Owns the folder: `oci-layout`, `index.json`, `blobs/ALGORITHM/DIGITS`. Promises: each file is read once, a piece at a
-time, and hashed while it is written; the folder is there whole or not at all. It blocks: run it in a thread.
+The folder holds `oci-layout`, `index.json` and `blobs/ALGORITHM/DIGITS`. Each file is read once, piece by piece, and
+hashed while it is written; the folder appears complete or not at all. Calls block: run them in a thread.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _MARK = b'{"imageLayoutVersion":"1.0.0"}'
 
 
 class Written(NamedTuple):
-    """What was written."""
+    """The written artifact."""
 
     top: Document
-    """The index, or of raw layers the manifest: what the artifact is named by."""
+    """The document that names the artifact: the index, or the manifest for raw layers."""
     blobs: tuple[PackedBlob, ...]
-    """One for each file, in the plan's order."""
+    """One per file, in the plan's order."""
 
 
 class LayoutEntry(NamedTuple):
-    """A manifest of a layout, with its config."""
+    """A manifest in a layout, with its config."""
 
     digest: Digest
     manifest: Manifest
     config: bytes
     top: Digest
-    """What the artifact is named by, which `digest` is where no index stands before it."""
+    """Digest that names the artifact; equals `digest` if no index precedes it."""
 
 
 def write_layout(
     to: Path, plan: Plan, form: Form, tag: str = "", moved: Callable[[int], None] = lambda _: None
 ) -> Written:
-    """The layout of a plan. `moved`: told of bytes of files as they are written. Raises PackError, OSError."""
+    """Write the layout of a plan. `moved`: called with the bytes written of files. Raises PackError, OSError."""
     try:
         magic.check_magic((piece.path, Path(piece.at)) for piece in plan.pieces if piece.at)
     except RefusedError as error:
@@ -73,17 +73,17 @@ def write_layout(
 
 
 class ArtifactParts(NamedTuple):
-    """All of an artifact, in an order in which it may be pushed."""
+    """All content of an artifact, in an order that is valid for pushing."""
 
     blobs: tuple[Descriptor, ...]
     """Configs and layers, each once."""
     documents: tuple[tuple[Descriptor, bytes], ...]
-    """Manifests and indexes: what another one names comes before it, the artifact itself last."""
+    """Manifests and indexes: referenced ones before those that refer to them, the artifact's own last."""
 
 
 @contextmanager
 def _whole(to: Path) -> Iterator[Path]:
-    """A folder beside it, which takes its place at the end."""
+    """Yield a temporary folder next to `to`, which is renamed to `to` on success."""
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise PackError(f"{to} is there already: name a folder that is not, or is empty")
     partial = to.absolute().parent / f".{to.name}.pilotlight-partial"
@@ -121,7 +121,7 @@ def _layer(blobs: Path, piece: PackedFile, form: Form, moved: Callable[[int], No
 
 
 def _pieces(piece: PackedFile) -> Iterator[memoryview]:
-    """A view of it is good until the next."""
+    """Yield the content; each view is valid until the next."""
     if not piece.at:
         yield memoryview(piece.content)
         return
@@ -152,10 +152,10 @@ def _sync(folder: Path) -> None:
 
 
 class OciLayout:
-    """A layout that is there."""
+    """An existing layout."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BadManifestError."""
+        """Open a layout. Raises BadManifestError."""
         self._folder = folder
         if not (folder / "oci-layout").is_file():
             if not folder.is_dir():
@@ -167,13 +167,13 @@ class OciLayout:
         self.index = found
 
     def top(self) -> Descriptor:
-        """What the artifact is named by. Raises BadManifestError."""
+        """Return the descriptor that names the only artifact. Raises BadManifestError."""
         if len(self.index.entries) != 1:
             raise BadManifestError(f"{self._folder} holds {len(self.index.entries)} artifacts, and not one")
         return self.index.entries[0]
 
     def entry(self, platform: Platform) -> LayoutEntry:
-        """The model, however deep it lies. Raises BadManifestError."""
+        """Return the model manifest for the platform, following nested indexes. Raises BadManifestError."""
         index, way = self.index, list[Digest]()
         top: Digest | None = None
         while True:
@@ -186,7 +186,7 @@ class OciLayout:
             index = read
 
     def whole(self) -> ArtifactParts:
-        """All of the one artifact. Raises BadManifestError."""
+        """Return all content of the only artifact. Raises BadManifestError."""
         blobs: dict[Digest, Descriptor] = {}
         documents: dict[Digest, tuple[Descriptor, bytes]] = {}
         self._gather(self.top(), blobs, documents, INDEX_DEPTH_MAX)
@@ -215,14 +215,14 @@ class OciLayout:
         documents[of.digest] = (of, content)
 
     def document(self, of: Descriptor) -> bytes:
-        """A manifest, an index or a config. Raises BadManifestError."""
+        """Read and verify a manifest, an index or a config. Raises BadManifestError."""
         content = self._read(self.path(of.digest), CONFIG_BYTES_MAX)
         if len(content) != of.size or not digests.is_digest_of(of.digest, content):
             raise BadManifestError(f"{of.digest} in {self._folder} is damaged: pack or copy it again")
         return content
 
     def path(self, digest: Digest) -> Path:
-        """Where its bytes lie."""
+        """Return the path of a blob."""
         return self._folder / "blobs" / digests.get_algorithm(digest) / digests.get_hex(digest)
 
     def _read(self, path: Path, most: int) -> bytes:

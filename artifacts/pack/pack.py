@@ -1,9 +1,9 @@
-"""Models into artifacts: which files are packed, as what, and the documents that say so. Pure.
+"""Packs models into artifacts: selects the files and builds the documents that describe them. Pure.
 
-Owns the plan: each file is packed, or left out with a reason; what we would refuse to take from a registry is not put
-there. And the documents: a ModelPack manifest (https://github.com/modelpack/model-spec), an image manifest for each
-platform over the same blobs, since an uncompressed archive is a layer of both, and the index of them. The same files
-make the same digests: no times, no owners.
+Each file is packed or left out with a reason; files that a pull would refuse are not packed. The documents are a
+ModelPack manifest (https://github.com/modelpack/model-spec), an image manifest per platform over the same blobs (an
+uncompressed archive is a valid layer of both), and their index. The same files give the same digests, since no times
+and owners are recorded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from artifacts.oci.descriptor import Platform
 from artifacts.oci.manifest import LAYERS_MAX, OCI_INDEX, OCI_MANIFEST
 
 Kind = Literal["weight", "weight.config", "doc", "code", "dataset"]
-"""As ModelPack calls them."""
+"""Layer kinds of ModelPack."""
 Form = Literal["modelpack", "modelpack-raw"]
-"""`modelpack`: archives of one file each, with images over them; `modelpack-raw`: the files as they are."""
+"""`modelpack`: one archive per file, plus images over them; `modelpack-raw`: the files themselves."""
 MODEL_MANIFEST = "application/vnd.cncf.model.manifest.v1+json"
 MODEL_CONFIG = "application/vnd.cncf.model.config.v1+json"
 IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -43,24 +43,24 @@ _KINDS: Mapping[Role, Kind] = {
 
 
 class PackError(ValueError):
-    """What is given makes no artifact; the text is one line that names the file and the fix."""
+    """The input makes no valid artifact; the message is one line that names the file and the fix."""
 
 
 class Offered(NamedTuple):
     """A file that may be packed."""
 
     path: str
-    """In the artifact."""
+    """Path in the artifact."""
     size: int
     at: str = ""
-    """Where its bytes lie; empty: `content` has them."""
+    """Path of the file on disk; empty if `content` holds the bytes."""
     content: bytes = b""
     kind: Kind | None = None
-    """Where a person says what it is; then it is packed or the whole is refused."""
+    """Kind stated by the user; such a file is packed or the whole artifact is rejected."""
 
 
 class PackedFile(NamedTuple):
-    """A file that is packed."""
+    """A file to pack."""
 
     path: str
     size: int
@@ -70,7 +70,7 @@ class PackedFile(NamedTuple):
 
 
 class About(NamedTuple):
-    """What the artifact says of its model; empty: nothing."""
+    """Model metadata in the artifact; empty values are omitted."""
 
     name: str = ""
     family: str = ""
@@ -82,7 +82,7 @@ class About(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is packed, and what is not and why."""
+    """The files to pack, and those left out with a reason."""
 
     pieces: tuple[PackedFile, ...]
     about: About
@@ -90,26 +90,26 @@ class Plan(NamedTuple):
 
 
 class PackedBlob(NamedTuple):
-    """Bytes that are written, or will be."""
+    """A blob that is or will be written."""
 
     digest: Digest
     size: int
 
 
 class Document(NamedTuple):
-    """One of the documents, and how others name it."""
+    """A JSON document of the artifact."""
 
     media_type: str
     content: bytes
 
     @property
     def blob(self) -> PackedBlob:
-        """Its name and size."""
+        """Digest and size of the document."""
         return PackedBlob(digests.compute_digest(self.content), len(self.content))
 
 
 def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool = False) -> Plan:
-    """What to pack, in the order of paths. Raises PackError."""
+    """Select the files to pack, sorted by path. Raises PackError."""
     tree, pieces, left = safe_paths.Tree(), list[PackedFile](), list[tuple[str, str]]()
     weights, forms = False, set[str]()
     apart = {(one.path, one.at): one for one in sorted(offered, key=lambda one: one.kind is not None)}
@@ -141,7 +141,7 @@ def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool =
 
 
 def build_documents(of: Plan, blobs: Sequence[PackedBlob], form: Form) -> list[Document]:
-    """All documents over these blobs, one for each piece; the last is the one that the artifact is named by."""
+    """Build all documents over these blobs, one per file; the last document names the artifact."""
     model_config = _document(MODEL_CONFIG, _model_config(of.about, blobs))
     layers = [_layer(piece, blob, form) for piece, blob in zip(of.pieces, blobs, strict=True)]
     model = _document(OCI_MANIFEST, _manifest(model_config, layers, MODEL_MANIFEST))
@@ -161,7 +161,7 @@ def build_documents(of: Plan, blobs: Sequence[PackedBlob], form: Form) -> list[D
 
 
 def layout_index(top: Document, tag: str) -> bytes:
-    """`index.json` of a layout whose one artifact this is."""
+    """Build `index.json` of a layout with this single artifact."""
     note = {"annotations": {"org.opencontainers.image.ref.name": tag}} if tag else {}
     entry = _descriptor(top) | ({"artifactType": MODEL_MANIFEST} if top.media_type == OCI_MANIFEST else {}) | note
     return _document(OCI_INDEX, {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}).content

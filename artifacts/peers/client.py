@@ -1,10 +1,10 @@
-"""Other nodes before a registry, the Hub or a bucket: blobs come from nodes that have them, the rest from there. I/O.
+"""Fetches blobs from peer nodes before the registry, the Hub or a bucket is used for the rest. I/O.
 
-Owns the asking of peers; whom is decided in `peers`. Promises: the registry itself says what a reference means and
-whether this login may have it, for its manifest is asked there, and a peer's only while the registry is away; no login
-for the registry is shown to a peer, and the peers' token to nobody else; peers' bytes go the way of the registry's,
-into the same sum; a peer that is busy, breaks off, stalls or lies costs one try, and what came before is kept. The
-log names peers, and shows no addresses.
+`artifacts.peers.selection` chooses the peer. The registry itself decides what a reference means and whether this login
+has access: its manifest is requested there, and from a peer only while the registry is down. Registry logins are never
+sent to peers, and the peers' token to nobody else. Peers' bytes are verified like the registry's. A peer that is busy,
+fails, stalls or returns wrong bytes costs one attempt, and bytes received before are kept. The log names peers but
+shows no addresses.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ from artifacts.registry.mirrors import Mirror, Mirrored
 from artifacts.sources.http_files import FileHost, Lone
 
 LIMITS = Limits(connect_s=2.0, head_s=5.0, read_s=5.0, whole_s=10.0, pace_s=10.0, pace_bytes=1 << 20)
-"""A peer that is slower than this is no help: the registry is there."""
+"""A peer slower than this does not help: the registry is used instead."""
 BUSY, COMING = 429, 503
-"""What a peer answers that serves as many as it may, and one that fetches what it is asked for just now."""
+"""Statuses of a peer that serves its maximum of requests, and of one that is still fetching the blob itself."""
 
 FILES = "files"
-"""Stands for the repository of what lies in none."""
+"""Stands for the repository of files that have none."""
 
 log = logging.getLogger("pilotlight.peers")
 
 
 @dataclass(frozen=True, slots=True)
 class Peering:
-    """Who the peers are, and how they are reached."""
+    """The peers, and how to connect to them."""
 
     peers: Callable[[], Sequence[Peer]]
-    """Asked anew for each pull; who is named as we are is left out."""
+    """Called for each pull; a peer with this node's own name is ignored."""
     own: str = ""
-    """What this node is called among them."""
+    """This node's name among the peers."""
     token: Callable[[], str] | None = field(default=None, repr=False)
-    """What nodes show each other."""
+    """Token that nodes present to each other."""
     ca: Path | None = None
-    """Authorities of the peers' certificates, beside the system's."""
+    """CA certificates of the peers, trusted in addition to the system's."""
     certificate: tuple[Path, Path] | None = field(default=None, repr=False)
-    """Our own, and its key."""
+    """This node's client certificate and its key."""
     certified: str | None = None
-    """As `Site.certified`: nodes that come and go have one name in their certificates."""
+    """As `Site.certified`: nodes that come and go share one name in their certificates."""
     limits: Limits = LIMITS
     given: Counter[str] = field(default_factory=Counter)
-    """Bytes that each peer gave, by its name, in all pulls."""
+    """Bytes received from each peer, by name, over all pulls."""
 
     def site(self, peer: Peer) -> Site:
-        """Raises PolicyError where its URL is none."""
+        """Build the site of a peer. Raises PolicyError if its URL is invalid."""
         scheme, _, host = peer.url.rstrip("/").partition("://")
         if scheme not in {"http", "https"}:
             raise PolicyError(f"peer {peer.name}: expected https://HOST:PORT")
@@ -90,15 +90,15 @@ class Peering:
 
 
 Rest = Callable[[Blob, int, int, Sink | None], AsyncGenerator[bytes, None]]
-"""(blob, first, end, sink) -> what no peer gives, from where it lies."""
+"""(blob, first, end, sink) -> the bytes that no peer provides, from the original source."""
 
 
 class _Peers:
-    """Those who are asked before a place. `room`: of it in stores (`Key.room`); a peer gives nothing of another."""
+    """The peers before a source. `room`: the source's folder in stores (`CopyKey.room`); peers serve only from it."""
 
     def __init__(self, peering: Peering, room: str, pace: Pace, stack: AsyncExitStack) -> None:
         self.artifact: Digest | None = None
-        """Whose blobs are asked for from now on."""
+        """The artifact whose blobs are requested next."""
         self._pace = pace
         self._board = Board(peering.peers(), peering.own)
         self._peering, self._room, self._stack = peering, room, stack
@@ -106,20 +106,20 @@ class _Peers:
         self._said = set[str]()
 
     def __bool__(self) -> bool:
-        """There are any."""
+        """Whether there are any peers."""
         return bool(self._board.peers)
 
     def lied(self, blob: Blob) -> None:
-        """Its bytes were not its own: who gave of them is not asked for it again."""
+        """After a digest mismatch stop requesting the blob from all peers that provided bytes of it."""
         for name in self._board.lied(blob.digest):
             log.warning("event=peer_lied peer=%s digest=%s", name, blob.digest)
 
     def order(self, what: str, count: int) -> list[int]:
-        """Another for each node."""
+        """Return the request order, which differs per node."""
         return order_requests(self._peering.own, what, count)
 
     async def manifest(self, repository: str, asked: str, size: int | None) -> RawManifest | None:
-        """Of a digest; None: nobody gives it."""
+        """Fetch a manifest by digest; None if no peer provides it."""
         for peer in self._board.peers if ":" in asked else ():
             try:
                 client = await self._dialled(peer)
@@ -131,8 +131,8 @@ class _Peers:
     async def read(
         self, blob: Blob, first: int, end: int, sink: Sink | None, rest: Rest
     ) -> AsyncGenerator[bytes, None]:
-        """Without a sink nothing is summed by the caller: then only what is summed here comes from peers, a small blob
-        as a whole.
+        """Yield the bytes from peers, then from `rest`. Without a sink the caller verifies nothing: then only a small
+        blob, verified here as a whole, comes from peers.
         """
         at = first
         if sink is None:
@@ -154,7 +154,7 @@ class _Peers:
                     yield piece
 
     async def _whole(self, blob: Blob) -> bytes | None:
-        """A small blob, summed; None: no peer has it."""
+        """Fetch and verify a small blob; None if no peer has it."""
         tried = set[str]()
         while isinstance(peer := self._choose(blob, tried), Peer):
             tried.add(peer.name)
@@ -166,7 +166,7 @@ class _Peers:
         return None
 
     async def _shared(self, blob: Blob, at: int, end: int, sink: _Counted) -> AsyncGenerator[bytes, None]:
-        """As much of it, from `at` on, as peers give."""
+        """Yield as many bytes as peers provide, from `at` on."""
         came, tried = 0, set[str]()
         while at + came + sink.count < end:
             peer = self._choose(blob, tried)
@@ -207,7 +207,7 @@ class _Peers:
                     yield piece
             self._said.discard(peer.name)
         except asyncio.CancelledError:
-            self._board.failed(peer.name, self._pace.monotonic_s())  # it stalled: the next try goes elsewhere
+            self._board.failed(peer.name, self._pace.monotonic_s())  # it stalled: the next attempt uses another peer
             raise
         finally:
             self._board.ended(peer.name)
@@ -215,7 +215,7 @@ class _Peers:
                 self._peering.given[peer.name] += sink.count - before
 
     def _heard(self, peer: Peer, blob: Blob, error: RegistryError) -> bool:
-        """What an error of a peer means for the next; whether it lacks only these bytes."""
+        """Record a peer's error; return whether the peer only lacks these bytes of the blob."""
         now_s, last = self._pace.monotonic_s(), error.last if isinstance(error, UnreachableError) else None
         status = None if last is None else last.status
         if isinstance(error, AbsentError):
@@ -224,7 +224,7 @@ class _Peers:
             self._board.busy(peer.name, retry.retry_after_s(last.retry_after, self._pace.unix_s()), now_s)
         elif status == COMING:
             if blob.size > spans.WHOLE_BYTES_MAX:
-                return True  # the next part of it may be there
+                return True  # it may have the next part
             self._board.coming(peer.name, blob.digest, now_s)
         elif isinstance(error, MismatchError):
             self._board.gave(peer.name, blob.digest)
@@ -236,13 +236,13 @@ class _Peers:
         return False
 
     def _tell(self, peer: Peer, error: RegistryError) -> None:
-        """Once, until it gives something again."""
+        """Log a failing peer once until it succeeds again."""
         if peer.name not in self._said and not isinstance(error, AbsentError):
             self._said.add(peer.name)
             log.warning("event=peer_left peer=%s reason=%r", peer.name, _why(error))
 
     async def _dialled(self, peer: Peer) -> Client:
-        """Made when it is first asked; closed with the source. Raises PolicyError."""
+        """Return the peer's client, created on first use and closed with the source. Raises PolicyError."""
         if peer.name not in self._clients:
             made = Client(self._peering.site(peer), Chain(), limits=self._peering.limits, pace=Once(self._pace))
             self._clients[peer.name] = await self._stack.enter_async_context(made)
@@ -250,7 +250,7 @@ class _Peers:
 
 
 class Swarm(Mirrored):
-    """As Mirrored, with peers before it."""
+    """A `Mirrored` registry preceded by peers."""
 
     def __init__(
         self, client: Client, mirrors: Sequence[Mirror], peering: Peering, room: str, stack: AsyncExitStack
@@ -259,25 +259,25 @@ class Swarm(Mirrored):
         self._peers = _Peers(peering, room, client.pace, stack)
 
     def wants(self, artifact: Digest) -> None:
-        """As Mirrored."""
+        """See `Mirrored.wants`."""
         self._peers.artifact = artifact
 
     @property
     def lonely(self) -> bool:
-        """As Mirrored."""
+        """See `Mirrored.lonely`."""
         return super().lonely and not self._peers
 
     def doubted(self, blob: Blob) -> Mirrored:
-        """As Mirrored; who gave bytes of it is not asked for it again."""
+        """See `Mirrored.doubted`; peers that provided bytes of the blob are not used for it again."""
         self._peers.lied(blob)
         return super().doubted(blob)
 
     def order(self, what: str, count: int) -> list[int]:
-        """As Mirrored."""
+        """See `Mirrored.order`."""
         return self._peers.order(what, count) if self._peers else super().order(what, count)
 
     async def manifest(self, repository: str, asked: str, size: int | None = None) -> RawManifest:
-        """As Mirrored; of a digest from a peer while the registry is away, unless the weights needed a login."""
+        """See `Mirrored.manifest`; by digest also from a peer while the registry is down, for public weights only."""
         try:
             return await super().manifest(repository, asked, size)
         except UnreachableError:
@@ -289,7 +289,7 @@ class Swarm(Mirrored):
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As Mirrored, and as _Peers."""
+        """See `Mirrored.read` and `_Peers.read`."""
         to = blob.size if end is None else end
         async with aclosing(self._peers.read(blob, first, to, sink, super().read)) as pieces:
             async for piece in pieces:
@@ -297,8 +297,8 @@ class Swarm(Mirrored):
 
 
 class Neighboured(Lone):
-    """As Lone, with peers before it: they are asked for files whose sum is known, under that sum. Whoever asks was let
-    in by the place before, which is asked for the list of its files.
+    """A `Lone` source preceded by peers, which are used for files with a known digest. The source, which lists the
+    files, has already authorized the caller.
     """
 
     def __init__(
@@ -311,22 +311,22 @@ class Neighboured(Lone):
 
     @property
     def lonely(self) -> bool:
-        """As Source."""
+        """See `BlobSource.lonely`."""
         return not self._peers
 
     def doubted(self, blob: Blob) -> Lone:
-        """As Source; who gave bytes of it is not asked for it again."""
+        """See `BlobSource.doubted`; peers that provided bytes of the blob are not used for it again."""
         self._peers.lied(blob)
         return Lone(self._place)
 
     def order(self, what: str, count: int) -> list[int]:
-        """As Source."""
+        """See `BlobSource.order`."""
         return self._peers.order(what, count) if self._peers else super().order(what, count)
 
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As Source."""
+        """See `BlobSource.read`."""
         to, lone = blob.size if end is None else end, super().read
 
         def rest(_: Blob, at: int, to: int, sink: Sink | None) -> AsyncGenerator[bytes, None]:
@@ -339,27 +339,27 @@ class Neighboured(Lone):
 
 
 class _Counted:
-    """A sink, and how much went there. It does not hear of trouble with a peer, which is none of the registry's."""
+    """Counts the bytes passed to a sink. Peer failures are not reported to it: they say nothing of the registry."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.count = 0
         self.moved = False
-        """Bytes may have come since this was set."""
+        """Whether bytes may have arrived since this was reset."""
 
     async def move(self, at: int, body: DetachedBody) -> Moved:
-        """As Sink."""
+        """See `Sink.move`."""
         self.moved = True
         moved = await self._sink.move(at, body)
         self.count += moved.came
         return moved
 
     def broke(self, error: BrokenError) -> None:
-        """As Sink."""
+        """See `Sink.broke`."""
 
 
 def _why(error: RegistryError) -> str:
-    """In our own words: those of the error may have an address in them."""
+    """Describe an error without its message, which may contain an address."""
     if isinstance(error, UnreachableError) and error.last is not None and error.last.status is not None:
         return f"it answered {error.last.status}"
     if isinstance(error, UnreachableError):

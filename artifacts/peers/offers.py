@@ -1,9 +1,9 @@
-"""What a node's store has for other nodes: whole blobs, and those parts of a blob that a pull has so far. I/O.
+"""The blobs that a node's store offers to peers: complete ones, and received parts of those being fetched. I/O.
 
-Owns the look into the store's folder; all of it is read only, and no lock is taken: an open file stays what it was,
-whatever goes meanwhile. Promises: what is given lies under the digest that was asked for, in the room of the registry
-that was named; without `private` nothing is given but files of Copies that were fetched without a login. Whole blobs
-were summed when they came. Parts were not: whoever gets them sums them, as it does a registry's.
+Only reads the store's folder, without locks: an open file stays readable even if it is removed meanwhile. A blob is
+served only under its digest and from the folder (room) of the registry in the request; without `private`, only if it
+belongs to a Copy that was fetched without a login. Complete blobs were verified when they arrived. Parts were not: the
+receiver verifies them as it does a registry's.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from artifacts.store.layout import ROOM_DIGITS, StoreLayout, digest_file_name
 from artifacts.store.publish import RECIPES
 
 FETCHING_S = 10.0
-"""A part that was written so lately is one of a pull that goes on."""
+"""A partial file modified this recently belongs to a running pull."""
 LOOK_EVERY_S = 1.0
-"""How old what is known of public Copies may be."""
+"""Maximum age of the cached list of Copies."""
 ROOM = re.compile(rf"[0-9a-f]{{{ROOM_DIGITS}}}")
 
 
 class CompleteBlob(NamedTuple):
-    """An open file that has all of a blob; the caller closes it."""
+    """An open file with a complete blob; the caller closes it."""
 
     number: int
     size: int
 
 
 class Coming(NamedTuple):
-    """A blob that is being fetched; `ledger` says which parts of the open file there are. The caller closes it."""
+    """A blob being fetched; `ledger` tells which parts the open file has. The caller closes it."""
 
     number: int
     size: int
     ledger: BlobProgress | None
     fetching: bool
-    """Now, and not by a pull that broke."""
+    """Whether a pull is running, rather than one that was interrupted."""
 
     def has(self, first: int, end: int) -> bool:
-        """Whether all of these bytes have come."""
+        """Whether all of these bytes are present."""
         if self.ledger is None or first >= end:
             return False
         part = self.ledger.part
@@ -58,32 +58,32 @@ class Coming(NamedTuple):
 
 
 class Rebuilt(NamedTuple):
-    """An archive, out of the files that it became."""
+    """An archive that is reassembled from its extracted files."""
 
     recipe: Recipe
     files: Path
 
     @property
     def size(self) -> int:
-        """Of the archive."""
+        """Size of the archive."""
         return self.recipe.size
 
 
 class Offers:
-    """Of one store. `private`: also what was fetched with a login, and what is fetched just now."""
+    """The offers of one store. `private`: also serve content fetched with a login or being fetched."""
 
     def __init__(self, layout: StoreLayout, *, private: bool) -> None:
         self.private = private
         self._layout = layout
         self._disk = Disk()
         self._public: dict[tuple[str, str], bool] = {}
-        """Room and digest of all that Copies have -> one was fetched without a login."""
+        """(room, digest) of all content of Copies -> whether a Copy with it was fetched without a login."""
         self._archives: dict[tuple[str, str], Path] = {}
-        """-> the folder of a Copy that was made of it."""
+        """(room, digest) of archives -> the folder of a Copy extracted from it."""
         self._looked_s = float("-inf")
 
     def blob(self, room: str, digest: Digest) -> CompleteBlob | Coming | Rebuilt | None:
-        """Blocks for moments. None: there is no such thing, or not for this one."""
+        """Return a blob; None if it is absent or may not be served. Blocks briefly."""
         if not ROOM.fullmatch(room) or not (self.private or self.public(room, digest)):
             return None
         found = _whole(self._layout.blobs / room / digest_file_name(digest)) or self._rebuilt(room, digest)
@@ -97,7 +97,7 @@ class Offers:
         return next(filter(None, (self._coming(folder / FOLDER, digest) for folder in self._pulls(room))), None)
 
     def public(self, room: str, digest: Digest) -> bool:
-        """Whether a Copy that has this was fetched without a login. Blocks for moments."""
+        """Whether a Copy with this content was fetched without a login. Blocks briefly."""
         self._look()
         return self._public.get((room, digest), False)
 

@@ -1,9 +1,9 @@
-"""Other nodes that may have what a registry has: whom of them to ask for which bytes, and when nobody. Pure.
+"""Selects the peer to ask for bytes of a blob, or none. Pure.
 
-Owns the choice and what it is made from: who runs how much, who is left alone until when, who lacks what. Promises: a
-peer is asked again only after the time that its answer is worth; one that lied about a digest is never asked for that
-digest again; a wait for somebody who is fetching it just now has an end, and where nobody is to be asked it is the
-registry's turn. What a peer gives is believed no more than what a registry gives: it is summed. Time is an argument.
+Tracks running requests, back-off times, and missing blobs per peer. A peer is asked again only after the back-off that
+its response implies; one that returned wrong bytes of a digest is never asked for that digest again. Waiting for a peer
+that is still fetching a blob is bounded; if no peer qualifies, the registry is used. Bytes from peers are verified like
+a registry's. Time is an argument.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import NamedTuple
 from artifacts.digest import Digest
 
 PEERS_MAX = 16
-"""So many are asked by one pull; of more each node takes others."""
+"""Maximum number of peers per pull; if there are more, each node uses others."""
 BUSY_S, BUSY_S_MAX = 1.0, 30.0
-"""Left alone when it says that it is busy, and does not say for how long; however long it says."""
+"""Back-off of a busy peer if it states none, and the maximum."""
 FAILED_S = 30.0
-"""Left alone when it broke off, stalled or refused us."""
+"""Back-off of a peer that failed, stalled or rejected the request."""
 LACKS_S = 5.0
-"""Not asked again for a digest that it did not have."""
+"""Time until a peer is asked again for a digest that it lacked."""
 COMING_EVERY_S, COMING_S_MAX = 0.25, 5.0
-"""Looked again whether one that fetches it has it; so long that is waited for, for each digest."""
+"""Poll interval for a blob that a peer is still fetching, and the maximum wait per digest."""
 WINDOW = 64
-"""Nodes that pull at the same time begin with different ones of so many blobs, or parts of one, and give them to each
-other; not of all, for what came is summed from the front."""
+"""Nodes that pull at the same time request a window of this many blobs or parts in different orders and exchange them;
+the window is limited, since blobs are hashed from the front."""
 
 
 class Peer(NamedTuple):
-    """A node that gives blobs to others."""
+    """A node that serves blobs to others."""
 
     name: str
-    """As the log may show it: a node's name, never an address."""
+    """Safe for the log: a node name, never an address."""
     url: str
     """`https://HOST:PORT`, or http."""
     holds: frozenset[Digest] = frozenset()
-    """What it is known to have, artifacts or blobs; it is asked first for these, and may have more."""
+    """Digests of artifacts or blobs that it is known to have, which gives it priority for them; it may have more."""
 
 
 class Wait(NamedTuple):
-    """Somebody will have it soon."""
+    """A peer will have the blob soon."""
 
     wait_s: float
 
 
 class Board:
-    """What one pull knows of its peers. `seed`: the node's own name, in which nodes differ."""
+    """State of the peers within one pull. `seed`: the node's own name, which makes choices differ between nodes."""
 
     def __init__(self, peers: Sequence[Peer], seed: str) -> None:
         by_name = {one.name: one for one in peers if one.name != seed}
@@ -57,17 +57,17 @@ class Board:
         self._seed = seed
         self._running = Counter[str]()
         self._left: dict[str, float] = {}
-        """Peer -> until when it is left alone."""
+        """Peer -> end of its back-off."""
         self._lacks: dict[tuple[str, Digest], float] = {}
         self._coming: dict[Digest, float] = {}
-        """-> since when somebody is known to fetch it."""
+        """Digest -> time since when a peer is known to fetch it."""
         self._gave: dict[Digest, set[str]] = {}
         self._lied = set[tuple[str, Digest]]()
 
     def choose(
         self, digest: Digest, artifact: Digest | None, now_s: float, without: frozenset[str] = frozenset()
     ) -> Peer | Wait | None:
-        """Whom to ask for bytes of a blob; None: the registry. `without`: who was asked for these bytes already."""
+        """Choose a peer for bytes of a blob; None: use the registry. `without`: peers already tried for these bytes."""
         free = [one for one in self.peers if one.name not in without and self._may(one.name, digest, now_s)]
         if free:
             known = {digest} if artifact is None else {digest, artifact}
@@ -85,36 +85,36 @@ class Board:
         return None
 
     def began(self, name: str) -> None:
-        """A request to it runs."""
+        """A request to the peer has started."""
         self._running[name] += 1
 
     def ended(self, name: str) -> None:
-        """It does not any more."""
+        """A request to the peer has ended."""
         self._running[name] -= 1
 
     def busy(self, name: str, asked_s: float | None, now_s: float) -> None:
-        """It says so, and for how long."""
+        """The peer reported that it is busy, optionally for how long."""
         self._left[name] = now_s + min(BUSY_S if asked_s is None else max(asked_s, BUSY_S), BUSY_S_MAX)
 
     def failed(self, name: str, now_s: float) -> None:
-        """It broke off, stalled or refused us."""
+        """The peer failed, stalled or rejected the request."""
         self._left[name] = now_s + FAILED_S
 
     def lacks(self, name: str, digest: Digest, now_s: float) -> None:
-        """It does not have it."""
+        """The peer does not have the blob."""
         self._lacks[name, digest] = now_s + LACKS_S
 
     def coming(self, name: str, digest: Digest, now_s: float) -> None:
-        """It fetches it itself just now."""
+        """The peer is still fetching the blob itself."""
         self._coming.setdefault(digest, now_s)
         self._lacks[name, digest] = now_s + COMING_EVERY_S
 
     def gave(self, name: str, digest: Digest) -> None:
-        """Bytes of it came from there."""
+        """The peer provided bytes of the blob."""
         self._gave.setdefault(digest, set()).add(name)
 
     def lied(self, digest: Digest) -> list[str]:
-        """The sum of the digest did not hold: who gave bytes of it is not asked for it again; their names."""
+        """The digest did not match: exclude all peers that provided bytes of the blob; return their names."""
         names = sorted(self._gave.pop(digest, set()))
         self._lied |= {(name, digest) for name in names}
         return names
@@ -124,7 +124,7 @@ class Board:
         return now_s >= until_s and (name, digest) not in self._lied
 
     def _someone_fetches(self, digest: Digest, now_s: float) -> bool:
-        """Who said so is still to be asked, and said it last."""
+        """Whether a peer that reported fetching the blob is still usable."""
         soon_s = now_s + COMING_EVERY_S
         return any(
             self._left.get(one.name, 0.0) <= soon_s and now_s < self._lacks.get((one.name, digest), 0.0) <= soon_s
@@ -133,10 +133,10 @@ class Board:
 
 
 def order_requests(seed: str, what: str, count: int) -> list[int]:
-    """In which order a node asks for so many: within each window its own."""
+    """Return the order of requests: specific to the node within each window."""
     return sorted(range(count), key=lambda number: (number // WINDOW, hash_words(seed, what, str(number))))
 
 
 def hash_words(*words: str) -> bytes:
-    """The same for the same words, and as good as drawn: it spreads, and keeps no secret."""
+    """Return a deterministic pseudorandom value for the words; spreads load, not for secrets."""
     return hashlib.blake2b("\0".join(words).encode(), digest_size=8).digest()

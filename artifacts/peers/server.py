@@ -1,9 +1,9 @@
-"""A node's blobs for other nodes, over HTTP: what `artifacts.peers.client` asks for. I/O.
+"""Serves a node's blobs to peers over HTTP; the counterpart of `artifacts.peers.client`. I/O.
 
-Owns the paths (a registry's, with the room of the registry before the repository), ranges, and how many are served at
-once: of more each is sent away at once (429), and takes the registry. Who may ask is judged before, by the middleware
-that the application is given. Promises: a file goes from the page cache to the connection (sendfile) where the loop can
-do so; who does not read is cut off; nothing of a request is ever said or logged.
+Uses a registry's paths, with the registry's folder name (room) before the repository, and supports ranges. Requests
+above the limit of concurrent streams are rejected at once (429), and the peer uses the registry. The middlewares
+authenticate callers. Files go from the page cache to the connection (sendfile) where the event loop supports it; slow
+readers are disconnected; request content is never returned or logged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from artifacts.peers.offers import Coming, CompleteBlob, Offers, Rebuilt
 from artifacts.registry.manifests import ACCEPTED, INDEX, MANIFEST
 
 STREAMS_MAX = 16
-"""Served at once: more would only share the same line."""
+"""Maximum concurrent streams: more would only share the same bandwidth."""
 RETRY_AFTER_S = 1
 STEP_BYTES = 4 << 20
 STEP_S_MAX = 15.0
-"""A peer that takes longer for so many bytes is cut off."""
+"""A peer that takes longer for `STEP_BYTES` is disconnected."""
 PIECE_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
 Found = CompleteBlob | Coming | Rebuilt
@@ -44,7 +44,7 @@ class _Typed(msgspec.Struct, frozen=True):
 
 
 class BlobServer:
-    """Of one store."""
+    """Serves the blobs of one store."""
 
     def __init__(self, offers: Offers, streams_max: int = STREAMS_MAX) -> None:
         self._offers = offers
@@ -52,7 +52,7 @@ class BlobServer:
         self._streams = 0
 
     def application(self, middlewares: Sequence[Middleware] = ()) -> web.Application:
-        """GET and HEAD of blobs and manifests by digest."""
+        """Create the application that serves GET and HEAD of blobs and manifests by digest."""
         app = web.Application(middlewares=middlewares, client_max_size=0)
         app.add_routes(
             [
@@ -104,7 +104,7 @@ class BlobServer:
                 await _rebuild(request, answer, found, part)
             async with asyncio.timeout(STEP_S_MAX):
                 await answer.write_eof()
-        except (TimeoutError, OSError, RuntimeError):  # it went away, or does not read; the file is as long as it was
+        except (TimeoutError, OSError, RuntimeError):  # the peer left or does not read; the file itself is unchanged
             answer.force_close()
             if request.transport is not None:
                 request.transport.abort()
@@ -113,7 +113,7 @@ class BlobServer:
         return answer
 
     async def _manifest(self, request: web.Request) -> web.StreamResponse:
-        """Of public Copies alone: who may have others, their registry says, by giving it or not."""
+        """Serve manifests of public Copies only: for others the registry itself must check access."""
         room, digest = request.match_info["room"], _digest(request)
         if digest is None or not await asyncio.to_thread(self._offers.public, room, digest):
             return web.Response(status=404)
@@ -139,7 +139,7 @@ class BlobServer:
 
 
 async def _stepwise(request: web.Request, answer: web.StreamResponse, number: int, at: int, end: int) -> None:
-    """Bytes `at` up to `end` of a file, each step in its time."""
+    """Send the bytes from `at` up to `end` of a file, with a timeout per step."""
     while at < end:
         step = min(STEP_BYTES, end - at)
         async with asyncio.timeout(STEP_S_MAX):
@@ -148,7 +148,7 @@ async def _stepwise(request: web.Request, answer: web.StreamResponse, number: in
 
 
 async def _rebuild(request: web.Request, answer: web.StreamResponse, found: Rebuilt, part: Part) -> None:
-    """An archive's bytes. Raises OSError also where its Copy has gone meanwhile."""
+    """Send the bytes of an archive. Raises OSError also if its Copy has been removed meanwhile."""
     for piece in reassembly.iter_archive_range(found.recipe, part.first, part.end):
         if isinstance(piece, bytes):
             async with asyncio.timeout(STEP_S_MAX):
@@ -167,7 +167,7 @@ def _close(found: Found | None) -> None:
 
 
 async def _send(request: web.Request, answer: web.StreamResponse, number: int, at: int, count: int) -> None:
-    """So many bytes of the file. Raises OSError where the connection broke."""
+    """Send `count` bytes of the file. Raises OSError if the connection broke."""
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError
     loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ async def _send(request: web.Request, answer: web.StreamResponse, number: int, a
         try:
             if await loop.sendfile(request.transport, file, at, count) < count:
                 raise ConnectionResetError
-        except NotImplementedError:  # uvloop has none
+        except NotImplementedError:  # uvloop does not implement sendfile
             while count:
                 piece = await asyncio.to_thread(os.pread, number, min(PIECE_BYTES, count), at)
                 if not piece:
@@ -185,7 +185,7 @@ async def _send(request: web.Request, answer: web.StreamResponse, number: int, a
 
 
 def _asked(header: str | None, size: int) -> Part | None:
-    """What of the blob is wanted: all of it, or one closed range; None: nothing that there is."""
+    """Parse the Range header: the whole blob or one closed range; None if it cannot be satisfied."""
     if header is None:
         return Part(0, size, size)
     found = _RANGE.fullmatch(header.strip())
@@ -203,7 +203,7 @@ def _digest(request: web.Request) -> Digest | None:
 
 
 def _media_type(body: bytes) -> str | None:
-    """What a manifest says that it is; None: it is none."""
+    """Return the media type of a manifest; None if it is not one."""
     try:
         said = msgspec.json.decode(body, type=_Typed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

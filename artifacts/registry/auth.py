@@ -1,8 +1,8 @@
-"""Answers to a registry's 401: a password, or a token from its realm, kept while it lasts. I/O.
+"""Answers a registry's 401 with a password or with a token from its realm; tokens are cached until they expire. I/O.
 
-Owns what proves who we are, for one registry: the header for a set of scopes, and who asked for it first. Promises:
-logins go to the registry and to a realm that `challenge.parse_realm` lets through; the realm may not send them on; one
-token is asked for at a time for the same scopes; what it says is bounded, and checked before it stands in a header.
+Provides the Authorization header for a set of scopes of one registry. Logins are sent only to the registry and to a
+realm accepted by `challenge.parse_realm`, whose redirects are not followed. Concurrent requests for the same scopes
+share one token request. The response is bounded and checked before it is used in a header.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from artifacts.registry.challenge import Challenge
 
 TOKEN_BYTES_MAX = 64 << 10
 LASTS_S, LASTS_S_MAX = 60.0, 3600.0
-"""Where nothing is said (the specification's), and at most."""
+"""Lifetime of a token that states none (from the specification), and the maximum."""
 EARLY = 0.1
-"""Of its time: a token is renewed so much before its end."""
+"""A token is renewed when this share of its lifetime remains."""
 KEPT_MAX = 1000
-"""Sets of scopes with a token; the oldest is forgotten."""
+"""Maximum sets of scopes with a cached token; the oldest is dropped."""
 CLIENT = "pilotlight"
 HOW = "log in with `pilotlight weights login`, in a cluster name a pullSecret"
 _B64TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -48,38 +48,38 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 def pull_scope(repository: str) -> str:
-    """The scope."""
+    """Return the scope for pulling from a repository."""
     return f"repository:{repository}:pull"
 
 
 def push_scope(repository: str) -> str:
-    """The scope."""
+    """Return the scope for pushing to a repository."""
     return f"repository:{repository}:pull,push"
 
 
 class Tokens:
-    """Of one registry."""
+    """The credentials cache of one registry."""
 
     def __init__(self, transport: Transport, host: str, keychain: Keychain, pace: Pace) -> None:
         self._transport = transport
         self._host = host
-        """As people's files have it."""
+        """Host as written in login files."""
         self._keychain = keychain
         self._pace = pace
         self._kept: dict[Scopes, _Kept] = {}
         self._locks: dict[Scopes, asyncio.Lock] = {}
 
     def header(self, scopes: Scopes) -> str | None:
-        """What is sent unasked: what was taken before, and still lasts."""
+        """Return the cached, still valid header to send preemptively, or None."""
         found = self._kept.get(scopes)
         return found.header if found is not None and self._pace.monotonic_s() < found.until_s else None
 
     async def answer(self, headers: list[str], scopes: Scopes, repository: str, refused: str | None) -> str:
-        """The header for a 401 with these `WWW-Authenticate`; `refused` was sent. Raises DeniedError, PolicyError."""
+        """Return the header to answer a 401; `refused`: the rejected one, if any. Raises DeniedError, PolicyError."""
         async with self._locks.setdefault(scopes, asyncio.Lock()):
             kept = self.header(scopes)
             if kept is not None and kept != refused:
-                return kept  # somebody else asked meanwhile
+                return kept  # another request renewed it meanwhile
             self._kept.pop(scopes, None)
             found = await self._obtained(challenge.parse_challenges(headers), scopes, repository)
             if found.header == refused:
@@ -94,7 +94,7 @@ class Tokens:
     async def _obtained(self, asked: list[Challenge], scopes: Scopes, repository: str) -> _Kept:
         login = await self._keychain.login(self._host, repository)
         note, login = (f" ({login.note})", None) if login is not None and login.anonymous else ("", login)
-        ways = {one.scheme: one for one in reversed(asked)}  # the first of each
+        ways = {one.scheme: one for one in reversed(asked)}  # the first challenge of each scheme
         if "bearer" in ways:
             if login is not None and login.registry_token:
                 return _Kept("Bearer " + self._token(login.registry_token), self._until_s(LASTS_S))

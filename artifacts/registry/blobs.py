@@ -1,8 +1,8 @@
-"""Blobs as streams: in parts, on after breaks, checked. I/O.
+"""Streams blobs from a registry: ranges, resumption after failures, and verification. I/O.
 
-Owns the reading of one blob or a part of it. Promises: exactly the bytes asked for, or an error; of a whole blob also
-that its digest holds, so that nothing may be used before the stream has ended without one; each try begins at the
-registry, so that a presigned URL that has ended does no harm. `urls` of descriptors are never asked.
+Returns exactly the requested bytes or an error. A whole blob is verified against its digest, so nothing may be used
+before the stream ends without an error. Each attempt starts at the registry, so that an expired presigned URL does no
+harm. `urls` in descriptors are never contacted.
 """
 
 from __future__ import annotations
@@ -24,67 +24,67 @@ from artifacts.http.transport import Answer, DetachedBody, Limits
 from artifacts.registry.client import Client
 
 PROGRESS_BYTES = 1 << 20
-"""So much in one try, and the tries are counted anew."""
+"""After this much progress in one attempt the retry counter is reset."""
 ENDED = frozenset({400, 401, 403, 410})
-"""What stores answer to a presigned URL whose time is over."""
+"""Statuses with which storage services answer expired presigned URLs."""
 
 
 class Blob(NamedTuple):
-    """A descriptor's claim about bytes in a repository."""
+    """A blob in a repository, as a descriptor states it."""
 
     repository: str
     digest: Digest
     size: int
 
     def __str__(self) -> str:
-        """As errors call it."""
+        """Format the blob as named in errors."""
         return f"blob {self.digest} of {self.repository}"
 
 
 class Moved(NamedTuple):
-    """How many bytes of a body went where they belong, and why no more; empty: all of it did."""
+    """How many bytes of a body were moved, and the failure; empty if the body is complete."""
 
     came: int
     broken: str = ""
 
 
 class Giver(Protocol):
-    """Who gives blobs: the client of a registry, or of what is none."""
+    """A provider of blobs: the client of a registry or of another source."""
 
     said: str
-    """What errors call it."""
+    """Name used in errors."""
     limits: Limits
     pace: Pace
 
     def blob_url(self, repository: str, digest: Digest) -> URL:
-        """Where it has it. Raises PolicyError."""
+        """Return the URL of a blob. Raises PolicyError."""
         ...
 
     async def ask(
         self, method: str, url: URL, repository: str, *, headers: Mapping[str, str] | None = None, tries: Tries
     ) -> Answer:
-        """As `Client.ask`."""
+        """See `Client.ask`."""
         ...
 
     async def refused(self, answer: Answer, what: str) -> RegistryError:
-        """As `Client.refused`."""
+        """See `Client.refused`."""
         ...
 
 
 class Sink(Protocol):
-    """Somebody who sums the bytes itself, and can move a body without their going through `stream_blob`."""
+    """Receives bodies directly, bypassing `stream_blob`, and verifies the bytes itself."""
 
     async def move(self, at: int, body: DetachedBody) -> Moved:
-        """A body that begins at byte `at` of the blob; closes it."""
+        """Move a body that starts at byte `at` of the blob; closes it."""
         ...
 
     def broke(self, error: BrokenError) -> None:
-        """A try failed; another may follow."""
+        """Called after a failed attempt, which may be retried."""
         ...
 
 
 async def has_blob(client: Client, blob: Blob, *, scopes: frozenset[str] | None = None) -> bool:
-    """The registry has this blob in this repository."""
+    """Whether the registry has this blob in this repository."""
     url = client.blob_url(blob.repository, blob.digest)
     found = await client.whole("HEAD", url, blob.repository, bytes_max=0, what="a blob", scopes=scopes)
     if found.status == 404:
@@ -95,30 +95,30 @@ async def has_blob(client: Client, blob: Blob, *, scopes: frozenset[str] | None 
 
 
 class BlobSource(Protocol):
-    """Where blobs come from: a registry with its mirrors, or something else that has them."""
+    """A source of blobs: a registry with its mirrors, or another one."""
 
     @property
     def lonely(self) -> bool:
-        """There is one place only."""
+        """Whether there is only one place to fetch from."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """How long answers may take."""
+        """Timeouts of responses."""
         ...
 
     def doubted(self, blob: Blob) -> BlobSource:
-        """Bytes of this blob were others than its digest says: whom to ask for all of it now."""
+        """Return the source to use after the blob's digest did not match."""
         ...
 
     def order(self, what: str, count: int) -> list[int]:
-        """In which order so many blobs, or parts of one, are asked for; `what` names them."""
+        """Return the order in which `count` blobs, or parts of one, are requested; `what` names them."""
         ...
 
     def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.stream_blob`."""
+        """See `stream_blob`."""
         ...
 
 
@@ -131,10 +131,10 @@ async def stream_blob(
     *,
     check: bool = True,
 ) -> AsyncGenerator[bytes, None]:
-    """Bytes `first` up to, and without, `end` of a blob; close it (`contextlib.aclosing`) to stop.
+    """Yield the bytes from `first` up to (excluding) `end` of a blob; close it (`contextlib.aclosing`) to stop.
 
-    With a `sink`, bodies that it can move go there and only the others' bytes come here, and nothing is summed; neither
-    without `check`, for a digest that is only a name.
+    With a `sink`, bodies that it can move go there, only the others' bytes are yielded, and nothing is verified; nor is
+    it without `check`, for a digest that is only a name.
     Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
     """
     repository, digest, size = blob
@@ -152,7 +152,7 @@ async def stream_blob(
         try:
             async with answer:
                 if asks and answer.status == 416:
-                    in_parts = False  # it gives no parts, or has less: the whole of it shows which
+                    in_parts = False  # no range support, or the blob is shorter: the full response shows which
                     continue
                 await _judge(client, answer, blob)
                 skip = ranges.validate_range_response(part, answer.status, answer.headers, asks, said)
@@ -183,7 +183,7 @@ async def stream_blob(
 
 
 def _exact(part: Part, answer: Answer) -> bool:
-    """The answer is the part and nothing else: it says its length, which was judged."""
+    """Whether the response is exactly the part, with a known and validated length."""
     return (answer.status == 206 or part.whole) and "Content-Length" in answer.headers
 
 
@@ -203,7 +203,7 @@ async def _judge(client: Giver, answer: Answer, blob: Blob) -> None:
 async def _kept(
     chunks: AsyncIterator[bytes], part: Part, skip: int, status: int, said: str
 ) -> AsyncGenerator[bytes, None]:
-    """The part's bytes out of an answer that begins `skip` bytes before it."""
+    """Yield the part's bytes from a response that starts `skip` bytes before it."""
     left = part.end - part.first
     goes_on = status == 200 and part.end < part.size
     async for chunk in chunks:
@@ -219,13 +219,13 @@ async def _kept(
         if piece:
             yield piece
         if not left and goes_on:
-            return  # an answer without ranges has more behind the part
+            return  # a response without ranges continues after the part
     if left:
         raise MismatchError(f"{said}: the registry has less of it than there should be ({left} bytes are missing)")
 
 
 async def _in_time(client: Giver, answer: Answer, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Chunks; only the time that the registry takes counts, not the reader's. Raises BrokenError."""
+    """Yield chunks; only the time spent waiting for the registry counts, not the reader's. Raises BrokenError."""
     limits = client.limits
     waited_s, came = 0.0, 0
     while True:

@@ -1,8 +1,8 @@
-"""What a 401 asks for (`WWW-Authenticate`, RFC 9110, 11.6), and whether its realm may have a login. Pure.
+"""Parses `WWW-Authenticate` (RFC 9110, section 11.6) and decides whether a realm may receive the login. Pure.
 
-Owns the reading of challenges and the realm policy. The realm is named by whoever answered, and gets the password: so
-it is the registry's own host or one of its family, over TLS, or one that a person allowed (CVE-2026-48978). A family
-is all names under a domain of one party; domains of hosting providers are in a table (`SHARED`).
+Whoever sent the 401 names the realm, which then receives the password. Therefore the realm must be the registry's own
+host or a related one, over TLS, or one that an administrator allowed (CVE-2026-48978). Related hosts are below a domain
+of one owner; domains of hosting providers, which many owners share, are in a table (`SHARED`).
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ SHARED: Final[Mapping[str, str]] = {
     ),
     "Kubernetes": ("svc.cluster.local"),
 }
-"""Providers under whose names everybody may have one, so that two of them are not one party. `*` is any one label.
+"""Domains of providers below which anyone can get a name, so that two such names may have different owners. `*` is any
+single label.
 
-The rules work as those of the Public Suffix List do, whose MPL-2.0 rules out shipping it. A name that a rule matches
-is shared by all customers, as are the names above it; a name with one more label belongs to one party, with all names
-below it.
+The rules work as those of the Public Suffix List, whose MPL-2.0 rules out shipping it. A name matched by a rule is
+shared by all customers, as are its parents; a name with one more label has one owner, including all names below it.
 """
 SHARED_DEEPLY: Final = (
     "amazonaws.com", "amazonaws.com.cn", "on.aws", "aliyuncs.com", "fcapp.run", "myhuaweicloud.com", "myqcloud.com",
     "baidubce.com", "volces.com", "yandexcloud.net", "appdomain.cloud", "openshiftapps.com", "ovh.net", "scw.cloud",
     "nip.io", "sslip.io", "xip.io", "pinggy.io", "pinggy.link",
 )  # fmt: skip
-"""Regions and services stand at differing depths in these, or addresses: no name under them has a family."""
+"""Domains with regions, services or addresses at varying depths: no names below them are related."""
 SHARED_TOPS = frozenset({"app", "dev"})
-"""Under most names of these hosting firms give names to everybody."""
+"""Most domains directly below these belong to hosting providers that give names to anyone."""
 _RULES: Final = frozenset(rule for rules in SHARED.values() for rule in rules.split())
 _ABOVE: Final = (
     frozenset(
@@ -87,7 +87,7 @@ _ABOVE: Final = (
     )
     - _RULES
 )
-"""Names above those that a rule matches."""
+"""Parents of the names in the rules."""
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _PARAMETER = re.compile(rf'({_WORD})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|({_WORD}))')
 _SCHEME = re.compile(rf"({_WORD})(?=[ \t]|,|$)(?![ \t]*=)")
@@ -96,16 +96,16 @@ _GAP = re.compile(r"[ \t,]*")
 
 
 class Challenge(NamedTuple):
-    """One way to log in."""
+    """One authentication scheme offered by the server."""
 
     scheme: str
-    """In lower case."""
+    """Lowercase."""
     parameters: Mapping[str, str]
-    """By names in lower case."""
+    """Keys are lowercase."""
 
 
 def parse_challenges(headers: Sequence[str]) -> list[Challenge]:
-    """All of them in order; what comes after something that cannot be read is left out."""
+    """Parse all challenges in order; the rest of a header after a syntax error is ignored."""
     found: list[Challenge] = []
     for header in headers[:CHALLENGES_MAX]:
         found += _challenges(header[:HEADER_CHARS_MAX])
@@ -138,9 +138,9 @@ def _gap(text: str, at: int) -> int:
 
 
 def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
-    """The realm as a URL that may be asked with the registry's login. Raises PolicyError.
+    """Return the realm's URL if it may receive the registry's login. Raises PolicyError.
 
-    `allowed`: hosts, or HOST:PORT, that a person trusts with it.
+    `allowed`: HOST or HOST:PORT entries that an administrator trusts with it.
     """
     said, url = get_origin(registry), parse_untrusted_url(text)
     asked = get_origin(url)
@@ -162,7 +162,7 @@ def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
 
 
 def is_related_host(registry: str, other: str) -> bool:
-    """One is the other's parent, or both have one: `registry-1.docker.io` and `auth.docker.io`."""
+    """Whether one is the other's parent, or both share one: `registry-1.docker.io` and `auth.docker.io`."""
     registry, other = normalize_host(registry), normalize_host(other)
     if parse_address(registry) is not None or parse_address(other) is not None:
         return registry == other
@@ -171,7 +171,7 @@ def is_related_host(registry: str, other: str) -> bool:
 
 
 def _owned(domain: str) -> bool:
-    """Whether one party has all names under it: no top level, `co.uk`, or name of a provider that everybody shares."""
+    """Whether one party owns all names below the domain; false for top levels, `co.uk`, and shared provider domains."""
     top, labels = domain.partition(".")[2], domain.split(".")
     if len(labels) < 2 or (len(labels) == 2 and labels[1] in SHARED_TOPS):
         return False

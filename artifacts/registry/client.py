@@ -1,7 +1,7 @@
-"""Requests to one registry: with its login, and again where that is worth it. I/O.
+"""HTTP client of one registry, with authentication and retries. I/O.
 
-Owns when a 401 is answered and when a request is repeated; how it travels is `transport`'s, what it means is
-`registry`'s, `blobs`' and `pushing`'s.
+Decides when to answer a 401 and when to retry. `artifacts.http.transport` sends the requests; `manifests`, `blobs` and
+`push` interpret the responses.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from artifacts.http.transport import Answer, Body, Limits, Site, Transport
 from artifacts.registry.auth import Scopes, Tokens, pull_scope
 
 LOGINS_MAX = 2
-"""Of one request: a token that ended meanwhile, and one more where that one is refused, too."""
+"""Maximum logins per request: one for a token that just expired, and one more if the new token is rejected."""
 ERROR_BYTES_MAX = 64 << 10
 WARNINGS_MAX = 100
 WARNING_CHARS_MAX = 200
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:-]*)*/?")
-"""Each part begins with a letter or digit: none is `..`."""
+"""Each component begins with a letter, a digit or _, so none is `..`."""
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+){0,4}")
 _WARNING = re.compile(r'299 - "((?:[^"\\]|\\.)*)"')
 
@@ -46,7 +46,7 @@ class _Faults(msgspec.Struct, frozen=True):
 
 
 class RegistryResponse(NamedTuple):
-    """An answer that was read to its end."""
+    """A response that was read completely."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -54,7 +54,7 @@ class RegistryResponse(NamedTuple):
 
 
 class Client:
-    """Of one registry. Use as `async with`."""
+    """The client of one registry. Use as an async context manager."""
 
     def __init__(
         self, site: Site, keychain: Keychain | None = None, *, limits: Limits | None = None, pace: Pace | None = None
@@ -64,7 +64,7 @@ class Client:
         self.pace = pace or Pace()
         self.tokens = Tokens(self.transport, site.host, keychain or Chain(), self.pace)
         self.said = str(self.transport.own)
-        """What errors call it."""
+        """Name used in errors."""
         self._warned: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -77,13 +77,13 @@ class Client:
         await self.transport.__aexit__(kind, error, trace)
 
     def url(self, path: str, query: str = "") -> URL:
-        """Of something under /v2/. Raises PolicyError where the path is none that may stand there."""
+        """Build a URL below /v2/. Raises PolicyError if the path is invalid."""
         if not _PATH.fullmatch(path):
             raise PolicyError(f"{self.said}: {path[:80]!r} is no repository, tag or digest")
         return URL(f"{self.transport.base}v2/{path}{'?' if query else ''}{query}", encoded=True)
 
     def blob_url(self, repository: str, digest: Digest) -> URL:
-        """Of a blob. Raises PolicyError."""
+        """Build the URL of a blob. Raises PolicyError."""
         return self.url(f"{repository}/blobs/{digests.parse_digest(digest)}")
 
     async def ask(
@@ -98,7 +98,7 @@ class Client:
         tries: Tries | None = None,
         once: bool = False,
     ) -> Answer:
-        """An answer that is neither a 401 nor worth another try. `once`: raises BrokenError instead of trying again."""
+        """Return a response that is no 401 and not worth a retry. `once`: raise BrokenError instead of retrying."""
         tries, logins = tries or Tries(self.pace), 0
         scopes = frozenset({pull_scope(repository)}) if scopes is None else scopes
         sent = self.tokens.header(scopes)
@@ -134,7 +134,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> RegistryResponse:
-        """An answer with its body. Raises PolicyError where that is larger than `bytes_max`."""
+        """Return a response with its body. Raises PolicyError if the body is larger than `bytes_max`."""
         tries = Tries(self.pace)
         while True:
             answer = await self.ask(method, url, repository, scopes=scopes, headers=headers, body=body, tries=tries)
@@ -148,7 +148,7 @@ class Client:
                 await tries.again(error)
 
     def refusal(self, status: int, body: bytes, what: str) -> RegistryError:
-        """The error for an answer that is none of those that were hoped for."""
+        """Build the error for an unexpected status."""
         code = _code(body)
         said = f"{self.said}: {what}: answered {status}{' ' + code if code else ''}"
         if status == 404:
@@ -160,7 +160,7 @@ class Client:
         return RegistryError(said)
 
     async def refused(self, answer: Answer, what: str) -> RegistryError:
-        """As `refusal`, of an answer that is still open."""
+        """As `refusal`, for a response that is still open."""
         return self.refusal(answer.status, await _fault(answer), what)
 
     def _warn(self, answer: Answer) -> None:
@@ -175,7 +175,7 @@ class Client:
 
 
 async def _fault(answer: Answer) -> bytes:
-    """The body of a refusal; nothing where it is too large or breaks: the status says enough."""
+    """Read the body of an error response; empty if it is too large or breaks, since the status suffices."""
     try:
         return await answer.whole(ERROR_BYTES_MAX, "an error")
     except (BrokenError, PolicyError):
@@ -183,7 +183,7 @@ async def _fault(answer: Answer) -> bytes:
 
 
 def _code(body: bytes) -> str:
-    """The specification's word, where there is one; the message beside it is the server's own, and not shown."""
+    """Return the specification's error code, if any; the server's own message is not shown."""
     try:
         found = msgspec.json.decode(body, type=_Faults).errors
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -192,5 +192,5 @@ def _code(body: bytes) -> str:
 
 
 def _shown(text: str) -> str:
-    """Without what may be a query of a URL, or a long secret."""
+    """Remove what may be a URL query or a long secret."""
     return re.sub(r"\?\S*|[A-Za-z0-9._~+/=-]{40,}", "...", text)

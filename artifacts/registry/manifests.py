@@ -1,7 +1,7 @@
-"""Manifests and tags of a registry (OCI distribution 1.1): asked for, bounded, checked. I/O.
+"""Fetches manifests and tags from a registry (OCI distribution 1.1), bounded and verified. I/O.
 
-Owns the questions. Promises: a manifest that was asked for by digest has that digest, whatever a header says; its size
-is the one that was expected, where one was; what it says it is, is what the registry says it is (CVE-2021-41190).
+A manifest requested by digest has that digest, whatever the headers say; its size matches the expected one, if given;
+its media type equals the Content-Type (CVE-2021-41190).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NEXT = re.compile(r"<([^<>]{1,4096})>\s*;[^,]*\brel=\"?next\"?")
 
 
 class RawManifest(NamedTuple):
-    """A manifest or an index, as it came."""
+    """A manifest or an index, as received."""
 
     digest: Digest
     media_type: str
@@ -52,7 +52,7 @@ class _Tags(msgspec.Struct, frozen=True):
 
 
 async def fetch_manifest(client: Client, repository: str, asked: str, size: int | None = None) -> RawManifest:
-    """By tag or digest (`Reference.asked`). `size`: what a descriptor says that it has.
+    """Fetch by tag or digest (`Reference.asked`). `size`: as stated by a descriptor.
 
     Raises AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError.
     """
@@ -70,7 +70,7 @@ async def fetch_manifest(client: Client, repository: str, asked: str, size: int 
 
 
 def _digest(found: RegistryResponse, asked: str, said: str) -> Digest:
-    """That of the bytes. Raises MismatchError where it is not the one that was asked for."""
+    """Return the digest of the body. Raises MismatchError if it differs from the requested one."""
     if ":" not in asked:
         return digests.compute_digest(found.body)
     wanted = digests.parse_digest(asked)
@@ -80,12 +80,12 @@ def _digest(found: RegistryResponse, asked: str, said: str) -> Digest:
 
 
 def has_digest(body: bytes, wanted: Digest) -> bool:
-    """These bytes have that digest."""
+    """Whether the body has this digest."""
     return hashlib.new(digests.get_algorithm(wanted), body).hexdigest() == digests.get_hex(wanted)
 
 
 def _media_type(found: RegistryResponse, said: str) -> str:
-    """What both the header and the manifest say that it is."""
+    """Return the media type on which the header and the manifest agree. Raises MismatchError."""
     header = found.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     try:
         inside = msgspec.json.decode(found.body, type=_Typed).media_type
@@ -99,7 +99,7 @@ def _media_type(found: RegistryResponse, said: str) -> str:
 
 
 async def is_login_accepted(client: Client) -> bool:
-    """Whether the registry asked for the login and took it; False: it asks for none. Raises DeniedError."""
+    """Whether the registry asked for the login and accepted it; False if it needs none. Raises DeniedError."""
     url, nothing = URL(f"{client.transport.base}v2/", encoded=True), frozenset[str]()
     what = "greeting"
     found = await client.whole("GET", url, "", scopes=nothing, bytes_max=GREETING_BYTES_MAX, what=what)
@@ -109,7 +109,7 @@ async def is_login_accepted(client: Client) -> bool:
 
 
 async def can_pull_manifest(client: Client, repository: str, digest: Digest) -> bool:
-    """Whether the one whose login this is may have the manifest: asked anew, with no body."""
+    """Whether this client's login may pull the manifest; always asks the registry, with a HEAD request."""
     url = client.url(f"{repository}/manifests/{digests.parse_digest(digest)}")
     found = await client.whole(
         "HEAD", url, repository, headers={"Accept": ", ".join(ACCEPTED)}, bytes_max=0, what="a manifest"
@@ -122,7 +122,7 @@ async def can_pull_manifest(client: Client, repository: str, digest: Digest) -> 
 
 
 async def list_tags(client: Client, repository: str) -> list[str]:
-    """All of a repository, in the registry's order; the first TAGS_MAX."""
+    """Return a repository's tags in the registry's order, at most TAGS_MAX."""
     url: URL | None = client.url(f"{repository}/tags/list", f"n={PAGE}")
     what, names = f"list of tags of {repository}", list[str]()
     for _ in range(PAGES_MAX):
@@ -140,7 +140,7 @@ async def list_tags(client: Client, repository: str) -> list[str]:
 
 
 def find_next_page(client: Client, url: URL, found: RegistryResponse) -> URL | None:
-    """The next page, of the registry itself. Raises PolicyError."""
+    """Return the URL of the next page, which must be at the registry itself, or None. Raises PolicyError."""
     link = _NEXT.search(found.headers.get("Link", ""))
     if link is None:
         return None

@@ -1,8 +1,7 @@
-"""A registry with mirrors before it: each asked in turn, each with its own login, none believed. I/O.
+"""A registry preceded by mirrors: tried in order, each with its own login, none trusted. I/O.
 
-Owns the order. Promises: what a digest names may come from anybody, for it is checked; what a tag means the registry
-itself says, unless a person says that a mirror may; a mirror that lies, lacks something or is away costs one try, and
-is said in the log.
+Content with a digest may come from any mirror, since it is verified. The registry itself resolves tags, unless a mirror
+is configured to do so. A mirror that is wrong, incomplete or down costs one attempt, which is logged.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ log = logging.getLogger("pilotlight.registry")
 
 
 class Mirror(NamedTuple):
-    """Somebody who has what the registry has."""
+    """A mirror of the registry."""
 
     client: Client
     prefix: str = ""
-    """Before the repository's name, with its /: `dockerhub/`."""
+    """Prefix of the repository name, including the /: `dockerhub/`."""
     tags: bool = False
-    """It may say what a tag means."""
+    """Whether it may resolve tags."""
 
 
 class Mirrored:
-    """One registry and its mirrors, which come first."""
+    """A registry and its mirrors, which are tried first."""
 
     def __init__(self, client: Client, mirrors: Sequence[Mirror] = ()) -> None:
         self._places = [*mirrors, Mirror(client, tags=True)]
         self.vouched = False
-        """The registry itself has given a manifest to this login; from others nobody learns who may have it."""
+        """Whether the registry itself gave a manifest to this login; mirrors do not prove access."""
 
     def wants(self, artifact: Digest) -> None:
-        """Whose blobs are asked for from now on."""
+        """Set the artifact whose blobs are requested next; ignored here, used by `Swarm`."""
 
     async def manifest(self, repository: str, asked: str, size: int | None = None) -> RawManifest:
-        """As `registry.manifest`; the error is the registry's own."""
+        """As `manifests.fetch_manifest`; the error is the registry's own."""
         for client, prefix, tags in self._places[:-1]:
             if ":" not in asked and not tags:
                 continue
@@ -61,31 +60,31 @@ class Mirrored:
 
     @property
     def lonely(self) -> bool:
-        """There are no mirrors."""
+        """Whether there are no mirrors."""
         return len(self._places) == 1
 
     def doubted(self, blob: Blob) -> Mirrored:
-        """Bytes of this blob were others than its digest says: whom to ask for all of it now, the registry alone."""
+        """Return the registry alone, to fetch all of a blob whose digest did not match."""
         del blob
         return Mirrored(self._places[-1].client)
 
     def order(self, what: str, count: int) -> list[int]:
-        """In which order so many blobs, or parts of one, are asked for; `what` names them."""
+        """Return the order in which `count` blobs, or parts of one, are requested; `what` names them."""
         del what
         return list(range(count))
 
     @property
     def limits(self) -> Limits:
-        """How long answers may take."""
+        """Timeouts of responses."""
         return self._places[-1].client.limits
 
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.stream_blob`. Where a mirror fails after some bytes, the next goes on from there.
+        """As `blobs.stream_blob`. If a mirror fails after some bytes, the next one continues from there.
 
-        Bytes of two places are still bytes of one digest, so of a whole blob all are summed here; where that does not
-        hold, nobody knows who lied, and it is an error: the caller asks again without mirrors.
+        A whole blob is verified here over the bytes of all places. On a mismatch it is unknown which place was wrong,
+        so an error is raised and the caller retries without mirrors.
         """
         at, end = first, blob.size if end is None else end
         whole = first == 0 and end == blob.size and len(self._places) > 1 and sink is None
@@ -118,7 +117,7 @@ class Mirrored:
 
 
 class _Counted:
-    """A sink, and how much went there."""
+    """Counts the bytes passed to a sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -133,7 +132,7 @@ class _Counted:
         self._sink.broke(error)
 
     def taken(self) -> int:
-        """Since it was last asked."""
+        """Return the count since the last call."""
         count, self._count = self._count, 0
         return count
 

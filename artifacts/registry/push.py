@@ -1,7 +1,7 @@
-"""Blobs and manifests into a registry: mounted, in one request, or in chunks that go on after a break. I/O.
+"""Pushes blobs and manifests to a registry: mounted, in one request, or in resumable chunks. I/O.
 
-Owns the pushing of one blob or one manifest. Promises: nothing is read whole into memory; what is there already is not
-sent; an upload that a registry sends to another host goes there without our login.
+Blobs are never read into memory as a whole, and content that the registry has is not sent. An upload that the registry
+directs to another host goes there without the login.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from artifacts.registry.referrers import Referrer, add_referrer, fetch_tagged_in
 
 PIECE_BYTES = 1 << 20
 CHUNK_BYTES_MAX = 1 << 30
-"""A registry that wants larger ones at least gets the blob in one request."""
+"""If a registry's minimum chunk is larger, the blob is sent in one request."""
 BINARY = "application/octet-stream"
 _UP_TO = re.compile(r"(?:bytes=)?0-([0-9]{1,19})")
 
 
 class UploadSource(Protocol):
-    """The bytes of a blob; read more than once where a try fails."""
+    """The bytes of a blob; read again after a failed attempt."""
 
     def read(self, first: int, end: int) -> AsyncIterator[bytes]:
-        """Those from `first` up to, and without, `end`."""
+        """Yield the bytes from `first` up to (excluding) `end`."""
 
 
 class FileSource:
@@ -49,7 +49,7 @@ class FileSource:
         self._path = path
 
     async def read(self, first: int, end: int) -> AsyncGenerator[bytes, None]:
-        """As Source. Raises MismatchError where the file has become shorter."""
+        """Implements `UploadSource`. Raises MismatchError if the file has become shorter."""
         with await asyncio.to_thread(self._path.open, "rb") as file:
             await asyncio.to_thread(file.seek, first)
             while first < end:
@@ -80,7 +80,7 @@ async def push_blob(
     mount: str = "",
     chunk_bytes: int = 0,
 ) -> str:
-    """How it came to be there: `exists`, `mounted` (from the repository `mount`) or `pushed`.
+    """Push a blob; return `exists`, `mounted` (from the repository `mount`) or `pushed`.
 
     `chunk_bytes`: 0 pushes in one request. Raises DeniedError, MismatchError, PolicyError, UnreachableError.
     """
@@ -98,13 +98,13 @@ async def push_blob(
         except BrokenError as error:
             await tries.again(error)
             if await blobs.has_blob(client, blob, scopes=scopes):
-                return "pushed"  # it had come, and only the answer was lost
+                return "pushed"  # the upload succeeded, and only the response was lost
         else:
             return "pushed"
 
 
 class _Push:
-    """Of one blob."""
+    """The upload of one blob."""
 
     def __init__(self, client: Client, blob: Blob, source: UploadSource, scopes: frozenset[str]) -> None:
         self._client = client
@@ -117,10 +117,10 @@ class _Push:
         self._chunk_bytes_min = 0
 
     async def begin(self, mount: str) -> URL | None:
-        """Where to push to; None: it was mounted."""
+        """Start the upload and return its URL; None if the blob was mounted."""
         query = f"mount={self._digest}&from={mount}" if mount else ""
         if mount:
-            self._client.url(mount)  # judges the name
+            self._client.url(mount)  # validates the name
         url = self._client.url(f"{self._repository}/blobs/uploads/", query)
         async with await self._ask("POST", url, {"Content-Length": "0"}) as answer:
             if answer.status == 201 and mount:
@@ -132,12 +132,12 @@ class _Push:
             return resolve_location(answer.url, answer.headers.get("Location"))
 
     async def at_once(self, upload: URL) -> None:
-        """All of it with one PUT."""
+        """Upload everything with one PUT."""
         headers = {"Content-Type": BINARY, "Content-Length": str(self._size)}
         await self._put(upload, headers, 0, self._size)
 
     async def chunks(self, upload: URL, chunk_bytes: int) -> None:
-        """In chunks; after a break from where the registry says that it is."""
+        """Upload in chunks; after a failure resume at the registry's offset."""
         step = max(chunk_bytes, self._chunk_bytes_min)
         if step > CHUNK_BYTES_MAX:
             await self.at_once(upload)
@@ -155,7 +155,7 @@ class _Push:
         await self._put(upload, {"Content-Length": "0"}, self._size, self._size)
 
     async def _patch(self, upload: URL, headers: dict[str, str], first: int, end: int) -> tuple[URL, int]:
-        """One chunk: where to push to next, and from which byte on. Raises BrokenError where it was not taken."""
+        """Upload a chunk; return the next URL and offset. Raises BrokenError if the chunk was not accepted."""
         async with await self._ask("PATCH", upload, headers, first, end) as answer:
             if answer.status not in {201, 202, 204, 416}:
                 raise await self._client.refused(answer, self._what)
@@ -166,7 +166,7 @@ class _Push:
         raise BrokenError(f"{self._client.said}: did not take a chunk of {self._what}")
 
     async def _where(self, upload: URL) -> tuple[URL, int]:
-        """How far the upload has come, by the registry's word. Raises BrokenError: it must begin anew."""
+        """Return the upload's URL and offset from the registry. Raises BrokenError if it must start over."""
         async with await self._ask("GET", upload, {}) as answer:
             if answer.status == 404:
                 raise BrokenError(f"{self._client.said}: has forgotten the upload of {self._what}")
@@ -175,10 +175,10 @@ class _Push:
             return self._after(answer, upload, 0)
 
     def _after(self, answer: Answer, upload: URL, end: int) -> tuple[URL, int]:
-        """Where to push to next, and from which byte on."""
+        """Return the next URL and offset from a response."""
         given = _UP_TO.fullmatch(answer.headers.get("Range", "").strip())
         last = end - 1 if given is None else int(given[1])
-        at = 0 if given is not None and last == 0 and end != 1 else last + 1  # nothing yet is said as 0-0, too
+        at = 0 if given is not None and last == 0 and end != 1 else last + 1  # 0-0 can also mean nothing received
         if at > self._size:
             raise MismatchError(f"{self._client.said}: says that it has more of {self._what} than there is")
         location = answer.headers.get("Location")
@@ -186,7 +186,7 @@ class _Push:
 
     async def _put(self, upload: URL, headers: dict[str, str], first: int, end: int) -> None:
         mark = "&" if upload.raw_query_string else "?"
-        url = URL(f"{upload}{mark}digest={self._digest}", encoded=True)  # what is there stays as it is
+        url = URL(f"{upload}{mark}digest={self._digest}", encoded=True)  # keeps the existing query unchanged
         async with await self._ask("PUT", url, headers, first, end) as answer:
             if answer.status not in {201, 204}:
                 raise await self._client.refused(answer, self._what)
@@ -203,8 +203,8 @@ class _Push:
 
 
 async def push_manifest(client: Client, repository: str, asked: str, body: bytes, media_type: str) -> Digest:
-    """Under a tag or its digest. One with a subject is found by it afterwards, also where the registry knows no
-    referrers. Raises as `push_blob`.
+    """Push a manifest by tag or digest. If it has a subject, it is also added to the subject's referrers, even if the
+    registry lacks the referrers API. Raises as `push_blob`.
     """
     if len(body) > MANIFEST_BYTES_MAX:
         raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
@@ -232,7 +232,7 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
 
 
 async def _list(client: Client, repository: str, digest: Digest, body: bytes, media_type: str) -> None:
-    """Into the list of its subject, by tag, of a registry that keeps none itself."""
+    """Add the manifest to its subject's tagged referrers index, for a registry without the API."""
     try:
         read = msgspec.json.decode(body, type=_Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

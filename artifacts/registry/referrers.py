@@ -1,7 +1,7 @@
-"""What belongs to a manifest (signatures, lists of chunks): listed, and added to lists. I/O.
+"""Lists and adds the referrers of a manifest, such as signatures and chunk sums. I/O.
 
-Owns the referrers API and its fallback, an index under the tag `sha256-HEX`. Promises: what is listed is only a
-claim of the registry: that something is missing proves nothing, and what is fetched is checked by its digest.
+Uses the referrers API or its fallback, an index under the tag `sha256-HEX`. The list is only the registry's claim: a
+missing entry proves nothing, and fetched content is verified by its digest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 async def list_referrers(client: Client, repository: str, subject: Digest, artifact_type: str = "") -> list[Referrer]:
-    """Of that type, or all; the first REFERRERS_MAX. Raises as `registry.manifest`."""
+    """List the referrers of this type, or all, at most REFERRERS_MAX. Raises as `fetch_manifest`."""
     query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
     url: URL | None = client.url(f"{repository}/referrers/{digests.parse_digest(subject)}", query)
     what, found_all = f"list of what belongs to {subject} of {repository}", list[Referrer]()
@@ -58,12 +58,12 @@ async def list_referrers(client: Client, repository: str, subject: Digest, artif
 
 
 def format_referrers_tag(subject: Digest) -> str:
-    """Under which a registry without the API keeps the list."""
+    """Return the tag of the list in a registry without the referrers API."""
     return f"{digests.get_algorithm(subject)}-{digests.get_hex(subject)[:64]}"
 
 
 def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
-    """The list as it is, None where there is none, with one more. Raises MismatchError where it is no list."""
+    """Add a referrer to the list (None: create it). Raises MismatchError if the body is not a list of referrers."""
     index: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
     if body is not None:
         try:
@@ -79,7 +79,7 @@ def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
 
 
 async def fetch_tagged_index(client: Client, repository: str, subject: Digest) -> bytes | None:
-    """The list under the tag; None: there is none."""
+    """Fetch the list under the tag; None if there is none."""
     try:
         found = await fetch_manifest(client, repository, format_referrers_tag(subject))
     except AbsentError:
@@ -93,7 +93,7 @@ async def _tagged(client: Client, repository: str, subject: Digest) -> list[Refe
 
 
 def _speaks(found: RegistryResponse) -> bool:
-    """It knows the API: a registry without it says 404, or 200 with something else."""
+    """Whether the registry supports the API; others answer 404, or 200 with other content."""
     if found.status == 404:
         return False
     return found.status != 200 or found.headers.get("Content-Type", "").partition(";")[0].strip() in ACCEPTED

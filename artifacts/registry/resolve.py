@@ -1,8 +1,7 @@
-"""What a reference means in its registry: its manifest, its config, and the files that they name. I/O.
+"""Resolves a reference in its registry to the manifest, its config, and the files that they list. I/O.
 
-Owns the way through indexes to the one manifest for this node. Promises: every document on the way has the digest and
-the size that the one before says; nothing of a model is fetched yet. What is taken is `artifacts.dialects.contents`' to
-say.
+Follows indexes to the manifest for this node. Every document matches the digest and size stated by the previous one; no
+weights are fetched. `artifacts.dialects.contents` decides which files are accepted.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Resolved(NamedTuple):
-    """An artifact, before its first byte of weights."""
+    """A resolved artifact, before any weights are fetched."""
 
     digest: Digest
-    """What the reference means now: an index's own, where it is one."""
+    """Digest that the reference means now; that of the index, if there is one."""
     chosen: Digest
-    """Of the manifest itself."""
+    """Digest of the manifest itself."""
     manifest: Manifest
     contents: Contents
     documents: tuple[bytes, ...]
-    """Every document on the way, as it came: indexes, the manifest, its config."""
+    """All documents as received: indexes, the manifest, its config."""
 
     @property
     def unsafe(self) -> bool:
-        """Of its layers some were taken only since all is."""
+        """Whether some layers are accepted only with `allow_unsafe`."""
         if not self.contents.allow_unsafe:
             return False
         return any(one.refusal for one in contents.read_contents(self.manifest, self.documents[-1]).layers)
 
 
 def detect_platform() -> Platform:
-    """The machine that runs this, as images name it."""
+    """Return this machine's platform, as images name it."""
     said = os.uname()
     return Platform(said.sysname.lower(), _ARCHITECTURES.get(said.machine, said.machine))
 
@@ -53,8 +52,8 @@ def detect_platform() -> Platform:
 async def resolve_reference(
     source: Mirrored, of: Reference, platform: Platform, *, allow_unsafe: bool = False, images: bool = False
 ) -> Resolved:
-    """`allow_unsafe`: as of `contents.read_contents`; `images`: as of `platforms.choose`. Raises RegistryError,
-    BadManifestError.
+    """Resolve a reference. `allow_unsafe`: as in `contents.read_contents`; `images`: as in `manifest.select_manifest`.
+    Raises RegistryError, BadManifestError.
     """
     answer = await source.manifest(of.repository, of.asked)
     digest, way, documents = answer.digest, list[Digest](), list[bytes]()

@@ -1,7 +1,7 @@
-"""Sigstore's bundles, v0.3: one file with a signature and what is needed to check it. Bytes -> what they say. Pure.
+"""Parses Sigstore bundles v0.3: a file with a signature and the material to verify it. Pure.
 
-Owns the form (github.com/sigstore/protobuf-specs, sigstore_bundle.proto, as JSON). Nothing of it is believed here. Of
-the older versions none is read: what is in them was allowed to be less.
+Format: github.com/sigstore/protobuf-specs, sigstore_bundle.proto, as JSON. Parsing verifies nothing. Older versions are
+rejected, since they allowed less material.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ SUM_BYTES = 32
 
 
 class Envelope(NamedTuple):
-    """DSSE: a text, and a signature over `claims.pae` of it."""
+    """A DSSE envelope: a payload, and a signature over its `payloads.encode_pae`."""
 
     payload: bytes
     signature: bytes
 
 
 class Message(NamedTuple):
-    """A signature over bytes that lie elsewhere: the manifest's own."""
+    """A signature over bytes stored elsewhere: the manifest itself."""
 
     sha256: bytes
     signature: bytes
 
 
 class Bundle(NamedTuple):
-    """What one says."""
+    """A parsed bundle."""
 
     content: Envelope | Message
     certificate: bytes | None
-    """DER; None: it is signed with a key of which only a hint is given."""
+    """DER; None if the bundle is signed with a key, of which it only has a hint."""
     material: Mapping[str, object]
-    """The rest of what is to be checked: entries of logs, timestamps."""
+    """Other verification material: log entries, timestamps."""
 
 
 def parse_bundle(content: bytes) -> Bundle:
-    """Raises BadClaimError."""
+    """Parse a bundle. Raises BadClaimError."""
     found = parse_json_object(content, BUNDLE_BYTES_MAX, "the bundle")
     if found.get("mediaType") != BUNDLE:
         raise BadClaimError(f"the bundle does not say that it is {BUNDLE}")

@@ -1,12 +1,12 @@
-"""Checks chains of X.509 certificates, and the certificates of keyless signatures.
+"""Verifies chains of X.509 certificates, and the certificates of keyless signatures.
 
-`is_valid_at` checks that each certificate of a chain was issued by the next one and when all were valid. The caller
-decides whether it trusts the last one.
+`is_issuer_chain` checks that each certificate of a chain was issued by the next one, `is_valid_at` that all were valid
+at a time. The caller decides whether it trusts the last one.
 
 `check_certificate` follows Fulcio's specification (github.com/sigstore/fulcio, docs/certificate-specification and
-docs/oid-info) and makes each check that cosign makes, without a request: the chain at the time of signing, the key
-usage, the signed certificate timestamp (RFC 6962, 3.2), and the subject and issuer, which must be exactly those that a
-person named.
+docs/oid-info) and makes each check that cosign makes, without network access: the chain at the time of signing, the key
+usage, the signed certificate timestamp (RFC 6962, 3.2), and the subject and issuer, which must match the configured
+ones exactly.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from artifacts.signatures.trust_root import Authority, Log, Root
 
 
 def is_issuer_chain(path: Sequence[Certificate]) -> bool:
-    """Each was given by the next, which may. Raises x509.ExtensionNotFound where one does not say whether it may."""
+    """Whether each was issued by the next, a CA. Raises x509.ExtensionNotFound without basic constraints."""
     return all(_is_by(child, parent) for child, parent in pairwise(path))
 
 
 def is_valid_at(path: Sequence[Certificate], unix_s: float) -> bool:
-    """All of them held then."""
+    """Whether all certificates were valid at that time."""
     return all(one.not_valid_before_utc.timestamp() <= unix_s <= one.not_valid_after_utc.timestamp() for one in path)
 
 
@@ -61,19 +61,19 @@ _UTF8, _SHORT_MAX = 0x0C, 0x7F
 
 
 class Identity(NamedTuple):
-    """Who signs, as an issuer of logins knows them."""
+    """A signer as known to an identity provider."""
 
     subject: str
-    """The address of a mail account, or the URL of a workflow."""
+    """An e-mail address, or the URL of a workflow."""
     issuer: str
-    """The URL of who says so."""
+    """URL of the identity provider."""
 
     def __str__(self) -> str:
         return f"{self.subject} (by {self.issuer})"
 
 
 class Leaf(NamedTuple):
-    """A certificate that holds."""
+    """A verified certificate."""
 
     certificate: x509.Certificate
     key: PublicKey
@@ -81,7 +81,7 @@ class Leaf(NamedTuple):
 
 
 def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
-    """One that was used at that time. Raises BadClaimError."""
+    """Verify a certificate that was used at that time. Raises BadClaimError."""
     try:
         leaf = x509.load_der_x509_certificate(der)
         _check_use(leaf)
@@ -99,7 +99,7 @@ def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
 
 
 def is_same(leaf: Leaf, named: bytes) -> bool:
-    """It is the certificate that a log entry names: PEM (Rekor v1) or DER."""
+    """Whether it is the certificate in a log entry: PEM (Rekor v1) or DER."""
     try:
         read = x509.load_pem_x509_certificate if named.startswith(b"-") else x509.load_der_x509_certificate
         other = read(named)
@@ -118,7 +118,7 @@ def _check_use(leaf: x509.Certificate) -> None:
 
 
 def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authority]) -> x509.Certificate:
-    """Who gave it, by a chain that was valid then."""
+    """Return the issuer, if its chain was valid at that time. Raises BadClaimError."""
     for one in authorities:
         if not one.since_s <= unix_s <= one.until_s:
             continue

@@ -1,7 +1,7 @@
-"""DER (X.690) as it lies in timestamps: bytes -> values, one inside of the other. Pure.
+"""Parses DER (X.690) as used in timestamps: bytes to nested values. Pure.
 
-Owns the coding, and no type but whole numbers and times. Promises: only the one shortest form counts, so that what was
-signed and what is read are the same bytes; nothing is read beyond its length; anything else is one error.
+Interprets no types except integers and times. Only the shortest encoding is accepted, so that the signed and the parsed
+bytes are the same; nothing is read beyond a value's length; all faults raise one error type.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from typing import NamedTuple
 
 INTEGER, OCTETS, OID, SEQUENCE, SET, TIME = 0x02, 0x04, 0x06, 0x30, 0x31, 0x18
 VALUES_MAX = 64
-"""Side by side in one value."""
+"""Maximum sibling values."""
 
 
 class DerError(ValueError):
-    """These bytes are none, or not what was expected there."""
+    """The bytes are not valid DER, or not the expected value."""
 
 
 class Value(NamedTuple):
-    """One, with its tag as it stands there."""
+    """One value with its raw tag."""
 
     tag: int
     content: bytes
     whole: bytes
-    """Tag and length, too."""
+    """The encoding including tag and length."""
 
     def inner(self) -> list[Value]:
-        """What is in it. Raises DerError."""
+        """Parse the nested values. Raises DerError."""
         return parse_values(self.content)
 
 
 def context_tag(number: int) -> int:
-    """The tag `[number]` of what is made of others."""
+    """Return the constructed context-specific tag `[number]`."""
     return 0xA0 | number
 
 
 def parse_values(data: bytes) -> list[Value]:
-    """All of them, side by side. Raises DerError."""
+    """Parse all sibling values. Raises DerError."""
     found, at = list[Value](), 0
     while at < len(data):
         if len(found) == VALUES_MAX:
@@ -60,14 +60,14 @@ def parse_values(data: bytes) -> list[Value]:
 
 
 def expect_tags(found: list[Value], *tags: int) -> list[Value]:
-    """Those that it begins with, of these tags. Raises DerError."""
+    """Return the leading values, which must have these tags. Raises DerError."""
     if [one.tag for one in found[: len(tags)]] != list(tags):
         raise DerError("something else stands there")
     return found[: len(tags)]
 
 
 def parse_single_value(data: bytes, tag: int) -> Value:
-    """The one value that these bytes are. Raises DerError."""
+    """Parse bytes that are exactly one value with this tag. Raises DerError."""
     found = parse_values(data)
     if len(found) != 1:
         raise DerError("not one value")
@@ -75,7 +75,7 @@ def parse_single_value(data: bytes, tag: int) -> Value:
 
 
 def unix_s(time: Value) -> float:
-    """Of a GeneralizedTime as RFC 3161 writes it: `YYYYMMDDhhmmss[.s...]Z`. Raises DerError."""
+    """Convert a GeneralizedTime in RFC 3161's form: `YYYYMMDDhhmmss[.s...]Z`. Raises DerError."""
     text = time.content.decode("ascii", "replace")
     whole, dot, part = text.removesuffix("Z").partition(".")
     if not text.endswith("Z") or not whole.isdigit() or len(whole) != 14 or (dot and not part.isdigit()):

@@ -1,8 +1,8 @@
-"""What a signature is said over: cosign's payload, an in-toto statement, and whether it speaks of a manifest. Pure.
+"""Checks that a signed payload is about a manifest: cosign's payload or an in-toto statement. Pure.
 
-Owns the two texts (github.com/containers/image docs/containers-signature.5, as cosign writes it; in-toto Statement v1)
-and DSSE's way of signing one (PAE). A text is read only after its signature held, and means one digest or nothing:
-other statements by the same key about the same manifest, such as a list of what is in it, are no consent to run it.
+Parses both formats (github.com/containers/image docs/containers-signature.5, as cosign writes it; in-toto Statement v1)
+and builds DSSE's pre-authentication encoding (PAE). Payloads must be parsed only after their signature was verified.
+Only signing statements count: other statements by the same key, such as an SBOM, are no consent to run the manifest.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ SUBJECTS_MAX = 64
 COSIGN_TYPE = "cosign container image signature"
 IN_TOTO = "application/vnd.in-toto+json"
 SIGNED = "https://sigstore.dev/cosign/sign/v1"
-"""The statement that says no more than: this one. The only one that counts."""
+"""Predicate type of a plain signature, the only one that is accepted."""
 _STATEMENTS = frozenset({"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"})
 _CRITICAL = frozenset({"identity", "image", "type"})
 
 
 class BadClaimError(ValueError):
-    """It does not say what is wanted; the text is a clause, without a capital, that says why."""
+    """The payload does not make the required claim; the message is a lowercase clause that says why."""
 
 
 def check_payload(payload: bytes, digest: Digest) -> None:
-    """Cosign's payload is about this manifest. Raises BadClaimError."""
+    """Check that cosign's payload is about this manifest. Raises BadClaimError."""
     found = parse_json_object(payload, PAYLOAD_BYTES_MAX, "its payload")
     critical = require_object(found, "critical", "its payload")
     if unknown := sorted(critical.keys() - _CRITICAL):
@@ -44,7 +44,7 @@ def check_payload(payload: bytes, digest: Digest) -> None:
 
 
 def check_statement(payload: bytes, digest: Digest) -> None:
-    """An in-toto statement says that this manifest is signed. Raises BadClaimError."""
+    """Check that an in-toto statement signs this manifest. Raises BadClaimError."""
     found = parse_json_object(payload, PAYLOAD_BYTES_MAX, "its statement")
     if found.get("_type") not in _STATEMENTS:
         raise BadClaimError("its statement is no in-toto statement of a known version")
@@ -63,13 +63,13 @@ def _is_of(subject: object, digest: Digest) -> bool:
 
 
 def encode_pae(payload_type: str, payload: bytes) -> bytes:
-    """What is signed of a text (github.com/secure-systems-lab/dsse, protocol.md)."""
+    """Encode the bytes that DSSE signs (github.com/secure-systems-lab/dsse, protocol.md)."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def parse_json_object(text: bytes, most: int, what: str) -> dict[str, object]:
-    """An object of JSON. Raises BadClaimError."""
+    """Parse a JSON object. Raises BadClaimError."""
     try:
         return strict_json.decode_object(text, most)
     except strict_json.BadJsonError as error:
@@ -77,7 +77,7 @@ def parse_json_object(text: bytes, most: int, what: str) -> dict[str, object]:
 
 
 def require_object(found: Mapping[str, object], name: str, what: str) -> dict[str, object]:
-    """An object in an object. Raises BadClaimError."""
+    """Return a member that must be an object. Raises BadClaimError."""
     inner = found.get(name)
     if not isinstance(inner, dict):
         raise BadClaimError(f"{what} has no {name}")
@@ -85,7 +85,7 @@ def require_object(found: Mapping[str, object], name: str, what: str) -> dict[st
 
 
 def require_text(found: Mapping[str, object], name: str, what: str) -> str:
-    """A text in an object. Raises BadClaimError."""
+    """Return a member that must be a string. Raises BadClaimError."""
     inner = found.get(name)
     if not isinstance(inner, str):
         raise BadClaimError(f"{what} has no {name}")
@@ -93,7 +93,7 @@ def require_text(found: Mapping[str, object], name: str, what: str) -> str:
 
 
 def decode_base64(text: object, most: int, what: str) -> bytes:
-    """Bytes of base64, at most so many. Raises BadClaimError."""
+    """Decode canonical base64 of at most `most` bytes. Raises BadClaimError."""
     if not isinstance(text, str) or len(text) > 4 * (most + 2) // 3:
         raise BadClaimError(f"{what} is missing or larger than {most} bytes")
     try:

@@ -1,8 +1,8 @@
-"""Signatures of a manifest: what was found, whose keys count -> whether it may be published, and why. Pure.
+"""Evaluates the signatures found for a manifest against the policy: whether it may be published, and why. Pure.
 
-Owns the verdict. With policy `enforce` it fails closed: what is missing, unreadable, by somebody else or over something
-else is a no, and so is a registry that could not say. One good signature by one key or identity is enough; what lies
-beside it, which anybody who may push could have put there, changes nothing.
+With policy `enforce` it fails closed: missing, unreadable, foreign or mismatched signatures reject the manifest, and so
+does an unavailable registry. One valid signature by one key or identity is enough; other signatures, which anyone with
+push access can add, change nothing.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ REASONS_MAX = 5
 
 
 class Policy(NamedTuple):
-    """What is asked of signatures (Settings `weights.signatures`)."""
+    """Required signatures (Settings `weights.signatures`)."""
 
     policy: Literal["off", "warn", "enforce"] = "off"
     keys: tuple[PublicKey, ...] = ()
     identities: tuple[Identity, ...] = ()
-    """Who counts when there is no key but a certificate (keyless). One key or identity is enough."""
+    """Accepted identities of certificates (keyless signatures). One key or identity is enough."""
     root: Root | None = None
-    """By which such certificates are checked."""
+    """Trusted root that verifies such certificates."""
 
 
 class Cosign(NamedTuple):
-    """A layer `simplesigning` of a manifest of signatures."""
+    """A `simplesigning` layer of a signature manifest."""
 
     at: str
-    """Where it was found, as errors call it."""
+    """Where it was found, as named in errors."""
     payload: bytes
     signature: str
-    """Its annotation: base64."""
+    """The layer's annotation, in base64."""
 
 
 class Bundled(NamedTuple):
@@ -51,7 +51,7 @@ class Bundled(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """One that is there and could not be had, or none of a kind that is read."""
+    """A signature that could not be fetched or is of an unsupported kind."""
 
     at: str
     why: str
@@ -61,18 +61,18 @@ Found = Cosign | Bundled | Unread
 
 
 class SignatureVerdict(NamedTuple):
-    """What comes of it."""
+    """Result of the evaluation."""
 
     publish: bool
     """Whether the weights may be used."""
     signed_by: str
-    """Which key or identity holds; empty: none does, or nobody asked."""
+    """The key or identity of the valid signature; empty if there is none or none was required."""
     lines: tuple[str, ...]
-    """For people: the first says what is, the others why."""
+    """For users: the first line is the result, the others are reasons."""
 
 
 def evaluate_signatures(digest: Digest, found: Sequence[Found], policy: Policy) -> SignatureVerdict:
-    """Of a manifest with that digest."""
+    """Evaluate the signatures of the manifest with this digest."""
     if policy.policy == "off":
         return SignatureVerdict(publish=True, signed_by="", lines=(f"{digest}: signatures are not asked for",))
     reasons = []
@@ -89,7 +89,7 @@ def evaluate_signatures(digest: Digest, found: Sequence[Found], policy: Policy) 
 
 
 def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> SignatureVerdict:
-    """That no signature holds."""
+    """Build the verdict without a valid signature."""
     shown = [*reasons[:REASONS_MAX], *([f"and {len(reasons) - REASONS_MAX} more"] if reasons[REASONS_MAX:] else [])]
     if policy.policy == "enforce":
         first = f"{digest}: refused: no signature that weights.signatures asks for holds"
@@ -99,7 +99,7 @@ def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> Signatur
 
 
 def _signer(digest: Digest, one: Found, policy: Policy) -> str:
-    """Who signed it. Raises BadClaimError."""
+    """Return the signer. Raises BadClaimError."""
     if isinstance(one, Unread):
         raise BadClaimError(one.why)
     if isinstance(one, Cosign):
@@ -114,7 +114,7 @@ def _signer(digest: Digest, one: Found, policy: Policy) -> str:
 
 
 def _by(digest: Digest, content: Envelope | Message, keys: Sequence[PublicKey]) -> PublicKey:
-    """Which of the keys signed what a bundle holds, where that is about the manifest. Raises BadClaimError."""
+    """Return the key that signed the bundle's content, which must be about the manifest. Raises BadClaimError."""
     if isinstance(content, Message):
         if digests.get_algorithm(digest) != "sha256" or content.sha256.hex() != digests.get_hex(digest):
             raise BadClaimError("it is over another digest")
@@ -126,7 +126,7 @@ def _by(digest: Digest, content: Envelope | Message, keys: Sequence[PublicKey]) 
 
 
 def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy) -> Identity:
-    """Who signed with a key that only a certificate speaks for. Raises BadClaimError."""
+    """Verify a keyless signature and return its identity. Raises BadClaimError."""
     if policy.root is None or not policy.identities:
         raise BadClaimError("it was made with a certificate (keyless), and weights.signatures.identities names nobody")
     entries, content = bundle.material.get("tlogEntries"), bundle.content
@@ -153,5 +153,5 @@ def _first(keys: Iterator[PublicKey]) -> PublicKey:
 
 
 def _line(text: str) -> str:
-    """One line, whatever strangers wrote."""
+    """Return printable, single-line text, since reasons contain untrusted input."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,8 +1,8 @@
-"""Public keys that people trust: texts in PEM -> keys, and whether a signature over bytes is by one of them. Pure.
+"""Trusted public keys: parses PEM, and verifies signatures. Pure.
 
-Owns which kinds of keys and signatures count: ECDSA on P-256 and RSA of 2048 bits and more, both over SHA-256, and
-Ed25519 (what cosign makes and takes: docs.sigstore.dev/cosign/key_management/overview). Nothing here raises for a
-signature that a stranger wrote. That DER has one form to the last bit OpenSSL sees to; a test holds it to that.
+Accepts ECDSA on P-256 and RSA of 2048 bits and more, both with SHA-256, and Ed25519 (what cosign generates and accepts:
+docs.sigstore.dev/cosign/key_management/overview). Untrusted signatures never raise. OpenSSL ensures that the DER of a
+signature is canonical, which a test checks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Kind = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 
 
 class BadKeyError(ValueError):
-    """No key that is taken; the text is a clause, without a capital, that says what is expected."""
+    """The key is rejected; the message is a lowercase clause that says what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class PublicKey:
     """A public key."""
 
     id: str
-    """The first 16 digits of the SHA-256 of its DER: what people call it by."""
+    """Key id: the first 16 hexadecimal digits of the SHA-256 of its DER."""
     public: Kind = field(repr=False, compare=False)
 
     def signed(self, signature: bytes, message: bytes) -> bool:
-        """Whether this is its signature over the message."""
+        """Whether this is the key's signature over the message."""
         if isinstance(self.public, ed25519.Ed25519PublicKey):
             try:
                 self.public.verify(signature, message)
@@ -49,7 +49,7 @@ class PublicKey:
         return self.signed_sum(signature, hashlib.sha256(message).digest())
 
     def signed_sum(self, signature: bytes, sha256: bytes) -> bool:
-        """The same, of a message of which only the sum is known; Ed25519 cannot tell, and never says yes."""
+        """As `signed`, given only the message's hash; always false for Ed25519, which needs the message."""
         sums = Prehashed(SHA256())
         try:
             if isinstance(self.public, rsa.RSAPublicKey):
@@ -64,7 +64,7 @@ class PublicKey:
 
 
 def parse_public_key(pem: bytes) -> PublicKey:
-    """The one key of a text. Raises BadKeyError."""
+    """Parse a PEM text with exactly one public key. Raises BadKeyError."""
     if len(pem) > PEM_BYTES_MAX:
         raise BadKeyError(f"expected one public key, and this has more than {PEM_BYTES_MAX} bytes")
     if b"PRIVATE KEY" in pem:
@@ -79,7 +79,7 @@ def parse_public_key(pem: bytes) -> PublicKey:
 
 
 def read_public_key(public: object) -> PublicKey:
-    """Of what was read, from PEM or a certificate. Raises BadKeyError."""
+    """Validate a key that was loaded from PEM or a certificate. Raises BadKeyError."""
     if isinstance(public, ec.EllipticCurvePublicKey):
         taken = isinstance(public.curve, ec.SECP256R1)
     elif isinstance(public, rsa.RSAPublicKey):
@@ -92,5 +92,5 @@ def read_public_key(public: object) -> PublicKey:
 
 
 def hash_public_key(public: PublicKeyTypes) -> bytes:
-    """The SHA-256 of a key's DER (SubjectPublicKeyInfo): what logs are known by (RFC 6962, 3.2)."""
+    """Return the SHA-256 of the key's DER (SubjectPublicKeyInfo), which identifies logs (RFC 6962, 3.2)."""
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()

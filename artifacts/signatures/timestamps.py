@@ -1,8 +1,8 @@
-"""Timestamps of a signature by an authority: since when there is one, where its log does not say (Rekor v2). Pure.
+"""Verifies RFC 3161 timestamps of a signature, needed if its log entry has no time (Rekor v2). Pure.
 
-Owns RFC 3161's answers and the signed data in them (RFC 5652), as bundles bring them along. Only authorities that the
-trusted root names count, by the certificate that stands there: one in the answer itself is not looked at. Nobody is
-asked, and what is not exactly as those papers have it is a no.
+Parses the timestamp responses in bundles and their signed data (RFC 5652), without network access. Only authorities in
+the trusted root count, with the certificate given there; a certificate in the response is ignored. Any deviation from
+these RFCs is rejected.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SUMS: Mapping[bytes, tuple[str, HashAlgorithm]] = {
 
 
 class _Token(NamedTuple):
-    """What one says, before anybody believes it."""
+    """A parsed timestamp, not yet verified."""
 
     unix_s: float
     sum_name: str
     imprint: bytes
-    """The sum of what it is of."""
+    """Hash of the timestamped bytes."""
     signed: bytes
     signature: bytes
     algorithm: HashAlgorithm
@@ -50,9 +50,9 @@ class _Token(NamedTuple):
 def check_timestamps(
     material: Mapping[str, object], signature: bytes, authorities: Sequence[Authority]
 ) -> tuple[float, ...]:
-    """When the signature was there, in Unix seconds: at least one. Those of other authorities say nothing.
+    """Return the timestamps of the signature, in Unix seconds: at least one. Those of unknown authorities are skipped.
 
-    Raises BadClaimError where there is none, or one that cannot be read or is of something else.
+    Raises BadClaimError if none is valid, or if one is unreadable or of other content.
     """
     data = require_object(material, "timestampVerificationData", "the bundle, of a log that says no time,")
     found = data.get("rfc3161Timestamps")
@@ -88,7 +88,7 @@ def _is_by(token: _Token, authority: Authority) -> bool:
 
 
 def _stamps(leaf: Certificate) -> bool:
-    """It is for that and nothing else (RFC 3161, 2.3)."""
+    """Whether the certificate is for timestamping only (RFC 3161, 2.3)."""
     uses = leaf.extensions.get_extension_for_class(ExtendedKeyUsage)
     return uses.critical and list(uses.value) == [ExtendedKeyUsageOID.TIME_STAMPING]
 
@@ -108,7 +108,7 @@ def _signed(token: _Token, leaf: Certificate) -> bool:
 
 
 def _read(raw: bytes) -> _Token:
-    """A TimeStampResp: granted, with one signer, whose attributes speak of its content. Raises DerError."""
+    """Parse a granted TimeStampResp with one signer whose attributes match the content. Raises DerError."""
     status, token = der.expect_tags(der.parse_single_value(raw, der.SEQUENCE).inner(), der.SEQUENCE, der.SEQUENCE)
     if der.expect_tags(status.inner(), der.INTEGER)[0].content != b"\x00":
         raise DerError("it was not granted")
@@ -130,7 +130,7 @@ def _read(raw: bytes) -> _Token:
         raise DerError("its signer speaks of another type")
     if said.get(_MESSAGE_DIGEST) != (der.OCTETS, hashlib.new(sum_name, content).digest()):
         raise DerError("its signer speaks of another content")
-    signed = bytes([der.SET]) + attributes.whole[1:]  # as it is summed: with the tag of a set (RFC 5652, 5.4)
+    signed = bytes([der.SET]) + attributes.whole[1:]  # hashed with the tag of a SET (RFC 5652, 5.4)
     return _info(content)._replace(signed=signed, signature=signature.content, algorithm=hashed)
 
 
@@ -142,7 +142,7 @@ def _content(encapsulated: Value) -> bytes:
 
 
 def _info(content: bytes) -> _Token:
-    """TSTInfo, of version 1."""
+    """Parse a TSTInfo of version 1."""
     parts = der.parse_single_value(content, der.SEQUENCE).inner()
     version, _, imprint, _, time = der.expect_tags(parts, der.INTEGER, der.OID, der.SEQUENCE, der.INTEGER, der.TIME)
     if version.content != b"\x01":
@@ -160,7 +160,7 @@ def _sum(algorithm: Value) -> tuple[str, HashAlgorithm]:
 
 
 def _attributes(found: Value) -> dict[bytes, tuple[int, bytes]]:
-    """What each says, where that is one value; none stands twice."""
+    """Return the single value of each attribute; duplicates are rejected."""
     said: dict[bytes, tuple[int, bytes]] = {}
     for one in found.inner():
         kind, many = der.expect_tags(der.expect_tags([one], der.SEQUENCE)[0].inner(), der.OID, der.SET)

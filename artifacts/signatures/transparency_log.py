@@ -1,9 +1,9 @@
-"""Entries of a transparency log, as bundles bring them along: that the log has this one, since when, and what of. Pure.
+"""Verifies transparency log entries from bundles: that the log contains the entry, since when, and its content. Pure.
 
-Owns Rekor's proofs, all checked without asking anybody: that the entry is in a tree whose head the log signed (RFC
-6962, 2.1.1; C2SP checkpoints), and of a Rekor v1 its promise, too (the signed entry timestamp, which alone says the
-time). A Rekor v2 gives no promise and no time, which another authority says then (`artifacts.signatures.timestamps`).
-Which of the two an entry is, its body says, which is what lies in the tree.
+Checks Rekor's proofs without network access: that the entry is in a tree whose head the log signed (RFC 6962, 2.1.1;
+C2SP checkpoints), and for Rekor v1 also its promise (the signed entry timestamp, the only source of the time). Rekor v2
+gives no promise and no time; a timestamp authority provides the time instead (`artifacts.signatures.timestamps`). The
+entry's body, which is what the tree contains, tells the two versions apart.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _SUM_BYTES = 32
 _WHAT = "its log entry"
 V1, V2 = "0.0.1", "0.0.2"
 SECOND = {("hashedrekord", V2), ("dsse", V2)}
-"""Kinds of entries that only a Rekor v2 has."""
+"""Entry kinds that exist only in Rekor v2."""
 
 
 class LogEntry(NamedTuple):
-    """One that holds."""
+    """A verified log entry."""
 
     unix_s: int | None
-    """When the log took it; None: it is a Rekor v2's, which says no time."""
+    """Time of inclusion; None for Rekor v2, which states none."""
     log: Log
     body: Mapping[str, object]
-    """What it is of."""
+    """The logged content."""
 
 
 def check_log_entry(found: Mapping[str, object], logs: Sequence[Log]) -> LogEntry:
-    """An element of `tlogEntries`. Raises BadClaimError."""
+    """Verify an element of `tlogEntries`. Raises BadClaimError."""
     body = decode_base64(found.get("canonicalizedBody"), BODY_BYTES_MAX, f"{_WHAT}'s body")
     log_id = decode_base64(require_object(found, "logId", _WHAT).get("keyId"), _SUM_BYTES, f"{_WHAT}'s log")
     log = next((one for one in logs if one.id == log_id), None)
@@ -55,7 +55,7 @@ def check_log_entry(found: Mapping[str, object], logs: Sequence[Log]) -> LogEntr
 
 
 def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
-    """When a Rekor v1 took it."""
+    """Verify the promise of Rekor v1, and return the time of inclusion."""
     if not isinstance(found.get("inclusionPromise"), dict):
         raise BadClaimError(f"{_WHAT} has no promise of its log, which a Rekor v1 gives")
     unix_s, index = _number(found, "integratedTime"), _number(found, "logIndex")
@@ -86,7 +86,7 @@ def _check_inclusion(proof: Mapping[str, object], body: bytes, log: Log) -> None
 
 
 def compute_tree_root(body: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
-    """The root that a path leads to from entry `index` of `size` (RFC 9162, 2.1.3.2); None: it is no path of theirs."""
+    """Return the root for entry `index` of `size` and this path (RFC 9162, 2.1.3.2); None for an invalid path."""
     at, last = index, size - 1
     reached = hashlib.sha256(b"\x00" + body).digest()
     for one in path:
@@ -103,7 +103,7 @@ def compute_tree_root(body: bytes, index: int, size: int, path: Sequence[bytes])
 
 
 def _head(checkpoint: str, log: Log) -> tuple[int, bytes] | None:
-    """Size and root of a tree, as the log signed them; None: it did not."""
+    """Return the tree size and root signed by the log; None if the signature is missing or invalid."""
     text, _, signatures = checkpoint.partition("\n\n")
     lines = text.split("\n")
     if len(lines) < 3 or not lines[1].isascii() or not lines[1].isdigit() or len(lines[1]) > 19:
@@ -120,7 +120,7 @@ def _head(checkpoint: str, log: Log) -> tuple[int, bytes] | None:
 
 
 def _number(found: Mapping[str, object], name: str) -> int:
-    """A whole number of JSON as protocol buffers write it: as text, and not at all where it is 0."""
+    """Parse an integer in protobuf's JSON form: a string, absent if 0."""
     text = found.get(name, "0")
     if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 19:
         raise BadClaimError(f"{_WHAT} has no {name} that is a whole number")
@@ -128,7 +128,7 @@ def _number(found: Mapping[str, object], name: str) -> int:
 
 
 def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes:
-    """The entry is of this signature over this; the certificate (PEM or DER) that it names. Raises BadClaimError."""
+    """Check that the entry is for this signature; return the certificate in it (PEM or DER). Raises BadClaimError."""
     kind, version = body.get("kind"), body.get("apiVersion")
     spec, enveloped = require_object(body, "spec", _WHAT), isinstance(content, Envelope)
     if (kind, version) in SECOND and (enveloped or kind == "hashedrekord"):
@@ -151,7 +151,7 @@ def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes
 
 
 def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: bool) -> bytes:
-    """Of a Rekor v2 (github.com/sigstore/rekor-tiles, hashedrekord.proto and dsse.proto)."""
+    """Check a Rekor v2 entry (github.com/sigstore/rekor-tiles, hashedrekord.proto and dsse.proto)."""
     if whole:
         inner = require_object(spec, "hashedRekordV002", _WHAT)
         of, named = require_object(inner, "data", _WHAT), require_object(inner, "signature", _WHAT)
@@ -166,7 +166,7 @@ def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: b
 
 
 def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
-    """`whole`: of an envelope all that is signed, else its payload alone."""
+    """Return the content's hash. `whole`: of an envelope hash all that is signed, else only its payload."""
     if isinstance(content, Message):
         return content.sha256
     return hashlib.sha256(payloads.encode_pae(payloads.IN_TOTO, content.payload) if whole else content.payload).digest()

@@ -1,8 +1,8 @@
-"""Whom keyless signatures go back to: sigstore's `trusted_root.json` -> authorities and logs, each with its time. Pure.
+"""Trust anchors of keyless signatures: parses sigstore's `trusted_root.json` into authorities and logs. Pure.
 
-Owns the form (github.com/sigstore/protobuf-specs, sigstore_trustroot.proto, as JSON): `cosign trusted-root create`
-writes one. A person gives the file, so what it says is believed; what of it is not known here is left out, for such
-files also name logs and authorities of other kinds.
+Format: github.com/sigstore/protobuf-specs, sigstore_trustroot.proto, as JSON; `cosign trusted-root create` writes it.
+The administrator provides the file, so its content is trusted; entries of unknown kinds are ignored, since such files
+also list logs and authorities of other kinds.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ _ID_BYTES = 32
 
 
 class BadRootError(ValueError):
-    """No trusted root that can be used; the text is a clause, without a capital, that says why."""
+    """The trusted root is unusable; the message is a lowercase clause that says why."""
 
 
 class Log(NamedTuple):
-    """Of signatures (Rekor), or of certificates (CT)."""
+    """A log of signatures (Rekor) or of certificates (CT)."""
 
     id: bytes
-    """The SHA-256 of its key's DER, or what the root says (of a Rekor v2 it is made with the log's name, too)."""
+    """SHA-256 of its key's DER, or the id in the root (for Rekor v2 derived from the log's name, too)."""
     key: PublicKey
     since_s: float
     until_s: float
 
     def at(self, unix_s: float) -> bool:
-        """It was in use then."""
+        """Whether the log was in use at that time."""
         return self.since_s <= unix_s <= self.until_s
 
 
 class Authority(NamedTuple):
-    """One that gives certificates, or timestamps."""
+    """An issuer of certificates or timestamps."""
 
     chain: tuple[Certificate, ...]
-    """From the one that signs to its root."""
+    """From the signing certificate to its root."""
     since_s: float
     until_s: float
 
 
 class Root(NamedTuple):
-    """What there is."""
+    """The trusted root."""
 
     authorities: tuple[Authority, ...]
     logs: tuple[Log, ...]
     certificate_logs: tuple[Log, ...]
     stampers: tuple[Authority, ...] = ()
-    """Who says the time of entries of a Rekor v2, whose log says none."""
+    """Timestamp authorities for Rekor v2 entries, which have no time."""
 
 
 def parse_trust_root(content: bytes) -> Root:
-    """Raises BadRootError."""
+    """Parse a trusted root. Raises BadRootError."""
     try:
         found = parse_json_object(content, ROOT_BYTES_MAX, "the trusted root")
         root = Root(
@@ -88,7 +88,7 @@ def _authority(found: Mapping[str, object]) -> Authority:
 
 
 def _log(found: Mapping[str, object]) -> Log | None:
-    """None: its key is of a kind that is not known here."""
+    """Parse a log; None if its key is of an unsupported kind."""
     of = require_object(found, "publicKey", "a log")
     try:
         key = public_keys.read_public_key(load_der_public_key(_der(of)))
@@ -108,7 +108,7 @@ def _der(found: Mapping[str, object]) -> bytes:
 
 
 def _times(found: Mapping[str, object]) -> tuple[float, float]:
-    """What says no beginning never counts."""
+    """Parse the validity period; an entry without a start is never valid."""
     valid = require_object(found, "validFor", "the trusted root")
     return _unix_s(valid.get("start"), inf), _unix_s(valid.get("end"), inf)
 

@@ -1,7 +1,7 @@
-"""Places that have files and are no registries: the one way to ask them, and to read what they have as blobs. I/O.
+"""HTTP client for file hosts that are not registries, which exposes their files as blobs. I/O.
 
-Owns how such a place is asked again, and that what proves who we are goes by the one transport. What proves it, where a
-file lies and what an answer means is the place's own (`artifacts.sources.huggingface`, `artifacts.sources.s3`).
+Handles retries and sends credentials through the common transport. Authentication, file URLs and the meaning of errors
+are specific to each host (`artifacts.sources.huggingface`, `artifacts.sources.s3`).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from artifacts.registry.blobs import Blob, Sink
 
 ERROR_BYTES_MAX = 64 << 10
 Prove = Callable[[str, URL, Mapping[str, str]], Awaitable[Mapping[str, str]]]
-"""(method, URL, headers) -> all headers that are for the place alone."""
+"""(method, URL, headers) -> the headers that are sent only to the host itself, such as credentials."""
 Explain = Callable[[int, Mapping[str, str], bytes], str]
-"""(status, headers, body) of a refusal -> what it means and what to do, without the place's own words."""
+"""(status, headers, body) of an error -> its meaning and the fix, without the host's own text."""
 
 
 class Rules(NamedTuple):
-    """How a place is asked."""
+    """How a host is accessed."""
 
     limits: Limits
     pace: Pace
     ca: Path | None = None
-    """Authorities beside the system's."""
+    """CA certificates trusted in addition to the system's."""
 
 
 class FileHostResponse(NamedTuple):
-    """An answer that was read to its end."""
+    """A response that was read completely."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -48,10 +48,10 @@ class FileHostResponse(NamedTuple):
 
 
 class FileHost:
-    """One, at one origin: as `blobs.Giver`. Use as `async with`."""
+    """A host at one origin; implements `blobs.Giver`. Use as an async context manager."""
 
     def __init__(self, base: URL, prove: Prove, explain: Explain, rules: Rules) -> None:
-        """`base`: its origin and the path before all others, judged by the caller."""
+        """`base`: its origin and path prefix, checked by the caller."""
         self.base = base
         self.limits, self.pace, ca = rules
         self._prove, self._explain = prove, explain
@@ -71,33 +71,33 @@ class FileHost:
         await self.transport.__aexit__(kind, error, trace)
 
     def url(self, path: str, query: str = "") -> URL:
-        """Below its base; both are encoded already."""
+        """Build a URL below the base; path and query must be encoded."""
         return URL(f"{str(self.base).rstrip('/')}/{path}{'?' if query else ''}{query}", encoded=True)
 
-    def blob_url(self, repository: str, digest: Digest) -> URL:  # noqa: ARG002 -- a Giver's
-        """As Giver."""
+    def blob_url(self, repository: str, digest: Digest) -> URL:  # noqa: ARG002 -- required by Giver
+        """See `Giver.blob_url`."""
         return self._files[digest]
 
     def has(self, digest: Digest, url: URL, headers: Mapping[str, str] | None = None) -> None:
-        """What is to be read under this name lies there, and is asked for with these headers."""
+        """Register the URL and request headers of the blob with this digest."""
         self._files[digest] = url
         self._belongs[url] = headers or {}
 
     def also(self, digest: Digest, name: Digest) -> None:
-        """What is to be read under this name may be read under that one."""
+        """Register `name` as another name of a registered blob."""
         self._files[name] = self._files[digest]
 
     async def ask(
         self,
         method: str,
         url: URL,
-        repository: str,  # noqa: ARG002 -- a Giver's
+        repository: str,  # noqa: ARG002 -- required by Giver
         *,
         headers: Mapping[str, str] | None = None,
         tries: Tries | None = None,
         follow: bool | None = None,
     ) -> Answer:
-        """As Giver."""
+        """See `Giver.ask`."""
         tries = tries or Tries(self.pace)
         sent = {**(headers or {}), **self._belongs.get(url, {})}
         while True:
@@ -109,14 +109,14 @@ class FileHost:
                 await tries.again(error)
                 continue
             if answer.status in {200, 206} and sent.get("If-Match", "") != _etag(answer, sent):
-                async with answer:  # some stores do not know If-Match
+                async with answer:  # some stores ignore If-Match
                     raise MismatchError(f"{self.said}: what is read there has changed while it was pulled; pull again")
             return answer
 
     async def whole(
         self, method: str, url: URL, *, bytes_max: int, what: str, headers: Mapping[str, str] | None = None
     ) -> FileHostResponse:
-        """An answer with its body. Raises PolicyError where that is larger than `bytes_max`; any status comes back."""
+        """Return a response with its body, of any status. Raises PolicyError if the body is larger than `bytes_max`."""
         tries = Tries(self.pace)
         while True:
             answer = await self.ask(
@@ -132,7 +132,7 @@ class FileHost:
                 await tries.again(error)
 
     def refusal(self, found: FileHostResponse, what: str) -> RegistryError:
-        """The error for an answer that is none of those that were hoped for."""
+        """Build the error for an unexpected status."""
         why = self._explain(found.status, found.headers, found.body)
         said = f"{self.said}: {what}: answered {found.status}{'; ' if why else ''}{why}"
         if found.status == 412:
@@ -146,52 +146,52 @@ class FileHost:
         )
 
     async def refused(self, answer: Answer, what: str) -> RegistryError:
-        """As Giver."""
+        """See `Giver.refused`."""
         return self.refusal(FileHostResponse(answer.status, answer.headers, await _fault(answer)), what)
 
 
 class Lone:
-    """A place as `blobs.BlobSource`: nobody else has what it has."""
+    """A host as the only `blobs.BlobSource`."""
 
     def __init__(self, place: FileHost) -> None:
         self._place = place
 
     @property
     def lonely(self) -> bool:
-        """As Source."""
+        """See `BlobSource.lonely`."""
         return True
 
     @property
     def limits(self) -> Limits:
-        """As Source."""
+        """See `BlobSource.limits`."""
         return self._place.limits
 
     def doubted(self, blob: Blob) -> Lone:
-        """As Source."""
+        """See `BlobSource.doubted`."""
         del blob
         return self
 
     def order(self, what: str, count: int) -> list[int]:
-        """As Source."""
+        """See `BlobSource.order`."""
         del what
         return list(range(count))
 
     async def read(
         self, blob: Blob, first: int = 0, end: int | None = None, sink: Sink | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """As `blobs.stream_blob`, without `check`: a digest may be a name here."""
+        """As `blobs.stream_blob` without `check`, since the digest may be only a name here."""
         async with aclosing(blobs.stream_blob(self._place, blob, first, end, sink, check=False)) as pieces:
             async for piece in pieces:
                 yield piece
 
 
 def _etag(answer: Answer, sent: Mapping[str, str]) -> str:
-    """What an answer says of which state of a file it is, where one was asked for; a proxy that packs makes it weak."""
+    """Return the response's ETag if the request had If-Match, ignoring weakness added by a compressing proxy."""
     return answer.headers.get("ETag", "none").removeprefix("W/") if "If-Match" in sent else ""
 
 
 async def _fault(answer: Answer) -> bytes:
-    """The body of a refusal; nothing where it is too large or breaks: the status says enough."""
+    """Read the body of an error response; empty if it is too large or breaks, since the status suffices."""
     try:
         return await answer.whole(ERROR_BYTES_MAX, "an error")
     except (BrokenError, PolicyError):

@@ -1,8 +1,8 @@
-"""Hugging Face's Hub, or a mirror of it: what a repository of a model holds at one commit, and its files. I/O.
+"""Hugging Face Hub, or a mirror of it: lists a model repository at one commit, and reads its files. I/O.
 
-Owns the questions of its API (`huggingface_hub` asks the same) and where its token is looked for. Promises: the token
-goes to the Hub's own origin and never on to where that sends us; a revision is made a commit first, and everything
-after is asked of that commit; a file has the sha256 that the Hub says of it (LFS), or git's sum of it.
+Uses the same API requests as `huggingface_hub`, and finds the token in the same places. The token is sent only to the
+Hub's own origin, never to redirect targets. A revision is resolved to a commit first, and all later requests name that
+commit. A file has the sha256 stated by the Hub (LFS), or its git hash.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INFO_BYTES_MAX = 16 << 20
 PAGE_BYTES_MAX = 8 << 20
 PAGES_MAX = 200
 ROWS_MAX = 100_000
-"""Of a repository, folders too; the Hub itself wants no more."""
+"""Limit of a repository's entries including folders; the Hub itself recommends fewer."""
 TOKEN_BYTES_MAX = 4096
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -54,7 +54,7 @@ class HubRevision(NamedTuple):
     commit: str
     listing: Listing
     open: bool
-    """The Hub gives it to everybody."""
+    """Whether it is publicly readable."""
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -78,13 +78,13 @@ class _Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HubAccess:
-    """How the Hub is reached, by the variables that its own tools know."""
+    """Access to the Hub, configured by the environment variables of its own tools."""
 
     env: Mapping[str, str]
     home: Path
 
     def endpoint(self) -> URL:
-        """`HF_ENDPOINT`, or the Hub itself. Raises PolicyError."""
+        """Return `HF_ENDPOINT`, or the Hub's URL. Raises PolicyError."""
         said = self.env.get("HF_ENDPOINT") or ENDPOINT
         try:
             return parse_untrusted_url(said.rstrip("/") + "/")
@@ -92,7 +92,7 @@ class HubAccess:
             raise PolicyError("HF_ENDPOINT is no URL; expected such as https://huggingface.co") from None
 
     async def token(self) -> str | None:
-        """`HF_TOKEN`, or what `hf auth login` wrote. Raises PolicyError."""
+        """Return `HF_TOKEN`, or the token stored by `hf auth login`. Raises PolicyError."""
         said = self.env.get("HF_TOKEN") or self.env.get("HUGGING_FACE_HUB_TOKEN") or ""
         said = said or await asyncio.to_thread(self._read)
         token = said.strip()
@@ -109,7 +109,7 @@ class HubAccess:
         return ""
 
     def place(self, token: str | None, rules: Rules) -> FileHost:
-        """The Hub, asked with this token. Raises PolicyError."""
+        """Return the Hub as a host that uses this token. Raises PolicyError."""
         base = self.endpoint()
         if token and base.scheme == "http" and not is_loopback(base.raw_host or ""):
             raise PolicyError(f"{get_origin(base)}: HF_ENDPOINT is plain HTTP, and a token is not sent so; use https")
@@ -121,7 +121,7 @@ class HubAccess:
 
 
 async def list_repository(place: FileHost, of: Hub, *, allow_unsafe: bool = False) -> HubRevision:
-    """What is taken of it; its files can be read from `place` then. Raises RegistryError, RefusedError."""
+    """List the selected files and register them with `place` for reading. Raises RegistryError, RefusedError."""
     name, revision = quote(of.name, safe="/"), quote(of.revision or "main", safe="")
     what = f"{of.name} at revision {of.revision or 'main'}"
     found = await _asked(place, place.url(f"api/models/{name}/revision/{revision}"), INFO_BYTES_MAX, what)
@@ -144,13 +144,13 @@ async def list_repository(place: FileHost, of: Hub, *, allow_unsafe: bool = Fals
 
 
 def file_url(place: FileHost, of: Hub, revision: str, path: str) -> URL:
-    """Of a file at a revision."""
+    """Return the URL of a file at a revision."""
     return place.url(f"{quote(of.name, safe='/')}/resolve/{quote(revision, safe='')}/{quote(path, safe='/')}")
 
 
 async def find_access_error(place: FileHost, of: Hub, path: str) -> RegistryError | None:
-    """Why whoever asks may not have this file: of gated repositories the Hub tells what is in them to everybody. None:
-    it may. Raises RegistryError.
+    """Return why the token may not read this file, or None; the Hub lists the files of gated repositories for everyone.
+    Raises RegistryError.
     """
     url, what = file_url(place, of, of.revision or "main", path), f"{path} of {of.name}"
     for hops in range(REDIRECTS_MAX):
@@ -162,9 +162,9 @@ async def find_access_error(place: FileHost, of: Hub, path: str) -> RegistryErro
         if found.status not in REDIRECT_STATUSES:
             raise place.refusal(found, what)
         url = resolve_redirect(url, found.headers.get("Location"), "HEAD", found.status, hops)
-        if get_origin(url) != place.transport.own:  # a repository that has another name now is asked for there first
+        if get_origin(url) != place.transport.own:  # a renamed repository first redirects within the Hub
             if _COMMIT.fullmatch(found.headers.get("X-Repo-Commit", "")):
-                return None  # to the bytes: of a file that one may have the Hub says its commit, as to all its clients
+                return None  # redirected to the content: the Hub states the commit only for readable files
             raise RegistryError(f"{place.said}: {what}: it is sent elsewhere, and not to its bytes")
     raise RegistryError(f"{place.said}: {what}: it is sent on without end")
 
@@ -204,7 +204,7 @@ def _following(place: FileHost, url: URL, found: FileHostResponse) -> URL | None
 
 
 def _explained(status: int, headers: Mapping[str, str], _body: bytes) -> str:
-    """By its own codes (`X-Error-Code`)."""
+    """Explain the Hub's error codes (`X-Error-Code`)."""
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
         return "it is gated: accept its terms on its page, and set HF_TOKEN to a token of who did"

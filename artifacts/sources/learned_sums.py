@@ -1,6 +1,6 @@
-"""What files had for a sum when they first came, of places that say none: whoever brings them again holds to it. I/O.
+"""Remembers the digests of files whose source states none, computed at the first download, for later downloads. I/O.
 
-Owns the folder `sums/` of a store, one small file for each Copy. It blocks: run it in a thread.
+Uses the folder `sums/` of a store, one small file per Copy. Calls block: run them in a thread.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
 SUMS_MAX = 10_000
-"""Of more Copies the oldest are forgotten."""
+"""Maximum number of Copies; the oldest are dropped."""
 _BYTES_MAX = 16 << 20
 
 log = logging.getLogger("pilotlight.store")
 
 
 class Sums:
-    """Those of one store."""
+    """The remembered digests of one store."""
 
     def __init__(self, store: Store, disk: Disk | None = None) -> None:
         self._folder = store.layout.root / "sums"
         self._disk = disk or Disk()
 
     def remember(self, key: CopyKey, sums: Mapping[str, Digest]) -> None:
-        """By path. A store that cannot be written remembers nothing."""
+        """Remember digests by path; does nothing if the store is not writable."""
         try:
             self._disk.folder(self._folder)
             self._disk.write(self._path(key), msgspec.json.encode(sums))
@@ -46,7 +46,7 @@ class Sums:
             log.warning("event=sums_not_kept digest=%s reason=%r", key.digest, error.strerror)
 
     def known(self, key: CopyKey, of: Listing) -> Listing:
-        """The listing with what is known of its files; what they are named by stays."""
+        """Return the listing with the remembered digests as claims of its files."""
         try:
             with self._path(key).open("rb") as file:
                 said = msgspec.json.decode(file.read(_BYTES_MAX), type=dict[str, str])

@@ -1,7 +1,7 @@
-"""Models in a store that speaks S3: what lies below a prefix, and its objects. I/O.
+"""Models in an S3-compatible store: lists the objects below a prefix, and reads them. I/O.
 
-Owns the questions (ListObjectsV2, HEAD, GET) and where the store is. Promises: every request is signed where there are
-keys, and never sent elsewhere; an object is read as it was when it was listed (If-Match), or it is an error.
+Uses ListObjectsV2, HEAD and GET, and determines the endpoint. Every request is signed if there are keys, and redirects
+are not followed. An object is read in the version that was listed (If-Match), else an error is raised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from artifacts.sources.http_files import Explain, FileHost, FileHostResponse, Ru
 
 PAGES_MAX = 50
 AT_ONCE = 8
-"""Objects that are asked for their sums, or whether one may have them."""
+"""Maximum concurrent HEAD requests for checksums or access checks."""
 T = TypeVar("T")
 _ETAG = re.compile(r'"[!#-~]{1,256}"')
 _SIZE = re.compile(r"[0-9]{1,15}")
@@ -49,22 +49,22 @@ _MEANINGS = {
     "InvalidToken": _ENDED,
     "InvalidTokenId": _ENDED,
 }
-"""What a refusal means that says more than its status, and what to do."""
+"""Explanations and fixes of error codes that say more than their status."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketAccess:
-    """How the store is reached, by the variables that AWS's own tools know."""
+    """Access to the store, configured by the environment variables of AWS's own tools."""
 
     env: Mapping[str, str]
     keys: AwsKeys
 
     def endpoint(self) -> str | None:
-        """A store of one's own (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`); None: AWS."""
+        """Return the endpoint of a private store (`AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`); None for AWS."""
         return self.env.get("AWS_ENDPOINT_URL_S3") or self.env.get("AWS_ENDPOINT_URL") or None
 
     async def base(self, bucket: str) -> URL:
-        """Where the bucket lies. Raises PolicyError."""
+        """Return the bucket's URL. Raises PolicyError."""
         own, region = self.endpoint(), await self.keys.region()
         if own is not None:
             try:
@@ -75,12 +75,12 @@ class BucketAccess:
         return parse_untrusted_url(f"https://{end}/{bucket}/" if "." in bucket else f"https://{bucket}.{end}/")
 
     async def place(self, bucket: str, rules: Rules, *, signed: bool) -> FileHost:
-        """The bucket, asked with the keys that there are by then, or as nobody. Raises PolicyError."""
+        """Return the bucket as a host, signed with the keys of that moment, or anonymous. Raises PolicyError."""
         region = await self.keys.region()
         scope = Scope(region, "s3")
 
         async def prove(method: str, url: URL, headers: Mapping[str, str]) -> Mapping[str, str]:
-            current = await self.keys.keys() if signed else None  # those of a role end
+            current = await self.keys.keys() if signed else None  # keys of a role expire
             return (
                 {}
                 if current is None
@@ -93,7 +93,7 @@ class BucketAccess:
 
 
 async def list_bucket(place: FileHost, of: Bucket, *, allow_unsafe: bool = False) -> Listing:
-    """What is taken of it; it can be read from `place` then. Raises RegistryError, RefusedError."""
+    """List the selected files and register them with `place` for reading. Raises RegistryError, RefusedError."""
     folder = _folder(of)
     if of.key.endswith("/"):
         found = await _listed(place, of)
@@ -110,7 +110,7 @@ async def list_bucket(place: FileHost, of: Bucket, *, allow_unsafe: bool = False
 
 
 def object_key(of: Bucket, path: str) -> str:
-    """Of a file that is taken of it."""
+    """Return the object key of a selected file."""
     return _folder(of) + path
 
 
@@ -119,7 +119,7 @@ def _folder(of: Bucket) -> str:
 
 
 async def find_access_error(place: FileHost, keys: Sequence[str]) -> RegistryError | None:
-    """Why whoever asks may not have one of these objects: a bucket says so of each by itself. None: it may have all.
+    """Return why one of these objects may not be read, or None; a bucket grants access per object.
     Raises RegistryError.
     """
     return next(filter(None, await _each(keys, lambda key: _barred(place, key))), None)
@@ -134,7 +134,7 @@ async def _barred(place: FileHost, key: str) -> RegistryError | None:
 
 
 async def _refusal(place: FileHost, key: str, found: FileHostResponse) -> RegistryError:
-    """Why a HEAD was refused: only an answer to a GET has words. Raises RegistryError."""
+    """Build the error of a rejected HEAD by a GET, since only its response has a body. Raises RegistryError."""
     what = f"object {key}"
     async with await place.ask("GET", _url(place, key), "", headers={"Range": "bytes=0-0"}) as answer:
         same = answer.status == found.status
@@ -142,13 +142,13 @@ async def _refusal(place: FileHost, key: str, found: FileHostResponse) -> Regist
 
 
 def _claim(one: ListedFile) -> str:
-    """The sum, where the store says it; else what changes with the object."""
+    """Return the digest if the store states it, else the ETag."""
     etag, _, summed = one.claim.partition("\0")
     return summed or f"etag:{etag}"
 
 
 async def _listed(place: FileHost, of: Bucket) -> dict[str, ListedFile]:
-    """All objects below the key."""
+    """List all objects below the key."""
     found, summed, token, what = dict[str, ListedFile](), list[str](), "", f"list of objects below {of}"
     for _ in range(PAGES_MAX):
         rows = [("list-type", "2"), ("prefix", of.key), ("encoding-type", "url"), ("max-keys", "1000")]
@@ -165,9 +165,9 @@ async def _listed(place: FileHost, of: Bucket) -> dict[str, ListedFile]:
             raise RegistryError(f"{place.said}: {what} cannot be read: {error}") from None
         for row in page.all("Contents"):
             one = _row(row, place, what)
-            if page.one("EncodingType") == "url":  # as it was asked for; not all know that
+            if page.one("EncodingType") == "url":  # as requested; not all stores support it
                 one = one._replace(path=unquote_plus(one.path))
-            if not (one.path.endswith("/") and one.size == 0):  # a folder, as consoles make them
+            if not (one.path.endswith("/") and one.size == 0):  # a folder marker, as consoles create
                 found[one.path] = one
                 summed += [one.path] if _summed(row) else []
         if len(found) > FILES_MAX:
@@ -180,7 +180,7 @@ async def _listed(place: FileHost, of: Bucket) -> dict[str, ListedFile]:
 
 
 async def _each(keys: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
-    """What is answered of each object, in their order; several are asked at once."""
+    """Request each object concurrently; return the results in order."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(key: str) -> T:
@@ -191,7 +191,7 @@ async def _each(keys: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(key)) for key in keys]
     except BaseExceptionGroup as several:
-        raise several.exceptions[0] from None  # the others were only ended with it
+        raise several.exceptions[0] from None  # the others were only cancelled because of it
     return [task.result() for task in tasks]
 
 
@@ -203,13 +203,13 @@ def _row(row: Element, place: FileHost, what: str) -> ListedFile:
 
 
 def _summed(row: Element) -> bool:
-    """The store may have a sha256 of the whole object; not every list says which sums there are (MinIO's does not)."""
+    """Whether the object may have a full sha256; some lists (MinIO's) do not state the checksum algorithms."""
     kept = ["".join(one.texts) for one in row.all("ChecksumAlgorithm")]
     return not kept or ("SHA256" in kept and row.one("ChecksumType") != "COMPOSITE")
 
 
 async def _headed(place: FileHost, key: str) -> ListedFile:
-    """An object, with its sha256 where the store has one."""
+    """Return an object, with its sha256 if the store has one."""
     what = f"object {key}"
     found = await place.whole(
         "HEAD", _url(place, key), bytes_max=0, what=what, headers={"X-Amz-Checksum-Mode": "ENABLED"}
@@ -223,7 +223,7 @@ async def _headed(place: FileHost, key: str) -> ListedFile:
 
 
 def _sha256(found: FileHostResponse) -> str:
-    """Of the whole object; of several parts it is a sum of sums, and says nothing here."""
+    """Return the sha256 of the whole object; a multipart checksum of checksums is not usable."""
     if found.headers.get("X-Amz-Checksum-Type", "FULL_OBJECT") != "FULL_OBJECT":
         return ""
     try:
@@ -238,7 +238,7 @@ def _url(place: FileHost, key: str) -> URL:
 
 
 def _explaining(region: str, *, signed: bool) -> Explain:
-    """By the codes of S3; an answer to a HEAD has none. `region`: the one that was asked for."""
+    """Explain S3's error codes, which HEAD responses lack. `region`: the region used in requests."""
 
     def explained(status: int, headers: Mapping[str, str], body: bytes) -> str:
         try:
@@ -247,7 +247,7 @@ def _explaining(region: str, *, signed: bool) -> Explain:
             error = Element("")
         said, lies = error.one("Code"), headers.get("X-Amz-Bucket-Region") or error.one("Region")
         code = said if _CODE.fullmatch(said) else ""
-        if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:  # some say theirs with each answer
+        if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:  # some send it in every response
             return f"the bucket lies in another region: set AWS_REGION={lies}"
         if code in _MEANINGS:
             return f"{_MEANINGS[code]} ({code})"

@@ -1,7 +1,8 @@
-"""What lies in a node's store: which Copies, who holds them, and how they and what breaks left are taken away. I/O.
+"""The Copies in a node's store: locking, use by processes, removal, and cleanup after crashes. I/O.
 
-Owns the store's one lock, the look at all that could go, and the going. Promises: a Copy goes whole, by one rename, and
-never while somebody holds its lease; a file that another Copy has stays; whatever a break left is found and removed.
+Holds the store's global lock, lists the eviction candidates and removes Copies. A Copy is removed atomically with one
+rename, and eviction never removes one whose lock (the file `lease`) is held. Files shared with another Copy stay. All
+remains of a crash are found and removed.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from artifacts.store.layout import (
 log = logging.getLogger("pilotlight.store")
 
 SPOILS = FULL | {errno.EIO, errno.ESTALE}
-"""What a disk says that lost what it was given."""
+"""Errors of a disk that lost data."""
 LOCK_S_MAX = 60.0
 """Removing large Copies takes a while."""
 LEASE_S_MAX = 5.0
-"""Who takes a Copy away, or looks whether it is used, holds its lease for moments."""
+"""Removal and usage checks hold a Copy's lock only briefly."""
 LEFT_S_MAX = 86_400.0
-"""What a pull left is kept so long, so that the next goes on from there."""
+"""Incomplete pulls are kept this long, so that the next one can resume."""
 
 
 class CopyStore:
-    """All that is published, and all that was left."""
+    """All published Copies and all remains of pulls."""
 
     def __init__(self, layout: StoreLayout, disk: Disk) -> None:
         self.layout = layout
@@ -52,7 +53,7 @@ class CopyStore:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among all processes. Blocks for moments. Raises StoreError."""
+        """Hold the store's lock, exclusive among all processes. Blocks briefly. Raises StoreError."""
         try:
             lock = locks.wait_for_lock(self.layout.lock, LOCK_S_MAX, make=True)
         except TimeoutError as error:
@@ -62,7 +63,7 @@ class CopyStore:
             yield
 
     def lease(self, key: CopyKey) -> Flock | None:
-        """Shared: nobody takes the Copy away while it is held. None: there is no such Copy."""
+        """Take the Copy's lock in shared mode, which prevents eviction. None if there is no such Copy."""
         try:
             return locks.wait_for_lock(self.layout.lease(key), LEASE_S_MAX, shared=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +72,7 @@ class CopyStore:
             raise StoreError(f"a Copy is neither there nor gone: {error}") from None
 
     def in_use(self, copy: Path) -> bool:
-        """Somebody holds its lease."""
+        """Whether a process holds the Copy's lock."""
         lock = locks.try_lock(copy / "lease")
         if lock is None:
             return True
@@ -79,7 +80,7 @@ class CopyStore:
         return False
 
     def candidates(self) -> list[Candidate]:
-        """All that could go, named by its path below the root."""
+        """Return everything that could be removed, named by its path below the root."""
         now_s, layout = time.time(), self.layout
         found = [
             self._candidate(record, layout.copy(record.key).relative_to(layout.root), now_s)
@@ -88,7 +89,7 @@ class CopyStore:
         return found + [self._pull(Path(one.path)) for one in list_entries(layout.partials)]
 
     def _pull(self, path: Path) -> Candidate:
-        """One that goes on holds the files that it found here; one that was left may go."""
+        """Build the candidate of a pull: a running one holds the stored files that it uses, an abandoned one may go."""
         lock_path = self.layout.locks / path.name
         lock = locks.try_lock(lock_path, make=True)
         if lock is not None:
@@ -115,7 +116,7 @@ class CopyStore:
         )
 
     def remove(self, name: str) -> bool:
-        """Takes a candidate away; under `locked`. False: somebody holds it by now."""
+        """Remove a candidate; requires `locked`. False if it is in use by now."""
         path = self.layout.root / name
         left = path.parent == self.layout.partials
         lease = self.layout.locks / path.name if left else path / "lease"
@@ -134,7 +135,7 @@ class CopyStore:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[Path]:
-        """A folder for work that makes no Copy: nobody takes it away while the process is in here. Raises OSError."""
+        """Provide a folder for work that makes no Copy, protected from cleanup while in use. Raises OSError."""
         path = self.layout.asides / token_hex(8)
         lock_path = self._aside_lock(path)
         lock = locks.wait_for_lock(lock_path, LEASE_S_MAX, make=True)
@@ -149,11 +150,11 @@ class CopyStore:
         return self.layout.locks / f"aside-{path.name}"
 
     def discard(self, path: Path) -> None:
-        """Out of sight by one rename, whoever holds it; under `locked`."""
+        """Move to the trash with one rename, even if it is in use; requires `locked`."""
         self._disk.move(path, self.layout.trash / token_hex(8))
 
     def clean(self) -> None:
-        """What nobody has: files of no Copy, and what is on its way out; under `locked`."""
+        """Delete files that belong to no Copy, and the trash; requires `locked`."""
         for one in list_entries(self.layout.trash):
             self._disk.remove(Path(one.path))
         for room in list_entries(self.layout.blobs):
@@ -162,14 +163,14 @@ class CopyStore:
                     self._disk.remove(Path(one.path))
 
     def settle(self) -> None:
-        """Every Copy comes onto the disk that is not there, and its record says so; not under `locked`. One that the
-        disk cannot keep goes, whoever holds it: what is read of it later may be anything. Raises OSError.
+        """Sync every Copy that is not yet on disk and update its record; must not run under `locked`. A Copy that the
+        disk has lost is removed even if in use, since later reads may return anything. Raises OSError.
         """
         for record in [one for one in self.layout.records() if one.boot]:
             spoilt: OSError | None = None
             try:
                 durability.sync_copy(self.layout, record)
-            except FileNotFoundError:  # it went away meanwhile
+            except FileNotFoundError:  # removed meanwhile
                 continue
             except OSError as error:
                 if error.errno not in SPOILS:
@@ -189,13 +190,13 @@ class CopyStore:
                 self.clean()
 
     def sweep(self) -> None:
-        """All that breaks left; under `locked`."""
+        """Remove all remains of crashes; requires `locked`."""
         now_s, layout = time.time(), self.layout
         keys = {record.key for record in layout.records(every=True)}
         whole, names = {layout.copy(key) for key in keys}, {key.name for key in keys}
         for room in list_entries(layout.copies):
             for one in list_entries(Path(room.path)):
-                if Path(one.path) not in whole:  # no break of ours leaves one; a disk may
+                if Path(one.path) not in whole:  # caused by a faulty disk, never by a crash
                     self.discard(Path(one.path))
         for one in list_entries(layout.partials):
             if one.name in names or now_s - one.stat(follow_symlinks=False).st_mtime > LEFT_S_MAX:
@@ -206,7 +207,7 @@ class CopyStore:
                 with lock:
                     self.discard(Path(one.path))
         for one in list_entries(layout.locks):
-            with contextlib.suppress(FileNotFoundError):  # who held it has just let go
+            with contextlib.suppress(FileNotFoundError):  # its holder has just released it
                 lock = locks.try_lock(Path(one.path))
                 if lock is not None:
                     locks.remove_lock(lock, Path(one.path))

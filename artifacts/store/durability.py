@@ -1,10 +1,10 @@
-"""What is seen before it lies on the disk: brought there afterwards, and judged anew after the machine went down. I/O.
+"""Copies that are published before they are on disk: syncs them later, and recovers after a reboot. I/O.
 
-Nobody waits for a disk before an engine may read its weights: what was summed is in the page cache. So a Copy's record
-names the run of the machine in which it is true (`Record.boot`), until all of it is on the disk. Promises: in a later
-run nobody believes such a record, nor a file that no other record names; what is left of it goes to the next pull of
-that Copy, which takes no file for what its name says before it has summed it. No power cut leaves a Copy that is not
-whole. Where no boot can be told from another (`Disk.later`), nothing is seen before it is on the disk.
+Engines may read weights before the disk sync, since verified data is in the page cache. Until a Copy is synced, its
+record names the boot in which it is valid (`Record.boot`). After a reboot such records are not trusted, nor are files
+that no other record names; the remains go to the next pull of that Copy, which hashes each file before it trusts its
+name. A power loss never leaves an incomplete Copy. If boots cannot be distinguished (`Disk.later`), nothing is
+published before it is on disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from artifacts.disk.disk import walk_folder
 from artifacts.store.layout import Record, StoreLayout, digest_file_name, parse_file_name
 
 MARK = "summed-in-"
-"""Below a pull's folder an empty file with the run of the machine in which its files were summed."""
+"""Prefix of an empty file in a pull's folder that names the boot in which its files were verified."""
 
 
 def sync_copy(layout: StoreLayout, record: Record) -> None:
-    """All of a Copy comes onto the disk. Raises OSError; FileNotFoundError where it went away meanwhile."""
+    """Sync all of a Copy to disk. Raises OSError; FileNotFoundError if it was removed meanwhile."""
     copy, room = layout.copy(record.key), layout.blobs / record.key.room
     below = [Path(one.path) for one in walk_folder(copy)]
     for path in (*below, copy, copy.parent, layout.copies, room, layout.blobs):
@@ -32,7 +32,7 @@ def sync_copy(layout: StoreLayout, record: Record) -> None:
 
 
 def recover_after_reboot(layout: StoreLayout) -> None:
-    """By who first holds the store's lock in a run of the machine, before it does anything else. Raises OSError."""
+    """Run by the first holder of the store's lock after a boot, before anything else. Raises OSError."""
     boot = layout.disk.boot
     if not layout.disk.lasting or _judged(layout) == boot:
         return
@@ -47,7 +47,7 @@ def recover_after_reboot(layout: StoreLayout) -> None:
 
 
 def _salvage(layout: StoreLayout, record: Record) -> None:
-    """Its raw files go to the next pull of it, and it goes."""
+    """Move the Copy's raw files to its next pull, and remove the Copy."""
     key, disk = record.key, layout.disk
     to = layout.partial(key)
     disk.folder(to / "blobs")
@@ -59,8 +59,8 @@ def _salvage(layout: StoreLayout, record: Record) -> None:
 
 
 def discard_corrupt_blobs(pull: Path, boot: str) -> None:
-    """What a pull finds under the name of a digest in its folder are those bytes, or is gone: summed once in a run of
-    the machine. Its flight is held. Raises OSError.
+    """Delete files in a pull's folder that do not match the digest in their name; runs once per boot. Requires the
+    pull's lock. Raises OSError.
     """
     mark = pull / f"{MARK}{boot}"
     if mark.exists():
@@ -84,7 +84,7 @@ def _summed(path: Path, digest: Digest) -> str:
 
 
 def _judged(layout: StoreLayout) -> str | None:
-    """A break may have left anything there."""
+    """Return the boot recorded by the last recovery; tolerates any content after a crash."""
     try:
         return layout.judged.read_bytes()[:100].decode("ascii", "replace")
     except FileNotFoundError:

@@ -1,8 +1,7 @@
-"""Which Copies go, so that so many bytes come free: least use lost for each byte, and never one that is held. Pure.
+"""Selects the Copies to evict for a number of bytes: least lost value per byte, and never one that is held. Pure.
 
-Owns the choice. Promises: nothing goes that is pinned or in use; what goes frees enough, or nothing goes and it is said
-what lacks; none of what goes could have stayed; the same candidates give the same choice, in whatever order they come.
-What a pull left that nobody goes on with goes before any Copy.
+Pinned Copies and those in use are never selected. The selection frees enough, or is empty and reports how much is
+missing. It is minimal, and independent of the order of candidates. Abandoned pulls are selected before any Copy.
 """
 
 from __future__ import annotations
@@ -12,56 +11,56 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 AGE_S_MIN = 60.0
-"""Whoever was used so lately counts as used just now: a difference of seconds says nothing."""
+"""Minimum age used for ranking: differences of seconds are meaningless."""
 COST_S_MIN = 1.0
-"""What a fetch costs at least: its questions to the registry."""
+"""Minimum cost of a fetch: its registry requests."""
 
 
 class Candidate(NamedTuple):
-    """A Copy, or what is left of a pull."""
+    """A Copy, or the remains of a pull."""
 
     name: str
     """Unique among the candidates."""
     blobs: Mapping[str, int]
-    """Files that others may have as well, by a name that is theirs alone -> bytes: free when nobody has them more."""
+    """Files that candidates may share, by unique name -> bytes: freed with the last candidate that has them."""
     own_bytes: int = 0
-    """Free as soon as it goes."""
+    """Freed as soon as it is removed."""
     age_s: float = 0.0
-    """Since it was used last."""
+    """Time since the last use."""
     cost_s: float = 0.0
-    """What it took to fetch."""
+    """Duration of the fetch."""
     left: bool = False
-    """What a pull left, and nobody goes on with."""
+    """Whether it is an abandoned pull."""
     pinned: bool = False
     in_use: bool = False
-    """Somebody holds its lease."""
+    """Whether a process holds its lock."""
 
     @property
     def held(self) -> bool:
-        """It must stay."""
+        """Whether it must stay."""
         return self.pinned or self.in_use
 
     @property
     def bytes(self) -> int:
-        """Of all that it has, shared or not."""
+        """Size of all its files, shared or not."""
         return self.own_bytes + sum(self.blobs.values())
 
 
 class Choice(NamedTuple):
-    """What goes."""
+    """The selected candidates."""
 
     gone: tuple[str, ...] = ()
     freed_bytes: int = 0
-    """At least as much as was needed, where anything goes."""
+    """At least the needed bytes, unless nothing is selected."""
     lacking_bytes: int = 0
-    """What could not be freed with everything gone that may go."""
+    """Bytes that are missing even if everything evictable is removed."""
     pinned_bytes: int = 0
     in_use_bytes: int = 0
-    """What is held, where something lacks; what is pinned and in use counts as in use."""
+    """Held bytes if something is missing; pinned Copies in use count as in use."""
 
 
 def select_victims(candidates: Iterable[Candidate], needed_bytes: int) -> Choice:
-    """The Copies that go for `needed_bytes`."""
+    """Select the candidates to remove for `needed_bytes`."""
     if needed_bytes <= 0:
         return Choice()
     ordered = sorted(candidates, key=_order)
@@ -77,7 +76,7 @@ def select_victims(candidates: Iterable[Candidate], needed_bytes: int) -> Choice
         in_use = sum(one.bytes for one in ordered if one.in_use)
         pinned = sum(one.bytes for one in ordered if one.pinned and not one.in_use)
         return Choice((), 0, needed_bytes - room.freed_bytes, pinned, in_use)
-    for one in reversed(chosen.copy()):  # the dearest first: it stays, where the others are enough
+    for one in reversed(chosen.copy()):  # the most valuable first: keep it if the others suffice
         room.give_back(one)
         if room.freed_bytes >= needed_bytes:
             chosen.remove(one)
@@ -87,15 +86,15 @@ def select_victims(candidates: Iterable[Candidate], needed_bytes: int) -> Choice
 
 
 def _order(one: Candidate) -> tuple[bool, float, str]:
-    """First who goes first. A Copy unused for long is as unlikely to be used soon, so what its going is expected to
-    cost falls with its age; for each byte, since bytes are what is wanted.
+    """Sort key, first to evict first. The chance of reuse falls with age, so the expected loss is cost divided by age;
+    it is taken per byte, since bytes are needed.
     """
     worth = max(one.cost_s, COST_S_MIN) / (max(one.age_s, AGE_S_MIN) * max(one.bytes, 1))
     return not one.left, worth, one.name
 
 
 class _Room:
-    """What is free when some of them are gone: a shared file only with the last that has it."""
+    """Tracks the freed bytes: a shared file is freed with the last candidate that has it."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._sharers = Counter(blob for one in candidates for blob in one.blobs)

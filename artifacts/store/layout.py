@@ -1,12 +1,12 @@
-"""Where things lie in a node's store, and what is written about a Copy. I/O.
+"""Paths in a node's store, and the record of a Copy. I/O.
 
-Owns names and the form of `copy.json`. Promises: only digests that were checked stand in a path. Nothing that lies here
-is shared between registries: one could name another's digest, say yes to its own question, and so get what it never
-had. Within one registry a file that two artifacts have is kept once, as hard links.
+Defines names and the format of `copy.json`. Only validated digests are used in paths. Nothing is shared between
+registries: otherwise one registry could name another's digest, approve its own access check, and obtain content that it
+never had. Within a registry, files that two artifacts share are stored once, as hard links.
 
-    blobs/ORIGIN/ALG-HEX          a file that was verified, read-only
+    blobs/ORIGIN/ALG-HEX          a verified file, read-only
     copies/ORIGIN/ALG-HEX/        one Copy, published by one rename: copy.json, lease, files/...
-    partial/ORIGIN-ALG-HEX/       what a pull has so far: reservation, blobs/, tree/
+    partial/ORIGIN-ALG-HEX/       the state of a pull: reservation, blobs/, tree/
     locks/, pins/, trash/         locks of pulls; names of pinned digests; what is being removed
 """
 
@@ -26,38 +26,38 @@ from artifacts.digest import Digest
 from artifacts.disk.disk import Disk, list_entries, walk_folder
 
 RECORD_BYTES_MAX = 64 << 20
-"""Of 16,384 files with the longest paths, and more."""
+"""Enough for 16,384 files with the longest paths."""
 ROOM_DIGITS = 16
 PARTS = ("blobs", "copies", "partial", "locks", "pins", "trash", "aside")
 
 
 class StoreError(Exception):
-    """The store cannot do it; the text is one line that says why and what to do."""
+    """A store operation failed; the message is one line with the reason and the fix."""
 
 
 class NoRoomError(StoreError):
-    """There is no room, and none can be made."""
+    """There is not enough space, and none can be freed."""
 
 
 class ForbiddenError(StoreError):
-    """Who asks may not have it."""
+    """The caller may not access the Copy."""
 
 
 class HeldError(StoreError):
-    """It is pinned or in use."""
+    """The Copy is pinned or in use."""
 
 
 class CopyKey(NamedTuple):
-    """One Copy."""
+    """Identifies a Copy."""
 
     origin: str
-    """The registry it came from, as `Reference.host`, or another source's name."""
+    """Its registry, as in `Reference.host`, or another source's name."""
     digest: Digest
-    """Of its manifest."""
+    """Digest of its manifest."""
 
     @property
     def room(self) -> str:
-        """The folder of its registry."""
+        """Folder name of its registry."""
         return origin_folder_name(self.origin)
 
     @property
@@ -67,62 +67,62 @@ class CopyKey(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """`copy.json`: written when the Copy is published, and again when all of it is on the disk."""
+    """`copy.json`: written when the Copy is published, and again when all of it is on disk."""
 
     reference: str
-    """As it was asked for."""
+    """As requested."""
     origin: str
     digest: str
     files: tuple[File, ...]
     unpacked_bytes: int
-    """Of files that came out of archives."""
+    """Size of the files extracted from archives."""
     unpacked: tuple[File, ...] = ()
-    """Those files, each with its own digest, where whoever fetched them said so."""
+    """The extracted files, each with its own digest, if the fetch reported them."""
     fetched_unix_s: float
     fetch_s: float
     private: bool
-    """It was fetched with a login: nobody gets it without one."""
+    """Fetched with a login: only callers with an accepted login get it."""
     unsafe: bool = False
-    """It holds what is refused else (code, pickles): nobody gets it who does not allow that."""
+    """Contains code or pickles: only callers that allow them get it."""
     documents: tuple[str, ...] = ()
-    """Digests of its manifest, of what led to that, and of its config, which lie among the raw files."""
+    """Digests of its indexes, manifest and config, which are stored with the raw files."""
     boot: str = ""
-    """Not all of it may be on the disk: it is there in this run of the machine. Empty: for good (`settling`)."""
+    """Boot in which the Copy is valid before all of it is on disk; empty once it is (`durability`)."""
 
     @property
     def key(self) -> CopyKey:
-        """Whose record it is. Raises BadDigestError."""
+        """Key of the Copy. Raises BadDigestError."""
         return CopyKey(self.origin, digests.parse_digest(self.digest))
 
     @property
     def blobs(self) -> dict[Digest, int]:
-        """Its raw files -> bytes, each once."""
+        """Raw files by digest -> bytes."""
         return {one.digest: one.size for one in self.files if one.encoding == "raw"}
 
     @property
     def laid(self) -> tuple[File, ...]:
-        """Every file below the Copy's folder."""
+        """All files in the Copy's folder."""
         return (*(one for one in self.files if one.encoding == "raw"), *self.unpacked)
 
     @property
     def bytes(self) -> int:
-        """Of the whole Copy."""
+        """Size of the whole Copy."""
         return self.unpacked_bytes + sum(self.blobs.values())
 
 
 def origin_folder_name(origin: str) -> str:
-    """The name of the folder of all that came from there."""
+    """Return the folder name for content of this origin."""
     return hashlib.sha256(origin.encode()).hexdigest()[:ROOM_DIGITS]
 
 
 def digest_file_name(digest: Digest) -> str:
-    """As a file is called."""
+    """Return the file name of a digest."""
     digests.parse_digest(digest)
     return f"{digests.get_algorithm(digest)}-{digests.get_hex(digest)}"
 
 
 def parse_file_name(name: str) -> Digest | None:
-    """What `digest_file_name` had; None: it is no such name."""
+    """Parse the result of `digest_file_name`; None for other names."""
     try:
         return digests.parse_digest(name.replace("-", ":", 1))
     except digests.BadDigestError:
@@ -130,60 +130,60 @@ def parse_file_name(name: str) -> Digest | None:
 
 
 class StoreLayout:
-    """The paths below one folder."""
+    """The paths below one root folder."""
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
         self.disk = disk or Disk()
-        """Knows which run of the machine this is."""
+        """Also knows the current boot id."""
         self.lock = root / "store.lock"
-        """Held for moments, by whoever counts or changes what others count."""
+        """Held briefly by processes that measure the store or change what is measured."""
         self.judged = root / "store.boot"
-        """Names the run of the machine in which what the one before had left was judged (`settling`)."""
+        """Holds the boot id of the last recovery (`durability`)."""
         self.blobs, self.copies, self.partials, self.locks, self.pins, self.trash, self.asides = (
             root / part for part in PARTS
         )
 
     def make(self, disk: Disk) -> None:
-        """All folders that are always there."""
+        """Create the permanent folders."""
         for part in PARTS:
             disk.folder(self.root / part)
 
     def blob(self, key: CopyKey, digest: Digest) -> Path:
-        """A raw file of the Copy."""
+        """Path of a raw file of the Copy."""
         return self.blobs / key.room / digest_file_name(digest)
 
     def blob_lock(self, key: CopyKey, digest: Digest) -> Path:
-        """Held while it is fetched."""
+        """Path of the lock that is held while the file is fetched."""
         return self.locks / f"blob-{key.room}-{digest_file_name(digest)}"
 
     def copy(self, key: CopyKey) -> Path:
-        """The folder of a Copy."""
+        """Path of a Copy's folder."""
         return self.copies / key.room / digest_file_name(key.digest)
 
     def lease(self, key: CopyKey) -> Path:
-        """Held, shared, by who uses the Copy; its time is that of the last use."""
+        """Path of the Copy's lock, held in shared mode by its users; its mtime is the last use."""
         return self.copy(key) / "lease"
 
     def flight(self, key: CopyKey) -> Path:
-        """The lock of who fetches the Copy."""
+        """Path of the lock held by the process that fetches the Copy."""
         return self.locks / key.name
 
     def partial(self, key: CopyKey) -> Path:
-        """What is fetched of it so far."""
+        """Path of the pull's folder."""
         return self.partials / key.name
 
     def pin(self, digest: Digest) -> Path:
-        """There while the digest is pinned."""
+        """Path of a file that exists while the digest is pinned."""
         return self.pins / digest_file_name(digest)
 
     def record(self, key: CopyKey) -> Record | None:
-        """What is written about the Copy; None: there is none that can be believed."""
+        """Return the Copy's record; None if there is no valid one."""
         found = load_current_record(self.copy(key), self.disk)
         return found if found is not None and found.key == key else None
 
     def records(self, *, every: bool = False) -> Iterator[Record]:
-        """Of all Copies; `every`: also of those that cannot be believed in this run of the machine."""
+        """Yield the records of all Copies; `every`: also of those that are invalid in this boot."""
         for room in list_entries(self.copies):
             for one in list_entries(Path(room.path)):
                 found = load_record(Path(one.path)) if every else load_current_record(Path(one.path), self.disk)
@@ -193,13 +193,13 @@ class StoreLayout:
 
 
 def load_current_record(copy: Path, disk: Disk) -> Record | None:
-    """The record in a Copy's folder; None: there is none that can be believed in this run of the machine."""
+    """Return the record in a Copy's folder; None if there is none that is valid in this boot."""
     found = load_record(copy)
     return found if found is not None and found.boot in {"", disk.boot} else None
 
 
 def load_record(copy: Path) -> Record | None:
-    """As it was written, whenever that was."""
+    """Return the record in a Copy's folder, of whatever boot; None if it is unreadable."""
     path = copy / "copy.json"
     try:
         if path.stat().st_size > RECORD_BYTES_MAX:
@@ -212,10 +212,10 @@ def load_record(copy: Path) -> Record | None:
 
 
 def exclusive_disk_bytes(path: Path) -> int:
-    """What a folder takes of the disk by itself: without files that have another name elsewhere."""
+    """Return a folder's own disk usage, without files that are hard-linked elsewhere."""
     found = 0
     for one in walk_folder(path):
-        with contextlib.suppress(FileNotFoundError):  # a pull goes on meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a pull may be running
             said = one.stat(follow_symlinks=False)
             found += said.st_blocks * 512 if said.st_nlink == 1 and one.is_file(follow_symlinks=False) else 0
     return found

@@ -1,10 +1,10 @@
-"""Who may have a Copy that lies here already: what registries said lately, and for how long that counts. I/O.
+"""Caches which logins a registry allowed to read a stored Copy, and for how long that counts. I/O.
 
-Owns the folder `permits/` of a store: an empty file for each yes, whose name is a sum of who asked for what where, and
-whose time is when the registry said it; and the key that logins are summed with. A Copy on the node must not be a way
-around the registry (kubernetes #18787): who asks is judged by the registry, with a login of its own, before it gets the
-Copy. Promises: a no is remembered by nothing but the loss of the yes before it, in all processes; nobody is let in by
-another's yes; a yes outlives a restart, and ends; what is remembered is bounded. No login is kept. It blocks.
+A Copy on the node must not bypass the registry's access control (kubernetes #18787): the registry checks each caller's
+login before it gets the Copy. The folder `permits/` has an empty file per grant, named by a hash of login, registry and
+manifest; its mtime is the time of the grant. It also has the key for hashing logins. A denial removes the earlier grant
+for all processes; grants are never shared between logins, survive restarts, expire, and are limited in number. Logins
+are not stored. Calls block.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from artifacts.digest import Digest
 from artifacts.disk.disk import FULL, SHUT, Disk, list_entries
 
 FRESH_S = 300.0
-"""So long a yes is not asked for again."""
+"""A grant younger than this is used without asking the registry."""
 AWAY_S_MAX = 86_400.0
-"""So long a yes lets in while the registry does not answer, where that is wanted at all."""
+"""Maximum age of a grant that is used while the registry is down, where that is enabled."""
 PERMITS_MAX = 10_000
 EARLY_S_MAX = 1.0
-"""A yes from later than now is none: somebody has set the clock back."""
+"""A grant further in the future than this is invalid: the clock was set back."""
 _KEY = ".key"
 _KEY_BYTES = 32
 
 Asked = tuple[str, str, Digest]
-"""The fingerprint of a login; the registry; the manifest."""
+"""(fingerprint of the login, registry, manifest digest)."""
 
 
 class Permits:
-    """What was said, by `now_s`, Unix seconds."""
+    """The cached grants; `now_s` is in Unix seconds."""
 
     def __init__(
         self, folder: Path, disk: Disk | None = None, *, fresh_s: float = FRESH_S, away_s: float = AWAY_S_MAX,
@@ -45,22 +45,22 @@ class Permits:
         self._away_s = away_s
         self._most = most
         self._own_key = secrets.token_bytes(_KEY_BYTES)
-        """Where the store has none that we may read."""
+        """Used if the store has no readable key."""
 
     def __len__(self) -> int:
-        """How many answers are remembered."""
+        """Return the number of cached grants."""
         return len(self._said())
 
     def fresh(self, asked: Asked, now_s: float) -> bool:
-        """The registry said yes so lately that it is not asked again."""
+        """Whether the registry granted access so recently that it need not be asked again."""
         return self._within(asked, now_s, self._fresh_s)
 
     def while_away(self, asked: Asked, now_s: float) -> bool:
-        """The registry does not answer, and what it said before is enough."""
+        """Whether an earlier grant suffices while the registry is down."""
         return self._within(asked, now_s, self._away_s)
 
     def answered(self, asked: Asked, now_s: float, *, yes: bool) -> None:
-        """The registry said so. A store that cannot be written remembers no yes. Raises OSError where a no is lost."""
+        """Record an answer. An unwritable store records no grant. Raises OSError if a denial cannot be recorded."""
         path = self._path(asked)
         if not yes:
             if path.exists():
@@ -77,7 +77,7 @@ class Permits:
                 raise
 
     def key(self) -> bytes:
-        """What fingerprints of logins are made with: the store's own, so that all its processes make the same."""
+        """Return the store's key for fingerprints of logins, shared by all its processes."""
         path = self._folder / _KEY
         try:
             if not path.exists():
@@ -86,7 +86,7 @@ class Permits:
                 with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                     file.write(self._own_key)
                 self._disk.sync(aside)
-                with suppress(FileExistsError):  # of two that make one at once
+                with suppress(FileExistsError):  # two processes may create it at once
                     self._disk.link(aside, path)
                 self._disk.remove(aside)
                 self._disk.sync(self._folder)
@@ -113,7 +113,7 @@ class Permits:
         found = {}
         for one in list_entries(self._folder):
             if not one.name.startswith(_KEY):
-                with suppress(FileNotFoundError):  # another process has just forgotten it
+                with suppress(FileNotFoundError):  # another process has just removed it
                     found[Path(one.path)] = one.stat(follow_symlinks=False).st_mtime
         return found
 

@@ -1,9 +1,8 @@
-"""One pull into a node's store: what is wanted, what it may take, and the Copy that comes of it. I/O.
+"""One pull into a node's store, from the specification and space reservation to the published Copy. I/O.
 
-Owns the folder of the pull from its reservation to the one rename that publishes it. Promises: a file that is here
-already is not asked for again, and nobody takes it away meanwhile; what is published has the sizes that the manifest
-says, holds regular files and folders only, lies on the disk or says that it may not yet (`settling`), and is held
-before anybody can see it.
+Manages the pull's folder until the one rename that publishes it. A file that is already stored is not fetched again and
+cannot be evicted meanwhile. A published Copy has the sizes stated by the manifest, holds only regular files and
+folders, is on disk or recorded as not yet synced (`durability`), and is locked before others can see it.
 """
 
 from __future__ import annotations
@@ -31,61 +30,61 @@ from artifacts.store.layout import CopyKey, Record, StoreError, digest_file_name
 from artifacts.store.reservations import Reservation, Reservations
 
 RECIPES = "recipes"
-"""Below a Copy's folder: of its archives."""
+"""Subfolder of a Copy for the recipes of its archives."""
 RECORD_BYTES = 1 << 20
-"""Reserved for what is written beside the weights, and for the last blocks of files."""
+"""Space reserved for metadata and for the last blocks of files."""
 
 
 class CopySpec(NamedTuple):
-    """What a Copy is to be."""
+    """Specification of a Copy."""
 
     reference: str
-    """As a person wrote it."""
+    """As written by the user."""
     key: CopyKey
     files: tuple[File, ...]
-    """`Contents.files()`."""
+    """From `Contents.files()`."""
     unpacked_bytes: int = 0
-    """What is laid into the tree will take, where that is known; `Job.more` takes more."""
+    """Size of the files placed into the tree, if known; `Job.more` reserves more."""
     allow_unsafe: bool = False
-    """What comes out of archives may be code, too."""
+    """Whether archives may contain code."""
     unsafe: bool = False
-    """Of its files some are."""
+    """Whether some of its files are accepted only with `allow_unsafe`."""
     documents: tuple[bytes, ...] = ()
-    """Its manifest, what led to that, and its config: kept among the raw files, to be given to peers."""
+    """Its indexes, manifest and config: stored with the raw files, to be served to peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be fetched, and where to."""
+    """The input and output of a fetch."""
 
     files: tuple[File, ...]
-    """Raw files that are not here yet, and all archives."""
+    """Raw files that are not stored yet, and all archives."""
     blobs: Path
-    """Raw files come here, each as `blob(digest)`, and under that name only when it is whole, verified and synced, as
-    far as `disk` syncs at all. What else is here was left by the try before: a fetch may go on from it."""
+    """Folder for raw files, each as `blob(digest)`, which may exist only once it is complete, verified and synced (as
+    far as `disk` syncs). Other files are from an earlier attempt and may be resumed."""
     tree: Path
-    """Archives are unpacked here, into regular files and folders; it is empty."""
+    """Empty folder into which archives are extracted, as regular files and folders."""
     more: Callable[[int], Awaitable[None]]
-    """Reserves so many bytes more than were asked for. Raises NoRoomError."""
+    """Reserves this many additional bytes. Raises NoRoomError."""
     disk: Disk = field(default_factory=Disk, repr=False)
-    """What is written goes through it, and is synced by it."""
+    """Performs and syncs all writes."""
     unpacked: list[File] = field(default_factory=list)
-    """The fetch says here what came out of archives, each file with its own digest."""
+    """Output: the files extracted from archives, each with its own digest."""
     recipes: dict[Digest, bytes] = field(default_factory=dict)
-    """And here how archives come out of those files again (`artifacts.archives.reassembly`)."""
+    """Output: recipes that rebuild archives from those files (`artifacts.archives.reassembly`)."""
 
     def blob(self, digest: Digest) -> Path:
-        """Where this raw file belongs."""
+        """Path of a raw file."""
         return self.blobs / digest_file_name(digest)
 
 
 @dataclass(slots=True)
 class Copy:
-    """One that is here, and stays until it is closed. Use as `with`, or give `lease.fd` to who uses it."""
+    """A Copy that stays until it is closed. Use as a context manager, or pass `lease.fd` to the process using it."""
 
     record: Record
     folder: Path
-    """Of its files."""
+    """Folder of its files."""
     lease: Flock = field(repr=False)
 
     def __enter__(self) -> Self:
@@ -95,12 +94,12 @@ class Copy:
         self.close()
 
     def close(self) -> None:
-        """It is not used here any more."""
+        """Release the Copy's lock."""
         self.lease.close()
 
 
 class Pull:
-    """Of one Copy; whoever makes it holds the Copy's flight. All methods block."""
+    """The pull of one Copy; the caller holds the Copy's pull lock (`StoreLayout.flight`). All methods block."""
 
     def __init__(self, wanted: CopySpec, shelf: CopyStore, ledger: Reservations, disk: Disk) -> None:
         self._wanted, self._shelf, self._ledger, self._disk = wanted, shelf, ledger, disk
@@ -115,7 +114,7 @@ class Pull:
         self._recipes = dict[Digest, bytes]()
 
     def begin(self, more: Callable[[int], Awaitable[None]]) -> Job:
-        """Room is promised, and what is here already is at hand. Raises NoRoomError, OSError."""
+        """Reserve space and link the files that are already stored. Raises NoRoomError, OSError."""
         for one in self._wanted.files:
             if one.encoding == "raw":
                 safe_paths.check_path(one.path)
@@ -128,7 +127,7 @@ class Pull:
             for digest in self._raw:
                 there, own = self._layout.blob(self._wanted.key, digest), self._blobs / digest_file_name(digest)
                 if there.exists():
-                    self._disk.remove(own)  # of a try before, while another pull brought it, too
+                    self._disk.remove(own)  # from an earlier attempt, fetched by another pull meanwhile
                     self._disk.link(there, own)
             missing = tuple(one for one in self._wanted.files if not self._is_here(one))
             wanted_bytes = self._own_bytes() + RECORD_BYTES
@@ -136,7 +135,7 @@ class Pull:
         return Job(missing, self._blobs, self._tree / "files", more, self._disk, self._unpacked, self._recipes)
 
     def _own_bytes(self) -> int:
-        """What the pull will have taken by itself at its end: all but the files that the store has already."""
+        """Return the final size of the pull without files that the store already has."""
         shared = {one.name for one in list_entries(self._blobs) if one.stat(follow_symlinks=False).st_nlink > 1}
         archives = sum(one.size for one in self._wanted.files if one.encoding != "raw")
         raw = sum(size for digest, size in self._raw.items() if digest_file_name(digest) not in shared)
@@ -144,7 +143,7 @@ class Pull:
         return raw + documents + max(archives, self._wanted.unpacked_bytes)
 
     def more(self, more_bytes: int) -> None:
-        """Reserves more. Raises NoRoomError."""
+        """Reserve more bytes. Raises NoRoomError."""
         with self._shelf.locked():
             self._ledger.reserve(self._room, self._wanted.key, self._room.bytes + more_bytes)
 
@@ -160,7 +159,7 @@ class Pull:
         return False
 
     def publish(self, *, private: bool) -> Copy:
-        """The Copy, held. Raises StoreError, NoRoomError, OSError."""
+        """Publish the Copy and return it locked. Raises StoreError, NoRoomError, OSError."""
         unpacked_bytes = self._checked_tree()
         for digest, size in self._raw.items():
             path = self._blobs / digest_file_name(digest)
@@ -177,7 +176,7 @@ class Pull:
             return self._out(self._record(unpacked_bytes, private=private))
 
     def _checked_tree(self) -> int:
-        """What came out of archives, synced; its bytes."""
+        """Check and sync the extracted files; return their size."""
         found = 0
         for one in walk_folder(self._tree):
             mode = one.stat(follow_symlinks=False).st_mode
@@ -190,7 +189,7 @@ class Pull:
         return found
 
     def _link(self) -> None:
-        """Every raw file into the store, and from there to where the Copy has it."""
+        """Link every raw file into the store, and from there into the Copy."""
         key = self._wanted.key
         self._disk.folder(self._layout.blobs / key.room)
         for digest, body in self._documents.items():
@@ -234,7 +233,7 @@ class Pull:
         )
 
     def _out(self, record: Record) -> Copy:
-        """Seen by others from the rename on, and then held."""
+        """Lock the Copy and publish it with one rename."""
         for one in walk_folder(self._tree):
             if one.is_dir(follow_symlinks=False):
                 self._disk.sync(Path(one.path))
@@ -245,7 +244,7 @@ class Pull:
             self._disk.write(self._tree / "copy.json", msgspec.json.encode(record))
             to = self._layout.copy(self._wanted.key)
             self._disk.folder(to.parent)
-            if to.exists():  # one that could not be read
+            if to.exists():  # a Copy whose record is not readable
                 self._shelf.discard(to)
                 self._shelf.clean()
             self._disk.move(self._tree, to)
@@ -255,10 +254,10 @@ class Pull:
         return Copy(record, to / "files", lease)
 
     def end(self, *, keep: bool) -> None:
-        """Gives back what was promised; `keep`: the next may go on from what is here."""
+        """Release the reservation; `keep`: keep the folder so that the next pull can resume."""
         self._room.close()
         if not keep:
-            with suppress(OSError):  # what could not be removed goes when room is needed, or a store is opened
+            with suppress(OSError):  # the rest is removed when space is needed, or when a store is opened
                 self._disk.remove(self.folder)
 
 

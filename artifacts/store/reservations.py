@@ -1,8 +1,8 @@
-"""Room in a node's store: who has how much, who may have more, and what goes for it. I/O.
+"""Space in a node's store: reserves it for pulls before the first byte arrives, and evicts for it. I/O.
 
-Owns reservations: room is promised before the first byte comes, over all processes of the node. Promises: what is there
-and what is promised stay together below `bytes_max`, and leave `spare_bytes` of the disk free; a promise ends with the
-process that has it, since it is a lock on a file, and no process id is believed. All of it under the shelf's lock.
+Reservations hold across all processes of the node. Stored and reserved bytes together stay below `bytes_max` and leave
+`spare_bytes` of the disk free. A reservation is a file lock and therefore ends with its process; process ids are not
+used. All methods require the store's lock (`CopyStore.locked`).
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from artifacts.store.copies import CopyStore
 from artifacts.store.layout import CopyKey, NoRoomError, exclusive_disk_bytes
 
 SPARE_BYTES = 1 << 30
-"""Of the disk, left for others: logs, images, the kubelet."""
+"""Disk space left for others: logs, images, the kubelet."""
 SPARE_FILES = 1024
 TRIES_MAX = 8
-"""Of a choice that somebody's lease overtook."""
+"""Maximum selections if victims come into use meanwhile."""
 Free = Callable[[Path], os.statvfs_result]
 Evicted = Callable[[str], None]
-"""Hears of each that goes for a pull's room: `room` of a Copy, `left` of what a broken pull left."""
+"""Called per eviction: `room` for a Copy evicted for space, `left` for the remains of an interrupted pull."""
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Room that is promised to one pull."""
+    """Space reserved for one pull."""
 
     path: Path
     bytes: int = 0
     lock: Flock | None = field(default=None, repr=False)
 
     def close(self) -> None:
-        """Gives back what was not used."""
+        """Release the reservation."""
         lock, self.lock = self.lock, None
         if lock is not None:
             locks.remove_lock(lock, self.path)
 
 
 class Reservations:
-    """`bytes_max`: of the store, None: the disk is the bound; `free`: what a disk has left."""
+    """`bytes_max`: limit of the store, None: only the disk limits it; `free`: returns the disk's free space."""
 
     def __init__(
         self, shelf: CopyStore, bytes_max: int | None, spare_bytes: int, free: Free = os.statvfs,
@@ -59,7 +59,7 @@ class Reservations:
         self._evicted = evicted
 
     def reserve(self, room: Reservation, key: CopyKey, wanted_bytes: int, files: int = 0) -> tuple[str, ...]:
-        """`wanted_bytes` in all for this pull, what it has already included; what went for it. Raises NoRoomError."""
+        """Reserve `wanted_bytes` in total for this pull; return the evicted candidates. Raises NoRoomError."""
         gone: list[str] = []
         for _ in range(TRIES_MAX):
             short = self._short_bytes(key, wanted_bytes, files)
@@ -86,7 +86,7 @@ class Reservations:
         room.bytes = wanted_bytes
 
     def _short_bytes(self, key: CopyKey, wanted_bytes: int, files: int) -> int:
-        """How many bytes must come free first."""
+        """Return how many bytes must be freed first."""
         promised, to_come = 0, 0
         for one in list_entries(self._layout.partials):
             path = Path(one.path)
@@ -101,7 +101,7 @@ class Reservations:
         return max(over, to_come + self._spare_bytes - left.f_bavail * left.f_frsize)
 
     def stored_bytes(self) -> int:
-        """Of all Copies, files that several have once."""
+        """Return the size of all Copies, counting shared files once."""
         blobs = (one for room in list_entries(self._layout.blobs) for one in list_entries(Path(room.path)))
         return sum(one.stat(follow_symlinks=False).st_size for one in blobs) + sum(
             record.unpacked_bytes for record in self._layout.records()
@@ -109,7 +109,7 @@ class Reservations:
 
 
 def reserved_bytes(path: Path) -> int:
-    """What this reservation promises; nothing where nobody has it any more."""
+    """Return the bytes of a reservation; 0 if no process holds it any more."""
     try:
         lock = locks.try_lock(path, shared=True)
         if lock is not None:

@@ -1,10 +1,9 @@
-"""A node's store of weights: a Copy is fetched once, kept while it is of use, and handed to who may have it. I/O.
+"""A node's weight store: fetches each Copy once, keeps it while it is useful, and gives it to authorized callers. I/O.
 
-Owns the way from a wish to a Copy. Promises: one fetch for one digest at a time on a node, whatever number of processes
-want it; room is promised before the first byte, and an error comes before the disk is full; a Copy is seen whole or not
-at all, after a break at any point, and does not wait for the disk (`settling`); who did not fetch it is judged by the
-registry before it gets it; a Copy that is in use is never taken away. What is fetched and verified, and how, is
-`fetch`'s, which is given to it.
+Only one process of a node fetches a digest at a time. Space is reserved before the first byte, so that the fetch fails
+before the disk is full. A Copy becomes visible atomically, also after a crash at any point, without waiting for the
+disk (`durability`). The registry authorizes every caller that did not fetch a private Copy itself. A Copy in use is
+never evicted. The given `Fetch` downloads and verifies the content.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ from artifacts.store.reservations import SPARE_BYTES, Evicted, Free, Reservation
 
 T = TypeVar("T")
 LOCKS_MAX = 256
-"""Files of one artifact that nobody else fetches meanwhile; of more the smaller ones may come twice."""
+"""Maximum locked files per artifact; if there are more, the smaller ones may be fetched twice."""
 AWAY_WAIT_S = 5.0
-"""Whom a registry let in lately does not wait longer for it to say so again: it counts as away."""
+"""Timeout of the access check for a caller with an earlier grant; after it the registry counts as down."""
 
 log = logging.getLogger("pilotlight.store")
 
 Fetch = Callable[[Job], Awaitable[None]]
-"""Raises RegistryError, OSError, NoRoomError."""
+"""Fetches the files of a job. Raises RegistryError, OSError, NoRoomError."""
 
 
 class Caller(NamedTuple):
-    """Who asks."""
+    """The caller of a request."""
 
     fingerprint: str
-    """Of its login: another login has another. Nothing of the login can be read from it."""
+    """Fingerprint of its login; unique per login and not reversible."""
     permitted: Callable[[], Awaitable[bool]]
-    """Asks the registry of the key, with this login (`registry.permitted`). Raises RegistryError."""
+    """Asks the registry whether this login has access (`manifests.can_pull_manifest`). Raises RegistryError."""
     vouched: bool = True
-    """It was just let in there; else what it fetches (a mirror's, a peer's) is no yes that could be remembered."""
+    """Whether the registry itself just granted access; a fetch from a mirror or peer proves no grant."""
 
 
 class Row(NamedTuple):
-    """A Copy, for a person."""
+    """A Copy as listed for users."""
 
     record: Record
     used_unix_s: float
@@ -66,8 +65,8 @@ class Row(NamedTuple):
 
 
 class Store:
-    """Below `root`. `bytes_max`: `weights.storeBytesMax`; `while_away`: whom a registry let in lately gets the Copy
-    also while the registry does not answer.
+    """The store below `root`. `bytes_max`: `weights.storeBytesMax`; `while_away`: earlier grants are valid while the
+    registry is down.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Store:
         self._to_settle: set[asyncio.Task[None]] = set()
 
     def open(self) -> Self:
-        """Makes the folders, and removes what breaks left. Read-only, it can still be read. Blocks.
+        """Create the folders and remove the remains of crashes. A read-only store can still be read. Blocks.
 
         Raises StoreError.
         """
@@ -100,20 +99,20 @@ class Store:
         return self
 
     def find(self, key: CopyKey) -> Copy | None:
-        """The Copy, held, for one who may have it: nobody is asked. Raises StoreError."""
+        """Return the Copy, locked, without an access check. Raises StoreError."""
         lease = self._shelf.lease(key)
         if lease is None:
             return None
         record = self.layout.record(key)
-        if record is None:  # it is fetched anew
+        if record is None:  # it will be fetched again
             lease.close()
             return None
-        with suppress(OSError):  # of a store that is read-only
+        with suppress(OSError):  # the store may be read-only
             os.utime(lease.fd)
         return Copy(record, self.layout.copy(key) / "files", lease)
 
     async def ensure(self, wanted: CopySpec, fetch: Fetch, caller: Caller | None) -> Copy:
-        """The Copy, held; fetched where it is not here. `caller`: None only for weights that need no login.
+        """Return the Copy, locked; fetch it if it is not stored. `caller`: None only for weights that need no login.
 
         Raises StoreError, and what `fetch` raises.
         """
@@ -132,7 +131,7 @@ class Store:
             raise self._said(error) from None
 
     async def admit(self, key: CopyKey, caller: Caller | None) -> Copy | None:
-        """The Copy, held, as `ensure` gives one that is here; None: it is not. Raises StoreError, RegistryError."""
+        """Return a stored Copy, locked, after an access check, or None. Raises StoreError, RegistryError."""
         try:
             found = await run_in_thread(lambda: self.find(key), _closed)
             return None if found is None else await self._admitted(found, key, caller)
@@ -140,7 +139,7 @@ class Store:
             raise self._said(error) from None
 
     async def _flown(self, wanted: CopySpec, fetch: Fetch, caller: Caller | None) -> Copy | None:
-        """Fetched here. None: somebody else fetches it, or has just done so."""
+        """Fetch the Copy; None if another process is fetching it or has just done so."""
         flight = self.layout.flight(wanted.key)
         lock = flocks.try_lock(flight, make=True)
         if lock is None:
@@ -170,7 +169,7 @@ class Store:
         except OSError as error:
             keep = error.errno not in FULL
             raise
-        except (StoreError, MismatchError):  # there is nothing good to go on from, or no room to keep it
+        except (StoreError, MismatchError):  # nothing valid to resume, or no space to keep it
             keep = False
             raise
         finally:
@@ -191,8 +190,8 @@ class Store:
         return copy
 
     def settle_soon(self) -> None:
-        """All Copies come onto the disk that may not be there yet, also what another process left so. They are of use
-        meanwhile; only the end of the event loop waits for the disk.
+        """Start syncing all Copies that are not on disk yet, also those of other processes. They are usable meanwhile;
+        only the end of the event loop waits for the disk.
         """
         task = asyncio.create_task(run_in_thread(self._settle))
         self._to_settle.add(task)
@@ -202,16 +201,16 @@ class Store:
         with self._settling:
             try:
                 self._shelf.settle()
-            except (OSError, StoreError) as error:  # said again by whoever comes next
+            except (OSError, StoreError) as error:  # the next sync reports it again
                 said = describe_os_error(error) if isinstance(error, OSError) else str(error)
                 log.warning("event=store_not_settled reason=%r", said)
 
     async def settled(self) -> None:
-        """Returns when they are there."""
+        """Wait until all started syncs are done."""
         await asyncio.gather(*self._to_settle)
 
     async def _admitted(self, found: Copy, key: CopyKey, caller: Caller | None) -> Copy:
-        """The Copy, where this one may have it. Raises ForbiddenError, RegistryError."""
+        """Return the Copy if the caller may access it. Raises ForbiddenError, RegistryError."""
         try:
             if found.record.private:
                 await self._judge(key, caller)
@@ -241,7 +240,7 @@ class Store:
             raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
 
     async def forbid(self, key: CopyKey, caller: Caller) -> None:
-        """Whose it is has just said no to this one: a yes before counts no more. Raises StoreError."""
+        """Revoke an earlier grant after the source denied access to the caller. Raises StoreError."""
         asked = (caller.fingerprint, key.origin, key.digest)
         try:
             await run_in_thread(lambda: self.permits.answered(asked, unix_s(), yes=False))
@@ -250,8 +249,8 @@ class Store:
 
     @contextmanager
     def aside(self) -> Iterator[Path]:
-        """A folder on the store's disk for work that makes no Copy; gone at the end, or, after a break, when the store
-        is next opened. Blocks. Raises StoreError.
+        """Provide a folder on the store's disk for work that makes no Copy; removed at the end or, after a crash, when
+        the store is next opened. Blocks. Raises StoreError.
         """
         try:
             with self._shelf.aside() as folder:
@@ -260,9 +259,9 @@ class Store:
             raise self._said(error) from None
 
     def rows(self) -> list[Row]:
-        """All Copies, the latest used first. Raises StoreError."""
+        """Return all Copies, most recently used first. Raises StoreError."""
         with ExitStack() as stack:
-            with suppress(OSError):  # where it is read-only nobody takes a Copy away meanwhile
+            with suppress(OSError):  # in a read-only store nothing is removed meanwhile
                 stack.enter_context(self._shelf.locked())
             found = [self._row(record) for record in self.layout.records()]
         return sorted(found, key=lambda row: (-row.used_unix_s, row.record.digest))
@@ -273,14 +272,14 @@ class Store:
         return Row(record, used_unix_s, pinned, self._shelf.in_use(self.layout.copy(key)))
 
     def pin(self, digest: Digest) -> None:
-        """Copies of it stay, also those that come later. Raises StoreError."""
+        """Protect all current and future Copies of the digest from eviction. Raises StoreError."""
         try:
             self._disk.write(self.layout.pin(digest), b"")
         except OSError as error:
             raise self._said(error) from None
 
     def unpin(self, digest: Digest) -> None:
-        """They may go again. Raises StoreError."""
+        """Allow eviction again. Raises StoreError."""
         try:
             self._disk.remove(self.layout.pin(digest))
             self._disk.sync(self.layout.pins)
@@ -288,7 +287,7 @@ class Store:
             raise self._said(error) from None
 
     def evict(self, key: CopyKey, bad: Iterable[Digest] = ()) -> None:
-        """One Copy goes; and no later one is given those files of it that are `bad`. Raises HeldError, StoreError."""
+        """Remove a Copy, and its `bad` files so that later Copies do not reuse them. Raises HeldError, StoreError."""
         if self.layout.pin(key.digest).exists():
             raise HeldError(f"{key.digest} is pinned: `pilotlight weights unpin` first")
         try:
@@ -301,7 +300,7 @@ class Store:
             raise self._said(error) from None
 
     def free(self, needed_bytes: int) -> Choice:
-        """Those Copies go that are missed least, for so many bytes. Raises StoreError."""
+        """Evict the least valuable Copies for this many bytes. Raises StoreError."""
         try:
             with self._shelf.locked():
                 choice = evict.select_victims(self._shelf.candidates(), needed_bytes)
@@ -311,7 +310,7 @@ class Store:
             raise self._said(error) from None
 
     def stored_bytes(self) -> int:
-        """Of all Copies, files that several have once."""
+        """Return the size of all Copies, counting shared files once."""
         return self._ledger.stored_bytes()
 
     def _said(self, error: OSError) -> StoreError:
@@ -325,13 +324,13 @@ class Store:
 
 
 def list_blobs_to_lock(files: Iterable[File]) -> list[Digest]:
-    """The raw files that are locked, in the one order in which everybody locks them."""
+    """Return the raw files to lock, in a global order that avoids deadlocks."""
     sizes = {one.digest: one.size for one in files if one.encoding == "raw"}
     return sorted(sorted(sizes, key=lambda digest: (-sizes[digest], digest))[:LOCKS_MAX])
 
 
 async def run_in_thread(work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> T:
-    """What it gives. Who is cancelled meanwhile waits for its end first, and its result is disposed of."""
+    """Run work in a thread; on cancellation wait for its end and dispose of the result."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

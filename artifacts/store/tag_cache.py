@@ -1,8 +1,8 @@
-"""What references meant when they were last pulled into a node's store, so that a tag is not asked for again. I/O.
+"""Remembers what references meant when they were last pulled into a node's store, so tags need no new lookup. I/O.
 
-Owns the folder `meanings/` of a store, one small file for each reference. Promises: a reference that names a digest
-means that and nothing else; what cannot be read is forgotten, and asked for again; it says nothing of who may have the
-Copy. It blocks: run it in a thread.
+Uses the folder `meanings/` of a store, one small file per reference. A reference with a digest always means that
+digest. Unreadable entries are ignored and looked up again. The cache does not grant access to a Copy. Calls block: run
+them in a thread.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from artifacts.store.layout import CopyKey
 from artifacts.store.store import Store
 
 MEANINGS_MAX = 10_000
-"""Of more the oldest are forgotten."""
+"""Maximum number of references; the oldest are dropped."""
 _BYTES_MAX = 64 << 10
 
 log = logging.getLogger("pilotlight.store")
 
 
 class Meant(Protocol):
-    """A reference into a registry, or into another place (`bring.Named`); `str()` is what is remembered."""
+    """A reference to a registry or another source (`artifacts.fetch.fetch.Named`), stored by its `str()`."""
 
     @property
     def digest(self) -> Digest | None:
-        """Where it names one."""
+        """The digest in the reference, if any."""
         ...
 
     @property
     def host(self) -> str:
-        """As `Key.origin`."""
+        """As `CopyKey.origin`."""
         ...
 
 
@@ -47,14 +47,14 @@ class _Meaning(msgspec.Struct, frozen=True):
 
 
 class Meanings:
-    """Those of one store."""
+    """The remembered references of one store."""
 
     def __init__(self, store: Store, disk: Disk | None = None) -> None:
         self._folder = store.layout.root / "meanings"
         self._disk = disk or Disk()
 
     def remember(self, of: Meant, key: CopyKey) -> None:
-        """It means this Copy from now on. A store that cannot be written gives what it has, and remembers nothing."""
+        """Remember that the reference means this Copy; does nothing if the store is not writable."""
         if self.recall(of) == key:
             return
         try:
@@ -72,7 +72,7 @@ class Meanings:
                 Path(one.path).unlink(missing_ok=True)
 
     def recall(self, of: Meant) -> CopyKey | None:
-        """None: it was never pulled here. A digest needs no memory."""
+        """Return the key of the Copy, from the reference's digest or the cache; None if it was never pulled here."""
         digest = of.digest or self._digest(of)
         return None if digest is None else CopyKey(of.host, digest)
 

@@ -1,7 +1,6 @@
-"""A Copy of the store read again, and held against what its manifest said when it came. I/O.
+"""Verifies a stored Copy against the record of its files, since disks can lose data silently. I/O.
 
-Owns the comparison: every file that should be there with its size and its sum, and nothing beside them. A disk loses
-bytes without a word; who asks here hears which. It blocks: run it in a thread.
+Every file must have the recorded size and digest, and there must be no other files. Calls block: run them in a thread.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ PIECE_BYTES = 1 << 20
 
 
 class Bad(NamedTuple):
-    """One file that is not as it came."""
+    """A file that differs from the record."""
 
     path: str
     why: str
     digest: digests.Digest | None = None
-    """That it should have; None: it should not be there."""
+    """Expected digest; None if the file should not exist."""
 
 
 def verify_copy(record: Record, folder: Path, moved: Callable[[int], None] = lambda _: None) -> Iterator[Bad]:
-    """What is wrong with the Copy whose files lie in `folder`. `moved`: told of bytes as they are read."""
+    """Yield the faults of the Copy whose files are in `folder`. `moved`: called with the bytes read."""
     wanted = {one.path: one for one in record.laid}
     if not record.unpacked and any(one.encoding != "raw" for one in record.files):
         yield Bad("", "nothing says what came out of its archives: remove it and pull it again")
@@ -47,7 +46,7 @@ def verify_copy(record: Record, folder: Path, moved: Callable[[int], None] = lam
 
 
 def _why(of: File, path: Path, moved: Callable[[int], None]) -> str:
-    """What is wrong with a file; empty: nothing."""
+    """Return what is wrong with a file; empty if nothing is."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", buffering=0) as file:

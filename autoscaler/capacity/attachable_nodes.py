@@ -1,7 +1,7 @@
-"""Nodes to which Devices may be attached: how many each can have, and what such a Device is. Pure.
+"""Nodes to which devices can be attached: how many each can have, and the properties of such a device. Pure.
 
-Owns these answers for every fabric. A node has a most only if somebody says so: Settings `nodes[].devicesMax`, or where
-these say it of no node, Cluster Autoscaler's annotation for it, on the node or on the MachineSet that it is of.
+Common to all fabrics. A node has a maximum only where it is configured: by Settings `nodes[].devicesMax`, or, if they
+set it for no node, by Cluster Autoscaler's annotation on the node or on its MachineSet.
 """
 
 from __future__ import annotations
@@ -20,48 +20,47 @@ GPU_COUNT = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
 """Annotation: how many GPUs a node (of a group) can have."""
 OWNER_KIND, OWNER_NAME = "cluster.x-k8s.io/owner-kind", "cluster.x-k8s.io/owner-name"
 OWNER_NAMESPACE = "cluster.x-k8s.io/cluster-namespace"
-"""Annotations that Cluster API puts on nodes."""
+"""Annotations that Cluster API sets on nodes."""
 DEVICES_MAX = 64
-"""Of one node."""
+"""Maximum for one node."""
 _GIGABYTES = re.compile(r"(?:^|[^0-9])([0-9]{1,4})GB(?:$|[^a-zA-Z0-9])")
 
 
 class AttachableNode(NamedTuple):
-    """A node to which Devices may be attached."""
+    """A node to which devices can be attached."""
 
     node: str
     most: int
-    """It can have so many Devices, its own among them."""
+    """Maximum number of devices, existing ones included."""
     parts: int = 1
-    """Each is offered so many times there."""
+    """How many times each device is offered there."""
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    """By which it keeps pods of ours away."""
+    """Those that keep our pods away."""
 
 
 Groups = Mapping[str, tuple[int, Mapping[str, str]]]
-"""By name: how many Devices each node of a group of machines can have, and labels of those
-(`autoscaler.capacity.machine_groups`).
-"""
+"""By name: the maximum devices of each node in a machine group, and the labels of its nodes
+(`autoscaler.capacity.machine_groups`)."""
 NO_GROUPS: Groups = MappingProxyType({})
 
 
 def list_attachable_nodes(
     nodes: Sequence[Mapping[str, Any]], settings: Settings, untold: int = 0, groups: Groups = NO_GROUPS
 ) -> dict[str, AttachableNode]:
-    """Of Node objects: those that are ready, open, and have a most. `untold`: of those of which nobody says it."""
+    """Of Node objects: those that are ready, schedulable and have a maximum. `untold`: the maximum if none is set."""
     found = (_site(node, settings, groups, untold) for node in nodes)
     return {one.node: one for one in found if one is not None}
 
 
 def has_device_limit(nodes: Sequence[Mapping[str, Any]], settings: Settings, groups: Groups = NO_GROUPS) -> bool:
-    """Whether anybody says of any of these how many Devices it can have, be it ready and open or not."""
+    """Whether a maximum is set for any of these nodes, ready and schedulable or not."""
     found = ((read_annotated_limit(one["metadata"]), one["metadata"].get("labels") or {}) for one in nodes)
     return any(resolve_max_devices(said, labels, kind_of(labels, settings.nodes), groups) for said, labels in found)
 
 
 def list_node_selectors(settings: Settings) -> tuple[str, ...]:
-    """By which labels such nodes are asked for; `""`: all nodes, since only they can say it."""
+    """Label selectors to list such nodes with; `""`: all nodes, since only annotations can set a maximum."""
     said = (one.selector for one in settings.nodes if one.devices_max is not None)
     return tuple(sorted({",".join(f"{key}={value}" for key, value in sorted(one.items())) for one in said})) or ("",)
 
@@ -83,16 +82,16 @@ def _site(node: Mapping[str, Any], settings: Settings, groups: Groups, untold: i
 
 
 class AnnotatedLimit(NamedTuple):
-    """What a Node's annotations say of how many Devices it can have."""
+    """The maximum number of devices in a Node's annotations."""
 
     most: int = 0
-    """0: nothing."""
+    """0: none is set."""
     group: str = ""
-    """Whose node it is, where Cluster API notes that."""
+    """The group that owns the node, where Cluster API records it."""
 
 
 def read_annotated_limit(metadata: Mapping[str, Any]) -> AnnotatedLimit:
-    """Of a Node object."""
+    """Read it from a Node object."""
     notes = metadata.get("annotations") or {}
     place = f"{notes.get(OWNER_NAMESPACE, '')}/{notes.get(OWNER_NAME, '')}"
     return AnnotatedLimit(
@@ -101,8 +100,9 @@ def read_annotated_limit(metadata: Mapping[str, Any]) -> AnnotatedLimit:
 
 
 def resolve_max_devices(said: AnnotatedLimit, labels: Mapping[str, str], kind: NodeKind | None, groups: Groups) -> int:
-    """How many Devices a node can have: as the Settings say, else itself, else its group, which its labels tell where
-    nothing else does; 0: nobody says.
+    """Maximum devices of a node; 0 if none is set.
+
+    The Settings come first, then the node itself, then its group, which is found by labels if nothing else names it.
     """
     if kind is not None and kind.devices_max is not None:
         return kind.devices_max
@@ -118,14 +118,15 @@ def _parts(kind: NodeKind | None) -> int:
 
 
 def parse_device_count(said: object) -> int:
-    """How many an annotation or a limit says; 0: that is no number of Devices."""
+    """Parse an annotation or a limit; 0 if it is not a number of devices."""
     text = str(said)
     return int(text) if len(text) <= 3 and text.isascii() and text.isdecimal() else 0
 
 
 def find_device_memory(product: str, world: World) -> int | None:
-    """Bytes of one such Device: as one that is there has it, as the Settings say it, or as its name does, which is a
-    little less than it has; None: nobody says.
+    """Bytes of one such device; None if unknown.
+
+    Taken from an existing one, from the Settings, or from its name, which states a little less than it has.
     """
     for slice_ in world.slices.values():
         if slice_.product == product and slice_.memory_bytes:
@@ -138,11 +139,11 @@ def find_device_memory(product: str, world: World) -> int | None:
 
 
 def count_devices_on_node(world: World, node: str) -> int:
-    """How many Devices of a node are seen."""
+    """How many devices of a node are visible."""
     return len({one.device for one in world.slices.values() if one.node == NodeId(node)})
 
 
 def list_leased_nodes(world: World) -> frozenset[str]:
-    """Nodes on which Devices are by Leases of ours, on their way back, too: what they would take with them."""
+    """Nodes with devices of our orders, also ones being released: removing the node would remove these, too."""
     leases = world.capacity.leases.values()
     return frozenset(one.offer.node for one in leases if one.offer.node and one.committed)

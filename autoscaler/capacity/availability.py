@@ -1,7 +1,7 @@
-"""What of an Offer can still be had, by what was ordered since it was offered and what became of that. Pure.
+"""Computes what is left of an offer, from what was ordered since and how that went. Pure; decides nothing.
 
-Owns that answer, which the ledger asks before it orders, who publishes what a fabric could attach, and who counts what
-is on offer: what is free and has a place, never what there is at most. Decides nothing.
+Used before ordering, to publish what a fabric could attach, and to count what is on offer. It counts what is free and
+has a place, never the maximum that could exist.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from autoscaler.state.capacity_orders import BackedOffOffer, Capacity, Lease, Of
 from autoscaler.text import format_duration
 
 SILENT_S = 180.0
-"""Nothing is ordered of a provider that has said nothing for so long, and what it offered longer ago does not count."""
+"""Nothing is ordered from a provider that was silent for this long, and its older offers do not count."""
 SILENT = "its provider has said nothing for a while"
 GONE = "what was offered was ordered meanwhile"
 
 
 def has_current_offers(capacity: Capacity, provider: str, now_s: float) -> bool:
-    """Whether what it offered counts."""
+    """Whether the provider's offers count."""
     said_s = min(capacity.offered_s.get(provider, -inf), capacity.listed_s.get(provider, -inf))
     return now_s < said_s + SILENT_S
 
 
 def find_offer_backoff(capacity: Capacity, of: OfferId, now_s: float) -> BackedOffOffer | None:
-    """Where it is left alone now."""
+    """The back-off in effect, if any."""
     found = capacity.barred.get(of)
     return found if found is not None and now_s < found.until_s else None
 
 
 def compute_remaining_offer(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> Offer | str:
-    """What of it there is, or why nothing. `leases`: with those that are ordered now, of its product at least."""
+    """What is left of it, or why nothing is. `leases`: including new orders, of its product at least."""
     if (bar := find_offer_backoff(capacity, offer.id, now_s)) is not None:
         return f"{bar.why}; it is left alone for {format_duration(bar.until_s - now_s)}"
     if any(one.offer.id == offer.id and _lapsed(one, now_s) for one in leases):
@@ -49,7 +49,7 @@ def compute_remaining_offer(capacity: Capacity, leases: Collection[Lease], offer
 
 
 def count_offered_devices(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
-    """By provider and product: so many Devices more could really be had now. Of queues nobody knows that."""
+    """By provider and product: how many more devices could be had now. Queued offers are unknown, and left out."""
     found: dict[tuple[str, str], int] = {}
     for provider, offers in capacity.offers.items():
         leases = [one for id, one in capacity.leases.items() if id.provider == provider]
@@ -73,7 +73,7 @@ def _devices(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s:
 
 
 def _since(capacity: Capacity, leases: Collection[Lease], offer: Offer) -> list[Lease]:
-    """Those of its product that were ordered since it was offered."""
+    """Orders of its product placed since it was offered."""
     said_s = capacity.offered_s[offer.provider]
     return [one for one in leases if _is_kin(one.offer, offer) and one.asked_s >= said_s]
 
@@ -83,5 +83,5 @@ def _is_kin(one: Offer, other: Offer) -> bool:
 
 
 def _lapsed(lease: Lease, now_s: float) -> bool:
-    """It should have come, and is given up in this Plan."""
+    """It is overdue, and given up in this plan."""
     return lease.here_s is None and not lease.leaving and not lease.coming(now_s)

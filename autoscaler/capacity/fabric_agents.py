@@ -1,8 +1,8 @@
-"""Devices of a fabric as their nodes' agents have them: what agents are told of them, and what they say. Pure.
+"""Coordinates fabric devices with node agents: what agents are asked to do, and what they report. Pure.
 
-Owns both, for providers of which Settings say that agents take part (`redfish.agents`): of a Lease that is attached and
-that no Slice shows yet, the node is to take the Devices; of one that is given back, to let go of them. A Device is only
-detached once its agent says so. Decides nothing else: who is given back is `autoscaler.provisioning.release`'.
+Applies to providers for which the Settings enable agents (`redfish.agents`). If an order is attached and no slice shows
+it yet, the node's agent is asked to take the devices; if an order is released, to let go of them. A device is detached
+only after its agent reports this. `autoscaler.provisioning.release` decides what is released.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ UNHEARD = "its node's agent does not say that it has let go of it (the chart's a
 
 
 def list_agent_providers(settings: Settings) -> frozenset[str]:
-    """Those whose Devices agents take and let go of."""
+    """Providers whose devices agents take and let go of."""
     return frozenset(one.name for one in settings.capacity if one.redfish is not None and one.redfish.agents)
 
 
 def build_fabric_wants(world: World) -> dict[NodeId, tuple[FabricWant, ...]]:
-    """What the agent of each node is told of Devices, where that is anything."""
+    """What the agent of each node is asked to do with devices; nodes without any are left out."""
     by, found = list_agent_providers(world.settings), dict[NodeId, dict[str, FabricWant]]()
     for lease in sorted(world.capacity.leases.values(), key=lambda one: one.id):
         if lease.id.provider in by and lease.listed is not None and (lease.leaving or lease.here_s is None):
@@ -36,7 +36,7 @@ def build_fabric_wants(world: World) -> dict[NodeId, tuple[FabricWant, ...]]:
 
 
 def explain_attach_failure(lease: Lease, nodes: Mapping[str, NodeAgentStatus], settings: Settings) -> str:
-    """Why a node does not have what was attached to it, by its agent; empty: it has it, or may have it yet."""
+    """Why a node lacks what was attached to it, by its agent; empty: it has it, or may have it yet."""
     if lease.listed is None or lease.leaving or lease.id.provider not in list_agent_providers(settings):
         return ""
     said = _said(nodes.get(lease.listed.node), _devices(lease))
@@ -44,12 +44,12 @@ def explain_attach_failure(lease: Lease, nodes: Mapping[str, NodeAgentStatus], s
 
 
 def explain_detach_block(world: World, node: str, uuids: Iterable[str], now_s: float) -> str:
-    """Why Devices must not be detached from a node yet, by its agent; empty: it has let go of all of them."""
+    """Why devices must not be detached from a node yet, by its agent; empty: it has let go of all of them."""
     sought = [one for one in uuids if one]
     heard = world.nodes.get(node)
     there = NodeId(node) in world.hosts or any(one.node == node for one in world.slices.values())
     if not sought or (heard is None and not there):
-        return ""  # nothing that a driver would name, or the node is gone
+        return ""  # no device that a driver would name, or no node
     if heard is None or not is_report_fresh(heard, now_s) or not heard.report.attaches:
         return UNHEARD
     said = {one.device: one for one in _said(heard, sought) if one.leave}
@@ -61,7 +61,7 @@ def explain_detach_block(world: World, node: str, uuids: Iterable[str], now_s: f
 
 
 def _devices(lease: Lease) -> tuple[str, ...]:
-    """As drivers call them."""
+    """Names of its devices, as drivers use them."""
     ids = () if lease.listed is None else lease.listed.device_ids
     return tuple(name for name in (one.rpartition("/")[2] for one in ids) if name)
 

@@ -1,13 +1,12 @@
-"""Places that somebody takes away, nodes that are to be removed and Leases that end: what is there moves in time. Pure.
+"""Turns announced interruptions into drains: nodes to be removed, capacity withdrawn, and orders that end. Pure.
 
-Owns how that is known: taints by which Karpenter, Cluster Autoscaler and clouds announce it, a Lease that its provider
-takes back, the end that it told. Room on a node that stays has none: who preempts it evicts pods. It becomes an order
-like an operator's drain, with its reason: nothing new is put there, and a successor is started elsewhere first, for
-which capacity is ordered, too. When the time for that is over what is there drains all the same: Calls finish, new ones
-wait for the successor. A node of Karpenter that is to go waits for our pods
-(`autoscaler.providers.karpenter.disruption_guard`), but that is not relied on. Of a node that nobody needs, as who
-removes nodes sees it, nothing is taken from who is there: only Devices that were attached to it and stand idle go,
-since they would go with it.
+An interruption is known from taints of Karpenter, Cluster Autoscaler and clouds, from a provider that withdraws an
+order, or from the end time it reported. Room on a node that stays has none: whoever preempts it evicts pods. An
+interruption becomes a drain with its reason, like an operator's: nothing new is placed there, and a successor starts
+elsewhere first, for which capacity is ordered, too. When the time for that is over, replicas drain all the same: their
+requests finish, and new ones wait for the successor. A Karpenter node that is to be removed waits for our pods
+(`autoscaler.providers.karpenter.disruption_guard`), but that is not relied on. On a node that its autoscaler considers
+unneeded, replicas stay; only idle attached devices are released, since they would be removed with it.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ TAKEN: Mapping[str, tuple[str, bool]] = {
     "cloud.google.com/impending-node-termination": ("its spot machine is taken", True),
     "node.cloudprovider.kubernetes.io/shutdown": ("its machine is shut down", True),
 }
-"""Taints of nodes -> in words, and whether there is no time for anything but to finish Calls."""
+"""Taints of nodes -> description, and whether there is only time to finish requests."""
 SUCCESSOR_S = 30.0
-"""A node that is to go is not drained for so long while a successor could start elsewhere."""
+"""How long a node that is to be removed is not drained while a successor could start elsewhere."""
 LEAD_S = (300.0, 3600.0)
-"""So long before a Lease ends its Replicas begin to move, at least and at most."""
+"""Minimum and maximum time before the end of an order at which its replicas begin to move."""
 DRAIN_S = 600.0
-"""Of that, for Calls to finish."""
+"""Part of that time for requests to finish."""
 LEAD_PART = 0.25
-"""No more of a Lease's time than this is lead, where that time is known: of one that a leader before us ordered only as
-its Offer tells it.
-"""
+"""Maximum part of an order's lifetime that is lead, if the lifetime is known; if a former leader ordered it, only as
+its offer states it."""
 
 
 def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonTarget, Cordon]:
-    """The orders of operators in `world`, and those that follow from what it contains. `before`: the World of the last
-    call, whose orders still apply if nothing that they follow from has changed.
+    """The orders of operators in `world`, and those derived from its content.
+
+    `before`: the World of the last call, whose orders still apply if nothing that they derive from has changed.
     """
     timed = any(one.ends_s is not None for one in _here(world))
     ours = any(one.why for one in world.cordons.values())
@@ -110,7 +109,7 @@ def _by_leases(world: World, now_s: float) -> Iterator[Cordon]:
 
 
 def is_lease_ending(world: World, lease: Lease) -> bool:
-    """Whether a Lease, or its node, is being taken away."""
+    """Whether an order, or its node, is being withdrawn."""
     if lease.listed is None or not world.cordons:
         return False
     places = [
@@ -121,7 +120,7 @@ def is_lease_ending(world: World, lease: Lease) -> bool:
 
 
 def is_on_unneeded_node(world: World, lease: Lease) -> bool:
-    """Whether Devices are attached to a node that would be removed if nothing changes."""
+    """Whether its devices are attached to a node that will be removed if nothing changes."""
     if lease.listed is None or not lease.offer.node:
         return False
     there = (one for one in world.slices.values() if one.taints and one.node == lease.listed.node)
@@ -129,7 +128,7 @@ def is_on_unneeded_node(world: World, lease: Lease) -> bool:
 
 
 def lead_s(world: World, lease: Lease, ends_s: float) -> float:
-    """So long before it ends what is on a Lease begins to move: as long as another takes, and Calls to finish."""
+    """How long before its end an order's replicas begin to move: time to get another and to finish requests."""
     p95_s = estimate_lead_time(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT)).p95_s
     lead = min(max(LEAD_S[0], 2 * p95_s + DRAIN_S), LEAD_S[1])
     began_s = lease.asked_s if lease.here_s is None else lease.here_s
@@ -138,5 +137,5 @@ def lead_s(world: World, lease: Lease, ends_s: float) -> float:
 
 
 def _here(world: World) -> Iterator[Lease]:
-    """Without room on nodes that are there anyhow: of these nothing goes with a Lease, and others are on them."""
+    """Delivered orders without room on existing nodes: such nodes stay, and others use them."""
     return (one for one in world.capacity.leases.values() if one.here_s is not None and not one.offer.room)

@@ -1,8 +1,8 @@
-"""How long it takes until what is ordered can be used, and how likely it is there in time. Pure.
+"""Estimates how long an order takes to become usable, and how likely it is there in time. Pure.
 
-Owns the arithmetic on what was learnt (`autoscaler.state.capacity_orders.LeadTimeStats`): quantiles in which
-`expectedSeconds` counts as so many deliveries that were not seen, the part of orders that come at all, and how long
-something idle is worth keeping. Times are taken to be log-normal: what takes long at times takes very long.
+Arithmetic on observed deliveries (`autoscaler.state.capacity_orders.LeadTimeStats`): quantiles in which
+`expectedSeconds` counts as PRIOR deliveries, the share of orders that arrive at all, and how long idle capacity is
+worth keeping. Times are assumed to be log-normal: occasional delays are very long.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from msgspec.structs import replace
 from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats, Offer
 
 PRIOR = 3
-"""So many deliveries count as what is expected."""
+"""The expected time counts as this many deliveries."""
 P95_RATIO = 3.0
-"""Of the 95th percentile to the median, while nothing is learnt."""
+"""Ratio of the 95th percentile to the median, while nothing is observed."""
 P95_RATIO_MIN = 1.2
 _NORMAL = NormalDist()
 _P95 = _NORMAL.inv_cdf(0.95)
 SURE = 1 - 1e-9
-"""Of what should have come with this likelihood the rest of the distribution tells nothing more."""
+"""If an order should have arrived with this probability, the rest of the distribution says nothing more."""
 CONFIDENCE_WEIGHT, COUNTED_MAX = 4, 32
 WAIT_WORTH = 4.0
-"""A second that Calls wait for a Device is worth so many seconds in which one stands idle."""
+"""One second of waiting requests is worth this many seconds of an idle device."""
 DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
-"""A Lease is given up after so many times its 95th percentile, within these, and never before that percentile; out of a
-queue, whose times tell nothing of what follows, the longest after it was granted.
-"""
+"""An order is given up after this multiple of its 95th percentile, within DUE_S, and never before that percentile. From
+a queue, whose times do not predict what follows, it is given up the maximum of DUE_S after it was granted."""
 KEPT_S = (30.0, 1800.0)
-"""What comes quickly, and what takes ages, is kept idle within these, while nothing is learnt."""
+"""Bounds of how long idle capacity is kept, fast or slow, while nothing is observed."""
 GAPS_MIN = 3
-"""From so many on they tell more than what it costs to have it again."""
+"""From this many observed gaps on, they decide instead of the cost of getting it again."""
 NO_LEARNT = LeadTimeStats()
 
 
 class Expected(NamedTuple):
-    """Of one Offer. Seconds from the order until it can be used; infinite: nobody can say."""
+    """Expected delivery of one offer: seconds from the order until it is usable; infinite if unknown."""
 
     p50_s: float
     p95_s: float
@@ -48,18 +47,18 @@ class Expected(NamedTuple):
 
     @property
     def mean_s(self) -> float:
-        """Of those that come."""
+        """Mean of the orders that arrive."""
         if self.p50_s == inf:
             return inf
         return self.p50_s * exp(self.spread**2 / 2)
 
     @property
     def spread(self) -> float:
-        """Of the logarithm."""
+        """Standard deviation of the logarithm."""
         return log(self.p95_s / self.p50_s) / _P95
 
     def by(self, seconds: float) -> float:
-        """How likely it can be used within so many seconds."""
+        """Probability that it is usable within this many seconds."""
         if seconds <= 0 or self.p50_s == inf:
             return 0.0
         if seconds == inf:
@@ -67,7 +66,7 @@ class Expected(NamedTuple):
         return self.confidence * self._come(seconds)
 
     def left_s(self, past_s: float) -> float:
-        """After so many seconds in which it did not come, the median of how much longer it takes."""
+        """The median of the remaining time, after `past_s` seconds without delivery."""
         if past_s <= 0 or self.p50_s == inf:
             return self.p50_s
         come = self._come(past_s)
@@ -76,12 +75,12 @@ class Expected(NamedTuple):
         return max(0.0, self.p50_s * exp(self.spread * _NORMAL.inv_cdf((1.0 + come) / 2.0)) - past_s)
 
     def _come(self, seconds: float) -> float:
-        """The part, of those that come, that is there by then."""
+        """The share, of orders that arrive, that has arrived by then."""
         return _NORMAL.cdf((log(seconds) - log(self.p50_s)) / self.spread)
 
 
 def estimate_lead_time(offer: Offer, learnt: LeadTimeStats = NO_LEARNT) -> Expected:
-    """What is to be expected of an Offer."""
+    """Expected delivery of an offer."""
     confidence = (offer.confidence * CONFIDENCE_WEIGHT + learnt.came) / (
         CONFIDENCE_WEIGHT + learnt.came + learnt.failed
     )
@@ -97,34 +96,34 @@ def estimate_lead_time(offer: Offer, learnt: LeadTimeStats = NO_LEARNT) -> Expec
 
 
 def due_after_s(offer: Offer, takes: Expected) -> float:
-    """How long what is ordered is waited for; infinite: as long as its provider has it in a queue."""
+    """How long an order is waited for; infinite as long as its provider has it in a queue."""
     if offer.queued or takes.p50_s == inf:
         return inf
     return max(min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1]), takes.p95_s)
 
 
 def record_delivery(learnt: LeadTimeStats, took_s: float) -> LeadTimeStats:
-    """One more that came, after so long."""
+    """Record a delivery, after this many seconds."""
     return _counted(replace(learnt, took_s=(*learnt.took_s, took_s)[-STARTS_MAX:], came=learnt.came + 1))
 
 
 def record_failed_delivery(learnt: LeadTimeStats) -> LeadTimeStats:
-    """One more that did not come."""
+    """Record an order that did not arrive."""
     return _counted(replace(learnt, failed=learnt.failed + 1))
 
 
 def record_reuse(learnt: LeadTimeStats, gap_s: float) -> LeadTimeStats:
-    """One was used again after so long."""
+    """Record that idle capacity was used again after `gap_s`."""
     return replace(learnt, gaps_s=(*learnt.gaps_s, gap_s)[-GAPS_MAX:])
 
 
 def record_release(learnt: LeadTimeStats, since_s: float) -> LeadTimeStats:
-    """One was, that had been idle since then."""
+    """Record that capacity idle since `since_s` was released."""
     return replace(record_reuse(learnt, inf), idle_since_s=since_s)
 
 
 def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
-    """Another is ordered: the last that was given back would have been used again now."""
+    """Record another order: the capacity released last would have been used again now."""
     if learnt.idle_since_s is None:
         return learnt
     at = max((at for at, gap in enumerate(learnt.gaps_s) if gap == inf), default=len(learnt.gaps_s))
@@ -133,10 +132,10 @@ def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
 
 
 def keep_s(learnt: LeadTimeStats, attach_s: float, idle_s: float) -> float:
-    """How long something that has been idle for `idle_s` is kept, from the beginning of that; what `attach_s` was.
+    """How long capacity that has been idle for `idle_s` is kept, from the beginning of that; `attach_s`: its lead time.
 
-    While little is learnt as long as it costs to have it again (so never twice what was best); else as long as what is
-    expected of keeping it, P(used within h) x cost of having it again, is more than the idle time expected in h.
+    With few observations, as long as it costs to get it again (so at most twice the optimum); else as long as the
+    expected benefit, P(used within h) x cost of getting it again, exceeds the expected idle time within h.
     """
     cost_s = min(max(attach_s * (1.0 + WAIT_WORTH), KEPT_S[0]), KEPT_S[1])
     if len(learnt.gaps_s) < GAPS_MIN:

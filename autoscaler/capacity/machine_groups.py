@@ -1,9 +1,9 @@
-"""Groups of machines that others make nodes of (MachineSet, MachineDeployment): what grows there is on its way, too.
+"""Machine groups that others scale (MachineSet, MachineDeployment): their nodes in flight count as supply. Pure.
 
-Owns what is known of them, how much of that growth is still to come, and what of it is left for us: so much less is
-ordered. Whoever raised `replicas`, Cluster Autoscaler for a pod that waits, a person, our own order, the machines come
-once. What pods of others wait for is theirs, and what our own Leases stand for is counted there. A machine that does
-not come is waited for as long as Cluster Autoscaler does. Pure.
+Tracks groups, how much of their growth is still to come, and what of it is left for us: that much less is ordered.
+Machines come once, whoever raised `replicas`: Cluster Autoscaler for a pending pod, a person, or our own order.
+Machines for pods of others are theirs, and machines for our own orders are counted there. A machine that does not come
+is waited for as long as Cluster Autoscaler does.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from autoscaler.state.capacity_orders import Group, GroupGrowth, Lease, LeaseId,
 from autoscaler.state.world import World
 
 GROW_S = 900.0
-"""Cluster Autoscaler's `--max-node-provision-time`: what has not come by then is not counted on."""
+"""Cluster Autoscaler's `--max-node-provision-time`: what has not come by then does not count."""
 
 
 def adopt_group(group: Group, now_s: float) -> GroupGrowth:
-    """At the first look of all nothing of it is on its way: a machine that is not ready may have been broken for weeks,
-    and after each start of an autoscaler those who lack room would wait for it for GROW_S. Should it come all the same,
-    little is ordered twice. What grows for pods of others is theirs, and what grows for orders of ours their provider
-    lists, before anything is ordered; what else grows whoever follows has looked at, too, and knows when it leads. So
-    only of what a person raised while no autoscaler ran one node too much is ordered, and goes when it stands idle.
+    """Track a new group, with nothing in flight.
+
+    A machine that is not ready may have been broken for weeks, and unplaced requests would wait GROW_S for it after
+    each start of an autoscaler. If it comes after all, little is ordered twice: growth for pods of others is theirs,
+    providers list growth for our orders before anything is ordered, and followers saw any other growth. So only a
+    scale-up by a person while no autoscaler ran costs one node too many, which is released when idle.
     """
     return GroupGrowth(group=group, coming=0, shown=0, since_s=now_s)
 
 
 def update_growth(before: GroupGrowth | None, group: Group, shown: int, now_s: float) -> GroupGrowth:
-    """After another look. `count_nodes_with_devices`: so many of its nodes show their Devices; a node that is ready may
-    not yet.
+    """Update after another look. `shown`: nodes that show devices (`count_nodes_with_devices`); ready ones may not yet.
 
-    Only what it was raised by is on its way, so that a node that is lost is nobody's supply; a group that was not there
-    at the look before, by all that is not ready.
+    Only an increase of the group's size is in flight, so that a lost node is no supply; of a group that was absent at
+    the look before, all machines that are not ready.
     """
     if before is None:
         before = adopt_group(replace(group, wanted=group.ready), now_s)
@@ -46,9 +46,10 @@ def update_growth(before: GroupGrowth | None, group: Group, shown: int, now_s: f
 
 
 def recount_growth(growth: GroupGrowth, world: World, now_s: float) -> GroupGrowth:
-    """As nodes show their Devices between looks. One that came for an order of ours is no more counted as that: it
-    would stand for the order of somebody else until the next look, and have it taken back. One whose device plug-in
-    starts anew shows none for a moment, and is not another that came then.
+    """Update as nodes show devices between looks.
+
+    A node that came for an order of ours no longer counts as growth: it would stand for another's order until the next
+    look, and have it withdrawn. A node whose device plug-in restarts shows none for a moment; it has not arrived again.
     """
     if not growth.coming:
         return growth
@@ -56,13 +57,13 @@ def recount_growth(growth: GroupGrowth, world: World, now_s: float) -> GroupGrow
 
 
 def count_nodes_with_devices(world: World, group: Group) -> int:
-    """How many of its nodes show Devices."""
+    """How many of the group's nodes show devices."""
     nodes = {one.node: one.labels for one in world.slices.values()}
     return sum(group.labels.items() <= labels.items() for labels in nodes.values())
 
 
 def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
-    """What is left for us of it, as Leases that nobody has to give back: one for each node."""
+    """Growth left for us, as orders that nobody has to release: one for each node."""
     for name, growth in sorted(world.capacity.groups.items()):
         group, offer = growth.group, growth.group.offer
         if offer is None or not growth.coming or now_s >= growth.since_s + GROW_S:
@@ -78,17 +79,17 @@ def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
 
 
 def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
-    """Whether the group grows for a Lease of ours: a node with such labels was promised, and is not here yet."""
+    """Whether the group grows for an order of ours: a node with such labels was promised, and is not here yet."""
     offered = lease.offer.labels
     agrees = bool(offered) and all(offered.get(key, said) == said for key, said in labels.items())
     return agrees and not lease.offer.node and lease.here_s is None and lease.committed
 
 
 def read_group_limits(world: World) -> Groups:
-    """Of groups that say it, how many Devices each of their nodes can have."""
+    """Maximum devices per node, for groups that state it."""
     return collect_group_limits(one.group for one in world.capacity.groups.values())
 
 
 def collect_group_limits(groups: Iterable[Group]) -> Groups:
-    """The same of any groups."""
+    """The same for any groups."""
     return {one.name: (one.most, one.labels) for one in groups if one.most}

@@ -1,8 +1,8 @@
-"""Which Slices are a Lease's, once they are there. Pure.
+"""Maps capacity orders to the slices that they delivered. Pure; decides nothing.
 
-Owns that assignment, what pods there say of it, and that nothing new is put on what is given back. A Lease of Devices
-has those that its provider names, or where a node only counts its Devices the last of them; one of a node that was
-added has all of it, unless its provider names some. Decides nothing.
+Also selects the marks of pods on these slices, and withholds slices that are being released. An order of devices has
+those that its provider names, or the last ones where a node only counts its devices. An order of a new node has all of
+it, unless its provider names some.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.world import Slice, SliceId, World
 
 _COUNTED = re.compile(r"gpu([0-9]{1,4})")
-"""Of a device plug-in's counting (`autoscaler.slicing.nvidia_sharing`)."""
+"""Name of a device that a device plug-in only counts (`autoscaler.slicing.nvidia_sharing`)."""
 GIVEN_BACK = "it is being given back to who lent it"
 CLAIMED = "it was attached for a claim, which the scheduler is to give it"
 
 
 def slices_of(world: World, lease: Lease) -> list[Slice]:
-    """Those of a Lease that are there, in order of their ids."""
+    """The order's slices that exist, in order of ids."""
     return sorted((one for one in world.slices.values() if is_slice_of_lease(lease, one)), key=lambda one: one.id)
 
 
 def is_slice_of_lease(lease: Lease, slice_: Slice) -> bool:
-    """Whether a Slice is of a Lease."""
+    """Whether a slice belongs to an order."""
     listed = lease.listed
     if listed is None or not listed.node or slice_.node != listed.node:
         return False
@@ -41,7 +41,7 @@ def is_slice_of_lease(lease: Lease, slice_: Slice) -> bool:
 
 
 def is_release_blocked(world: World, lease: Lease) -> bool:
-    """Whether it could not go now though nobody is on it: somebody is on its node, and it only goes alone."""
+    """Whether it cannot be released now although unused: that requires an empty node, and this one is in use."""
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id: one.counted for one in world.slices.values() if one.node == lease.listed.node}
@@ -49,7 +49,7 @@ def is_release_blocked(world: World, lease: Lease) -> bool:
 
 
 def has_replica_on_node(world: World, lease: Lease) -> bool:
-    """Whether a Replica may have it, though none is known to: one is on its node, and it only goes alone."""
+    """Whether a replica may have it, though none is known to: its release requires an empty node, and one is there."""
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id for one in world.slices.values() if one.node == lease.listed.node}
@@ -57,9 +57,7 @@ def has_replica_on_node(world: World, lease: Lease) -> bool:
 
 
 def select_pod_marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:
-    """Of a Model's pod that is put on these Slices: for whose Lease they are of, else for what was booked for it on
-    whatever node it finds.
-    """
+    """Marks of a model's pod on these slices: those of their order, else of one booked for the model on any node."""
     there = [world.slices[id] for id in ids if id in world.slices]
     marked = [*_marked(world)]
     of = (listed for lease, listed in marked if any(is_slice_of_lease(lease, one) for one in there))
@@ -77,9 +75,7 @@ def _marked(world: World) -> Iterator[tuple[Lease, Listed]]:
 
 
 def list_withheld_slices(world: World) -> dict[SliceId, str]:
-    """Slices on which nothing new is put because they are given back, or are a claim's that did not take them yet; why,
-    in words.
-    """
+    """Slices closed to new replicas -> why: being released, or reserved for a claim that has not taken them yet."""
     leases = (one for one in world.capacity.leases.values() if not one.offer.room)
     going = [one for one in leases if one.leaving or (is_claim_owner(one.owner) and not one.used)]
     if not going:

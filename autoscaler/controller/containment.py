@@ -1,9 +1,9 @@
-"""Containment of faults: an exception that one Model causes quarantines that Model and affects no other.
+"""Fault containment: an exception that one Model causes quarantines that Model and affects no other. Pure.
 
-Decisions are pure functions of a World, so the Model at fault is found by computing a decision again without some
-Models (`find_culprits`): the planner and the fold need not know of faults. `World.faults` lists quarantined Models, see
-`autoscaler.fold.faults`. The planner gets a World in which their Replicas keep their room under another name
-(`autoscaler.fold.masking`). Pure.
+Decisions are pure functions of a `World`. `find_culprits` finds the Model at fault by repeating a decision without some
+Models, so the planner and the fold need no fault handling. `World.faults` lists quarantined Models, see
+`autoscaler.fold.faults`. The planner gets a `World` in which their replicas keep their resources under another name
+(`autoscaler.fold.masking`).
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from autoscaler.state.operator_orders import ModelStopped, ModelWoken, NodeRepor
 from autoscaler.state.world import Replica, World
 
 CULPRITS_MAX: Final = 16
-"""Culprits that are sought at once."""
+"""Maximum number of culprits returned by one search."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 def find_culprits(names: Sequence[Name], works: Callable[[Collection[Name]], bool]) -> tuple[Name, ...]:
-    """A few of `names` without which `works` is true; empty: there are none. At most CULPRITS_MAX.
+    """Return at most CULPRITS_MAX of `names` whose exclusion makes `works` true; empty if there are none.
 
-    Where two are at fault only together, it is the one that comes later in `names` (see `rank_suspects`). `works` gets
-    the names to leave out. It is called about log2(len(names)) times for each culprit.
+    If two names fail only together, return the one later in `names` (see `rank_suspects`). `works` takes the names to
+    exclude. It is called about log2(len(names)) times for each culprit.
     """
     found: list[Name] = []
     if not names or not works(names):
         return ()
     while len(found) < CULPRITS_MAX and not works(found):
         rest = [name for name in names if name not in found]
-        fine, broken = 0, len(rest)  # with the first `fine` of them it works, with the first `broken` it does not
+        fine, broken = 0, len(rest)  # it works with the first `fine` names and fails with the first `broken`
         while broken - fine > 1:
             middle = (fine + broken) // 2
             if works([*found, *rest[middle:]]):
@@ -72,10 +72,10 @@ def find_culprits(names: Sequence[Name], works: Callable[[Collection[Name]], boo
 
 
 def rank_suspects(names: Iterable[ModelName], error: Exception) -> list[ModelName]:
-    """`names` in the order in which they are suspected, the most suspect last.
+    """Sort `names` by suspicion, the most suspect last.
 
-    Suspect is what functions worked on when the exception was raised, the innermost most: a replica that is looked at
-    for another Model raises, and not the Model that needs its room.
+    A Model is suspect if a local variable of a frame in the traceback refers to it; the innermost frame counts most.
+    When a replica is examined on behalf of another Model, the culprit is thus the replica's Model.
     """
     rank: dict[ModelName, int] = {}
     known = frozenset(names)
@@ -91,24 +91,24 @@ def rank_suspects(names: Iterable[ModelName], error: Exception) -> list[ModelNam
     return sorted(known, key=lambda name: (rank.get(name, 0), name))
 
 
-# --- a fold of observations some of which raise -----------------------------------------------------------------------
+# --- folding a batch in which some observations raise -----------------------------------------------------------------
 
 
 class Folded(NamedTuple):
-    """What came of a batch. `aside`: observations that could not be folded, or only in part; `folded`: all others."""
+    """The result of folding a batch. `aside`: observations not folded, or only in part; `folded`: all others."""
 
     world: World
     transitions: tuple[Transition, ...]
     faults: tuple[tuple[ModelName, Exception], ...]
-    """Models that were quarantined, each with its exception."""
+    """The Models that were quarantined, each with its exception."""
     aside: tuple[Observation, ...]
     folded: tuple[Observation, ...]
     error: Exception | None
-    """The last exception that no Model explains."""
+    """The last exception that could not be attributed to a Model."""
 
 
 def fold_separately(world: World, batch: Sequence[Observation], now_s: float) -> Folded:
-    """Folds a batch whose `fold` raised: each observation for itself, and without the Models that make it raise."""
+    """Fold each observation of a batch whose `fold` raised separately, without the Models that make it raise."""
     transitions: list[Transition] = []
     faults: list[tuple[ModelName, Exception]] = []
     aside: dict[Hashable, Observation] = {}
@@ -119,13 +119,13 @@ def fold_separately(world: World, batch: Sequence[Observation], now_s: float) ->
         aside.pop(key, None)
         if isinstance(done, Failure):
             folded.pop(key, None)
-            if not isinstance(one, Reported | Acted):  # the next report repeats all of it; Actions are not repeated
+            if not isinstance(one, Reported | Acted):  # the next report repeats its content; Actions are not retried
                 aside[key] = one
             error, found = done.error, _culprits_of(world, one, done.error, now_s)
             seen = [FaultSeen(model=name, reason=describe_error(error)) for name in found]
             held = _holding(world, one, now_s)
             done = attempt(partial(fold, held, (*_rest(held, one, found), *seen), now_s)) if found else done
-            if isinstance(done, Failure):  # no Model explains it, or these do not explain all of it
+            if isinstance(done, Failure):  # no Model explains it, or not all of it
                 last = done.error
                 done = attempt(partial(fold, held, seen, now_s))
             if isinstance(done, Failure):
@@ -139,7 +139,7 @@ def fold_separately(world: World, batch: Sequence[Observation], now_s: float) ->
 
 
 def _holding(world: World, one: Observation, now_s: float) -> World:
-    """The World with a Replica that cannot be adopted: what it has of its Slices is not free."""
+    """The `World` with a replica that could not be adopted, so that its share of its slices does not count as free."""
     if not isinstance(one, ReplicaSeen) or one.seen is Seen.CLEAN or one.id in world.replicas:
         return world
     draft = Draft(world, now_s)
@@ -154,7 +154,7 @@ def _holding(world: World, one: Observation, now_s: float) -> World:
 
 
 def _culprits_of(world: World, one: Observation, error: Exception, now_s: float) -> tuple[ModelName, ...]:
-    """Models that an observation is about, or else any of which the fold keeps something as time passes."""
+    """The culprits among the Models of an observation, else among all, since the fold also updates others over time."""
 
     def works(names: Collection[ModelName]) -> bool:
         return can_complete(lambda: fold(assume_quarantined(world, names), _rest(world, one, names), now_s))
@@ -169,7 +169,7 @@ def _rest(world: World, one: Observation, names: Collection[ModelName]) -> tuple
 
 
 def observation_key(one: Observation) -> Hashable:
-    """Two observations with one key are about the same thing: the later one replaces the earlier."""
+    """The key of an observation: a later observation with the same key replaces the earlier one."""
     match one:
         case ReplicaSeen() | LeaseRefused():
             return type(one), one.id
@@ -192,7 +192,7 @@ def observation_key(one: Observation) -> Hashable:
 
 
 def models_of(world: World, one: Observation) -> frozenset[ModelName]:
-    """Models that an observation is about; empty: it is about none in particular."""
+    """The Models that an observation concerns; empty: none in particular."""
     match one:
         case DocumentsSeen():
             return frozenset(model.name for model in one.models)
@@ -212,7 +212,7 @@ def models_of(world: World, one: Observation) -> frozenset[ModelName]:
 
 
 def model_of(world: World, action: Action) -> ModelName | None:
-    """The Model that an Action is about; None: none in particular."""
+    """The Model that an Action concerns; None: none in particular."""
     match action:
         case StartReplica():
             return action.replica.model
@@ -230,11 +230,11 @@ def _owner(world: World, id: ReplicaId) -> ModelName | None:
 
 
 def exclude_models(world: World, one: Observation, names: Collection[ModelName]) -> Observation | None:
-    """An observation without what it says of these Models; None: nothing is left.
+    """The observation without its content about these Models; None: nothing is left.
 
-    Of documents, theirs stay as the World has them. A new one is replaced by one that only has the name and who may
-    call it, so that requests are refused by name. Of a report, the use of their Replicas stays: without it their slots
-    would count as free, and the same slot would be given to two gateways.
+    Their documents stay as the `World` has them. A new document is replaced by one with only the name and the tenants,
+    so that requests for it are rejected by name. A report keeps the use of their replicas: otherwise their slots would
+    count as free, and one slot would be allocated to two gateways.
     """
     match one:
         case DocumentsSeen():

@@ -1,8 +1,8 @@
-"""What was observed and is not folded yet, in order; bounded by what gateways really mean.
+"""A bounded FIFO queue of observations that are not folded yet.
 
-Owns the bound. Reports are levels, so above it only the newest of each boot of a gateway is kept, with the cumulative
-counts of those before it: they have been acknowledged and will not be said again. What a driver or anybody else says is
-never dropped or changed: there is no more of it than there are Replicas that move.
+Gateway reports are levels. Above INBOX_MAX only the newest report of each gateway boot is kept, with the cumulative
+counts of the earlier ones, because those are acknowledged and will not be repeated. Other observations are never
+dropped or changed: their number is bounded by the number of replicas that change state.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from autoscaler.fold.fold import Observation
 from autoscaler.state.events import Reported
 
 INBOX_MAX = 10_000
-"""Observations that wait; with more, reports are merged. 64 gateways at 100 reports a second fill it in 1.6 s."""
+"""Queue length above which reports are merged. 64 gateways at 100 reports a second reach it in 1.6 s."""
 
 
 class Inbox:
-    """Takes observations until somebody folds them."""
+    """Queues observations until they are folded."""
 
     def __init__(self) -> None:
         self._waiting: list[Observation] = []
@@ -31,23 +31,23 @@ class Inbox:
         return len(self._waiting)
 
     def put(self, batch: Sequence[Observation]) -> None:
-        """Adds what happened, in order."""
+        """Append observations in order; merge reports if the queue is too long."""
         self._waiting.extend(batch)
         if len(self._waiting) > self._merge_above:
             before = len(self._waiting)
             self._waiting = merge_reports(self._waiting)
             self._merged += before - len(self._waiting)
-            self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))  # else what cannot shrink is looked at each time
+            self._merge_above = max(INBOX_MAX, 2 * len(self._waiting))  # else each `put` would merge again in vain
 
     def take(self) -> tuple[list[Observation], int]:
-        """All that waits, and how many reports were merged into later ones."""
+        """Remove and return all queued observations, and the number of reports that were merged into later ones."""
         taken = self._waiting, self._merged
         self._waiting, self._merged, self._merge_above = [], 0, INBOX_MAX
         return taken
 
 
 def merge_reports(batch: Sequence[Observation]) -> list[Observation]:
-    """The batch with one report per boot of a gateway, in the place of its first: nothing else may overtake it."""
+    """Return the batch with one report per gateway boot, at the position of its first: no other event overtakes it."""
     newest: dict[tuple[GatewayId, str], Reported] = {}
     for one in batch:
         if isinstance(one, Reported):
@@ -65,7 +65,7 @@ def merge_reports(batch: Sequence[Observation]) -> list[Observation]:
 
 
 def _later(one: Reported, other: Reported) -> Reported:
-    """The one with the higher sequence, and the counts that only the earlier one says."""
+    """The report with the higher sequence number, plus the counts that only the earlier one has."""
     first, last = (one, other) if one.report.sequence < other.report.sequence else (other, one)
     totals = {(total.model, total.tenant): total for total in (*first.report.totals, *last.report.totals)}
     return replace(last, report=replace(last.report, totals=tuple(totals.values())))

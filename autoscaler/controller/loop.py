@@ -1,14 +1,14 @@
-"""The loop: observe, decide, act. It performs what pure code decided and decides nothing itself.
+"""The control loop: observe, decide, act. It executes the decisions of pure code and makes none itself.
 
-Owns the one mutable reference to the World. Whatever happens is put into its inbox with `observe`, which never blocks;
-one task folds all that is there as one batch, lets `plan` and `shares` look at the result, folds every Action before
-the driver performs it, and then tells its listeners. Before anything is started or displaced for a Model, the driver is
-asked whether that Model could start at all; what is in its way is folded like any other observation. It sleeps until
-the next observation or until time alone would change the Plan. Under a flood it rests as long as it worked, so deciding
-takes half of a core at most.
+The loop holds the only mutable reference to the `World`. `observe` puts events into its inbox and never blocks. One
+task folds the inbox as one batch, calls the planner and `divide_slots` on the result, folds every Action before the
+driver executes it, and then calls the listeners. Before a start or an eviction for a Model, the driver is asked whether
+that Model could start at all; an obstacle is folded like any other observation. The loop sleeps until the next
+observation or until time alone would change the plan. Under a flood of events it sleeps as long as it worked, so it
+uses at most half a core.
 
-An exception that one Model causes quarantines that Model (`autoscaler.controller.containment`). With one that no Model
-explains, `World.degraded` says so, nothing is decided until a later try succeeds, and the last Plan stays.
+An exception that one Model causes quarantines that Model (`autoscaler.controller.containment`). For any other
+exception `World.degraded` is set, no decision is made until a retry succeeds, and the last plan stays.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ from autoscaler.state.mig import CutRefused
 from autoscaler.state.world import World
 
 TICK_S_MAX = 1.0
-"""At least one Tick in this time, whatever else is observed: back-offs end, and gauges age."""
+"""Maximum interval between two Ticks, whatever else is observed: back-offs end, and gauges age."""
 ROUNDS_MAX = 4
-"""Plans in one step: an Action may allow another (a drop frees a Slice); what is left waits for the next step."""
+"""Maximum plans per step: one Action may enable another (a drop frees a slice); the rest waits for the next step."""
 RETRY_S_MAX = 60.0
-"""A decision that no Model explains the failure of is tried again after 1, 2, 4 ... seconds, at most so many."""
+"""Maximum back-off. A failed decision that no Model explains is retried after 1, 2, 4 ... seconds."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def report_fault(model: ModelName | None, what: str, reason: str) -> None:
-    """Logs an exception that was contained. Tests replace this: a fault that they did not inject is a failure."""
+    """Log a contained exception. Tests replace this function, so that a fault they did not inject fails the test."""
     if model is None:
         _log.error("event=degraded in=%s error=%s", what, reason)
     else:
@@ -78,7 +78,7 @@ def report_fault(model: ModelName | None, what: str, reason: str) -> None:
 
 
 class LoopStep(NamedTuple):
-    """One decision, for listeners. Times are of the loop's clock; `received_s` is the oldest observation's arrival."""
+    """One step, for listeners. Times are of the loop's clock; `received_s`: when the oldest observation arrived."""
 
     before: World
     after: World
@@ -89,23 +89,23 @@ class LoopStep(NamedTuple):
     started_s: float
     acted_s: float
     reports_merged: int = 0
-    """Reports that were merged into later ones, because too many waited."""
+    """Reports that were merged into later ones, because the inbox was too long."""
 
 
 Decide = Callable[[World, float], Plan]
 """(world, now_s) -> Plan."""
 
 Listener = Callable[[LoopStep], None]
-"""Told after every step, in order. Must not block."""
+"""Called after every step, in order. Must not block."""
 
 
 class Loop:
-    """Runs one driver towards what the plan says. `clock` gives monotonic seconds.
+    """Drives one driver towards the plan. `clock` returns monotonic seconds.
 
-    `writes_s` says for how many more seconds this process may act: one that was paused while it led finds 0. `in_touch`
-    says whether an order could be carried out now. While it could not, nothing is decided: a Replica that was told to
-    drain, by one who can neither stop it nor start another, would be lost to the Calls that it could still serve.
-    `cutter` has nodes cut anew; where there is none no node may be. `supplier` orders capacity and gives it back.
+    `writes_s` returns for how many more seconds this process may act; a leader that was suspended gets 0. `in_touch`
+    returns whether the driver can execute an order now. While it cannot, nothing is decided: draining a replica that
+    can be neither stopped nor replaced would only take it away from the requests that it could still serve. `cutter`
+    repartitions MIG nodes; without it none is. `supplier` orders capacity and releases it.
     """
 
     def __init__(
@@ -131,56 +131,56 @@ class Loop:
         self._inbox = Inbox()
         self._wake = asyncio.Event()
         self._received_s: float | None = None
-        """When the first of what woke us came."""
+        """When the oldest observation since the last step arrived."""
         self._rest_until_s = 0.0
         self._ticked_s = clock()
         self._decide_now: Decide = Planner().plan
         self._empty = asyncio.Event()
         self._aside: dict[Hashable, Observation] = {}
-        """Observations that could not be folded, by `observation_key`: folded after RETRY_S_MAX or when a quarantine
+        """Observations that could not be folded, by `observation_key`; retried after RETRY_S_MAX or when a quarantine
         ends.
         """
         self._unstopped: dict[ReplicaId, StopReplica] = {}
-        """Stops that the driver failed to begin."""
+        """Stops that the driver failed to begin; retried as well."""
         self._again_s = 0.0
-        """When both are tried again by time."""
+        """When `_aside` and `_unstopped` are retried."""
         self._unfolded_s = -math.inf
-        """When an observation last could not be folded for a reason that no Model explains."""
+        """When folding last failed for a reason that no Model explains."""
         self._retry_s = 0.0
-        """Nothing is decided before: the last decision failed, and no Model explains why."""
+        """No decision is made before this time: the last one failed, and no Model explains why."""
         self._failures = 0
         self._troubles: dict[str, str] = {}
-        """By what failed: exceptions that no Model explains."""
+        """Failed part -> an exception that no Model explains, in one line."""
 
     def now_s(self) -> float:
-        """By its clock."""
+        """The current time of the loop's clock."""
         return self._clock()
 
     def observe(self, batch: Sequence[Observation]) -> None:
-        """Takes what happened, in order; it is folded in this turn of the event loop or the next."""
+        """Queue observations in order and wake the loop; they are folded in this turn of the event loop or the next."""
         if self._received_s is None:
             self._received_s = self._clock()
         self._inbox.put(batch)
         self._wake.set()
 
     def note(self, batch: Sequence[Observation]) -> None:
-        """Takes what can wait: it is folded with the next step, TICK_S_MAX from now at the latest."""
+        """Queue observations that can wait: the next step folds them, at most TICK_S_MAX from now."""
         self._inbox.put(batch)
 
     def tried(self, names: Iterable[ModelName]) -> tuple[World, float]:
-        """The World as it is, with what is in the way of a start of these, and the time; nothing comes of the look."""
+        """The current `World` with the start obstacles of these Models, and the time. The loop's state is unchanged."""
         now_s = self._clock()
         world, _ = fold(self.world, self._obstacles(names), now_s)
         return world, now_s
 
     async def run(self) -> None:
-        """Observes the driver and decides, until cancelled."""
+        """Run the driver and the decision loop until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._driver.run(self.observe))
             tasks.create_task(self._decide())
 
     async def wind_down(self, grace_s: float) -> None:
-        """Stops every Replica and returns when nothing is left; `run` goes on meanwhile and decides nothing else."""
+        """Stop every replica and return when none is left. `run` must be running; it makes no other decisions."""
 
         def decide(world: World, now_s: float) -> Plan:
             del now_s
@@ -188,7 +188,7 @@ class Loop:
 
         self._decide_now = decide
         self._wake.set()
-        while self.world.replicas or not self.world.synced:  # before it is synced it knows of none
+        while self.world.replicas or not self.world.synced:  # no replica is known before the first sync
             self._empty.clear()
             await self._empty.wait()
 
@@ -210,7 +210,7 @@ class Loop:
             self.step()
 
     def step(self) -> None:
-        """One decision over everything in the inbox; synchronous, so that nothing changes while it is taken."""
+        """Make one decision over the whole inbox; synchronous, so that nothing changes meanwhile."""
         started_s = self._clock()
         before, received_s = self.world, started_s if self._received_s is None else self._received_s
         self._received_s = None
@@ -220,12 +220,12 @@ class Loop:
                 self.trouble(one.part, one.reason)
             elif isinstance(one, FaultSeen) and one.model not in list_quarantined_models(self.world):
                 report_fault(one.model, "driver", one.reason)
-            elif isinstance(one, LeadingSeen | FollowingSeen):  # of another leadership
+            elif isinstance(one, LeadingSeen | FollowingSeen):  # these belong to another leadership
                 self._aside.clear()
                 self._unstopped.clear()
         transitions = self._fold([*self._again(started_s), *batch], started_s)
         if self._aside and list_quarantined_models(before) - list_quarantined_models(self.world):
-            self._again_s = started_s  # a quarantine is over
+            self._again_s = started_s  # a quarantine ended
             transitions += self._fold(self._again(started_s), started_s)
         actions: list[Action] = []
         asked: set[ModelName] = set()
@@ -240,7 +240,7 @@ class Loop:
                     actions.append(action)
                     transitions += acted
             if not self.plan.actions or _only_ordered(self.plan):
-                break  # nothing else comes of orders before it is observed, and each waits to be sent
+                break  # capacity orders enable nothing before they are observed, and each must be sent
         acted_s = self._clock()
         granted = self._divided(started_s) if leads else None
         if granted is not None:
@@ -256,9 +256,9 @@ class Loop:
         self._rest_until_s = now_s + (now_s - started_s)
 
     def _plan(self, now_s: float, asked: set[ModelName]) -> tuple[Transition, ...]:
-        """A Plan that tries nothing which surely fails. Each Model is asked about once in a step, so this ends.
+        """Compute a plan without starts that are certain to fail. Terminates: a step checks each Model once.
 
-        That an obstacle is gone is for a later look to say: more may have to be learnt of what has come.
+        A removed obstacle is detected by a later check, because new facts may still be missing.
         """
         transitions: tuple[Transition, ...] = ()
         faults = len(self.world.faults)
@@ -268,7 +268,7 @@ class Loop:
             )
             if isinstance(done, Failure):
                 if len(self.world.faults) > faults:
-                    self._failures = 0  # fewer Models are in the way the next time
+                    self._failures = 0  # a Model was quarantined: retry soon
                 self._degrade("plan", done.error, now_s)
                 self.plan = replace(self.plan, actions=(), tries=(), next_s=self._retry_s)
                 return transitions
@@ -317,7 +317,7 @@ class Loop:
         return apart.transitions
 
     def _divided(self, now_s: float) -> HoldsGranted | None:
-        """See `shares`; a Model that makes it raise keeps the holds that it has."""
+        """Call `divide_slots`; a Model that makes it raise keeps its current slot allocations."""
         done = attempt(lambda: slots.divide_slots(self.world, now_s))
         if not isinstance(done, Failure):
             if self._troubles:
@@ -340,10 +340,10 @@ class Loop:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def contained(self, what: str, compute: Callable[[World], T]) -> T:
-        """`compute` of the World. A Model that makes it raise is quarantined, and it is computed again.
+        """Return `compute(world)`. If it raises, quarantine the Models that cause it and compute again.
 
-        `compute` is pure and works when its World has a quarantined Model. Raises its exception if no Model explains
-        that.
+        `compute` must be pure and must accept a `World` with quarantined Models. Re-raises its exception if no Model
+        explains it.
         """
         while True:
             done = attempt(lambda: compute(self.world))
@@ -356,23 +356,23 @@ class Loop:
             )
             for name in found:
                 self.fault(name, what, done.error)
-            if len(found) in {0, CULPRITS_MAX}:  # there may be more, which are sought the next time
+            if len(found) in {0, CULPRITS_MAX}:  # at the maximum there may be more: search again next time
                 raise done.error
 
     def fault(self, name: ModelName, what: str, error: Exception) -> None:
-        """An exception that a Model caused: it is quarantined at once."""
+        """Quarantine the Model that caused an exception at once."""
         if name not in list_quarantined_models(self.world):
             reason = describe_error(error)
             report_fault(name, what, reason)
             done = attempt(lambda: fold(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
-            if isinstance(done, Failure):  # of another Model, as time passes; the next step folds for each
+            if isinstance(done, Failure):  # another Model raised as time passed; the next step folds separately
                 self.observe((FaultSeen(model=name, reason=reason),))
             else:
                 self.world, _ = done
             self._wake.set()
 
     def trouble(self, what: str, reason: str) -> None:
-        """An exception that no Model explains, in one line; empty: what failed before works again."""
+        """Record an exception that no Model explains, in one line; an empty `reason` clears it."""
         if reason == self._troubles.get(what, ""):
             return
         if reason:
@@ -384,13 +384,13 @@ class Loop:
         self.world = replace(self.world, degraded=told)
 
     def _degrade(self, what: str, error: Exception, now_s: float) -> None:
-        """Nothing is decided for a while."""
+        """Record the error and pause decisions with exponential back-off."""
         self.trouble(what, describe_error(error))
         self._retry_s = now_s + min(2.0**self._failures, RETRY_S_MAX)
         self._failures = min(self._failures + 1, 16)
 
     def _again(self, now_s: float) -> list[Observation]:
-        """What could not be folded before; it, and stops that failed, are tried again when they are due."""
+        """Return the observations to fold again and retry failed stops, if either is due."""
         if now_s < self._again_s or not (self._aside or self._unstopped):
             return []
         again, self._aside = list(self._aside.values()), {}
@@ -401,7 +401,7 @@ class Loop:
         return again
 
     def _tell(self, listener: Listener, step: LoopStep) -> None:
-        """A listener that fails is called again with the next step."""
+        """Call a listener. If it raises, record the error; it is called again with the next step."""
         done = attempt(lambda: listener(step))
         if isinstance(done, Failure) or self._troubles:
             name = getattr(listener, "__qualname__", type(listener).__name__)
@@ -410,7 +410,7 @@ class Loop:
     # --- Actions ------------------------------------------------------------------------------------------------------
 
     def _act(self, action: Action, now_s: float) -> tuple[Transition, ...] | None:
-        """Folds it, then performs it. None: nothing was done, since its Model is quarantined or the fold raised."""
+        """Fold an Action, then execute it. None: not executed, since its Model is quarantined or the fold raised."""
         if isinstance(action, StartReplica) and action.replica.model in list_quarantined_models(self.world):
             return None
         done = attempt(lambda: fold(self.world, (Acted(action=action),), now_s))
@@ -421,7 +421,7 @@ class Loop:
         return transitions + self._try(action, now_s)
 
     def _try(self, action: Action, now_s: float) -> tuple[Transition, ...]:
-        """Performs it. A start that raises has failed; a stop that raises is tried again."""
+        """Execute an Action. A start that raises has failed; a stop that raises is retried."""
         done = attempt(lambda: self._perform(action))
         if not isinstance(done, Failure):
             return ()
@@ -451,7 +451,7 @@ class Loop:
             self.fault(name, "order", error)
 
     def _perform(self, action: Action) -> None:
-        """The driver returns at once; what came of it is observed."""
+        """Pass the Action to the driver, which returns at once; its outcome is observed later."""
         if isinstance(action, StartReplica):
             self._driver.start(action.replica, self.world.models[action.replica.model])
         elif isinstance(action, StopReplica):
@@ -477,5 +477,5 @@ class Loop:
 
 
 def _only_ordered(plan: Plan) -> bool:
-    """Capacity is ordered, all that is lacking, and nothing else is done."""
+    """Whether the plan only orders capacity, and orders all that is missing."""
     return len(plan.actions) < ORDERS_MAX and all(isinstance(one, AcquireLease) for one in plan.actions)

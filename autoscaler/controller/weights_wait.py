@@ -1,7 +1,7 @@
-"""Waits, for the driver of a cluster, until the agent of a node says that a Replica's weights are there. Async, no I/O.
+"""Waits, for the Kubernetes driver, until a node's agent reports that a replica's weights are present. Async, no I/O.
 
-Owns who waits. What agents are told to bring, and what they say, is `autoscaler.weights.desired`'s to read from the
-World; it looks at each step.
+Keeps the list of waiting replicas and checks it after each step of the loop. `autoscaler.weights.desired` derives from
+the `World` what agents must fetch and what they reported.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autoscaler.weights.desired import (
 
 HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
 LOOK_S_MAX = 30.0
-"""For that: who has just begun to lead asks again after 5 s."""
+"""How long to wait for these cluster facts: a new leader queries them again after 5 s."""
 
 
 class NotBroughtError(Exception):
-    """The weights did not come; `str()` says why, for people."""
+    """The weights could not be fetched; `str()` gives the reason for people."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Waiting:
 
 
 class AgentNodeSupply:
-    """As `autoscaler.drivers.driver.NodeSupply`, and a listener of the loop."""
+    """Implements `autoscaler.drivers.driver.NodeSupply`; `on_step` is a listener of the loop."""
 
     def __init__(self, world: Callable[[], World], clock: Callable[[], float]) -> None:
         self._world = world
@@ -53,15 +53,15 @@ class AgentNodeSupply:
         self._waiting: dict[ReplicaId, _Waiting] = {}
 
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
-        """As NodeSupply."""
+        """Wait for the replica's weights, passing progress to `told`; None if agents fetch nothing for this Model."""
         return self._laid(replica, model, told) if self.brings(model) else None
 
     def brings(self, model: Model) -> Collection[str]:
-        """As NodeSupply."""
+        """The parts of the Model (its own weights, adapters) that agents fetch."""
         return collect_weights_requests(model).keys()
 
     def obstacle(self, model: Model) -> str:
-        """As NodeSupply."""
+        """Why no node could provide the weights; empty: no obstacle is known."""
         world, wishes = self._world(), collect_weights_requests(model)
         if wishes and model.spec.gpu.count == 0:
             return explain_no_node(model)
@@ -77,7 +77,7 @@ class AgentNodeSupply:
         return next(filter(None, why), "")
 
     def mounting(self) -> ClusterFacts:
-        """As NodeSupply."""
+        """The cluster facts that decide how pods mount weights."""
         return self._world().mounting or ClusterFacts()
 
     async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
@@ -91,7 +91,7 @@ class AgentNodeSupply:
             del self._waiting[replica.id]
 
     def on_step(self, step: LoopStep) -> None:
-        """Something was said, or time passed."""
+        """Check all waiting replicas against the new `World`."""
         for one in list(self._waiting.values()):
             self._look(one, step.after, step.acted_s)
 

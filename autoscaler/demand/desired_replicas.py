@@ -1,10 +1,10 @@
-"""Demand: how many Replicas of a Model are wanted now, and why.
+"""Computes how many replicas of a model are wanted now, and why.
 
-Owns `compute_desired_replicas`. 0 -> 1 at once; 1 -> N when what waits would take longer to drain than a start, has
-waited for a while, and what is starting does not suffice; N -> fewer when the most Calls at once over the idle window
-fit fewer; N -> 0 when the idle window has passed since the last finish. Unknown is never zero: fewer only when every
-known gateway has told.
-The answer is computed anew from levels each time, so nothing ratchets. It knows nothing of Devices.
+Scales 0 -> 1 at once; 1 -> N if the backlog would take longer to drain than a start, has waited for a while, and
+starting replicas do not suffice; N -> fewer if the peak of concurrent requests over the idle window fits fewer; N -> 0
+when the idle window has passed since the last request finished. Unknown demand is never zero: it scales down only when
+every known gateway has reported. The answer is computed from current levels each time, so it cannot ratchet. It knows
+nothing of devices.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from autoscaler.state.world import Fact, History, ModelLoad, Replica, World
 from autoscaler.text import format_duration, format_tenants
 
 LIVE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING})
-"""Supply: serves, or is about to."""
+"""States that count as supply: serving, or about to serve."""
 PEAK_BUCKET_S = 0.1
 """Unit of `History.peaks`: bucket b ends at (b + 1) x this."""
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 PERSIST_S = (0.2, 10.0)
-"""Bounds of how long a Call must have waited before one more Replica starts: a quarter of the median start."""
+"""Bounds of how long a request must have waited before one more replica starts: a quarter of the median start."""
 PERSIST_UNKNOWN_S = 1.0
 EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
-"""A second Replica that got ready stays so many idle windows, at most 20 minutes, unless nobody calls or another Model
-needs its Slice: with a window of a minute, demand that swings around a threshold makes at most six changes an hour.
-"""
+"""A second replica that became ready stays for this many idle windows, at most 20 minutes, unless there is no demand or
+another model needs its slice. With a window of a minute, demand that oscillates around a threshold then causes at most
+six changes an hour."""
 START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
-"""What lets capacity cost stands idle for so many median starts, and at least so long: for the next start, and for the
-Calls that would wait for it.
-"""
+"""A replica that causes capacity costs stays idle for this many median starts, and at least RENTED_S_MIN: for the next
+start, and for the requests that would wait for it."""
 REFUSED_S_MIN = 10.0
-"""A refused cold Call is demand for at least so long: what it needs may have to be made free first."""
+"""Minimum time that a rejected cold request counts as demand: room for it may have to be made first."""
 
 RENTED = " while its place lets capacity cost"
 
@@ -51,7 +50,7 @@ NO_HISTORY = History()
 
 
 class DesiredReplicas(Fact, frozen=True):
-    """How many Replicas of a Model are wanted, and why."""
+    """How many replicas of a model are wanted, and why."""
 
     model: ModelName
     count: int
@@ -61,14 +60,14 @@ class DesiredReplicas(Fact, frozen=True):
     next_s: float | None = None
     """When time alone changes the answer."""
     urgent: bool = False
-    """Somebody waits for it (or was refused because it is cold)."""
+    """Whether requests wait for it, or were rejected because it is cold."""
     begins_s: float | None = None
-    """Only from then on more than `now` are needed: a window begins."""
+    """When more than `now` are needed, because a window begins."""
     now: int = 0
 
 
 class _Case(NamedTuple):
-    """One Model as `compute_desired_replicas` looks at it."""
+    """One model, with the inputs of `compute_desired_replicas`."""
 
     world: World
     model: Model
@@ -77,23 +76,23 @@ class _Case(NamedTuple):
     supply: Sequence[Replica]
     now_s: float
     spare: int = 0
-    """Live ones beside `supply`, which another takes the place of: they stay while Calls need them."""
+    """Live replicas that are being replaced, not in `supply`: they stay while requests need them."""
 
 
 def list_live_replicas(world: World, name: ModelName) -> list[Replica]:
-    """The Model's Replicas that serve or are about to, in order of their ids (as the index has them)."""
+    """The model's replicas that serve or are about to, in order of ids (as in the index)."""
     replicas = world.replicas
     return [replica for id in world.by_model.get(name, ()) if (replica := replicas[id]).state in LIVE]
 
 
 def exclude_replaced_replicas(supply: Sequence[Replica]) -> list[Replica]:
-    """Of a Model's live Replicas those whose place no other of them takes: who goes is not counted beside its heir."""
+    """Live replicas without those that another one replaces: a replica is not counted next to its successor."""
     left = {replica.move.replica for replica in supply if replica.move is not None}
     return [replica for replica in supply if replica.id not in left] if left else list(supply)
 
 
 def is_inactive(world: World, model: Model) -> bool:
-    """Whether it is plain at a glance that none is wanted and none is there; most Models are so most of the time."""
+    """Quick check that none is wanted and none exists: true of most models most of the time."""
     name = model.name
     return (
         name not in world.loads
@@ -104,13 +103,13 @@ def is_inactive(world: World, model: Model) -> bool:
 
 
 def median_start_s(history: History) -> float | None:
-    """The (upper) median of the starts that are remembered; None: none is."""
+    """The (upper) median of the recorded starts; None if there are none."""
     starts = sorted(history.starts_s)
     return starts[len(starts) // 2] if starts else None
 
 
 def idle_window_s(model: Model, history: History) -> float:
-    """Seconds after the last finish until zero; `auto` doubles with each regret, up to its bound."""
+    """Seconds from the last finished request to zero; `auto` doubles with each regret, up to its bound."""
     window_s = model.idle_s(median_start_s(history))
     if model.spec.idle_seconds != "auto":
         return window_s
@@ -118,7 +117,7 @@ def idle_window_s(model: Model, history: History) -> float:
 
 
 def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
-    """The idle window as it is now, and whether it is short since what is idle lets capacity cost."""
+    """The current idle window, and whether it is shortened because the idle replica causes capacity costs."""
     window_s, start_s = idle_window_s(model, history), median_start_s(history)
     if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
         return window_s, False
@@ -127,7 +126,7 @@ def effective_idle_window(world: World, model: Model, history: History) -> tuple
 
 
 def mean_call_s(world: World, name: ModelName, load: ModelLoad) -> float | None:
-    """Seconds of a Slot that a Call of the waiting Tenants takes, over the gateways' lives; None: none has finished."""
+    """Mean slot-seconds of a request of the waiting tenants, over the gateways' lives; None if none has finished."""
     totals = [g.totals.get((name, tenant)) for g in world.gateways.values() for tenant in load.tenants]
     finished = sum(total.finished for total in totals if total is not None)
     busy_us = sum(total.busy_slot_us for total in totals if total is not None)
@@ -135,14 +134,14 @@ def mean_call_s(world: World, name: ModelName, load: ModelLoad) -> float | None:
 
 
 def residency_s(model: Model, history: History) -> float:
-    """How long a Replica stays once it is ready, before another Model may evict it."""
+    """How long a replica stays once it is ready, before another model may evict it."""
     return model.residency_s(history.starts_s[-1] if history.starts_s else None)
 
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Until when a Replica that is ready stays for those who left: what they were told to wait, and its residency.
+    """Until when a ready replica is kept for clients that left: their Retry-After, and its residency.
 
-    Once it has served a Call after getting ready, its residency is no reason to outlast the idle window any more.
+    Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
     """
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
     if has_activity_since(history, ready_s):
@@ -151,12 +150,12 @@ def held_until_s(model: Model, history: History, replica: Replica) -> float:
 
 
 def has_activity_since(history: History, ready_s: float) -> bool:
-    """Whether a Call came or finished after `ready_s`."""
+    """Whether a request arrived or finished after `ready_s`."""
     return history.last_activity_s is not None and history.last_activity_s > ready_s
 
 
 def compute_desired_replicas(world: World, model: Model, now_s: float) -> DesiredReplicas:
-    """How many Replicas of `model` are wanted at `now_s`."""
+    """How many replicas of `model` are wanted at `now_s`."""
     name = model.name
     if model.spec.paused:
         return DesiredReplicas(model=name, count=0, reason="paused" if model.adopted is None else model.adopted.message)
@@ -186,7 +185,7 @@ def compute_desired_replicas(world: World, model: Model, now_s: float) -> Desire
 
 
 def _busy(case: _Case) -> DesiredReplicas:
-    """Calls wait or run: as many as they need, none fewer than the idle window's peak needs."""
+    """Requests wait or run: as many replicas as they need, and no fewer than the idle window's peak needs."""
     model, load, have = case.model, case.load, len(case.supply)
     need = max(1, _enough(case, load.waiting + (load.running if have else 0)))
     need = min(need, max(model.spec.replicas.min, model.spec.replicas.max))
@@ -204,7 +203,7 @@ def _busy(case: _Case) -> DesiredReplicas:
 
 
 def _not_yet(case: _Case) -> tuple[str, float | None]:
-    """Why the supply does not grow beyond what there is (or one) yet, and when time changes that; empty: it grows."""
+    """Why the supply does not grow (beyond one) yet, and when time changes that; empty: it grows."""
     have, load = len(case.supply), case.load
     median_s = median_start_s(case.history)
     if have:
@@ -222,7 +221,7 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
 
 
 def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
-    """(how many stay when `need` would do now, when time changes that)."""
+    """(How many stay if `need` would suffice now, when time changes that)."""
     have, history = len(case.supply), case.history
     if not is_demand_complete(case.world, case.now_s):
         return have, None
@@ -238,21 +237,21 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
 
 
 def _replaced(case: _Case) -> bool:
-    """Whether some take the places of others: who is new is there instead of an old one then, not as one more."""
+    """Whether some replace others: a new replica then is not one more."""
     hash = case.model.spec_hash()
     old = sum(one.spec_hash != hash or find_drain_cordon(case.world, one) is not None for one in case.supply)
     return 0 < old < len(case.supply)
 
 
 def _peak(history: History, window_s: float, now_s: float) -> tuple[int, float | None]:
-    """(the most Calls at once over the last `window_s`, when the oldest bucket that counts leaves it)."""
+    """(Most concurrent requests over the last `window_s`, when the oldest bucket that counts leaves it)."""
     ends = [(calls, (bucket + 1) * PEAK_BUCKET_S + window_s) for bucket, calls in history.peaks]
     counted = [(calls, end_s) for calls, end_s in ends if end_s > now_s]
     return max((calls for calls, _ in counted), default=0), min((end_s for _, end_s in counted), default=None)
 
 
 def _idle(case: _Case) -> DesiredReplicas:
-    """Nobody waits and nothing runs: zero when the idle window is over, and all that was started has had its chance."""
+    """No request waits or runs: zero when the idle window is over, and every start has had its chance."""
     world, history, supply, now_s = case.world, case.history, case.supply, case.now_s
     name = case.model.name
     if not is_demand_complete(world, now_s):
@@ -267,7 +266,7 @@ def _idle(case: _Case) -> DesiredReplicas:
     told = "last used"
     if last_s is None:
         last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
-    if last_s < world.leading_since_s:  # the leader before may have ended with Calls that it had not written down
+    if last_s < world.leading_since_s:  # the previous leader may have exited with unrecorded requests
         told, last_s = "not used since this leader began", world.leading_since_s
     window_s, rented = effective_idle_window(world, case.model, history)
     held_s = max(held_until_s(case.model, history, replica) for replica in supply)
@@ -288,7 +287,7 @@ def _idle(case: _Case) -> DesiredReplicas:
 
 
 def _refused(case: _Case) -> DesiredReplicas | None:
-    """One, while a Call that was refused because the Model is cold has not had its start."""
+    """One, until a request that was rejected because the model is cold has had its start."""
     end_s = refused_until_s(case.history)
     if case.now_s >= end_s:
         return None
@@ -298,7 +297,7 @@ def _refused(case: _Case) -> DesiredReplicas | None:
 
 
 def refused_until_s(history: History) -> float:
-    """Until when a Call that was refused because the Model is cold asks for a start; 0 when none does."""
+    """Until when a request that was rejected because the model is cold requires a start; 0 if none does."""
     refused_s = history.refused_cold_s
     if refused_s is None or (history.served_until_s is not None and history.served_until_s >= refused_s):
         return 0.0
@@ -306,7 +305,7 @@ def refused_until_s(history: History) -> float:
 
 
 def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:
-    """Since when somebody waits for a Model that is not served: the later of the arrival and of the end of service."""
+    """Since when requests wait for a model that is not served: the later of arrival and end of service."""
     load, history = world.loads.get(name, NO_LOAD), world.histories.get(name, NO_HISTORY)
     arrived_s = load.oldest_s if load.waiting else history.refused_cold_s
     if arrived_s is None:
@@ -315,15 +314,16 @@ def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:
 
 
 def _calls(load: ModelLoad) -> str:
-    """`3 waiting, tenant acme`."""
+    """Describe the load: `3 waiting, tenant acme`."""
     counts = [f"{load.waiting} waiting"] if load.waiting else []
     counts += [f"{load.running} running"] if load.running else []
     return ", ".join([*counts, format_tenants(load.tenants)] if load.tenants else counts)
 
 
 def _enough(case: _Case, calls: int) -> int:
-    """How many Replicas hold so many Calls: those there are with the Slots that they have, the smallest first, since
-    any of them may go; and new ones.
+    """How many replicas hold this many requests.
+
+    Existing ones count with their slots, smallest first, since any of them may go; then new ones.
     """
     many = 0
     for slots in sorted(one.slots for one in case.supply):

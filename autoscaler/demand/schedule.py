@@ -1,9 +1,9 @@
-"""Windows of `replicas.schedule`: how many Replicas a Model keeps now, and how long ahead room is taken for them. Pure.
+"""Windows of `replicas.schedule`: how many replicas a model keeps now, and how early room is taken for them. Pure.
 
-Owns when a window counts. It begins to as long before it as what it needs takes: the slowest Offer that could bring it,
-an hour where nobody can say (a queue), and a start; so what is reserved or queued is ordered ahead, and the ledger has
-until the window begins as its deadline. It stops counting before its end, so that Calls finish by then. Without a clock
-that tells the time of day no window counts.
+A window counts from its lead time before it begins: the slowest offer that could supply it (an hour if that is unknown,
+as for a queue), and a start. So reserved and queued capacity is ordered ahead, with the beginning of the window as the
+provisioner's deadline. A window stops counting before its end, so that requests finish by then. Without a wall clock no
+window counts.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from autoscaler.state.world import World
 from autoscaler.text import format_duration
 
 AHEAD_S = (60.0, 3600.0)
-"""A window counts so long before it begins, at least and at most."""
+"""Minimum and maximum lead time of a window."""
 LOOK_S = 60.0
-"""So often windows are looked at anew: offers, and the clock, change."""
+"""How often windows are evaluated again: offers, and the clock, change."""
 STARTS = 2.0
-"""A start is taken to last so many times the median of those remembered."""
+"""Assumed duration of a start, in medians of the recorded starts."""
 END_PART = 0.25
-"""No more of a window than this is for Calls to finish."""
+"""Maximum part of a window that is left for requests to finish."""
 
 
 class Floor(NamedTuple):
-    """How many Replicas a Model keeps whoever calls."""
+    """How many replicas a model keeps regardless of demand."""
 
     least: int
     reason: str
     begins_s: float = inf
-    """When the window begins for which that is so, where it has not yet; infinite: it has, or there is none."""
+    """When the window begins that requires them, if it has not; infinite: it has, or there is none."""
     next_s: float | None = None
-    """When time alone changes that."""
+    """When time alone changes this."""
     now: int = 0
     """How many it keeps without the window that has not begun."""
 
 
 def compute_replica_floor(world: World, model: Model, now_s: float) -> Floor:
-    """`replicas.min`, or what its windows ask for now if that is more."""
+    """`replicas.min`, or what its windows require now if that is more."""
     of = model.spec.replicas
     found = Floor(of.min, f"replicas.min is {of.min}", now=of.min)
     if not of.schedule:
@@ -76,9 +76,7 @@ def _says(one: ReplicaWindow, begins_s: float, now_s: float) -> str:
 
 
 def _lead_s(world: World, model: Model) -> float:
-    """So long before a window what it needs is asked for. What it could not use does not count: a start too early is
-    paid for.
-    """
+    """How long before a window its capacity is ordered. Offers that do not help it do not count: early starts cost."""
     capacity = world.capacity
     history = world.histories.get(model.name)
     starts = sorted(() if history is None else history.starts_s)

@@ -1,8 +1,7 @@
-"""Who gets how many of a number of Slots: weighted max-min, and how a share is split where it is wanted.
+"""Divides slots by weighted max-min, and splits a share over the places that want it. Pure.
 
-Owns arithmetic only; it knows nothing of gateways, Models or versions. `autoscaler.routing.slots` asks it twice: once
-over (priority, Tenant), once over the gateways of each Tenant. Everything is deterministic: ties end with the key
-itself.
+Arithmetic only; it knows nothing of gateways, models or versions. `autoscaler.routing.slots` uses it twice: over
+(priority, tenant), and over the gateways of each tenant. Everything is deterministic: ties are broken by the key.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ Key = TypeVar("Key", bound=str)
 
 
 class Claimant(NamedTuple):
-    """Somebody who wants Slots. `attained` is service got so far, in slot-seconds per weight."""
+    """A claimant of slots. `attained`: service received so far, in slot-seconds per weight."""
 
     wants: int
     weight: float = 1.0
@@ -22,10 +21,10 @@ class Claimant(NamedTuple):
 
 
 def max_min(claimants: Mapping[Key, Claimant], slots: int) -> dict[Key, int]:
-    """Divides `slots` by weighted max-min: nobody gets more than it wants, what is left over goes to the others.
+    """Divide `slots` by weighted max-min: no claimant gets more than it wants, and the rest goes to the others.
 
-    What does not divide goes to those who attained least for their weight (as in weighted fair queueing, where the
-    least virtual time goes next), so that shares even out over time even with one Slot.
+    Remainders go to those with the least attained service (as in weighted fair queueing, where the least virtual time
+    goes next), so that shares even out over time even with one slot.
     """
     shares = {key: claimant.wants for key, claimant in claimants.items()}
     if sum(shares.values()) <= slots:
@@ -47,11 +46,11 @@ def max_min(claimants: Mapping[Key, Claimant], slots: int) -> dict[Key, int]:
 
 
 def lift_attained_service(attained: Mapping[Key, float], key: Key, active: Iterable[Key]) -> float:
-    """What one that comes back has attained: no less than the least served active one, so that nobody saves up time.
+    """Attained service of a returning key: at least the least of the active ones, so that idle time earns no credit.
 
-    Where nobody was active it is the most that anybody attained: who used what nobody else wanted owes nothing for it
-    (the virtual time of an idle server in Start-time Fair Queuing, Goyal et al. 1996; for inference Sheng et al.,
-    Fairness in Serving Large Language Models, OSDI 2024, algorithm 2).
+    If none was active, it is the maximum of all: using slots that no other key wanted incurs no debt (the virtual time
+    of an idle server in Start-time Fair Queuing, Goyal et al. 1996; for inference Sheng et al., Fairness in Serving
+    Large Language Models, OSDI 2024, algorithm 2).
     """
     least = min((attained[other] for other in active if other in attained), default=None)
     floor = max(attained.values(), default=0.0) if least is None else least
@@ -59,14 +58,14 @@ def lift_attained_service(attained: Mapping[Key, float], key: Key, active: Itera
 
 
 class ShareDemand(NamedTuple):
-    """A place where a share is wanted: how many Calls are there, and when the oldest of them that waits arrived."""
+    """Demand at one place: its number of requests, and when the oldest waiting one arrived."""
 
     wants: int
     oldest_s: float
 
 
 def split_share(parts: Mapping[Key, ShareDemand], share: int) -> dict[Key, int]:
-    """Splits `share` over places by what each wants; what does not divide goes where a Call has waited longest."""
+    """Split `share` over places by what each wants; remainders go where a request has waited longest."""
     total = sum(part.wants for part in parts.values())
     if total <= share:
         return {key: part.wants for key, part in parts.items()}

@@ -1,7 +1,7 @@
-"""Tasks of drivers that an exception does not end: it is reported, and the work is tried again. I/O.
+"""Driver tasks that survive exceptions: the exception is reported and the work is retried. I/O.
 
-An exception of a task that is about one Replica quarantines its Model (`autoscaler.controller.containment`). Tasks that
-are about none report what failed. MemoryError and cancellation pass through.
+An exception in work for one replica quarantines its model (`autoscaler.controller.containment`). Work that belongs to
+no model reports which part failed. `MemoryError` and cancellation propagate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autoscaler.state.events import FaultSeen
 
 NO_MODEL = ModelName("")
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
-"""Before the work is tried again: the first pause, doubled each time up to the second."""
+"""Pause before a retry: the first one, doubled each time up to the second value."""
 
 
 async def retry_until_success(work: Callable[[], Awaitable[None]], report: Callable[[str], None]) -> None:
-    """Runs `work` until it ends without an exception. `report` gets each exception in one line, and "" when a run has
-    lasted for PAUSE_S_MAX.
+    """Run `work` until it returns without an exception. `report` receives each exception as one line, and "" once a run
+    has lasted `PAUSE_S_MAX`.
     """
     pause_s, loop = PAUSE_S, asyncio.get_running_loop()
     while True:
@@ -44,8 +44,8 @@ async def retry_until_success(work: Callable[[], Awaitable[None]], report: Calla
 
 
 def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> Callable[[str], None]:
-    """A `report` for `retry_until_success`: a failure is a fault of the Model. NO_MODEL: no Model explains it; `part`
-    failed.
+    """Return a `report` for `retry_until_success` that reports failures as faults of the model; with `NO_MODEL`, as a
+    failure of `part`.
     """
 
     def report(reason: str) -> None:
@@ -58,12 +58,12 @@ def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> 
 def start_contained_task(
     tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], report: Callable[[str], None]
 ) -> asyncio.Task[None]:
-    """A task of what cannot be tried again by itself. It is shown under the name of `work`."""
+    """Start a task whose work cannot be retried here. The task is shown under the name of `work`."""
     made = _once(work, report)
     if isinstance(made, CoroutineType) and isinstance(work, CoroutineType):
         made.__qualname__ = work.__qualname__
     task = tasks.create_task(made)
-    task.add_done_callback(lambda _: work.close())  # one that is cancelled before its first step never awaits it
+    task.add_done_callback(lambda _: work.close())  # a task cancelled before its first step never awaits `work`
     return task
 
 

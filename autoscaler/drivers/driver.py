@@ -1,8 +1,8 @@
-"""The seam between decisions and whatever runs Replicas. `tests/contracts/driver.py` holds every driver to it.
+"""The interface between decisions and whatever runs replicas. `tests/contracts/driver.py` tests every driver.
 
-A driver starts and stops what it is told, and says what it sees; it decides nothing. It is idempotent: starting an
-intent that exists is success, stopping what is gone is success. What it reports are levels: the same thing may be said
-twice, and saying it again after a restart is how a new leader adopts.
+A driver starts and stops replicas as ordered and reports what it observes; it makes no decisions. It is idempotent:
+starting an intent that exists succeeds, and so does stopping what is gone. Its reports are level-triggered: the same
+state may be reported twice, and a new leader adopts replicas by receiving all reports again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from autoscaler.state.world import ClusterFacts, Replica
 
 Observation = ReplicaSeen | FaultSeen | HostsSeen | ImagesSeen | SlicesSeen | AwaitedSeen | Synced
 Observe = Callable[[tuple[Observation, ...]], None]
-"""Where a driver puts what it sees. Never blocks."""
+"""Receives a driver's observations. Never blocks."""
 
 
 class Launch(Protocol):
-    """How an engine is started: what `autoscaler.engines` makes of a Model and an address. Drivers carry it out."""
+    """How to start an engine, as built by `autoscaler.engines` from a model and an address. Drivers execute it."""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -33,108 +33,108 @@ class Launch(Protocol):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Added to the environment of who starts it."""
+        """Variables added to the inherited environment."""
 
     @property
     def readiness_path(self) -> str:
-        """GET on it answers 200 when, and only when, Calls may be sent."""
+        """Path on which GET returns 200 if and only if requests may be sent."""
 
 
 class Launcher(Protocol):
-    """(Model, host, port) -> Launch. What it raises is a failed start, with its message as the reason."""
+    """(model, host, port) -> `Launch`. An exception is a failed start, with its message as the reason."""
 
     def __call__(self, model: Model, host: str, port: int, given: Given = AS_ASKED, /) -> Launch:
-        """`given`: what its engine has of what the document asks for."""
+        """Build the launch. `given`: what the engine gets of what the document requests."""
 
 
 class WeightsHandle(Protocol):
-    """A Model's weights on this node; they stay until all who have them in use have let go."""
+    """A model's weights on this node; they are kept until every holder has released them."""
 
     @property
     def model(self) -> Model:
-        """The Model that asked for them: its artifact, and its adapters', where they lie, as `file://`."""
+        """The requesting model, with local `file://` paths as its artifact and its adapters' artifacts."""
 
     @property
     def lease_fds(self) -> tuple[int, ...]:
-        """Whoever has these files open has them in use: an engine inherits them."""
+        """Whoever holds these files open is using the weights: an engine inherits them."""
 
     def close(self) -> None:
-        """We have them in use no more."""
+        """Release the weights."""
 
 
 class Supply(Protocol):
-    """Brings weights from registries onto this node."""
+    """Fetches weights from registries onto this node."""
 
     def __call__(self, model: Model, told: Callable[[str], None], /) -> Awaitable[WeightsHandle] | None:
-        """None: they are there, or its engine gets them itself. `told` hears now and then how far it is, in words.
+        """Return None if the weights are present or the engine fetches them itself. `told` receives progress texts.
 
-        What awaiting it raises is a failed start, with its message as the reason. It may be cancelled.
+        An exception from the awaitable is a failed start, with its message as the reason. It may be cancelled.
         """
 
 
 class NodeSupply(Protocol):
-    """Has weights from registries brought to the node that a Replica is placed on."""
+    """Has weights fetched from registries onto the node that a replica is placed on."""
 
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None], /) -> Awaitable[Laid] | None:
-        """As Supply."""
+        """Fetch the weights, as in `Supply`."""
 
     def brings(self, model: Model, /) -> Collection[str]:
-        """Its parts (`autoscaler.agent_contract.OWN`, adapters) for which a call would give something to wait for."""
+        """Return the model's parts (`autoscaler.agent_contract.OWN`, adapters) that a call would have to wait for."""
 
     def obstacle(self, model: Model, /) -> str:
-        """Why no node could have them; empty: nothing is known to stand in the way."""
+        """Return why no node could get the weights; empty if no obstacle is known."""
 
     def mounting(self) -> ClusterFacts:
-        """By what it is chosen how pods see them."""
+        """Return the facts that decide how pods mount the weights."""
 
 
 class Driver(Protocol):
-    """What the loop needs of a driver. `start` and `stop` return at once; what came of them is observed."""
+    """What the control loop requires of a driver. `start` and `stop` return at once; their results are observed."""
 
     async def run(self, observe: Observe) -> None:
-        """Observes until cancelled. First everything that exists (adopted), then Synced, then changes."""
+        """Observe until cancelled: first everything that exists (adopted), then `Synced`, then changes."""
 
     def obstacle(self, model: Model) -> str:
-        """Why a start of the Model would surely fail now, and what to do; empty where a look tells of nothing.
+        """Return why a start of the model would certainly fail now, and what to do; empty if no obstacle is visible.
 
-        Cheap: it is asked before anything is displaced. Starts nothing; may be called in any thread.
+        Cheap, since it is called before anything is displaced. Starts nothing; may be called from any thread.
         """
 
     def start(self, replica: Replica, model: Model) -> None:
-        """Starts the Replica's engine. A start that fails is observed as EXITED with a reason, then CLEAN."""
+        """Start the replica's engine. A failed start is observed as EXITED with a reason, then CLEAN."""
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Stops it; observed as CLEAN, with a proof, when nothing of it is left."""
+        """Stop the replica; observed as CLEAN, with a proof, when nothing of it is left."""
 
 
 class SharedDriver(Driver, Protocol):
-    """A driver of what several processes see. One of them leads; the others are told all the same and order nothing."""
+    """A driver for state that several processes see. One of them leads; the others observe too, but issue no orders."""
 
     def lead(self) -> None:
-        """We lead from now on: all that exists is said again, to a Synced."""
+        """Become the leader: report everything that exists again, ending with `Synced`."""
 
     async def follow(self) -> None:
-        """We lead no more: returns when nothing that was ordered is under way."""
+        """Stop leading. Returns when no order is in progress any more."""
 
 
 class Cutter(Protocol):
-    """Who has the GPUs of nodes cut anew. Which nodes may be, and what came of an order, is observed."""
+    """Repartitions the GPUs of nodes. The eligible nodes and the results of orders are observed."""
 
     def cut(self, order: CutOrder) -> None:
-        """Gives the order, if the node is as it was thought to be and nobody has anything there; else it is observed as
-        refused. Returns at once.
+        """Submit the order and return at once. If the node has changed since the decision or is in use, the order is
+        observed as refused.
         """
 
 
 class CordonError(Exception):
-    """An order about a Place could not be kept, and is not in force. `str()` says why, for people."""
+    """An order about a target could not be stored and is not in force. `str()` gives the reason, for people."""
 
 
 class Cordons(Protocol):
-    """Where operators' orders about Places are kept, so that they outlive this process. What is kept is observed."""
+    """Stores operators' cordons so that they survive a restart of this process. Stored cordons are observed."""
 
     async def put(self, cordon: Cordon) -> None:
-        """Keeps it in the place of one about the same Place. Raises CordonError."""
+        """Store the cordon, replacing any for the same target. Raises `CordonError`."""
 
     async def lift(self, place: CordonTarget) -> None:
-        """Forgets the one about a Place; none is fine. Raises CordonError."""
+        """Remove the cordon of the target, if there is one. Raises `CordonError`."""

@@ -1,9 +1,8 @@
-"""Readiness probes: is there an engine on this port, and does it say 200? I/O; keeps no state of any Replica.
+"""Readiness probes of engines, and addresses formatted as text. I/O; keeps no state of any replica.
 
-One probe costs 40 us when nobody listens yet and never takes longer than PROBE_SECONDS_MAX, whatever the other side
-does; how often and in which order is the Pace's, which all Replicas share.
-
-A host and a port as one text, as URLs, Host headers and Routes want it (RFC 3986, 3.2.2). Pure.
+A probe of a port without a listener takes 40 us, and no probe takes longer than `PROBE_SECONDS_MAX`, whatever the peer
+does. `Pace`, shared by all replicas, sets the rate and the order. Hosts and ports are formatted as in URLs, Host
+headers and routes (RFC 3986, 3.2.2).
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from autoscaler.drivers.resource_shortage import retry_on_shortage
 
 
 def format_host_port(host: str, port: int) -> str:
-    """`host:port`; an address of IPv6 stands in brackets."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
-    """As Routes say it (`autoscaler.contract`). `tls_name`: whom its certificate is for, empty where that is the host;
-    None: it speaks plain HTTP.
+    """Format an address as routes contain it (`autoscaler.contract`). `tls_name`: the name in the engine's certificate,
+    empty if that is the host; None for plain HTTP.
     """
     if tls_name is None:
         return format_host_port(host, port)
@@ -37,12 +36,12 @@ def format_engine_address(host: str, port: int, tls_name: str | None) -> str:
 PROBE_SECONDS_MAX = 1.0
 FAST_EVERY_S = 0.005
 LISTENS_EVERY_S = 0.0025
-"""While it already listens and says `not yet`: llama.cpp is ready 10 ms later, and everybody waits for that."""
+"""Interval while the engine listens but is not ready: llama.cpp is ready 10 ms later, and requests wait for that."""
 FAST_FOR_S = 2.0
 SLOW_EVERY_S = 0.025
 READY_EVERY_S = 1.0
 FAILURES_MAX = 3
-"""So many failed probes in a row make a ready Replica unready."""
+"""Consecutive failed probes after which a ready replica becomes unready."""
 PROBES_PER_S_MAX = 500
 
 ANSWER_BYTES = len(b"HTTP/1.1 200")
@@ -54,16 +53,16 @@ _UNVERIFIED.check_hostname, _UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 
 
 class Pace:
-    """At most PROBES_PER_S_MAX turns a second over all who ask, first come first served: all get the same rate."""
+    """Limits all callers together to `PROBES_PER_S_MAX` turns per second, first come, first served."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._free_s = 0.0
         self.leads = True
-        """Calls wait for what we start; who only follows has no haste."""
+        """Whether this process leads. Requests wait only for a leader's replicas; a follower probes slowly."""
 
     async def turn(self) -> None:
-        """Returns when it is the caller's turn."""
+        """Wait for the caller's turn."""
         now_s = self._clock()
         at_s = max(now_s, self._free_s)
         self._free_s = at_s + 1 / PROBES_PER_S_MAX
@@ -71,30 +70,30 @@ class Pace:
             await asyncio.sleep(at_s - now_s)
 
     def every_s(self, age_s: float, *, listens: bool = False) -> float:
-        """As `probe_interval_s` below, for who leads."""
+        """Return `probe_interval_s` for a leader, `READY_EVERY_S` for a follower."""
         return probe_interval_s(age_s, listens=listens) if self.leads else READY_EVERY_S
 
 
 def probe_interval_s(age_s: float, *, listens: bool = False) -> float:
-    """Seconds between two probes of an engine that started `age_s` ago and is not ready yet."""
+    """Return the seconds between two probes of an engine that started `age_s` ago and is not ready yet."""
     if age_s >= FAST_FOR_S:
         return SLOW_EVERY_S
     return LISTENS_EVERY_S if listens else FAST_EVERY_S
 
 
 async def probe_engine(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
-    """Whether GET `path` answers 200 at an address (no name), within PROBE_SECONDS_MAX; None: nobody listens.
+    """Return whether GET `path` at an IP address returns 200 within `PROBE_SECONDS_MAX`; None: nothing listens.
 
-    A shortage on this side says nothing of the engine: the probe waits for its end. With `tls_name` it asks over TLS
-    for that name and does not verify the certificate: a probe has no secret, the kernel says whose the port is, and
-    gateways, which send Calls, do verify.
+    During a local resource shortage, which says nothing about the engine, the probe waits. With `tls_name` it uses TLS
+    with that server name and does not verify the certificate: a probe carries no secret, the kernel identifies the
+    owner of the port, and gateways, which send requests, do verify.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with await retry_on_shortage(partial(socket.socket, family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as s:
             error = s.connect_ex((host, port))
             if error in _UNDECIDED:
-                error = s.connect_ex((host, port))  # on loopback the answer is there by now: the loop need not turn
+                error = s.connect_ex((host, port))  # on loopback the result is known by now: no event loop turn needed
             if error not in (*_CONNECTED, *_UNDECIDED):
                 return None
             async with asyncio.timeout(PROBE_SECONDS_MAX):
@@ -110,7 +109,7 @@ async def probe_engine(host: str, port: int, path: str, *, tls_name: str | None 
 
 
 async def _ask(s: socket.socket, ask: bytes) -> bytes:
-    """The beginning of the answer; less than ANSWER_BYTES when it ends sooner."""
+    """Return the start of the response; fewer than `ANSWER_BYTES` bytes if the connection ends early."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(s, ask)
     answer = b""
@@ -120,7 +119,7 @@ async def _ask(s: socket.socket, ask: bytes) -> bytes:
 
 
 async def _ask_tls(s: socket.socket, ask: bytes, name: str) -> bytes:
-    """The same over TLS."""
+    """Do the same over TLS."""
     own = socket.socket(fileno=s.detach())  # the transport closes it
     reader, writer = await asyncio.open_connection(sock=own, ssl=_UNVERIFIED, server_hostname=name)
     try:

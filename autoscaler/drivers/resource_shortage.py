@@ -1,7 +1,7 @@
-"""What a look at the kernel does while this process is short of file descriptors or memory: it waits. I/O.
+"""Retries kernel queries while this process is short of file descriptors or memory. I/O.
 
-Nothing of /proc can be read then, and that a process was not seen means nothing. Promises: a shortage is never taken
-for an answer and ends nothing; however many looks wait, one line says so, and another one each minute that it lasts.
+Without them /proc is unreadable, so a process that was not found may still exist. A shortage is never taken for an
+answer and ends nothing. However many queries wait, only one line is logged, repeated each minute while it lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import inf
 from typing import TypeVar
 
 SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""The kernel cannot answer now; what was asked about may well exist."""
+"""The kernel cannot answer now; the queried object may well exist."""
 TRY_EVERY_S = 0.2
 SAY_EVERY_S = 60.0
 
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class Seldom(logging.Filter):
-    """Lets one line pass in SAY_EVERY_S."""
+    """Passes at most one record per `SAY_EVERY_S`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said_s = -inf
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is time again."""
+        """Return whether the interval has passed."""
         del record
         due = time.monotonic() - self._said_s >= SAY_EVERY_S
         if due:
@@ -43,7 +43,7 @@ _log.addFilter(Seldom())
 
 
 async def retry_on_shortage(look: Callable[[], T]) -> T:
-    """What `look` gives, as soon as it can. Other errors are its caller's."""
+    """Return the result of `look` as soon as it succeeds. Errors other than a shortage propagate."""
     while True:
         try:
             return look()

@@ -1,7 +1,7 @@
-"""Engines as data: command lines, readiness, dialects and manners of llama.cpp, vLLM, SGLang, Ollama and any command.
+"""Engines as data: command lines, readiness, API dialects and behavior of llama.cpp, vLLM, SGLang, Ollama, any command.
 
-An engine is an entry of `ENGINES`; `build_launch_command` fills it in for one Model. Nothing in this package starts or
-probes a process: drivers do. What is installed is looked up by `autoscaler.engines.installed`, which is not part of it.
+An engine is an entry of `ENGINES`; `build_launch_command` fills it in for one model. Nothing in this package starts or
+probes a process: drivers do. `autoscaler.engines.installed` finds the installed engines, and is not exported here.
 """
 
 from autoscaler.engines.command_line import LaunchCommand as LaunchCommand

@@ -1,6 +1,6 @@
-"""A Model and a port -> the command line, environment and readiness path that start its engine. Pure.
+"""Builds the command line, environment and readiness path of an engine from a model and a port. Pure.
 
-Owns filling in an engine's data. What is installed is given as an argument; nothing is looked up, nothing is started.
+Fills in the data of an engine. The installed programs are an argument; nothing is looked up or started.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FILE = "file://"
 
 
 class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver starts. `env` is added to the environment that the driver gives, without what a kubelet must fill
-    in (`valueFrom`); `readiness_path` answers 200.
+    """What a driver starts. `env` is added to the driver's environment, without values that a kubelet must resolve
+    (`valueFrom`); GET on `readiness_path` returns 200 when the engine is ready.
     """
 
     argv: tuple[str, ...]
@@ -33,12 +33,12 @@ def build_launch_command(
     model: Model, model_path: str | None, host: str, port: int, available: Mapping[str, str], *, gpus: bool = False,
     given: Given = AS_ASKED, ipv6: bool = False,
 ) -> LaunchCommand:  # fmt: skip
-    """How to start one Replica listening on (host, port). `ipv6`: `host` stands for an IPv6 address.
+    """Return how to start one replica listening on (host, port). `ipv6`: `host` stands for an IPv6 address.
 
-    `model_path`: where the weights lie on this node; None: where the artifact says. `available`: name -> path of the
-    programs of this node (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it).
-    `gpus`: its Devices are GPUs. `given`: what of that which the document asks for it has. Raises EngineError, one line
-    that names the Model and the fix.
+    `model_path`: path of the weights on this node; None: as in the artifact. `available`: name -> path of this node's
+    programs (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it). `gpus`: its
+    devices are GPUs. `given`: what it was granted of the document's requests. Raises `EngineError`, one line with the
+    model and the fix.
     """
     engine = ENGINES[model.spec.engine]
     values, env = _values(model, model_path, host, port, given), dict[str, str]()
@@ -66,12 +66,12 @@ def build_launch_command(
 
 
 def _bracketed(words: Iterable[str]) -> tuple[str, ...]:
-    """With the brackets that an IPv6 address has before a port (RFC 3986, section 3.2.2)."""
+    """Add the brackets around an IPv6 address before a port (RFC 3986, section 3.2.2)."""
     return tuple(word.replace("[{host}]", "{host}").replace("{host}:{port}", "[{host}]:{port}") for word in words)
 
 
 def _check_reachable(artifact: str, engine: Engine) -> None:
-    """What nobody has brought, the engine must fetch itself. Raises EngineError."""
+    """Raise `EngineError` for weights that neither this node has nor the engine can fetch."""
     scheme = artifact.partition("://")[0]
     if scheme == "pvc":
         raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
@@ -82,15 +82,13 @@ def _check_reachable(artifact: str, engine: Engine) -> None:
 
 
 def select_program(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
-    """The program that starts it: the first that is there, and on GPUs the first of those that are for them."""
+    """Return the program to start: the first available one, with GPUs preferably one built for them."""
     found = [program for program in engine.programs if program.found in available]
     return min(found, key=lambda program: gpus and bool(program.for_gpus), default=None)
 
 
 def artifact_path(artifact: str | None) -> str | None:
-    """What an engine is told to load: the path of `file:///path` as it is written, `org/name` of
-    `hf://org/name@rev`.
-    """
+    """Return what the engine loads: the path of `file:///path` as written, `org/name` of `hf://org/name@rev`."""
     if artifact is None:
         return None
     scheme, _, rest = artifact.partition("://")
@@ -98,7 +96,7 @@ def artifact_path(artifact: str | None) -> str | None:
 
 
 def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
-    """The words that tell the engine of the Model's adapters, in their order."""
+    """Return the arguments for the model's adapters, in order."""
     if told is None or not model.spec.adapters:
         return ()
     scheme = next((a.artifact.partition("://")[0] for a in model.spec.adapters if not a.artifact.startswith(FILE)), "")
@@ -138,7 +136,7 @@ def _values(model: Model, model_path: str | None, host: str, port: int, given: G
 
 
 def _check(program: Program, argv: tuple[str, ...]) -> None:
-    """Our own launcher knows few flags; a wrong one is found here and not by a start that fails."""
+    """Check the flags of our own launcher, which supports few: an error here avoids a failed start."""
     if program.found == "xllamacpp":
         try:
             xllamacpp_server.parse_flags(list(argv[argv.index(LAUNCHER) + 1 :]))

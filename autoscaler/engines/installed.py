@@ -1,7 +1,7 @@
-"""What of the engines is installed on this machine. I/O: looks along PATH and at what this Python could import.
+"""Finds the engines installed on this machine. I/O: searches PATH and the packages that this Python could import.
 
-Owns the look, which is made once at start; it imports and starts no engine. Whether the llama extra was built for GPUs
-only the wheel itself can say: that question loads it, in a process of its own.
+It runs once at start, and imports or starts no engine. Whether the llama extra was built for GPUs is known only to the
+wheel itself: that check loads it, in a separate process.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 from importlib.util import find_spec
 
 SAYS_S_MAX = 60.0
-"""Of the question below, which takes 0.1 s without a GPU."""
+"""Timeout of the check below, which takes 0.1 s without a GPU."""
 _DEVICES = "import xllamacpp; print(*(one['type'].name for one in xllamacpp.get_device_info()))"
 
 
 def find_installed_programs() -> dict[str, str]:
-    """Name -> path, as `launch` wants it; an engine that is a Python package is found in this Python."""
+    """Return name -> path, as `build_launch_command` expects; engines in Python packages are found in this Python."""
     programs = {name: shutil.which(name) for name in ("llama-server", "vllm", "ollama")}
     packages = {name: sys.executable for name in ("xllamacpp", "sglang") if find_spec(name)}
     return {name: path for name, path in programs.items() if path} | packages
 
 
 def computes_on_cpu_only(python: str) -> bool:
-    """Whether the xllamacpp of this Python finds no GPU to compute on. False where it cannot say: its starts will."""
+    """Return whether this Python's xllamacpp finds no GPU for computation. False if unknown: its starts will show."""
     try:
         asked = subprocess.run(
             [python, "-I", "-c", _DEVICES], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,

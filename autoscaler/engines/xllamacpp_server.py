@@ -1,12 +1,12 @@
-"""A llama.cpp server out of the `xllamacpp` wheel, as a script of its own: started by path, it imports nothing of ours.
+"""A llama.cpp server from the `xllamacpp` wheel, as a standalone script: started by path, it imports nothing of ours.
 
     python -I -u xllamacpp_server.py --model FILE.gguf --host 127.0.0.1 --port 8000 --slots 4
 
-Flags are named as llama-server names them where it has them. Its Replica is cold for as long as this takes, so it reads
-its own flags (argparse costs 6 ms) and leaves everything else to the library. The port answers 503 on /health while the
-model loads and 200 after. Until it says that it is listening SIGTERM ends it at once, as any process; afterwards it
-exits with status 0, also in the middle of a stream: who stops it has drained it. `parse_flags` is pure, so that a wrong
-flag is found before anything starts.
+Flags have llama-server's names if it has them. The cold start includes this script, so it parses its flags itself
+(argparse costs 6 ms) and leaves everything else to the library. The port answers 503 on /health while the model loads,
+then 200. Until it prints that it is listening, SIGTERM ends it at once, as any process; afterwards it exits with status
+0, even during a stream: the caller has drained it. `parse_flags` is pure, so that an invalid flag is found before a
+start.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from types import ModuleType
 
 TEXTS = (
     *("--model", "--host", "--alias"),
-    "--lora-scaled",  # PATH:SCALE of each adapter, with commas between
+    "--lora-scaled",  # PATH:SCALE of each adapter, separated by commas
 )
 NUMBERS = (
     "--port",
     "--slots",
     "--context-tokens",  # of each slot; absent: the model's own context, shared by all slots
-    "--shared-context-tokens",  # so much instead of the model's own
+    "--shared-context-tokens",  # instead of the model's own context
     "--threads",
     "--gpu-layers",
     "--batch-size",
     "--ubatch-size",
-    "--ctx-checkpoints",  # of each slot, in the host's memory
-    "--cache-ram",  # MiB of host memory for prompts of earlier Calls; 0 here, since nobody planned for it
+    "--ctx-checkpoints",  # of each slot, in host memory
+    "--cache-ram",  # MiB of host memory for prompts of earlier requests; 0 here, since no memory is planned for it
 )
 SWITCHES = ("--embeddings", "--warmup")
 FLAGS = (*TEXTS, *NUMBERS, *SWITCHES)
@@ -38,7 +38,7 @@ NEEDED = ("--model", "--host", "--port", "--slots")
 
 
 def parse_flags(argv: list[str]) -> dict[str, str]:
-    """`--flag value` and `--flag=value` -> {flag: value}; switches have the value "". Raises ValueError, one line."""
+    """Parse `--flag value` and `--flag=value`: {flag: value}, "" for switches. Raises `ValueError`, one line."""
     options: dict[str, str] = {}
     rest = iter(argv)
     for word in rest:
@@ -64,13 +64,13 @@ def parse_flags(argv: list[str]) -> dict[str, str]:
 
 
 def parse_adapters(adapters: str) -> list[tuple[str, str]]:
-    """Path and scale of each."""
+    """Return path and scale of each adapter."""
     parts = (adapter.rpartition(":") for adapter in adapters.split(",")) if adapters else ()
     return [(path, scale) for path, _, scale in parts]
 
 
 def serve(options: dict[str, str]) -> None:
-    """Loads the model and serves it until a signal ends the process. Raises what the library raises."""
+    """Load the model and serve it until a signal ends the process. Raises what the library raises."""
     unused = ModuleType(
         "xllamacpp.memory"
     )  # estimates layers with the `gguf` package: 9 of 48 ms to ready, for nothing
@@ -86,7 +86,7 @@ def serve(options: dict[str, str]) -> None:
     p.n_parallel = number["--slots"]
     p.kv_unified = "--context-tokens" not in number
     p.n_ctx = number.get("--context-tokens", 0) * p.n_parallel or number.get("--shared-context-tokens", 0)  # 0: its own
-    p.fit_params = False  # the plan already knows that it fits; looking again would load the model twice
+    p.fit_params = False  # the plan already ensures that it fits; checking again would load the model twice
     p.n_gpu_layers = number.get("--gpu-layers", p.n_gpu_layers)
     p.cpuparams.n_threads = p.cpuparams_batch.n_threads = number.get("--threads", p.cpuparams.n_threads)
     p.n_batch = number.get("--batch-size", p.n_batch)
@@ -99,20 +99,20 @@ def serve(options: dict[str, str]) -> None:
             CommonAdapterLoraInfo(path, float(s)) for path, s in parse_adapters(options["--lora-scaled"])
         ]
     p.cache_ram_mib = number.get("--cache-ram", 0)
-    p.cache_idle_slots = p.cache_ram_mib > 0  # else it warns of itself at every start
+    p.cache_idle_slots = p.cache_ram_mib > 0  # else it logs a warning at every start
     p.embedding = "--embeddings" in options
-    p.warmup = "--warmup" in options  # else the first Call warms it up: the same work, but nobody waits for it twice
+    p.warmup = "--warmup" in options  # else the first request warms it up: the same work, without an extra wait
     p.endpoint_metrics = p.endpoint_slots = p.offline = True
-    p.ui, p.cors_origins = False, ""  # browsers have no business here
-    p.verbosity = 2  # warnings and errors; the level below writes several lines per Call
+    p.ui, p.cors_origins = False, ""  # not used by browsers
+    p.verbosity = 2  # warnings and errors; the next level writes several lines per request
     server = Server(p)  # returns when the model is loaded and the port answers 200
-    os.write(1, f"listening on {server.listening_address}\n".encode())  # in one: the library writes beside us
+    os.write(1, f"listening on {server.listening_address}\n".encode())  # in one write: the library writes concurrently
     wait_for_signal()
-    os._exit(0)  # at once: the library would wait for streams that run
+    os._exit(0)  # at once: the library would wait for running streams
 
 
 def wait_for_signal() -> None:
-    """Waits for SIGTERM or SIGINT, through a pipe: pause() would miss one that comes just before it."""
+    """Wait for SIGTERM or SIGINT, through a pipe: pause() would miss a signal that arrives just before it."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -122,12 +122,12 @@ def wait_for_signal() -> None:
 
 
 def main(argv: list[str]) -> str | None:
-    """Serves, or says in one line why not."""
+    """Serve; on failure return the reason in one line."""
     try:
         serve(parse_flags(argv))
     except ValueError as error:
         return f"xllamacpp server: {error}"
-    except Exception as error:  # noqa: BLE001  whatever the library raises ends this process with one line
+    except Exception as error:  # noqa: BLE001  any exception of the library ends this process with one line
         return f"xllamacpp server: the model could not be served (its log above says why): {error}"
     return None
 

@@ -1,8 +1,8 @@
-"""How Offers, Leases and our orders about them get into the World, and what is learnt of them there.
+"""Folds offers, capacity orders (`Lease`) and our Actions on them into the `World`, and learns from their outcomes.
 
-Owns a Lease's way: ordered, listed, here, idle, given back, gone. A list is compared both ways: what it has that nobody
-here ordered is taken in, as a stray where it comes late; what it has no more is lost, once two lists say so. Whoever
-begins to lead believes lists alone. Never raises.
+Implements the life cycle of an order: ordered, listed, here, idle, released, gone. Provider lists are compared both
+ways: capacity in a list that this leader did not order is adopted, as a stray after the first list; capacity missing
+from LOST_LISTS consecutive lists is lost. A new leader trusts only lists. Never raises.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from autoscaler.state.device_claims import AwaitedSeen, is_claim_owner
 from autoscaler.state.world import NodeId, Slice
 
 BARRED_S = (60.0, 960.0)
-"""An Offer that was refused or did not come is not taken for so long; each time in a row twice as long, up to this."""
+"""Back-off of an offer that was rejected or not delivered: the first, doubled each time in a row up to the second."""
 LOST_LISTS = 2
 KINDS_MAX = 1024
-"""Kinds of Offer of which something is remembered, those that something was learnt of last."""
+"""Maximum offer kinds with statistics; the most recently updated are kept."""
 Seen = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | LearntSeen | ProviderTroubled | GroupsSeen | AwaitedSeen
 
 
 def apply_lease_action(draft: Draft, action: AcquireLease | ReleaseLease) -> None:
-    """It was decided."""
+    """Record that a capacity order or its release was decided."""
     if isinstance(action, ReleaseLease):
         _released(draft, action)
         return
@@ -78,7 +78,7 @@ def apply_lease_action(draft: Draft, action: AcquireLease | ReleaseLease) -> Non
 
 
 def apply_capacity_observation(draft: Draft, seen: Seen) -> None:
-    """Takes one of them."""
+    """Fold an observation about capacity."""
     capacity = draft.world.capacity
     match seen:
         case ProvidersSeen():
@@ -109,7 +109,7 @@ def apply_capacity_observation(draft: Draft, seen: Seen) -> None:
 
 
 def clear_unlisted_leases(draft: Draft) -> None:
-    """We begin to lead: what nobody has seen may have been ordered by another, or not at all."""
+    """At the start of leadership, forget orders that no list has shown: they may never have been placed."""
     capacity = draft.world.capacity
     if capacity.leases or capacity.listed_s:
         seen = {id: replace(one, missing=0) for id, one in capacity.leases.items() if one.listed is not None}
@@ -117,7 +117,7 @@ def clear_unlisted_leases(draft: Draft) -> None:
 
 
 def update_leases(draft: Draft) -> None:
-    """Leases of which all is there by now, or that are used, or are used no more; and groups whose nodes came."""
+    """Update orders that became complete, used or idle, and groups whose nodes joined."""
     before = draft.before
     if draft.world.slices is not before.slices:
         groups = draft.world.capacity.groups
@@ -146,7 +146,7 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
     used = _used(draft, listed, mine)
     if lease.here_s is None:
         came = listed.phase == "here" and len({one.device for one in mine}) >= lease.devices
-        if not came and not (lease.failed and used):  # who is on what failed was there before this leader saw it
+        if not came and not (lease.failed and used):  # a replica on a failed order was there before this leader saw it
             return replace(lease, due_s=_due_s(draft, lease))
         if came and not lease.found:
             _learn(draft, lease.offer.kind, record_delivery(_learnt(draft, lease.offer), now_s - lease.asked_s))
@@ -162,7 +162,7 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
 
 
 def _due_s(draft: Draft, lease: Lease) -> float:
-    """From when on nobody counts on what is not here. In a queue it is not late: once it is granted it may be."""
+    """When undelivered capacity is no longer counted on. A queued order can be overdue only once it is granted."""
     now_s = draft.now_s
     if now_s < lease.due_s and fabric_agents.explain_attach_failure(lease, draft.nodes.now, draft.world.settings):
         return now_s
@@ -173,7 +173,7 @@ def _due_s(draft: Draft, lease: Lease) -> float:
 
 def _used(draft: Draft, listed: Listed, mine: Sequence[Slice]) -> bool:
     on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
-    if place := listed.marks.instead:  # it is kept still: only who is to take it has it
+    if place := listed.marks.instead:  # a placeholder pod holds it: only the replica that replaces it counts
         return any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
     return bool(on) or (not listed.alone and any(draft.world.others.get(one.counted) for one in mine))
 
@@ -210,7 +210,7 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
     capacity = draft.world.capacity
     first = seen.provider not in capacity.listed_s
     if not first and seen.began_s < capacity.listed_s[seen.provider]:
-        return  # an older list, late
+        return  # a late, older list
     shown = {LeaseId(seen.provider, one.name): one for one in seen.leases}
     leases = {id: one for id, one in capacity.leases.items() if id.provider != seen.provider}
     lost: list[Lease] = []
@@ -233,29 +233,29 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
 
 
 def _given_up(lease: Lease) -> bool:
-    """Whether its provider has taken away what had not come: it was never made, or (Karpenter, whose node has not
-    joined in 15 minutes) is deleted. What was made and is not there any more may have been taken away by anybody.
+    """Whether the provider withdrew undelivered capacity: it was never created, or is being deleted (Karpenter does so
+    if the node has not joined in 15 minutes). Created capacity that is missing may have been removed by anyone.
     """
     return not lease.committed or (lease.listed is not None and lease.listed.phase == "leaving")
 
 
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:
-    """As a list shows it; None: it is gone."""
+    """The order after comparison with a list; None: it is gone."""
     if listed is not None:
-        some = listed.phase == "here" and len(listed.device_ids)  # what of it has not come by then does not come
+        some = listed.phase == "here" and len(listed.device_ids)  # devices still missing then are never delivered
         lease = replace(lease, listed=listed, missing=0, devices=some or lease.devices)
         came = lease.release_s is not None and lease.uncommitted and lease.committed and began_s > lease.release_s
         return replace(lease, release_s=None, uncommitted=False, releases=0, forced=False, why="") if came else lease
     if lease.release_s is not None:
         return None if began_s > lease.release_s else lease
     if lease.listed is None:
-        return lease  # the order may be on its way, or lost
+        return lease  # the request may be in progress, or lost
     return replace(lease, missing=lease.missing + 1) if lease.missing + 1 < LOST_LISTS else None
 
 
 def _found(id: LeaseId, listed: Listed, now_s: float, takes: Expected, *, stray: bool) -> Lease:
-    """Ordered by a leader before, or by who is none any more; or it comes after it was given up. It is waited for as if
-    it were ordered now.
+    """Adopt listed capacity that an earlier leader ordered, or that was delivered after it was given up. Its delivery
+    deadline is computed as if it were ordered now.
     """
     due_s = now_s + due_after_s(listed.offer, takes)
     lease = Lease(
@@ -268,14 +268,14 @@ def _found(id: LeaseId, listed: Listed, now_s: float, takes: Expected, *, stray:
 def _refused(draft: Draft, seen: LeaseRefused) -> None:
     lease = draft.world.capacity.leases.get(seen.id)
     if lease is None or lease.listed is not None:
-        return  # it is there all the same
+        return  # it exists in spite of the rejection
     _bar(draft, lease.offer.id, seen.reason)
     _learn(draft, lease.offer.kind, record_failed_delivery(_learnt(draft, lease.offer)))
     _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
 
 
 def _of(told: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
-    """Of those that there are."""
+    """Keep only the entries of existing providers."""
     return {name: one for name, one in told.items() if name in providers}
 
 
@@ -284,7 +284,7 @@ def _without(told: Mapping[str, str], provider: str) -> dict[str, str]:
 
 
 def _bar(draft: Draft, of: OfferId, why: str) -> None:
-    """It is left alone for a while: an Offer, or of its provider a claim that did not take what was attached for it."""
+    """Back off from an offer, or from a claim of its provider that did not use what was attached for it."""
     known = draft.world.capacity.barred.get(of)
     times = 1 if known is None else known.times + 1
     pause_s = min(BARRED_S[0] * 2.0 ** (times - 1), BARRED_S[1])

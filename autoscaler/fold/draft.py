@@ -1,8 +1,8 @@
-"""The next World while a batch is folded into it: maps copied at their first write, derived indices kept as it goes.
+"""The mutable draft of the next `World` while a batch is folded: copy-on-write maps and incremental indices.
 
-Owns every write of a fold. `by_model` and `by_slice` are kept with each Replica; Models whose `loads` must be summed
-again are noted, and summed once per batch; so is whether gateways have anything to learn, which raises the version by
-one. A batch that changes nothing gives the very World it began with. It decides nothing.
+Every write of a fold goes through the draft. `by_model` and `by_slice` are updated with each replica; `loads` of marked
+Models are summed once per batch. If gateways must be informed (`news`), the version rises by one. A batch that changes
+nothing returns the identical `World`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 _ROUTED = frozenset({ReplicaState.READY, ReplicaState.UNREADY, ReplicaState.DRAINING, ReplicaState.STOPPING})
-"""States in which gateways know of a Replica."""
+"""States in which gateways know a replica."""
 
 
 class CopiedMap(Generic[K, V]):
-    """A map that is copied at the first write. `now` is for reading only."""
+    """A copy-on-write map. `now` is read-only."""
 
     __slots__ = ("_own", "now")
 
@@ -39,13 +39,13 @@ class CopiedMap(Generic[K, V]):
         self._own = False
 
     def put(self, key: K, value: V) -> None:
-        """Adds or replaces."""
+        """Add or replace an entry."""
         if not self._own:
             self.now, self._own = dict(self.now), True
         self.now[key] = value
 
     def drop(self, key: K) -> None:
-        """Removes what is there."""
+        """Remove an entry, if present."""
         if key in self.now:
             if not self._own:
                 self.now, self._own = dict(self.now), True
@@ -53,15 +53,15 @@ class CopiedMap(Generic[K, V]):
 
 
 class Draft:
-    """The World that a batch at `now_s` makes; `finish` returns it."""
+    """The `World` under construction for a batch at `now_s`; `finish` returns it."""
 
     def __init__(self, world: World, now_s: float) -> None:
         self.world = world
-        """All that is not in a map below; replaced by `change`."""
+        """All fields without a map below; replaced by `change`."""
         self.before = world
         self.now_s = now_s
         self.version = world.version + 1
-        """The version of the next World, should gateways have anything to learn."""
+        """The version of the next `World`, if gateways must be informed."""
         self.transitions: list[Transition] = []
         self.replicas: CopiedMap[ReplicaId, Replica] = CopiedMap(world.replicas)
         self.gateways: CopiedMap[GatewayId, Gateway] = CopiedMap(world.gateways)
@@ -75,46 +75,46 @@ class Draft:
         self.undivided: set[ModelName] = set()
         self.unsummed: set[ModelName] = set()
         self.settled = False
-        """Shares has looked at all that was undivided."""
+        """Whether `divide_slots` has processed all undivided Models."""
 
     @cached_property
     def by_pod(self) -> dict[str, ReplicaId]:
-        """By the uids of their pods, those Replicas that were there when it was asked first: once per batch."""
+        """Pod UID -> replica, computed at the first access, thus once per batch."""
         return {one.pod.uid: id for id, one in self.replicas.now.items() if one.pod is not None}
 
     def correct(self, name: ModelName) -> None:
-        """What was measured of a Model holds for its next Replica."""
+        """Correct the memory estimate of a Model's next replica by measurements."""
         model, history = self.world.models.get(name), self.histories.now.get(name)
         after = model if model is None or history is None else correct_memory_estimate(model, history)
         if after is not None and after is not model:
             self.change(models={**self.world.models, name: after})
 
     def change(self, **fields: object) -> None:
-        """Replaces fields of the World that are not maps of this draft."""
+        """Replace fields of the `World` that are not maps of this draft."""
         self.world = replace(self.world, **fields)
 
     def history(self, model: ModelName) -> History:
-        """What is remembered of a Model; the defaults if nothing is."""
+        """The history of a Model; the defaults if there is none."""
         return self.histories.now.get(model) or History()
 
     def put_history(self, model: ModelName, history: History) -> None:
-        """Replaces what is remembered of a Model."""
+        """Replace the history of a Model."""
         if self.histories.now.get(model) != history:
             self.histories.put(model, history)
 
     def attain(self, model: ModelName, tenant: TenantName, attained: float) -> None:
-        """Replaces what a Tenant attained of a Model."""
+        """Replace the service that a Tenant attained from a Model."""
         known = self.attained.now.get(model)
         if known is None or known is self.before.attained.get(model):
             self.attained.put(model, dict(known or {}))
         self.attained.now[model][tenant] = attained
 
     def replicas_of(self, model: ModelName) -> Iterable[Replica]:
-        """All Replicas of a Model."""
+        """The replicas of a Model."""
         return (self.replicas.now[id] for id in self.by_model.now.get(model, ()))
 
     def put_replica(self, after: Replica) -> None:
-        """Adds or replaces a Replica, and keeps the indices."""
+        """Add or replace a replica and update the indices."""
         before = self.replicas.now.get(after.id)
         self.replicas.put(after.id, after)
         self.undivided.add(after.model)
@@ -128,14 +128,14 @@ class Draft:
         self.news = self.news or route_of(before) != route_of(after)
 
     def _withdraw(self, replica: ReplicaId) -> None:
-        """Nobody holds a Replica that is not ready: every hold on it is lowered with the version that says so."""
+        """Revoke all holds on a replica that is no longer ready, with the version that announces its new state."""
         for gateway in tuple(self.gateways.now.values()):
             if replica in gateway.grants:
                 lowered = with_grant(gateway.grants[replica], Grant(version=self.version, hold=0))
                 self.gateways.put(gateway.id, replace(gateway, grants={**gateway.grants, replica: lowered}))
 
     def drop_replica(self, replica: Replica) -> None:
-        """Forgets a Replica and every hold on it. A new version: names are made of it, and this one is over."""
+        """Remove a replica and every hold on it. The version rises, because replica names contain it."""
         self.replicas.drop(replica.id)
         self._unindex(replica)
         self.undivided.add(replica.model)
@@ -146,7 +146,7 @@ class Draft:
                 self.gateways.put(gateway.id, replace(gateway, grants=grants))
 
     def record(self, before: Replica | None, after: Replica, verb: str, reason: str) -> None:
-        """Writes one row of the log."""
+        """Record one transition."""
         self.transitions.append(
             Transition(
                 at_s=self.now_s,
@@ -161,7 +161,7 @@ class Draft:
         )
 
     def sum_loads(self) -> dict[ModelName, ModelLoad]:
-        """Sums the levels of the Models noted, notices where Calls begin or cease to wait; those with demand."""
+        """Sum the demand of the marked Models; note changes in where requests wait. Returns those with demand."""
         summed: dict[ModelName, ModelLoad] = {}
         for model in self.unsummed:
             before, after = self.loads.now.get(model, NO_LOAD), load_of(self.gateways.now, model)
@@ -179,13 +179,13 @@ class Draft:
         return summed
 
     def finish(self) -> World:
-        """The World after the batch."""
+        """Return the `World` after the batch."""
         before, gateways = self.before, self.gateways.now
         undivided = frozenset(self.undivided if self.settled else before.undivided | self.undivided)
         handed_over = self.world.handed_over
         heard = all(g.in_epoch or g.gone or g.lapsed for g in gateways.values())
         if not handed_over and self.world.synced and gateways and heard:
-            handed_over, undivided = True, undivided | self.by_model.now.keys()  # what was found may be divided now
+            handed_over, undivided = True, undivided | self.by_model.now.keys()  # adopted slots may be divided now
         after = replace(
             self.world,
             version=self.version if self.news else before.version,
@@ -222,24 +222,24 @@ def _without(index: CopiedMap[K, tuple[ReplicaId, ...]], key: K, id: ReplicaId) 
 
 
 def with_grant(grants: tuple[Grant, ...], newest: Grant) -> tuple[Grant, ...]:
-    """`grants` with a newer one. Those that it covers are void: they cannot count without it, and are no higher."""
+    """Return `grants` with a newer one. Older ones that are not higher are dropped: the newest one covers them."""
     return (*(grant for grant in grants if grant.hold > newest.hold), newest)
 
 
 def is_routed(replica: Replica) -> bool:
-    """Routes name it. One that broke is in none from then on: where Routes say that a Replica stops, somebody wills it,
-    and gateways count what it cuts against no Call.
+    """Whether Routes contain the replica. A failed one is omitted: Routes show a replica as stopping only if that is
+    intended, and gateways then count an interrupted attempt against no request.
     """
     return replica.state in _ROUTED and not replica.failure
 
 
 def route_of(replica: Replica | None) -> tuple[object, ...] | None:
-    """What gateways learn of a Replica; None when they do not know of it."""
+    """The facts about a replica that gateways learn; None: they do not know it."""
     if replica is None or not is_routed(replica):
         return None
     return (replica.state, replica.address, replica.slots, replica.model)
 
 
 def _same(before: World, after: World) -> bool:
-    """Nothing was written: every field is the very object it was."""
+    """Whether nothing was written: every field is the identical object."""
     return all(getattr(before, field) is getattr(after, field) for field in World.__struct_fields__)

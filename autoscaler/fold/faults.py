@@ -1,8 +1,8 @@
 """Quarantine of Models that cause exceptions: how long it lasts, and what ends it.
 
-A quarantine lasts 1, 2, 4 ... 30 minutes. It ends early when the Model's document changes or an operator wakes it. Then
-the Model is on trial: another fault within TRIAL_S doubles the next quarantine, else the fault is forgotten. A fault of
-a Model that is quarantined already changes nothing.
+A quarantine lasts 1, 2, 4 ... 30 minutes. It ends early when an operator wakes the Model or its document changes; a
+changed document also clears the fault. Otherwise the Model is then on trial: another fault within TRIAL_S doubles the
+next quarantine, else the fault is forgotten. A fault of a Model that is already quarantined changes nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TRIAL_S: Final = EPISODE_AFTER_S_MAX
 
 
 def list_quarantined_models(world: World) -> frozenset[ModelName]:
-    """Models that are quarantined now."""
+    """The Models that are quarantined now."""
     return frozenset(name for name, fault in world.faults.items() if fault.until_s) if world.faults else frozenset()
 
 
 def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
-    """Quarantines the Model, if the World has it and it is not quarantined."""
+    """Quarantine the Model if the `World` has it and it is not quarantined yet."""
     known = draft.world.faults.get(fault.model)
     exists = fault.model in draft.world.models or fault.model in draft.by_model.now
     if not exists or (known is not None and known.until_s):
@@ -38,7 +38,7 @@ def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
 
 
 def expire_quarantines(draft: Draft) -> None:
-    """Ends quarantines that are over, and forgets faults whose trial is over."""
+    """End quarantines that are over, and forget faults whose trial is over."""
     faults = draft.world.faults
     if not faults:
         return
@@ -55,14 +55,14 @@ def _aged(fault: Fault, now_s: float) -> Fault | None:
 
 
 def end_quarantine(draft: Draft, name: ModelName) -> None:
-    """An operator woke the Model: its quarantine ends now, and its fault still counts."""
+    """End the quarantine of a Model that an operator woke; its fault still counts."""
     fault = draft.world.faults.get(name)
     if fault is not None and fault.until_s:
         _put(draft, {**draft.world.faults, name: replace(fault, seen_s=draft.now_s, until_s=0.0)})
 
 
 def drop_outdated_faults(draft: Draft, before: World) -> None:
-    """Forgets faults of Models whose document changed or is gone."""
+    """Forget the faults of Models whose document changed or was removed."""
     models = draft.world.models
     faults = draft.world.faults
     kept = {

@@ -1,11 +1,10 @@
-"""The next World: `fold(world, batch, now_s)` puts what happened into the snapshot that decisions are taken on.
+"""Computes the next `World`: `fold(world, batch, now_s)` applies a batch of observations to the snapshot. Pure.
 
-Owns the order of things within one batch and the observations that are simple. Replicas move in `fold_replicas`,
-gateways report in `fold_reports`, nodes are cut in `fold_cutting`, capacity comes and goes in `fold_capacity`,
-leadership changes in `fold_leadership`, what is learnt of Models is in `histories`, every write goes through `draft`.
-Maps are copied once per batch, and only those that change. Observations never raise; our own intents raise
-IllegalIntentError where the table of states does not allow them. The version rises by one with each batch after which
-gateways have something to learn.
+This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
+`gateway_reports`, `mig`, `capacity`, `faults` and `operator_orders` (with leadership and node reports);
+`autoscaler.demand.history` keeps what is learned about Models. Every write goes through `Draft`, which copies a map
+once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
+does not allow them. The version rises by one with each batch that gateways must be informed of.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.world import Slice, World
 
 CLOCK_S = 1.0
-"""A clock that is off by no more than before is not set anew."""
+"""Clock offsets that differ by less than this are not updated."""
 Observation = (
     DocumentsSeen
     | SlicesSeen
@@ -107,9 +106,9 @@ NO_MEMORY = "its memory reads 0 bytes: mend its driver or the label that says it
 
 
 def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
-    """The World after `batch`, in its order, all of it at `now_s`; and one Transition per move of a Replica.
+    """Apply `batch` in order, at time `now_s`. Returns the new `World` and one Transition per move of a replica.
 
-    The same World comes back where nothing changed. Raises IllegalIntentError for an Action that the table forbids.
+    Returns the identical `World` if nothing changed. Raises IllegalIntentError for an Action that the table forbids.
     """
     draft = Draft(world, now_s)
     for observation in batch:
@@ -187,7 +186,7 @@ def _synced(draft: Draft) -> None:
 
 
 def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | ClockSeen) -> None:
-    """Takes the place of what was told before."""
+    """Replace the previous value of an observation that is a level."""
     match seen:
         case CopiesSeen() if (seen.copies, seen.failed) != (draft.world.copies, draft.world.unbrought):
             draft.change(copies=seen.copies, unbrought=seen.failed)
@@ -198,11 +197,11 @@ def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | Clock
         case ClockSeen() if abs((draft.world.unix_offset_s or 0.0) - seen.unix_offset_s) > CLOCK_S:
             draft.change(unix_offset_s=seen.unix_offset_s)
         case _:
-            pass  # as it was
+            pass  # unchanged
 
 
 def _documents(draft: Draft, documents: DocumentsSeen) -> None:
-    """Takes the documents as a whole. Failures of a Model whose spec was changed no longer keep it from starting."""
+    """Replace all documents. Failures of a Model whose spec hash changed no longer prevent its start."""
     before, known = draft.world, draft.histories.now
     models = {one.name: correct_memory_estimate(one, known.get(one.name, NO_HISTORY)) for one in documents.models}
     tenants = {tenant.name: tenant for tenant in documents.tenants}
@@ -239,12 +238,12 @@ def _slices(draft: Draft, inventory: SlicesSeen) -> None:
 
 
 def _sound(slice_: Slice) -> Slice:
-    """Nothing is put on what has no memory, not even who says of itself no size and would take all of it."""
+    """Close a slice without memory to all placements, including those of Models without a known size."""
     return slice_ if slice_.memory_bytes > 0 or slice_.closed else replace(slice_, closed=NO_MEMORY)
 
 
 def _hosts(draft: Draft, seen: HostsSeen) -> None:
-    """One that is as it was is the very one that it was."""
+    """Replace the hosts; an unchanged host stays the identical object."""
     before = draft.world.hosts
     if seen.hosts != before:
         kept = {node: before.get(node, host) for node, host in seen.hosts.items()}
@@ -259,12 +258,12 @@ def _start_seen(draft: Draft, seen: StartSeen) -> None:
     draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
     history = draft.histories.now.get(seen.model)
     if not seen.obstacle and history is not None and history.failure == before[seen.model]:
-        draft.put_history(seen.model, histories.clear_failures(history))  # what it was refused for is no more
+        draft.put_history(seen.model, histories.clear_failures(history))  # the reason of the rejection is gone
         draft.news = True
 
 
 def _history(draft: Draft, seen: HistorySeen) -> None:
-    """For a Model that nothing is known of. Who follows takes it at any time: it is what the leader remembers."""
+    """Take a stored history if none is known. A follower always merges it, because the leader wrote it."""
     known, model = draft.histories.now.get(seen.model), draft.world.models.get(seen.model)
     if known is None:
         draft.put_history(
@@ -276,14 +275,14 @@ def _history(draft: Draft, seen: HistorySeen) -> None:
 
 
 def _lesson(draft: Draft, lesson: PlacementValues) -> None:
-    """What is only a beginning does not replace what was learnt."""
+    """Take placement values; initial values do not replace learned ones."""
     known = draft.world.lesson
     if known != lesson and (lesson.learnt or known is None or not known.learnt):
         draft.change(lesson=lesson)
 
 
 def _half_open(draft: Draft) -> None:
-    """Back-offs that are over end: what time alone does, so that gateways learn of it."""
+    """End expired back-offs, so that gateways are informed."""
     out = faults.list_quarantined_models(draft.world)
     for model, history in tuple(draft.histories.now.items()):
         if model not in out and history.refused_until_s and draft.now_s >= history.refused_until_s:
@@ -292,7 +291,7 @@ def _half_open(draft: Draft) -> None:
 
 
 def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
-    """Reports expire, and the demand that is there now is remembered."""
+    """Apply the effects of time: expire reports, quarantines and stops, and record the current demand."""
     gateway_reports.expire_reports(draft)
     faults.expire_quarantines(draft)
     operator_orders.end_completed_stops(draft)
@@ -301,7 +300,7 @@ def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)
     if cordons != draft.world.cordons:
         draft.change(cordons=cordons)
-    if any(not isinstance(one, Acted) for one in batch):  # after our own Actions who is where is as it was
+    if any(not isinstance(one, Acted) for one in batch):  # our own Actions do not affect this
         paid_capacity.update_paid_capacity(draft)
     out = faults.list_quarantined_models(draft.world)
     for model, load in draft.sum_loads().items():

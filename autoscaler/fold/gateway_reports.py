@@ -1,9 +1,8 @@
-"""What gateways say: demand as levels that expire, holds that they acknowledge, and service that they gave.
+"""Folds gateway reports: demand as levels that expire, acknowledged slot allocations (holds), and service attained.
 
-Owns the leader's half of the hold rule as far as it is about knowing (interfaces section 6): which grants a gateway may
-still act on, and when one is proven dead. Giving holds is `autoscaler.routing.slots`. A report of an older epoch says
-what is wanted, but acknowledges nothing. Late, doubled and dead boots' reports change nothing, in whatever order they
-come.
+Implements the leader's bookkeeping for holds (interfaces section 6): which grants a gateway may still act on, and when
+a gateway is proven dead. `autoscaler.routing.slots` grants the holds. A report from an older epoch carries demand but
+acknowledges nothing. Late reports, duplicates and reports of dead boots change nothing, in whatever order they arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from autoscaler.state.events import GatewaySeen, HoldsGranted, Reported
 from autoscaler.state.world import Gateway, Grant, World
 
 BOOTS_MAX = 8
-"""Dead boots remembered per gateway: their reports may still come late."""
+"""Dead boots remembered per gateway: their reports may still arrive late."""
 GONE_KEPT_S = 60.0
 """A gateway proven dead is forgotten after this."""
 UNWATCHED_SILENT_S = 60.0
@@ -30,18 +29,18 @@ UNWATCHED_SILENT_S = 60.0
 
 
 def apply_report(draft: Draft, of: Reported) -> None:
-    """Folds one report, unless a newer one of that gateway is known."""
+    """Fold one report, unless a newer one of that gateway is known."""
     report, seen_s = of.report, draft.now_s if of.came_s is None else of.came_s
     known = draft.gateways.now.get(report.gateway)
     gateway = known or Gateway(id=report.gateway)
     in_epoch = report.epoch == draft.world.epoch
     if gateway.gone and report.boot == gateway.boot and not (in_epoch and report.version >= gateway.gone_version):
-        return  # what a dead one sent may come late; one that acts on later Routes lives after all
+        return  # a late report of a dead gateway; one that acts on later Routes is alive after all
     if gateway.boot and report.boot != gateway.boot:
         if not in_epoch or not _lives(gateway, report):
-            return  # it may be an older boot's that comes late: a new one is believed when it acts on our Routes
+            return  # possibly a late report of an older boot: a new boot is believed once it acts on our Routes
         gateway = restart_gateway(draft, gateway, report.boot)
-        draft.news = True  # a new version: should this one be dead, only the living one will ever act on it
+        draft.news = True  # a new version: if this boot is dead, only the living one will act on it
     elif gateway.report is not None and report.sequence <= gateway.report.sequence:
         return
     before = gateway
@@ -68,9 +67,10 @@ def apply_report(draft: Draft, of: Reported) -> None:
 
 
 def is_redundant_report(world: World, report: Report) -> bool:
-    """Whether it says nothing that its gateway has not said before: no Call came, moved or went, who waits has merely
-    waited longer, and what else grew is what nobody waits for: Calls served while others wait for the same Model (whose
-    turn is next goes by that), and later Routes acted on. While anything waits one comes twenty times a second.
+    """Whether the report adds nothing relevant: no request arrived, moved or ended, wait times merely grew, and nothing
+    else changed that a decision depends on. Service attained matters only while requests wait for the same Model (it
+    decides whose turn is next), later Routes only for drains and grants. While anything waits, a gateway sends twenty
+    reports a second.
     """
     gateway = world.gateways.get(report.gateway)
     if gateway is None or gateway.gone or gateway.report is None:
@@ -91,7 +91,7 @@ def _same(last: Total | None, total: Total, world: World) -> bool:
 
 
 def _acts_on_the_same(world: World, gateway: Gateway, last: Report, report: Report) -> bool:
-    """As far as anything waits for it: a drain until its Replica is let go of, a grant until it is acted on."""
+    """Whether acting on later Routes changes nothing: no drain and no grant waits for the acknowledgement."""
     if (report.boot, report.epoch) != (last.boot, last.epoch):
         return False
     if report.version == last.version:
@@ -101,7 +101,7 @@ def _acts_on_the_same(world: World, gateway: Gateway, last: Report, report: Repo
 
 
 def _ageless(levels: Mapping[ModelName, Iterable[Level]]) -> dict[ModelName, list[Level]]:
-    """Without what time alone changes."""
+    """The levels without the fields that time alone changes."""
     return {
         model: [replace(level, oldest_wait_s=0.0, soonest_deadline_s=None) for level in rows]
         for model, rows in levels.items()
@@ -113,9 +113,9 @@ def _counts(total: Total) -> tuple[int, int, int, float]:
 
 
 def _lives(gateway: Gateway, report: Report) -> bool:
-    """Whether a report of another boot is of a later one. The dead act on no newer Routes than the living do.
+    """Whether a report of another boot is from a later boot. A dead boot acts on no newer Routes than the living one.
 
-    One that was put aside before must act on newer ones, else two late reports could take turns.
+    A boot that was replaced before must act on newer Routes; otherwise two late reports could alternate.
     """
     last = gateway.report
     if last is None:
@@ -127,10 +127,10 @@ def _lives(gateway: Gateway, report: Report) -> bool:
 def reconcile_grants(
     grants: Mapping[ReplicaId, tuple[Grant, ...]], uses: Mapping[ReplicaId, ReplicaUse], version: int
 ) -> dict[ReplicaId, tuple[Grant, ...]]:
-    """What is left of the grants to a gateway that acts on Routes of `version` and so uses its Replicas.
+    """Return the grants that remain valid for a gateway that acts on Routes of `version` and reports these `uses`.
 
-    It acts on the last grant up to `version`; the older ones are void. Where that is the newest of all, what it says it
-    holds counts instead, because it may lower a hold at once. A hold that nobody of this epoch granted is one of old.
+    It acts on the last grant up to `version`; older ones are void. If that is the newest grant, the reported hold
+    counts instead, because a gateway may lower a hold at once. A hold that was not granted in this epoch is older.
     """
     left: dict[ReplicaId, tuple[Grant, ...]] = {}
     for replica, known in grants.items():
@@ -153,7 +153,7 @@ def _hold(use: ReplicaUse | None) -> int:
 
 
 def apply_grants(draft: Draft, moved: HoldsGranted) -> None:
-    """Gives the holds that `shares` moved the next version. Nobody may raise one otherwise."""
+    """Record the holds that `divide_slots` moved, with the next version. Holds are raised only here."""
     draft.settled = True
     draft.news = draft.news or bool(moved.holds)
     changed: dict[GatewayId, dict[ReplicaId, tuple[Grant, ...]]] = {}
@@ -167,7 +167,7 @@ def apply_grants(draft: Draft, moved: HoldsGranted) -> None:
 
 
 def register_gateway(draft: Draft, seen: GatewaySeen) -> None:
-    """A gateway exists: it is known, whether or not it reports. One proven dead comes back with a new boot."""
+    """Register an existing gateway, whether or not it reports. One proven dead returns with a new boot."""
     id, boot = seen.gateway, seen.boot
     known = draft.gateways.now.get(id)
     if known is not None and seen.watched and not known.watched and not (boot and known.boot and boot != known.boot):
@@ -182,7 +182,7 @@ def register_gateway(draft: Draft, seen: GatewaySeen) -> None:
 
 
 def mark_gateway_gone(draft: Draft, id: GatewayId, boot: str) -> None:
-    """A gateway is proven dead: its demand and its holds are gone with it. Nothing if a later boot is known."""
+    """Remove the demand and holds of a gateway that is proven dead. No effect if a later boot is known."""
     known = draft.gateways.now.get(id)
     if known is not None and not known.gone and not (boot and known.boot and boot != known.boot):
         _end(draft, known)
@@ -197,23 +197,23 @@ def _end(draft: Draft, gateway: Gateway) -> None:
 
 
 def restart_gateway(draft: Draft, gateway: Gateway, boot: str) -> Gateway:
-    """The gateway at the begin of a new boot, which proves the old one dead."""
+    """The gateway at the start of a new boot, which proves the old one dead."""
     others = [one for one in gateway.boots_before if one != boot]
     boots_before = (*others, gateway.boot)[-BOOTS_MAX:]
     return replace(clear_gateway(draft, gateway), boot=boot, boots_before=boots_before, totals={}, gone=False)
 
 
 def clear_gateway(draft: Draft, gateway: Gateway) -> Gateway:
-    """The gateway without demand, use and holds: its process does not exist any more."""
+    """The gateway without demand, use and holds, because its process no longer exists."""
     _all_undivided(draft)
     _silenced(draft, gateway)
     return replace(gateway, report=None, in_epoch=False, grants={}, uses={}, levels={}, lapsed=False)
 
 
 def expire_reports(draft: Draft) -> None:
-    """The demand of a gateway that is silent too long is gone; its holds are not, because silent is not dead.
+    """Expire the demand of gateways that are silent too long, but not their holds: a silent gateway may be alive.
 
-    Of a gateway that nothing watches the holds go, too, and later the gateway: nothing else would ever end them.
+    If nothing watches the gateway, its holds expire, too, and later the gateway: nothing else would ever end them.
     """
     for gateway in tuple(draft.gateways.now.values()):
         if not gateway.gone and not gateway.watched and draft.now_s >= gateway.seen_s + UNWATCHED_SILENT_S:
@@ -235,14 +235,14 @@ def _lapses(gateway: Gateway) -> bool:
 
 
 def _silenced(draft: Draft, gateway: Gateway) -> None:
-    """All its levels end: the last that is known of those Calls is when it last reported."""
+    """End all levels of the gateway. The time of its last report counts as the last activity of their Models."""
     for model in gateway.levels:
         draft.unsummed.add(model)
         draft.put_history(model, histories.record_activity(draft.history(model), gateway.seen_s))
 
 
 def _demand(draft: Draft, before: Gateway, after: Gateway) -> None:
-    """Notes the Models whose demand changed, and when a Call of them was last there."""
+    """Mark the Models whose demand changed, and record the last activity of those without demand."""
     for model in before.levels:
         if model not in after.levels:
             draft.unsummed.add(model)
@@ -263,9 +263,9 @@ def _comes_back(draft: Draft, model: ModelName, tenant: TenantName, active: Iter
 
 
 def _totals(draft: Draft, before: Gateway, report: Report, seen_s: float) -> None:
-    """Turns growth of the cumulative counts of one boot into service attained, activity and refused cold Calls.
+    """Convert growth of a boot's cumulative counts into service attained, activity and rejected cold requests.
 
-    Counts that fell began anew: the gateway had forgotten a Model that was gone from the documents for a while.
+    Counts that fell were reset: the gateway had forgotten a Model that was missing from the documents for a while.
     """
     for total in report.totals:
         key = (total.model, total.tenant)
@@ -296,7 +296,7 @@ def _merged(
 
 
 def _note_uses(draft: Draft, before: Gateway, after: Gateway) -> None:
-    """Notes the Models of Replicas whose use or claims changed: Slots may be free to give."""
+    """Mark the Models of replicas whose use or grants changed: slots may be free to allocate."""
     if before.uses is after.uses and before.grants == after.grants:
         return
     for replica in {*before.uses, *after.uses, *before.grants, *after.grants}:
@@ -308,5 +308,5 @@ def _note_uses(draft: Draft, before: Gateway, after: Gateway) -> None:
 
 
 def _all_undivided(draft: Draft) -> None:
-    """Who the gateways are matters to every Model that has Replicas."""
+    """Mark all Models with replicas: a change of the set of gateways affects their slot allocations."""
     draft.undivided.update(draft.by_model.now)

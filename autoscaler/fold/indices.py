@@ -1,8 +1,8 @@
-"""The derived half of the World: which Replicas a Model and a Slice have, and the demand per Model, made from scratch.
+"""Derived indices of the `World`: the replicas of each Model and slice, and the demand of each Model.
 
-Owns the functions that the fold uses piece by piece to keep these maps, and `rebuild_indices`, which makes all of them
-anew: after any batch both give the same (a property test holds that). Ids in an index are sorted, so that the order in
-which things were observed does not show.
+The fold updates these maps incrementally with the functions here; `rebuild_indices` computes all of them from scratch.
+Both give the same result after any batch (checked by a property test). IDs in an index are sorted, so that it does not
+depend on the order of observations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autoscaler.state.world import Gateway, ModelLoad, SliceId, World
 
 
 def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:
-    """`ids` and `id`, sorted."""
+    """Return `ids` with `id` inserted in sorted order, unless present."""
     if id in ids:
         return ids
     longer = list(ids)
@@ -36,20 +36,20 @@ def with_id(ids: tuple[ReplicaId, ...], id: ReplicaId) -> tuple[ReplicaId, ...]:
 
 
 def is_report_expired(gateway: Gateway, now_s: float) -> bool:
-    """Its report is too old to count, which does not mean that the gateway is dead.
+    """Whether the gateway's report is too old to count, which does not mean that the gateway is dead.
 
-    The sum, not the difference: it is the very time for which the plan wakes the loop.
+    Compares with the sum, not the difference: the plan wakes the loop at exactly that time.
     """
     return now_s >= gateway.seen_s + REPORT_EXPIRY_S
 
 
 def levels_of(gateway: Gateway, now_s: float) -> dict[ModelName, tuple[Level, ...]]:
-    """The demand in its last report per Model, where it still counts."""
+    """The demand per Model in the last report; empty if the report has expired."""
     return {} if gateway.report is None or is_report_expired(gateway, now_s) else demand_in(gateway.report)
 
 
 def demand_in(report: Report) -> dict[ModelName, tuple[Level, ...]]:
-    """The demand in a report per Model. Levels of nothing are left out."""
+    """The demand per Model in a report. Levels without requests are left out."""
     levels: dict[ModelName, list[Level]] = {}
     for level in report.levels:
         if level.waiting or level.running:
@@ -58,13 +58,13 @@ def demand_in(report: Report) -> dict[ModelName, tuple[Level, ...]]:
 
 
 def uses_of(report: Report | None) -> dict[ReplicaId, ReplicaUse]:
-    """The Replicas in a report, without ages: what has merely grown older is no news."""
+    """The replica uses in a report, without ages, because an increased age alone is not a change."""
     uses = () if report is None else report.replicas
     return {u.replica: u if u.last_byte_age_s is None else replace(u, last_byte_age_s=None) for u in uses}
 
 
 def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> ModelLoad:
-    """The levels of one Model summed over all gateways whose report counts."""
+    """The demand of one Model, summed over all gateways whose report counts."""
     waiting = running = 0
     oldest_s: float | None = None
     tenants: set[TenantName] = set()
@@ -90,7 +90,7 @@ def load_of(gateways: Mapping[GatewayId, Gateway], model: ModelName) -> ModelLoa
 
 
 def rebuild_indices(world: World, now_s: float) -> World:
-    """`world` with every derived index made from scratch; equal to `world` after any batch folded at `now_s`."""
+    """Return `world` with all indices computed from scratch; equal to `world` after any batch folded at `now_s`."""
     gateways = {id: replace(g, levels=levels_of(g, now_s), uses=uses_of(g.report)) for id, g in world.gateways.items()}
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}

@@ -1,7 +1,7 @@
-"""The World as the planner may see it while some Models are quarantined (`autoscaler.controller.containment`). Pure.
+"""Masks quarantined Models in the `World` that the planner sees (`autoscaler.controller.containment`). Pure.
 
-Invariants: Replicas of a quarantined Model keep their Slices, their state and the Tenants that they are for, and cannot
-be evicted; nothing of another Model differs.
+Invariants: replicas of a quarantined Model keep their slices, state and tenants, and cannot be evicted; other Models
+are unchanged.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import Fault, World
 
 NEVER_S: Final = 1e9
-"""A moment that the monotonic clock does not reach."""
+"""A time that the monotonic clock does not reach."""
 PINNED: Final = 2_000_000_000
-"""Priority of what cannot be evicted: above the highest that a document may have."""
+"""Priority that prevents eviction: above the highest that a document may have."""
 
 V = TypeVar("V")
 
 
 def assume_quarantined(world: World, names: Collection[ModelName]) -> World:
-    """The World in which these are quarantined, too."""
+    """Return the `World` in which these Models are quarantined, too."""
     if not names:
         return world
     fault = Fault(reason="", seen_s=0.0, until_s=NEVER_S)
@@ -33,10 +33,10 @@ def assume_quarantined(world: World, names: Collection[ModelName]) -> World:
 
 
 def mask_quarantined(world: World, names: Collection[ModelName] | None = None) -> World:
-    """The World as the planner may see it while `names` (None: those quarantined now) are quarantined.
+    """Return the `World` for the planner while `names` (None: those quarantined now) are quarantined.
 
-    Their Replicas belong to stand-ins that want nothing. A stand-in of a Model that an operator stopped is missing, so
-    that its Replicas drain.
+    Their replicas belong to stand-in Models without demand. A Model that an operator stopped gets no stand-in, so that
+    its replicas drain.
     """
     out = list_quarantined_models(world) if names is None else frozenset(names)
     if not out:

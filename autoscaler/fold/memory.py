@@ -1,7 +1,7 @@
-"""How what engines were seen to use gets into the World: of one machine by its driver, in a cluster by agents of nodes.
+"""Folds the measured memory use of engines into the `World`: from the local driver, or in a cluster from node agents.
 
-Owns what of it counts for a Model's next Replica; the rule is `autoscaler.queries.memory`'s. A pod is known by its uid,
-so that nobody's namesake is weighed.
+Selects the measurements that count for a Model's next replica; `autoscaler.queries.memory` has the correction rule.
+Pods are identified by UID, so that a new pod of the same name is not mistaken for the old one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from autoscaler.state.world import Replica
 
 
 def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
-    """What it uses of each Device is learnt of its Model, if it runs as the document says now; 0: nobody knows. A
-    Slice that it is on holds it, so it never counts for more: else an engine that leaks would fit nowhere, ever again.
+    """Record what a replica uses of each device, if it runs with the current spec; 0: unknown. The use never counts for
+    more than the replica's slice has: otherwise the Model of a leaking engine would never fit anywhere again.
     """
     model = draft.world.models.get(replica.model)
     if model is None or used_bytes == 0 or replica.spec_hash != model.spec_hash():
         return
     if has_grown(model, replica):
-        return  # it uses what it was given, and needs less
+        return  # it uses all that it was granted, and needs less
     if is_memory_minimum(model):
         used_bytes = _beyond(draft, replica, model, used_bytes)
         if used_bytes == 0:
@@ -31,7 +31,7 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
     history, ready_s = draft.history(model.name), replica.ready_s
     served = ready_s is not None and draft.now_s >= ready_s + memory.SERVED_S and has_activity_since(history, ready_s)
     room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
-    served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # with more it would use more
+    served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # given more, it would use more
     after = memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
         draft.put_history(model.name, after)
@@ -39,8 +39,8 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
 
 
 def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> int:
-    """What an engine counts for that uses all it is given: what it needs, and what it uses beside what it was told; 0:
-    it keeps to that. Of a Slice of its own, or of several Devices, it takes what they have, which says nothing.
+    """The memory that counts for an engine that uses all it is granted: its estimate plus its use above the grant; 0:
+    it stays within the grant. On an exclusive slice or on several devices it uses all there is, which tells nothing.
     """
     on = [draft.world.slices[id] for id in replica.slices if id in draft.world.slices]
     if len(on) != 1 or any(not one.shared or one.device_bytes for one in on):
@@ -50,7 +50,7 @@ def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> in
 
 
 def apply_reported_memory(draft: Draft, report: NodeReport) -> None:
-    """What the pods of Replicas use on that node."""
+    """Record what the replicas' pods use on the reporting node."""
     found: dict[str, int] = {}
     for one in report.uses:
         found[one.pod_uid] = found.get(one.pod_uid, 0) + max(0, one.used_bytes)

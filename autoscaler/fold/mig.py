@@ -1,7 +1,7 @@
-"""How nodes that may be cut anew, and our orders about them, get into the World.
+"""Folds nodes that allow MIG repartitioning, and our orders to repartition them, into the `World`.
 
-Owns an order's way: on its way from the decision until its node shows it, or until it is refused. Whoever begins to
-lead has none on its way: what was given stands on the nodes. Never raises.
+An order is in progress from the decision until its node shows the configuration, or until it is rejected. A new leader
+starts without orders in progress: those that were issued are visible on the nodes. Never raises.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from autoscaler.state.actions import CutNode
 from autoscaler.state.mig import CutRefused, CuttableSeen, Intent
 
 REFUSED_S = 60.0
-"""A node for which an order was refused is left alone for so long."""
+"""Pause after a rejected order before the node is considered again."""
 
 
 def apply_repartition(draft: Draft, action: CutNode) -> None:
-    """It was decided."""
+    """Record that a repartition was decided."""
     intent = Intent(order=action.order, since_s=draft.now_s)
     draft.change(cutting={**draft.world.cutting, action.order.node: intent})
 
 
 def apply_mig_observation(draft: Draft, seen: CuttableSeen | CutRefused) -> None:
-    """Takes one of them."""
+    """Fold an observation about MIG nodes."""
     if isinstance(seen, CuttableSeen):
         _nodes(draft, seen)
     else:
@@ -31,7 +31,7 @@ def apply_mig_observation(draft: Draft, seen: CuttableSeen | CutRefused) -> None
 
 
 def clear_repartition_orders(draft: Draft) -> None:
-    """Another leads, or we do anew."""
+    """Forget orders in progress, because leadership changed."""
     if draft.world.cutting:
         draft.change(cutting={})
 

@@ -1,14 +1,11 @@
-"""What a change of leadership does to the World: what was ordered and granted before counts for nothing any more.
+"""Folds changes of leadership, operator orders and reports of node agents into the `World`.
 
-Owns that one step. Who begins to lead has the World of a process that starts: no Replica is known until the driver says
-(again) what there is, no gateway has reported in this epoch, and holds stand still until all have. Demand, documents,
-histories and who the gateways are stay: every autoscaler folds them, whoever leads. Who ends to lead only ends.
+A new leader starts with the `World` of a new process: no replica is known until the driver lists them, no gateway has
+reported in this epoch, and slot allocations do not change until all have. Demand, documents, histories and the set of
+gateways stay, because every autoscaler folds them, leader or not. Losing leadership only clears `leads` and MIG orders.
 
-How what operators order, and what agents of nodes say, gets into the World.
-
-Owns those observations and the end of a stop. Orders about Places are levels: all that there are, each time. A wake is
-a Call refused because it is cold, held for the idle window. A node's report that is older than the one that is known
-changes nothing.
+Cordons are levels: each observation contains all of them. A wake counts as a rejected cold request that is held for the
+idle window. A node report that is older than the known one changes nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from autoscaler.state.world import Copy, NodeId, World
 
 
 def begin_leading(draft: Draft, epoch: int) -> None:
-    """We lead, in `epoch`."""
+    """Start to lead in `epoch`."""
     for replica in tuple(draft.replicas.now.values()):
         draft.drop_replica(replica)
     for gateway in tuple(draft.gateways.now.values()):
@@ -50,17 +47,17 @@ def begin_leading(draft: Draft, epoch: int) -> None:
 
 
 def stop_leading(draft: Draft) -> None:
-    """Another leads, or nobody."""
+    """Stop leading: another process leads, or none."""
     mig.clear_repartition_orders(draft)
     draft.change(leads=False)
     draft.news = True
 
 
 def list_reported_epochs(world: World) -> frozenset[int]:
-    """The epochs that gateways and agents of nodes say that they have heard of: a lower one is nothing to them.
+    """The epochs that gateways and node agents reported; they ignore a leader with a lower one.
 
-    Where there are several agents the highest of their words is not believed unless another says as much: one of a node
-    that was broken into could have leaders deposed again and again, until no epoch is left.
+    With several agents, the highest epoch counts only if a second agent reports it, too: otherwise the agent of one
+    compromised node could depose leaders again and again, until the epochs are used up.
     """
     gateways = {one.report.epoch for one in world.gateways.values() if one.report is not None}
     agents = sorted((one.report.epoch for one in world.nodes.values()), reverse=True)
@@ -68,18 +65,18 @@ def list_reported_epochs(world: World) -> frozenset[int]:
 
 
 NODES_MAX = 10_000
-"""Nodes whose reports are kept; of more, those beyond are not heard."""
+"""Maximum nodes whose reports are kept; reports of further nodes are ignored."""
 FORGET_S = 600.0
-"""A node that nobody has heard of for so long is forgotten: its report ended to count long ago; nodes come and go."""
+"""A node that is silent for this long is forgotten: its report expired long ago, and nodes are replaced."""
 BOOTS_MAX = 8
 PODS_BEFORE_MAX = 256
-"""Pods that left a node and are remembered: more than a node runs at once, and their memory is back in seconds."""
+"""Maximum removed pods remembered per node: more than a node runs at once; their memory is free within seconds."""
 
 Ordered = CordonsSeen | ModelWoken | ModelStopped | NodeReported
 
 
 def apply_operator_observation(draft: Draft, observation: Ordered) -> None:
-    """Takes one of them."""
+    """Fold an operator order or a node report."""
     match observation:
         case CordonsSeen():
             taken = {place: one for place, one in draft.world.cordons.items() if one.why}
@@ -95,7 +92,7 @@ def apply_operator_observation(draft: Draft, observation: Ordered) -> None:
 
 
 def _woken(draft: Draft, name: ModelName) -> None:
-    """Demand for one start now: no failure of before stands in its way, and it stays for an idle window."""
+    """Create demand for one immediate start: clear earlier failures, and hold the replica for an idle window."""
     model = draft.world.models.get(name)
     if model is None:
         return
@@ -111,7 +108,7 @@ def _woken(draft: Draft, name: ModelName) -> None:
 
 
 def _stopped(draft: Draft, order: ModelStopped) -> None:
-    """Nothing of before keeps it: neither a wake, nor Calls that were refused. What is forced stays forced."""
+    """Stop a Model: clear earlier wakes and rejected cold requests. A forced stop stays forced."""
     known = draft.world.stops.get(order.model)
     force = order.force or (known is not None and known.force)
     stop = StopOrder(since_s=draft.now_s, force=force)
@@ -121,7 +118,7 @@ def _stopped(draft: Draft, order: ModelStopped) -> None:
 
 
 def end_completed_stops(draft: Draft) -> None:
-    """A stop ends with the last Replica that was there: whoever calls then starts a new one."""
+    """End a stop when the last replica that existed at its time is gone: the next request starts a new one."""
     stops = draft.world.stops
     if not stops:
         return
@@ -131,7 +128,7 @@ def end_completed_stops(draft: Draft) -> None:
 
 
 def forget_silent_nodes(draft: Draft) -> None:
-    """Drops nodes that are long silent."""
+    """Forget nodes that have been silent for FORGET_S."""
     for name in [name for name, node in draft.nodes.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
         if draft.nodes.now[name].report.copies:
             _copies(draft, name, draft.nodes.now[name].report, None)
@@ -171,7 +168,7 @@ def _node(draft: Draft, seen: NodeReported) -> None:
 
 
 def refresh_weights_reports(draft: Draft) -> None:
-    """Models are others: what no Model asks for is forgotten; what agents said of what one asks for now is heard."""
+    """After a change of Models, forget weights reports that no Model needs and take those that one needs now."""
     world = draft.world
     wishes = _asked(draft, None)
     artifacts = {one for model in world.models.values() for one in model.artifacts()}
@@ -186,8 +183,8 @@ def refresh_weights_reports(draft: Draft) -> None:
 
 
 def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) -> None:
-    """What artifacts are that Models name, and why that could not be seen, as long as the agent tries. What no Model
-    asks for is not kept.
+    """Record the inspection results of artifacts that Models name, and failures while the agent retries. Results that
+    no Model needs are not kept.
     """
     world, said = draft.world, {read_weights_request(one): one for one in report.weights if one.look}
     over = {one.artifact for one in before if one.look and one.failed} - {wish.artifact for wish in said}
@@ -204,27 +201,27 @@ def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) 
 
 
 def _asked(draft: Draft, artifacts: frozenset[str] | None) -> set[WeightsRequest]:
-    """What Models ask for, as agents look at it; of these artifacts, which are few, or of all."""
+    """The inspections that Models need, of the given artifacts or of all."""
     models = draft.world.models.values()
     some = (one for one in models if artifacts is None or not artifacts.isdisjoint(one.artifacts()))
     return {wish._replace(look=True) for model in some for wish in collect_weights_requests(model).values()}
 
 
 def _seen(said: WeightsReport, before: WeightsReport | None) -> WeightsReport:
-    """A look for a start reads no header: of the same artifact it is what it was."""
+    """Merge a report with the earlier one: an inspection for a start reads no header, so the known one is kept."""
     if before is None or said.header or said.no_header or before.digest != said.digest:
         return replace(said, replicas=())
     return replace(said, replicas=(), header=before.header, no_header=before.no_header, bytes=before.bytes)
 
 
 def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:
-    """What nodes have of images now, where that is news."""
+    """Replace the images of nodes, if they changed."""
     if now is not draft.world.images:
         draft.change(images=now)
 
 
 def _copies(draft: Draft, name: str, before: NodeReport | None, now: NodeReport | None) -> None:
-    """What is complete on the node: only that is looked at, for there are many nodes."""
+    """Update the artifacts complete on one node; other nodes are not examined, since there are many."""
     gone, come = (frozenset(_copy(one, name) for one in of.copies) if of else frozenset() for of in (before, now))
     draft.change(copies=draft.world.copies - (gone - come) | come)
 
@@ -234,7 +231,7 @@ def _copy(artifact: str, name: str) -> Copy:
 
 
 def _left(known: NodeAgentStatus, report: NodeReport) -> tuple[PodDevices, ...]:
-    """What pods had that are not there any more."""
+    """The devices of pods that have left the node."""
     if report.pods == known.report.pods:
         return known.pods_before
     now = {_pod(one) for one in report.pods}

@@ -1,8 +1,8 @@
-"""How Replicas move: by our intents along the table of `autoscaler.state.lifecycle`, or by what a driver sees.
+"""Folds state changes of replicas: our Actions, by the table of `autoscaler.state.lifecycle`, and driver observations.
 
-Owns both halves. An intent that the table does not allow raises IllegalIntentError. What is seen never raises: the
-Replica jumps to the state that is implied, and the jump is written down with the verb "seen". An unknown Replica is
-adopted as it is, wanted or not; `plan` decides what becomes of it.
+An Action that the table does not allow raises IllegalIntentError. An observation never raises: the replica jumps to the
+implied state, and the transition is recorded with the verb "seen". An unknown replica is adopted as it is, wanted or
+not; the planner decides what happens to it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from autoscaler.state.resources import NOTHING
 from autoscaler.state.world import Drain, Placing, Replica
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
-"""The state that a Replica with a process is in, as far as the driver can tell."""
+"""The state of a replica with a process, as far as the driver can tell."""
 FOUND = {**LIVE, Seen.TAKEN: S.UNREADY, Seen.LEAVING: S.STOPPING}
-"""The same of one that was there before us."""
+"""The initial state of an adopted replica."""
 UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
-"""What is seen is the state. In all others an order of ours is under way, and seeing a process changes nothing."""
+"""States that follow the observation. In all others an order of ours is in progress, and a seen process is ignored."""
 
 NOT_SEEN = Placing()
 DOWN = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
-"""A Model whose Replicas are all so is at zero, or will be."""
+"""A Model whose replicas are all in these states is at zero, or soon will be."""
 
 
 def apply_replica_action(draft: Draft, action: Action) -> None:
-    """Folds an Action of ours. Raises IllegalIntentError where the table does not allow it."""
+    """Fold one of our Actions. Raises IllegalIntentError if the table does not allow it."""
     match action:
         case StartReplica():
             _start(draft, action)
@@ -136,13 +136,13 @@ def _stop(draft: Draft, action: StopReplica) -> None:
     if is_stop_ordered(draft.world, before) or is_lost(draft.world, before, draft.now_s):
         return
     if before.model in draft.world.rented.idlers:
-        return  # its idle window was not its own: a start soon after is no regret
+        return  # its idle window was shortened for others: a start soon after is no regret
     if all(other.state in DOWN for other in draft.replicas_of(before.model)):
         draft.put_history(before.model, histories.record_idle_stop(draft.history(before.model), draft.now_s))
 
 
 def apply_replica_observation(draft: Draft, seen: ReplicaSeen) -> None:
-    """Folds what a driver sees of one Replica."""
+    """Fold a driver's observation of one replica."""
     before = draft.replicas.now.get(seen.id)
     if before is None:
         if seen.seen is not Seen.CLEAN:
@@ -167,7 +167,7 @@ def apply_replica_observation(draft: Draft, seen: ReplicaSeen) -> None:
 
 
 def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
-    """An engine that runs without our having started it: a leader before us did."""
+    """Adopt a running engine that this leader did not start."""
     ready = seen.seen in {Seen.READY, Seen.UNREADY, Seen.TAKEN}
     started_s = _started_s(draft, seen)
     after = Replica(
@@ -203,7 +203,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
 
 
 def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
-    """What does not depend on the state: where it is, since when, and whether it grew. The driver sees what is true."""
+    """Update facts that do not depend on the state, such as the slices and start time. The driver is authoritative."""
     started_s = _started_s(draft, seen)
     changes: dict[str, object] = {}
     if before.started_s is None and started_s is not None:
@@ -239,7 +239,7 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
 
 
 def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
-    """What a scheduler did counts, whatever was chosen."""
+    """The changed location: the scheduler's actual placement counts, whatever was chosen."""
     there = seen.actual or seen.slices
     if not there or there == before.slices:
         return {}
@@ -247,7 +247,7 @@ def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
 
 
 def _started_s(draft: Draft, seen: ReplicaSeen) -> float | None:
-    """When its first process started: now, where it has one and the driver does not know since when."""
+    """When its first process started; now, if it has one and the driver does not know the time."""
     started = seen.seen in LIVE and not seen.waits
     return draft.now_s if seen.started_s is None and started else seen.started_s
 
@@ -267,9 +267,9 @@ def _live(draft: Draft, before: Replica, state: S, reason: str) -> None:
 
 
 def _ready(draft: Draft, replica: Replica) -> Replica:
-    """`replica` with the time at which it first got ready; the start that ends with it is learnt from.
+    """Return `replica` with the time at which it first became ready, and record the duration of the start.
 
-    Not of one that was found, or given a process that ran: that may have been ready before, for hours.
+    An adopted replica, or one given a running process, yields no duration: it may have been ready for hours.
     """
     if replica.ready_s is not None:
         return replica
@@ -282,13 +282,13 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
 
 
 def _leaving(draft: Draft, before: Replica, reason: str) -> None:
-    """Somebody else stops it: as if its stop were ordered. That is no failure of it."""
+    """Another party stops the replica: treat it as an ordered stop, not as a failure."""
     if before.state in UNDECIDED or before.state is S.DRAINING:
         _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "somebody else stops it")
 
 
 def _is_taken(draft: Draft, before: Replica, reason: str) -> None:
-    """Somebody else ends it, and gives it time: it drains as if that were ours, and is not taken back."""
+    """Another party terminates the replica after a grace period: drain it, without the option to revive it."""
     reason = reason or "somebody else ends it"
     if before.state is S.DRAINING and before.drain is not None:
         draft.put_replica(replace(before, drain=replace(before.drain, taken=True)))
@@ -308,7 +308,7 @@ def _exited(draft: Draft, before: Replica, reason: str) -> None:
 
 
 def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
-    """It failed. If it was never ready, or not for its residency, that counts as a failed start of its spec."""
+    """Mark a replica as failed. If it was not ready for its minimum residency, that is a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
     if falls := mps_failures.record_replica_failure(draft.world, draft.replicas.now.values(), before, draft.now_s):
         draft.change(fallen=falls)
@@ -318,7 +318,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     history = draft.history(before.model)
     if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
         history = histories.clear_failures(history)
-    told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # of another it says nothing
+    told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # irrelevant to another spec
     if told and not _taken(draft, before):
         tried_s = before.created_s if before.started_s is None else before.started_s
         history = histories.record_failure(history, model.spec.start, tried_s, draft.now_s, reason)
@@ -328,20 +328,20 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
 
 
 def _taken(draft: Draft, replica: Replica) -> bool:
-    """Whether its node went, or was about to: that says nothing of its Model either."""
+    """Whether its node was removed, or about to be: that is no failure of the Model either."""
     slices = draft.world.slices
     gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
     return gone or is_stop_ordered(draft.world, replica)
 
 
 def _stayed(draft: Draft, model: Model, replica: Replica) -> bool:
-    """Whether it was ready for as long as its residency."""
+    """Whether it was ready for at least its minimum residency."""
     ready_s = replica.ready_s
     return ready_s is not None and draft.now_s - ready_s >= residency_s(model, draft.history(model.name))
 
 
 def _clean(draft: Draft, before: Replica, seen: ReplicaSeen) -> None:
-    """Nothing of it is left: its Slices are free."""
+    """Remove a replica of which nothing is left: its slices are free."""
     if before.state is not S.SCRUBBING:
         scrubbing = replace(before, state=S.SCRUBBING)
         _move(draft, before, scrubbing, "seen", "its process ended")

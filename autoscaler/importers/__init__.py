@@ -1,5 +1,5 @@
-"""Other programs' configuration as Pilotlight's documents: KubeAI's, Lingo's, llama-swap's, Ollama's. Pure.
+"""Imports the configuration of other programs: KubeAI, Lingo, llama-swap, Ollama. Pure.
 
-What has an equal is taken over, under the names that clients use; what has none is told, key by key, with what to do.
-Nothing is guessed silently, and no document leaves here that `autoscaler.spec.load` would refuse.
+What has an equivalent is converted, under the names that clients use. All else is reported by key, with what to do.
+Nothing is guessed silently, and no document is returned that `autoscaler.spec.load` would reject.
 """

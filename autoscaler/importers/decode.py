@@ -1,11 +1,9 @@
-"""A mapping of another program -> a typed value: wrong types are named by key path, unknown keys are told. Pure.
+"""Reads the mappings and command lines of other programs. Pure.
 
-Owns that reading. Another program's keys grow without us, so that one we do not know is no error but a note.
+Wrong types in a mapping are errors with a key path. Unknown keys are notes: other programs add keys independently.
 
-A command line as a list of words from which flags are taken out by name. Pure.
-
-Owns the two forms of a flag, `--flag value` and `--flag=value`. Of a flag that comes twice the last one holds, as in
-every program whose flags are read here.
+Flags of a command line are `--flag value` or `--flag=value`. If a flag is repeated, its last value applies, as in every
+program whose flags are read here.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ UNKNOWN = "this import does not know it"
 
 
 def read_mapping(value: object, at: Path) -> Document:
-    """Keys with values; nothing counts as none. Raises WrongKeyError."""
+    """Return a mapping; null is an empty one. Raises WrongKeyError."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -34,7 +32,7 @@ def read_mapping(value: object, at: Path) -> Document:
 
 
 def read_part(value: object, kind: type[P], at: Path, tell: Callable[[str, str], None]) -> P:
-    """`value` as `kind`; keys that are null count as absent, unknown ones are told. Raises WrongKeyError."""
+    """Decode `value` as `kind`. Null keys count as absent; unknown ones are reported. Raises WrongKeyError."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     given = {key: one for key, one in read_mapping(value, at).items() if one is not None}
     for key in given.keys() - known:
@@ -43,12 +41,12 @@ def read_part(value: object, kind: type[P], at: Path, tell: Callable[[str, str],
 
 
 def simplify_number(value: float) -> int | float:
-    """As a person writes it: 60, not 60.0."""
+    """Return a number as a person writes it: 60, not 60.0."""
     return int(value) if value == int(value) else value
 
 
 def expand_object_lists(values: Iterable[object]) -> list[object]:
-    """The objects of a manifest: those of a `kind: List`, as kubectl prints it, one by one."""
+    """Return the objects of a manifest, with each `kind: List`, as kubectl prints it, replaced by its items."""
     out: list[object] = []
     for value in values:
         items = value.get("items") if isinstance(value, dict) and value.get("kind") == "List" else None
@@ -57,24 +55,24 @@ def expand_object_lists(values: Iterable[object]) -> list[object]:
 
 
 class DocumentErrorContext:
-    """As `with`, turns a WrongKeyError into a DocumentError, one line: FILE: THING: KEY: what was expected."""
+    """Context manager that turns a WrongKeyError into a one-line DocumentError: FILE: THING: KEY: what was expected."""
 
     def __init__(self, source: str, value: object = None, number: int = 0) -> None:
         self._source = source
         self._label = _label(value, number)
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raises DocumentError."""
+        """Raise DocumentError for a WrongKeyError."""
         if isinstance(error, WrongKeyError):
             where = ": ".join(each for each in (self._source, self._label, format_path(error.path)) if each)
             raise DocumentError(" ".join(f"{where}: {error.message}".split())) from error
 
 
 def parse_yaml_documents(source: str, text: str) -> list[object]:
-    """The YAML documents of a file. Raises DocumentError."""
+    """Parse the YAML documents of a file. Raises DocumentError."""
     try:
         return parse_yaml(text)
     except YamlError as error:
@@ -89,13 +87,13 @@ def _label(value: object, number: int) -> str:
 
 
 class CommandLine:
-    """What is left of a command line."""
+    """A command line from which flags are removed one by one."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self.left = list(words)
 
     def take(self, *flags: str, when: Callable[[str], bool] = lambda _: True) -> str | None:
-        """The value of a flag under any of its names, which is then gone; one that is not as `when` wants stays."""
+        """Remove a flag with any of these names and return its value. If `when` rejects the value, the flag stays."""
         found: str | None = None
         position = 0
         while position < len(self.left):
@@ -110,11 +108,11 @@ class CommandLine:
         return found
 
     def take_switch(self, *flags: str) -> bool:
-        """Whether a flag without a value is there; it is gone then."""
+        """Remove a flag without a value; return whether it was present."""
         there = [word for word in self.left if word.replace("_", "-") in flags]
         self.left = [word for word in self.left if word not in there]
         return bool(there)
 
     def has(self, *flags: str) -> bool:
-        """Whether a flag is there."""
+        """Whether a flag is present."""
         return any(word.partition("=")[0].replace("_", "-") in flags for word in self.left)

@@ -1,8 +1,8 @@
-"""Deployments and StatefulSets of Lingo: nothing to convert, since adoption reads its annotations as they are. Pure.
+"""Converts Lingo's Deployments and StatefulSets. Pure.
 
-Owns the same said in Pilotlight's words, as an object that holds annotations and nothing else: a merge patch lays
-it over the one that is there. Also what Lingo has for all of them (CONCURRENCY, SCALE_DOWN_DELAY), which Pilotlight
-wants with each, and the port, which Lingo takes from the Service of the same name.
+Adoption reads Lingo's annotations as they are, so nothing has to be converted. The result is the equivalent in
+Pilotlight's annotations, as a merge patch for the existing object. It includes Lingo's global settings (CONCURRENCY,
+SCALE_DOWN_DELAY), which Pilotlight has per workload, and the port, which Lingo takes from the Service of the same name.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ KINDS = ("Deployment", "StatefulSet")
 MODELS, MIN, MAX = "models", "min-replicas", "max-replicas"
 MAX_DEFAULT = "3"
 ENVIRONMENT = {"CONCURRENCY": "100", "SCALE_DOWN_DELAY": "30"}
-"""Lingo's own settings and their defaults."""
+"""Lingo's global settings and their defaults."""
 NOTHING_TO_DO = "adoption reads its annotations as they are: nothing needs to change"
 PATCH = (
     "the same in Pilotlight's words: "
     "`kubectl patch -f FILE --type merge --patch-file FILE` adds it and changes nothing else"
 )
-"""No `apply`, server-side or not: the owner's own next `kubectl apply` would remove the annotations again."""
+"""Not `apply`, server-side or not: the owner's own next `kubectl apply` would remove the annotations again."""
 
 
 class Thing(NamedTuple):
-    """What is read of an object."""
+    """The parts of an object that are read."""
 
     kind: str
     name: str
     namespace: str
     notes: Document
-    """Its annotations."""
+    """Annotations."""
     containers: list[Document]
-    """Of a workload."""
+    """Containers of a workload."""
     ports: list[Document]
-    """Of a Service."""
+    """Ports of a Service."""
 
 
 def convert_workloads(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]:
-    """(file, its text) of each -> the annotations of every workload that Lingo serves. Raises DocumentError."""
+    """Convert (file, text) pairs to the annotations of every workload that Lingo serves. Raises DocumentError."""
     things: list[Thing] = []
     for source, text in sources:
         for number, value in enumerate(expand_object_lists(parse_yaml_documents(source, text)), 1):
@@ -64,7 +64,7 @@ def convert_workloads(sources: Sequence[tuple[str, str]]) -> list[ConversionResu
 
 
 def _thing(value: Document) -> Thing:
-    """Raises WrongKeyError."""
+    """Read an object. Raises WrongKeyError."""
     metadata = read_mapping(value.get("metadata"), ("metadata",))
     spec = read_mapping(value.get("spec"), ("spec",))
     template = read_mapping(spec.get("template"), ("spec", "template"))
@@ -105,7 +105,7 @@ def _taken(thing: Thing, settings: dict[str, str], service: Thing | None) -> Con
 
 
 def _port(thing: Thing, service: Thing | None) -> str:
-    """Of the pods: the Service's only port, or the one named http; without a Service the same of the container."""
+    """Port of the pods: the Service's only port, or the one named http; without a Service, that of the container."""
     ports = [port for container in thing.containers for port in _list(container.get("ports"))]
     if service is None:
         chosen = _chosen(ports)

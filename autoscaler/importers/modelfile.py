@@ -1,7 +1,7 @@
-"""The text of a Modelfile (Ollama's) -> its instructions, in order. Pure.
+"""Parses an Ollama Modelfile into its instructions, in order. Pure.
 
-Owns the grammar: one instruction in a line, its name in any case, its value as it is, in quotes, or in three quotes
-over several lines; lines that begin with `#` are comments. What an instruction means is its reader's business.
+One instruction per line; its name in any case; its value plain, in quotes, or in three quotes over several lines. Lines
+that begin with `#` are comments. The caller interprets the instructions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ THREE = '"""'
 
 
 class Instruction(NamedTuple):
-    """A name that is known, and its value."""
+    """A known instruction and its value."""
 
     name: str
     value: str
 
 
 def parse_modelfile(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
-    """`known`: the names that there are, in capitals. Raises WrongKeyError, whose path is the line."""
+    """Parse a Modelfile. `known`: valid names, in capitals. Raises WrongKeyError, whose path is the line."""
     found: list[Instruction] = []
     lines = list(enumerate(text.splitlines(), 1))
     while lines:
@@ -52,7 +52,7 @@ def parse_modelfile(text: str, known: Sequence[str] = KNOWN) -> list[Instruction
 
 
 def parse_name_comment(text: str) -> str:
-    """The name that `ollama show --modelfile` writes into a comment: the line after `replace FROM with:`."""
+    """Return the name in the comment that `ollama show --modelfile` writes: the line after `replace FROM with:`."""
     lines = text.splitlines()
     for before, line in pairwise(lines):
         if before.startswith("#") and before.rstrip().endswith("replace FROM with:"):

@@ -1,8 +1,8 @@
-"""Ollama's models as ours: a Modelfile, or a manifest of its store, which has GGUF files under other names. Pure.
+"""Converts Ollama's models: a Modelfile, or a manifest of its store, which has GGUF files under other names. Pure.
 
-A model whose file is known becomes one of engine `llama.cpp`; one that only Ollama's store knows becomes one of engine
-`ollama`. Promises: clients call it as before, `NAME` and `NAME:TAG`. Ollama's defaults are kept where clients would
-notice: its context, and 5 minutes without a Call until it goes.
+A model whose file is known gets engine `llama.cpp`; one that only Ollama's store knows gets engine `ollama`. Clients
+use the same names as before, `NAME` and `NAME:TAG`. Ollama's defaults are kept where clients would notice: its context,
+and its idle timeout of 5 minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LATEST = "latest"
 LIBRARY = ("registry.ollama.ai", "library")
 KIND = "application/vnd.ollama.image."
 ARGS = {"num_thread": "--threads", "num_batch": "--batch-size", "num_gpu": "--gpu-layers"}
-"""Parameters that are flags of every llama.cpp server here."""
+"""Parameters that are flags of every llama.cpp server supported here."""
 SENT = "let clients send it with each Call"
 NO_EQUAL = {
     "SYSTEM": "let clients send a system message",
@@ -42,13 +42,13 @@ class Blobs(NamedTuple):
 
     model: str
     small: dict[str, str]
-    """`params` and `config`, which are read for a conversion."""
+    """`params` and `config`, which the conversion reads."""
     others: tuple[tuple[str, str], ...]
     """(kind, digest): adapter, projector, template, system, ..."""
 
 
 def convert_modelfile(source: str, text: str, name: str, folder: str, known: Mapping[str, str]) -> ConversionResult:
-    """A Modelfile in `folder` (absolute). `known`: names of a store given as well -> paths. Raises DocumentError."""
+    """Convert a Modelfile in `folder` (absolute). `known`: paths of a given store's models. Raises DocumentError."""
     sketch = _sketch(name)
     with DocumentErrorContext(source):
         instructions = parse_modelfile(text)
@@ -75,14 +75,14 @@ def convert_modelfile(source: str, text: str, name: str, folder: str, known: Map
 
 
 def model_name(parts: tuple[str, ...]) -> str:
-    """What clients call a model by: the path of its manifest below `manifests`, HOST/NAMESPACE/NAME/TAG."""
+    """Return the name that clients use. `parts`: the manifest's path below `manifests`, HOST/NAMESPACE/NAME/TAG."""
     *where, name, tag = parts
     where = [] if tuple(where) == LIBRARY else where[1:] if where[0] == LIBRARY[0] else where
     return "/".join((*where, f"{name}:{tag}"))
 
 
 def parse_manifest(source: str, text: str) -> Blobs | None:
-    """What a manifest consists of; None: it has no weights here. Raises DocumentError."""
+    """Parse a manifest; None if it has no weights. Raises DocumentError."""
     with DocumentErrorContext(source):
         try:
             manifest = read_mapping(msgspec.json.decode(text), ())
@@ -103,12 +103,12 @@ def parse_manifest(source: str, text: str) -> Blobs | None:
 
 
 def blob_path(folder: str, digest: str) -> str:
-    """Where a digest lies; `folder` is the one of the blobs."""
+    """Path of the blob with a digest; `folder` is the one of the blobs."""
     return f"{folder}/{digest.replace(':', '-')}"
 
 
 def convert_stored_model(name: str, found: Blobs | None, folder: str, texts: Mapping[str, str]) -> ConversionResult:
-    """A model of a store whose blobs are in `folder`; `texts` has what its `small` blobs say."""
+    """Convert a model of a store whose blobs are in `folder`. `texts`: contents of its `small` blobs."""
     sketch = _sketch(name)
     if found is None:
         return sketch.refused("its manifest names no weights in one file: only a model that is GGUF can be served")
@@ -132,7 +132,7 @@ def convert_stored_model(name: str, found: Blobs | None, folder: str, texts: Map
 
 
 def _sketch(name: str) -> Sketch:
-    """`llama3:latest` is called `llama3`, too, and what has no tag is the latest."""
+    """Begin a Model. `llama3:latest` is also called `llama3`; a name without a tag is the latest."""
     stem, colon, tag = name.rpartition(":")
     plain = stem if colon and tag == LATEST else name
     sketch = Sketch(plain)
@@ -143,7 +143,7 @@ def _sketch(name: str) -> Sketch:
 
 
 def _path(origin: str, folder: str) -> str | None:
-    """The file that FROM or ADAPTER names, if it names one."""
+    """Path of the file that FROM or ADAPTER names; None if it names none."""
     if origin.startswith("/"):
         return origin
     if origin.startswith(("./", "../")) or origin.endswith((".gguf", ".bin")):
@@ -161,12 +161,12 @@ def _parameters(parameters: list[tuple[str, str]], sketch: Sketch) -> None:
             sketch.spec["gpu"] = {"count": 0}
         elif gguf and key in ARGS and value.isdecimal():
             _add_args(sketch, ARGS[key], value)
-        elif gguf:  # else `ollama create` keeps it
+        elif gguf:  # otherwise `ollama create` keeps it
             sketch.tell(f"PARAMETER {key}", SENT)
 
 
 def _adapter(path: str, sketch: Sketch) -> None:
-    """Laid over every Call, as in Ollama."""
+    """Apply an adapter to every request, as Ollama does."""
     if path.startswith("/"):
         _add_args(sketch, "--lora-scaled", f"{path}:1")
     else:

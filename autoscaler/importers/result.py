@@ -1,7 +1,7 @@
-"""What became of one thing of another program: a document of ours, and all that was not taken over. Pure.
+"""Results of a conversion: a Pilotlight document and notes on what was not converted. Pure.
 
-Owns the last step of every conversion: keys that are not in force yet are left out and told, and a document that our
-own reading would refuse is not given out at all. Also how both are written as YAML, with the telling as comments.
+Every conversion ends here: keys that are not supported yet are removed and reported, and a document that our own parser
+would reject is not returned. Results are written as YAML, with the notes as comments, or as JSON.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from autoscaler.spec.validation import MESSAGE, find_unsupported_key
 Document = dict[str, object]
 _KEYS = [field.encode_name for field in msgspec.structs.fields(ModelSpec)]
 _NEEDED = frozenset({("spec",), ("spec", "engine")})
-"""Without these a document is nothing."""
+"""A document without one of these keys is useless."""
 
 
 class ConversionNote(NamedTuple):
-    """A key of theirs that was not taken over; why, and what to do instead."""
+    """A source key that was not converted, why, and what to do instead."""
 
     key: str
     why: str
 
 
 class ConversionResult(NamedTuple):
-    """What one thing of theirs became. `model` is its document as we read it, where it is a Model of ours."""
+    """The result of converting one object. `model`: the parsed document, if it is a Model."""
 
     what: str
-    """`Model llama-8b`."""
+    """For example `Model llama-8b`."""
     document: Document | None = None
     notes: tuple[ConversionNote, ...] = ()
     refused: str = ""
-    """Why there is no document; empty also where there was nothing to become one."""
+    """Why there is no document; also empty if there was nothing to convert."""
     model: Model | None = None
     about: tuple[str, ...] = ()
-    """What to know of it besides."""
+    """Further remarks."""
 
 
 class Sketch:
-    """A Model document in the making, and what is told beside it."""
+    """A Model document under construction, and notes on it."""
 
     def __init__(self, name: str, namespace: str = "") -> None:
         self.name = name
@@ -59,15 +59,15 @@ class Sketch:
         self.notes: list[ConversionNote] = []
 
     def tell(self, key: str, why: str) -> None:
-        """`key` of theirs is not taken over."""
+        """Note that the source's `key` is not converted."""
         self.notes.append(ConversionNote(key, why))
 
     def refused(self, why: str) -> ConversionResult:
-        """It has no equal at all."""
+        """Return the result for an object without an equivalent."""
         return ConversionResult(f"Model {self.name}", None, tuple(self.notes), why)
 
     def taken(self) -> ConversionResult:
-        """The document, if it is one of ours."""
+        """Return the document, if it is valid."""
         told = self.spec | {"pod": self.pod}
         spec = {key: told[key] for key in sorted(told, key=_KEYS.index) if told[key] not in ({}, [], ())}
         document: Document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": self.metadata, "spec": spec}
@@ -75,11 +75,11 @@ class Sketch:
 
 
 class ConversionError(Exception):
-    """A thing of theirs has no equal here; the text says which key, why, and what to do."""
+    """An object has no equivalent; the text says which key, why, and what to do."""
 
 
 def finalize_document(what: str, document: Document, notes: Iterable[ConversionNote] = ()) -> ConversionResult:
-    """The document without what is not in force yet, or why our own reading refuses it."""
+    """Remove unsupported keys, and reject an invalid document."""
     told = list(notes)
     while path := find_unsupported_key(str(document["kind"]), document):
         if path in _NEEDED:
@@ -94,7 +94,7 @@ def finalize_document(what: str, document: Document, notes: Iterable[ConversionN
 
 
 def refuse_duplicate_names(takens: Sequence[ConversionResult]) -> list[ConversionResult]:
-    """All of them as one set: a Model whose name or alias an earlier one has is refused."""
+    """Refuse each Model that has a name or alias of an earlier one."""
     owners: dict[str, str] = {}
     out = []
     for taken in takens:
@@ -110,12 +110,12 @@ def refuse_duplicate_names(takens: Sequence[ConversionResult]) -> list[Conversio
 
 
 def to_yaml(takens: Iterable[ConversionResult]) -> str:
-    """The documents, each below comments that tell what was not taken over."""
+    """Format the documents as YAML, each below comments on what was not converted."""
     return "---\n".join(f"{_comments(each)}{_body(each.document)}" for each in takens)
 
 
 def to_json(takens: Iterable[ConversionResult]) -> str:
-    """The same for programs: the documents, and beside them what was not taken over."""
+    """Format the documents, and what was not converted, as JSON."""
     takens = list(takens)
     notes = [{"of": each.what, "key": key, "why": why} for each in takens for key, why in each.notes]
     refused = [{"of": each.what, "why": each.refused} for each in takens if each.refused]
@@ -139,7 +139,7 @@ def _body(document: Document | None) -> str:
 
 
 def _drop(document: Document, path: Path) -> None:
-    """Removes a key, and what holds nothing any more without it."""
+    """Remove a key, and its parents that become empty."""
     *parents, last = path
     holders: list[tuple[Document, str]] = []
     at: object = document

@@ -1,15 +1,13 @@
-"""A Kubernetes API server, as plain dicts: requests, pages, watches.
+"""A Kubernetes API client on plain dicts: requests, paginated lists and watches, with a client-side rate limit. I/O.
 
-Owns one HTTP session. Promises: every request ends within READ_S_MAX or WRITE_S_MAX, all its tries together; 429 and
-Retry-After are obeyed, at most TRIES_MAX times and never all at once; requests keep to a budget; no write is sent, or
-waited for, after this process may not write; a refusal says what the server said. A watch is a stream of (type, object)
-that ends without an error whenever the server likes (it cuts slow watchers silently): who wants more goes on from the
-last version. It must not keep anything: caches are `watching`'s.
+An `Api` has one HTTP session. Every request ends within READ_S_MAX or WRITE_S_MAX, including all retries. 429 and
+Retry-After are honoured, with at most TRIES_MAX attempts and random pauses. No write is sent or awaited after this
+process has lost the right to write. An error carries the server's message. A watch is a stream of (type, object) that
+may end without an error at any time (the server drops slow watchers silently); the caller resumes from the last
+version. Nothing is cached here; `autoscaler.kubernetes.watch` does that.
 
-How fast this process may ask an API server: a token bucket, so that no bug and no flood of ours is a storm there.
-
-Owns the rate. A burst is let through at once (a whole node's Replicas start together), then requests take turns in the
-order in which they came. Pure but for the sleep of `turn`.
+The rate limit is a token bucket, so that neither a bug nor a burst in this process overloads the API server. A burst
+passes at once (all replicas of a node start together), further requests are sent in order of arrival.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 WRITES_PER_S = 50.0
 BURST = 100.0
 READ_COST = 0.2
-"""Of a write: reads come out of the server's cache."""
+"""Cost of a read relative to a write: reads are served from the server's cache."""
 
 
 class RequestRateLimiter:
-    """`clock` gives monotonic seconds."""
+    """A token bucket. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,7 +46,7 @@ class RequestRateLimiter:
         self._at_s = clock()
 
     def take(self, cost: float) -> float:
-        """Takes `cost` and says how many seconds to wait before the request may be sent."""
+        """Take `cost` tokens and return how many seconds to wait before sending the request."""
         now_s = self._clock()
         self._tokens = min(BURST, self._tokens + (now_s - self._at_s) * WRITES_PER_S)
         self._at_s = now_s
@@ -56,13 +54,13 @@ class RequestRateLimiter:
         return max(0.0, -self._tokens / WRITES_PER_S)
 
     async def turn(self, method: str) -> None:
-        """Returns when a request of this method may be sent."""
+        """Wait until a request with this method may be sent."""
         cost = READ_COST if method == "GET" else 1.0
         wait_s = self.take(cost)
         if wait_s > 0:
             try:
                 await asyncio.sleep(wait_s)
-            except asyncio.CancelledError:  # it is not sent: others need not wait for it
+            except asyncio.CancelledError:  # not sent: refund its tokens
                 self._tokens += cost
                 raise
 
@@ -74,26 +72,26 @@ if TYPE_CHECKING:
 Object = decoding.Object
 
 READ_S_MAX = 30.0
-"""An API server that hangs does not say so (its GET has no end)."""
+"""Maximum duration of a read: a hanging API server would never answer."""
 WRITE_S_MAX = 60.0
-"""Two webhooks in a row may take 30 s each (`timeoutSeconds`)."""
+"""Maximum duration of a write: two webhooks in a row may take 30 s each (`timeoutSeconds`)."""
 SEND_S_MIN = 0.001
-"""Of a request whose turn comes in its last moment: to aiohttp 0 is no limit."""
+"""Minimum timeout of a request that the rate limiter releases at its deadline: for aiohttp 0 means no timeout."""
 SILENT_S_MAX = 90.0
-"""A watch that says nothing for longer is dead: bookmarks come about every minute."""
+"""A watch that is silent for longer is dead: bookmarks arrive about every minute."""
 TRIES_MAX = 5
-"""Of a request that the server was too busy for (429, 503 with Retry-After)."""
+"""Maximum attempts of a request while the server is overloaded (429, 503 with Retry-After)."""
 RETRY_AFTER_S_MAX = 10.0
 LATER = 1.25
-"""Up to so many times what Retry-After says: who was refused together does not come back together."""
+"""Maximum random factor on Retry-After, so that requests rejected together are not retried together."""
 PAGE = 500
-"""Objects of one answer: reading 5,000 pods at once holds the loop for a second."""
+"""Objects per page: decoding 5,000 pods at once blocks the event loop for a second."""
 UNREADABLE = 200
-"""Status of the ApiError for an answer that cannot be decoded."""
+"""Status of the ApiError for a response that cannot be decoded."""
 HALF_A_SECOND_S = 0.5
-"""Of a Date, which is cut to the second."""
+"""Mean error of a Date header, which is truncated to the second."""
 BATCH = 50
-"""Events of a watch between two turns of the loop: a buffer holds hundreds."""
+"""Watch events processed before yielding to the event loop: a buffer holds hundreds."""
 BUFFER_BYTES = 1 << 20
 
 JSON, MERGE, APPLY = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
@@ -101,7 +99,7 @@ STRATEGIC, JSON_PATCH = "application/strategic-merge-patch+json", "application/j
 
 
 class ApiError(Exception):
-    """The server said no. `reason` is the API's word (NotFound, Conflict, Expired, ...)."""
+    """The server rejected the request. `reason` is the API's term (NotFound, Conflict, Expired, ...)."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -112,17 +110,17 @@ class ApiError(Exception):
 
 
 class UnreachableError(Exception):
-    """No answer: nobody knows whether the request was carried out."""
+    """No response: it is unknown whether the request was executed."""
 
 
 class FencedError(Exception):
-    """The request was not sent: this process may not write any more."""
+    """The request was not sent: this process may no longer write."""
 
 
 class Api:
-    """One API server. Use as `async with`. `writes_s` says for how many more seconds this process may write.
+    """A client of one API server. Use as `async with`. `writes_s` returns for how many more seconds it may write.
 
-    `agent` is what the server's audit log calls it, and who it says wrote a field.
+    `agent` is the User-Agent: the server's audit log and default field manager use it.
     """
 
     def __init__(
@@ -131,17 +129,17 @@ class Api:
     ) -> None:  # fmt: skip
         self._access = access
         self.unreadable = unreadable or UnreadableObjects()
-        """Of all watches of this server; given to each Api of a process."""
+        """Unreadable objects of all watches of this server; shared by all Apis of a process."""
         self._agent = {"User-Agent": agent} if agent else {}
         self._writes_s = writes_s
         self._session: aiohttp.ClientSession | None = None
         self._budget = RequestRateLimiter(time.monotonic)
         self.requests = 0
-        """Sent so far, watches included."""
+        """Requests sent so far, including watches."""
         self.answers = True
-        """The last that was asked was answered, also with a refusal."""
+        """Whether the last request was answered, if only with an error."""
         self._ahead_s = 0.0
-        """How far the server's clock is before ours."""
+        """Seconds by which the server's clock is ahead of ours."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -158,8 +156,8 @@ class Api:
             await self._session.close()
 
     def unix_s(self) -> float:
-        """Now by the server's clock, to about a second: what is written there is meant for others, whose clocks may be
-        hours from ours.
+        """The current time of the server's clock, to about a second. Used for times that others read, whose clocks may
+        differ from ours by hours.
         """
         return time.time() + self._ahead_s
 
@@ -172,11 +170,11 @@ class Api:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, *, within_s: float = READ_S_MAX, **query: str) -> Object:
-        """One object, or one list whole. Raises ApiError, UnreachableError (like all below)."""
+        """GET an object or a whole list. Raises ApiError, UnreachableError (like all methods below)."""
         return _object(path, await self._ask("GET", path, query=query, within_s=within_s))
 
     async def check(self, path: str) -> None:
-        """Raises ApiError, UnreachableError unless the collection can be listed."""
+        """Raise ApiError or UnreachableError unless the collection can be listed."""
         await self._ask("GET", path, query={"limit": "1"})
 
     async def create(self, path: str, body: Object) -> Object:
@@ -184,22 +182,22 @@ class Api:
         return _object(path, await self._ask("POST", path, body))
 
     async def replace(self, path: str, body: Object) -> Object:
-        """PUT; a `resourceVersion` in it makes it conditional (409)."""
+        """PUT; a `resourceVersion` in the body makes it conditional (409)."""
         return _object(path, await self._ask("PUT", path, body))
 
     async def patch(self, path: str, body: Object | list[Object], kind: str = MERGE, **query: str) -> Object:
-        """PATCH of one of the kinds above."""
+        """PATCH with one of the content types above."""
         return _object(path, await self._ask("PATCH", path, body, kind, query))
 
     async def apply(self, path: str, body: Object, owner: str, *, force: bool = True) -> Object:
-        """Server-side apply: fields in `body` are the owner's from now on, also such as are 0 (KEP-555)."""
+        """Server-side apply: `owner` then owns the fields in `body`, also those that are 0 (KEP-555)."""
         query = {"fieldManager": owner, "force": str(force).lower()}
         return _object(path, await self._ask("PATCH", path, body, APPLY, query))
 
     async def delete(
         self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
     ) -> Object:
-        """DELETE of this very object, if `uid` and `version` say which; 409 where it is another."""
+        """DELETE an object; with `uid` or `version` only that exact object, else 409."""
         wanted = {"uid": uid, "resourceVersion": version}
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if conditions := {key: value for key, value in wanted.items() if value is not None}:
@@ -209,7 +207,7 @@ class Api:
         return _object(path, await self._ask("DELETE", path, body))
 
     async def pages(self, path: str, query: Mapping[str, str] | None = None) -> AsyncIterator[ListPage]:
-        """A list in parts of at most PAGE objects."""
+        """List a collection in pages of at most PAGE objects."""
         asked = {**(query or {}), "limit": str(PAGE)}
         while True:
             said = await self._ask("GET", path, query=asked)
@@ -222,7 +220,7 @@ class Api:
                 return
             asked["continue"] = page.token
 
-    async def _ask(  # noqa: PLR0917  here only
+    async def _ask(  # noqa: PLR0917  called here only
         self,
         method: str,
         path: str,
@@ -231,7 +229,7 @@ class Api:
         query: Mapping[str, str] | None = None,
         within_s: float | None = None,
     ) -> bytes:
-        """One request, again while the server asks for patience, and there is time for it."""
+        """Send a request; retry after Retry-After while attempts and time are left."""
         now_s = asyncio.get_running_loop().time
         ends_s = now_s() + (within_s if within_s is not None else READ_S_MAX if method == "GET" else WRITE_S_MAX)
         for tries_left in range(TRIES_MAX - 1, -1, -1):
@@ -246,7 +244,7 @@ class Api:
                 await asyncio.sleep(pause_s)
         raise AssertionError("not reached")
 
-    async def _ask_once(  # noqa: PLR0917  once, above
+    async def _ask_once(  # noqa: PLR0917  called once, above
         self,
         method: str,
         path: str,
@@ -276,7 +274,7 @@ class Api:
             raise UnreachableError(f"{method} {path}: {type(error).__name__}") from error
 
     async def _while_we_may_write(self, sent: Coroutine[object, object, bytes]) -> bytes:
-        """The response to a write. Leadership is renewed meanwhile; if it is lost, the write is cancelled. Raises
+        """Await the response to a write. Leadership may be renewed meanwhile; if it is lost, cancel the write and raise
         TimeoutError.
         """
         task = asyncio.ensure_future(sent)
@@ -290,7 +288,7 @@ class Api:
             task.cancel()
         return task.result()
 
-    async def _send(  # noqa: PLR0917  once, above
+    async def _send(  # noqa: PLR0917  called once, above
         self,
         method: str,
         path: str,
@@ -299,7 +297,7 @@ class Api:
         headers: Mapping[str, str],
         within_s: float,
     ) -> bytes:
-        """Raises ApiError, and what aiohttp raises."""
+        """Send one HTTP request. Raises ApiError and aiohttp's exceptions."""
         async with self._open().request(
             method,
             self._access.server + path,
@@ -325,10 +323,10 @@ class Api:
         initial: bool = False,
         silent_s: float = SILENT_S_MAX,
     ) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
-        """What happens from a version on: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` first all that
-        is there, to a bookmark that says it is the end (KEP-3157). An ERROR of the server is raised, and so is silence
-        of `silent_s`. Who stops listening closes it (`contextlib.aclosing`): else its connection stays until the
-        collector comes.
+        """Yield events after a version: (ADDED, MODIFIED, DELETED or BOOKMARK; object). With `initial` the existing
+        objects come first, up to a bookmark that marks the end (KEP-3157). Raises on an ERROR event and after silence
+        of `silent_s`. Close the generator (`contextlib.aclosing`) to stop; otherwise its connection stays open until it
+        is garbage-collected.
         """
         asked = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         if version is not None:
@@ -351,7 +349,7 @@ class Api:
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
     ) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
-        """Raises ApiError, and what aiohttp raises."""
+        """Open a watch and yield its events. Raises ApiError and aiohttp's exceptions."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=READ_S_MAX, sock_read=silent_s)
         async with self._open().get(
             self._access.server + path, params=query, headers=headers, timeout=timeout
@@ -370,8 +368,8 @@ class Api:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """What is broken off ends at once. aiohttp says goodbye first, and TLS waits 30 s for the other side to say it too:
-    a server that hangs would keep each connection so long, and a loop that ends sooner leaves its socket open.
+    """Aborts a connection that is not reused. aiohttp would close TLS gracefully and wait 30 s for the peer: with a
+    hanging server each connection would stay open that long, and leak if the event loop ends sooner.
     """
 
     def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
@@ -381,7 +379,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Object | Unreadable], None]:
-    """The events of a watch, one in each line, however long. Others have their turn after each BATCH."""
+    """Yield the events of a watch, one per line of any length. Yields to the event loop after each BATCH."""
     rest, count = b"", 0
     async for piece in content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -391,13 +389,13 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Obj
                 await asyncio.sleep(0)
             try:
                 event = read_event(line)
-            except (ValueError, RecursionError) as error:  # the server, or a proxy, broke off within a line
+            except (ValueError, RecursionError) as error:  # the server, or a proxy, closed the stream within a line
                 raise aiohttp.ClientPayloadError(f"a line of a watch is no event: {type(error).__name__}") from error
             yield event
 
 
 def _object(path: str, said: bytes) -> Object:
-    """The object of an answer. Raises ApiError if it cannot be decoded."""
+    """Decode the object in a response. Raises ApiError if that fails."""
     found = read_object(said) if said else {}
     if isinstance(found, Unreadable):
         raise ApiError(UNREADABLE, "Unreadable", f"{path}: {found.reason}")
@@ -408,13 +406,13 @@ def _refusal(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
     after = answer.headers.get("Retry-After", "")
     retry_after_s = float(after) if after.isdigit() else None
     found = read_object(said)
-    if isinstance(found, Unreadable):  # a proxy before the server, or the server too early
+    if isinstance(found, Unreadable):  # from a proxy, or from a server that is still starting
         return ApiError(answer.status, answer.reason or "", said[:200].decode(errors="replace"), retry_after_s)
     return _status(found, retry_after_s)
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """The API's kind Status."""
+    """The Kubernetes kind Status."""
 
     code: int = 500
     reason: str = "Unknown"

@@ -1,7 +1,7 @@
-"""Words that stand in objects of a cluster, where several rooms read or write them: Kubernetes' own and one of ours.
+"""Names in Kubernetes objects that several packages read or write. Pure.
 
-Owns their spelling and nothing else; a word that only one room needs stands there, and what begins our own labels and
-annotations in `autoscaler.spec.pod`, which documents are checked by. Pure.
+A name that only one package uses is defined there. The prefix of our own labels and annotations is in
+`autoscaler.spec.pod`, because the validation of documents uses it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 WRITER = "pilotlight"
-"""Who wrote a field (KEP-555), made a pod or reports an Event: also the first word of our User-Agent."""
+"""Field manager (KEP-555), `managed-by` value, Event reporter, and the first word of our User-Agent."""
 NODES = "/api/v1/nodes"
 NODE_POOL = "karpenter.sh/nodepool"
-"""The label of nodes that Karpenter added, and may take."""
+"""Label of nodes that Karpenter added and may remove."""
 TEMPLATE_HASH = "pod-template-hash"
-"""The label that a Deployment's ReplicaSets and their pods have."""
+"""Label of a Deployment's ReplicaSets and their pods."""
 ENDED = frozenset(("Succeeded", "Failed"))
-"""Phases of a pod of which only its object is left."""
+"""Phases of a pod whose containers have all ended."""
 CRASHES = "CrashLoopBackOff"
-"""Why a container waits that its kubelet starts again and again."""
+"""Waiting reason of a container that its kubelet restarts again and again."""
 
 
 class ConfigMapLocation(NamedTuple):
-    """Where a ConfigMap may be."""
+    """Where a ConfigMap may be found."""
 
     namespace: str
     name: str
@@ -30,7 +30,7 @@ class ConfigMapLocation(NamedTuple):
 
     @property
     def query(self) -> dict[str, str]:
-        """Selects it, and no other: a right to it by its name is enough."""
+        """Selects only this ConfigMap, so that a permission limited to its name is enough."""
         return {"fieldSelector": f"metadata.name={self.name}"}
 
 
@@ -39,4 +39,4 @@ PLACES = (
     ConfigMapLocation("gpu-operator", "time-slicing-config", by_label_only=True),
     ConfigMapLocation("gpu-operator", "time-slicing-config-all", by_label_only=True),
 )
-"""The plug-in's own, and those of the GPU operator's documentation. The first that has a node's key counts."""
+"""The device plug-in's ConfigMap, and those in the GPU operator's documentation. The first with a node's key counts."""

@@ -1,8 +1,8 @@
-"""Decodes what an API server sends, object by object: one that cannot be decoded does not affect the others. Pure.
+"""Decodes API server responses object by object: an object that cannot be decoded does not affect the others. Pure.
 
 msgspec decodes and skips nested values recursively, so about 1,000 levels raise RecursionError wherever they are. The
 API server allows 10,000 levels in fields without a schema. Values nested deeper than DEPTH_MAX are therefore cut out of
-the text before it is decoded again; the rest tells which object it was.
+the text before it is decoded again; the rest identifies the object.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import msgspec
 from autoscaler.kubernetes.unreadable import Unreadable
 
 Object = dict[str, Any]
-"""An object of the API server."""
+"""A decoded API object."""
 
 DEPTH_MAX: Final = 100
-"""Levels of nesting in an object. Those that Kubernetes defines have less than 40."""
+"""Maximum nesting of an object, in levels. The types that Kubernetes defines have fewer than 40."""
 BYTES_MAX: Final = 4 << 20
-"""Of an object: more than the 1.5 MiB that etcd stores, because JSON is longer than protobuf."""
+"""Maximum size of an object: more than the 1.5 MiB that etcd stores, because JSON is longer than protobuf."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TOKEN = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
 _NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _BATCH: Final = 128
-"""Brackets of which only the balance is looked at, where it cannot reach the limit."""
+"""Brackets checked at once: only their balance is computed where the depth cannot reach the limit."""
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _CUT = b'{"pilotlight.dev/cut":null}'
-"""Takes the place of what is nested too deeply."""
+"""Replaces a value that is nested too deeply."""
 
 
 class ListPage(NamedTuple):
-    """A part of a list."""
+    """One page of a list."""
 
     version: str
     """resourceVersion of the list."""
     token: str
-    """`continue` for the next part; empty: this is the last."""
+    """`continue` token of the next page; empty: this is the last page."""
     items: list[Object]
     unreadable: list[Unreadable]
     of: tuple[str, str] = ("", "")
-    """API version and kind of each item. Items of the kinds that Kubernetes defines do not name theirs."""
+    """API version and kind of each item. Items of built-in kinds do not name them."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class _Managed(msgspec.Struct, frozen=True):
 
 
 class _Checked(_Metadata, frozen=True):
-    """What the watch and every reader takes from metadata: its types hold for each object that is not Unreadable."""
+    """Metadata fields that watches and readers use; every object that is not Unreadable has these types."""
 
     uid: str = ""
     generation: int = 0
@@ -104,8 +104,8 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 def is_too_deep(text: bytes, depth_max: int = DEPTH_MAX) -> bool:
-    """Whether JSON has values below so many levels. Each event of each watch is looked at, so this is done in few
-    steps of C: escapes and all but brackets and quotes are removed, then strings, then the balance is counted.
+    """Whether JSON is nested deeper than `depth_max`. It runs for each event of each watch, so it uses few C calls:
+    remove escapes and all characters but brackets and quotes, then strings, then count the bracket balance.
     """
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -121,7 +121,7 @@ def is_too_deep(text: bytes, depth_max: int = DEPTH_MAX) -> bool:
 
 
 def truncate_nesting(text: bytes, depth_max: int) -> bytes:
-    """The JSON without what is nested deeper than so many levels. Unbalanced text stays undecodable."""
+    """Replace all values nested deeper than `depth_max`. Unbalanced text stays undecodable."""
     pieces = list[bytes]()
     depth = begin = 0
     for token in _TOKEN.finditer(text):
@@ -136,7 +136,7 @@ def truncate_nesting(text: bytes, depth_max: int) -> bytes:
 
 
 def read_object(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unreadable:
-    """One object, of any size. `of`: API version and kind of an object that does not name them (an item of a list)."""
+    """Decode one object of any size. `of`: API version and kind for a list item, which does not name them itself."""
     if is_too_deep(raw) or _CUT in raw:
         return _unreadable(raw, of, f"its values are nested more than {DEPTH_MAX} levels deep")
     try:
@@ -158,7 +158,7 @@ def _read_bounded(raw: bytes, of: tuple[str, str] = ("", "")) -> Object | Unread
 
 
 def _check(found: Object) -> None:
-    """Raises msgspec.ValidationError if metadata has other types than readers expect."""
+    """Raise msgspec.ValidationError if the metadata has other types than readers expect."""
     msgspec.convert(found.get("metadata"), _Checked)
 
 
@@ -175,8 +175,8 @@ def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
-    """An event of a watch: its type and its object. Raises msgspec.DecodeError if the line is not an event. A valid
-    event is decoded once. If that fails, its object is decoded separately to find the name of the object and the error.
+    """Decode a watch event into its type and object. Raises msgspec.DecodeError if the line is not an event. A valid
+    event is decoded once. If that fails, its object is decoded separately to find the object's name and the error.
     """
     if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
         try:
@@ -194,7 +194,7 @@ def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
 
 
 def read_page(text: bytes) -> ListPage:
-    """A part of a list. Raises msgspec.DecodeError if the text is none."""
+    """Decode one page of a list. Raises msgspec.DecodeError if the text is not a list."""
     try:
         found = _decode_list(text)
     except RecursionError:

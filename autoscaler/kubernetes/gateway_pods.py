@@ -1,10 +1,10 @@
-"""Which gateways there are, as their pods say: a gateway's id is its pod's name. I/O; it decides nothing.
+"""Watches the gateways' pods and reports which gateways exist; a gateway's ID is its pod's name. I/O.
 
-Owns one watch. Promises: a gateway is said to be gone when its pod's object is, or when its containers are proven to
-have ended, and never for mere silence: one that nobody hears may have Calls, and its holds count (interfaces, section
-6, Known gateways). One whose pod runs and is ready is known, heard or not. One that is only known from its reports and
-is silent is looked for: where its name is that of a pod of the gateways' Deployment, and the API server has none, it is
-gone, too: its pod ended before we watched. Of any other name nothing can be said: it may run outside of the cluster.
+A gateway counts as gone when its pod object is deleted or its containers are proven to have ended, never because it is
+silent: a silent gateway may still have requests, and its slot allocations count (interfaces, section 6, Known
+gateways). A gateway whose pod is ready is known, whether or not it reports. A silent gateway known only from its
+reports is looked up: if its name matches the gateways' Deployment and the API server has no such pod, it is gone, since
+its pod ended before the watch began. Gateways with other names may run outside of the cluster; nothing is inferred.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from autoscaler.state.events import GatewayGone, GatewaySeen
 
 SELECTOR = "app.kubernetes.io/component=gateway"
 LOOK_S = 5.0
-"""Those that are silent are looked for so often."""
+"""Interval at which silent gateways are looked up."""
 _OF_A_DEPLOYMENT = re.compile(r"[a-z0-9]{1,10}-[a-z0-9]{5}")
-"""What follows a Deployment's name in those of its pods."""
+"""The suffix after a Deployment's name in the names of its pods."""
 
 Told = tuple[GatewaySeen | GatewayGone, ...]
 
 
 class GatewayPod(NamedTuple):
-    """What is kept of a gateway's pod."""
+    """The retained fields of a gateway's pod."""
 
     name: str
     uid: str
     ready: bool
     ended: bool
     family: str = ""
-    """What the names of all pods of its Deployment begin with; empty: it is of none."""
+    """Common name prefix of the Deployment's pods; empty: the pod does not belong to a Deployment."""
 
 
 def read_gateway_pod(pod: Object) -> GatewayPod:
-    """Of its object."""
+    """Read the retained fields from the pod object."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
     template = (metadata.get("labels") or {}).get(TEMPLATE_HASH, "")
@@ -50,7 +50,7 @@ def read_gateway_pod(pod: Object) -> GatewayPod:
 
 
 def derive_gateway_events(change: Change[GatewayPod]) -> Told:
-    """What a change of a pod says of its gateway. A namesake under the same name is another: the first is gone."""
+    """The events of a gateway that follow from a change of its pod. A new pod of the same name replaces the old one."""
     old, new = change.old, change.new
     gone = old is not None and not old.ended and (new is None or new.uid != old.uid)
     said: Told = (GatewayGone(gateway=GatewayId(old.name)),) if old is not None and gone else ()
@@ -64,9 +64,9 @@ def derive_gateway_events(change: Change[GatewayPod]) -> Told:
 
 
 class GatewayPods:
-    """The gateways of a namespace, those that `selector` selects, told to `observe`.
+    """Reports to `observe` the gateways of a namespace that match `selector`.
 
-    `silent` gives those that have not been heard of for as long as a report counts, and are not known to be gone.
+    `silent` returns the gateways whose last report has expired and that are not known to be gone.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GatewayPods:
         self._pods = Watched(api, self._path, read_gateway_pod, self._changed, labelSelector=selector)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the pods until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pods.run())
             tasks.create_task(self._look_often())
@@ -107,7 +107,7 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Asks the API server itself, whose answer is no older than the question; without one it may exist."""
+        """Query the API server, whose answer is current. If it does not answer, the gateway may exist: True."""
         try:
             found = await self._api.get(self._path, fieldSelector=f"metadata.name={gateway}")
         except (ApiError, UnreachableError):

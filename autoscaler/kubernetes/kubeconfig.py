@@ -1,7 +1,7 @@
-"""Where the API server is and how one is let in: kubeconfig, or the service account of the pod that we run in.
+"""Loads the API server's address and credentials from a kubeconfig or the pod's service account. I/O.
 
-Owns the reading of credentials, by the official client (`kubernetes.aio`): certificates, tokens that are renewed, exec
-plug-ins. Promises: a token is asked for anew for each request, so that one that was renewed on disk is used at once.
+The official client (`kubernetes.aio`) reads the credentials: certificates, renewed tokens, exec plug-ins. The token is
+read again for each request, so that a token renewed on disk is used at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ EXTRA_FIX = 'pip install "$(ls dist/pilotlight-*.whl)[kubernetes]" (the wheel: `
 
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, yaml.YAMLError)
-"""What the official client raises for a file that is no kubeconfig."""
+"""Exceptions that the official client raises for a file that is not a kubeconfig."""
 
 
 class ApiAccessError(Exception):
-    """No credentials, or such as cannot be read; `says` where they were looked for, or what is missing."""
+    """Credentials are missing or unreadable; `says` names where they were searched, or what is missing."""
 
     def __init__(self, says: str, fix: str = "give --kubeconfig, or run it in a pod") -> None:
         super().__init__(f"{says}: {fix}")
@@ -36,14 +36,14 @@ class ApiAccessError(Exception):
 
 
 class ApiAccess:
-    """A server's address, whom to trust for it, and who we are there."""
+    """The address of an API server, its trusted CA, and our credentials."""
 
     def __init__(self, configuration: client.Configuration) -> None:
         self._configuration = configuration
         self.server: str = configuration.host.rstrip("/")
 
     def tls(self) -> ssl.SSLContext | bool:
-        """How the server is verified, and our certificate, if we have one."""
+        """The TLS context: how the server is verified, and our client certificate, if any. False: no TLS."""
         of = self._configuration
         if not self.server.startswith("https:"):
             return False
@@ -56,15 +56,15 @@ class ApiAccess:
         return context
 
     async def headers(self) -> dict[str, str]:
-        """Who we are, for the next request."""
+        """The authorization header of the next request."""
         token = await self._configuration.get_api_key_with_prefix("BearerToken")
         return {"Authorization": token} if token else {}
 
 
 async def load_api_access(kubeconfig: Path | None = None) -> ApiAccess:
-    """From a file, else from the pod's service account, else from where kubectl looks. Raises AccessError."""
+    """Load from a file, else the pod's service account, else kubectl's default locations. Raises ApiAccessError."""
     try:
-        from kubernetes.aio import client, config  # only here: it is an extra
+        from kubernetes.aio import client, config  # imported here because it is an optional extra
         from kubernetes.aio.config import ConfigException
     except ModuleNotFoundError as error:
         raise ApiAccessError(f"the extra `kubernetes` is not installed ({error.name} is missing)", EXTRA_FIX) from None
@@ -87,18 +87,18 @@ async def load_api_access(kubeconfig: Path | None = None) -> ApiAccess:
 
 
 def _where_kubectl_looks() -> str:
-    """Files, as $KUBECONFIG lists them. Raises AccessError."""
+    """The paths in $KUBECONFIG, else the default path. Raises ApiAccessError."""
     told = os.environ.get("KUBECONFIG", "")
     return _there(told, "any path of $KUBECONFIG") if told else _there(DEFAULT, DEFAULT)
 
 
 def _there(paths: str, shown: str) -> str:
-    """The same. Raises AccessError where none of them exists: the client itself would log the paths and go on."""
+    """Return `paths`. Raises ApiAccessError if none of them exists: the client would only log the paths and go on."""
     found = [path for each in paths.split(os.pathsep) if each and os.path.exists(path := os.path.expanduser(each))]  # noqa: PTH110, PTH111  Path's raise
     if not found:
         raise ApiAccessError(f"there is no kubeconfig at {shown}")
     for path in found:
         mode = Path(path).stat().st_mode
-        if stat.S_ISCHR(mode) or (stat.S_ISFIFO(mode) and not path.startswith("/dev/")):  # reading might never end
+        if stat.S_ISCHR(mode) or (stat.S_ISFIFO(mode) and not path.startswith("/dev/")):  # reading it might never end
             raise ApiAccessError(f"{path} is no file that has an end")
     return paths

@@ -1,10 +1,9 @@
-"""The Lease by which one of several autoscalers leads: read, written, and told to this process. I/O.
+"""Leader election: reads and writes the Lease and notifies this process of gained and lost leadership. I/O.
 
-Owns the requests, their clocks and who is told; what is written, and whether we lead, is
-`autoscaler.kubernetes.leadership`'s. Promises: who leads no more is told before anything else is tried, and has stopped
-all that was under way before the Lease can be acquired again; every request ends within a fifth of the Lease's
-duration. A watch of the holder's name only shortens the wait after a release: what counts is read. The wall clock is
-written for people, and never read.
+`autoscaler.kubernetes.leadership` decides what is written and whether we lead. When leadership is lost, `follow` is
+called before anything else is tried, and it has stopped all work in progress before the Lease can be acquired again.
+Every request ends within a fifth of the Lease's duration. The watch on the holder only shortens the wait after a
+release; decisions use what was read. Wall-clock times are written for people and never read.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from autoscaler.kubernetes.leadership import RENEW, ElectionCandidate, LeaseReco
 from autoscaler.kubernetes.watch import Watched
 
 JITTER = 0.9
-"""Waits are as long as they may be, times this up to 1: candidates do not write all at once."""
+"""Each wait is multiplied by a random factor from this to 1, so that candidates do not write all at once."""
 RELEASE_S_MAX = 2.0
-"""A process that ends waits no longer: the next then leads when the Lease has run out."""
+"""Maximum wait of a terminating process; without a release the next leader waits until the Lease expires."""
 
 log = logging.getLogger("pilotlight.autoscaler.lease")
 
 
 class Process(Protocol):
-    """Who stands for election."""
+    """The process that takes part in the election."""
 
     def lease_seconds(self) -> int:
-        """The Settings' duration of a Lease."""
+        """The duration of the Lease, from Settings."""
 
     def heard(self) -> Collection[int]:
-        """The epochs that gateways and agents have heard of."""
+        """The epochs that gateways and agents have reported."""
 
     def lead(self, epoch: int) -> None:
-        """We lead from now on."""
+        """Start to lead in `epoch`."""
 
     async def follow(self) -> None:
-        """We lead no more; returns when nothing that was ordered is under way."""
+        """Stop leading; return when no order is in progress."""
 
 
 class Elector:
-    """One candidate for the Lease `name`. `api` has no fence; nobody else has this `identity`."""
+    """A candidate for the Lease `name`. `api` must be unfenced; `identity` must be unique."""
 
     def __init__(
         self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic
@@ -57,25 +56,25 @@ class Elector:
         self._clock = clock
         self._candidate = ElectionCandidate(identity)
         self._found: Object = {}
-        """The Lease as it was last read or written: others' labels on it stay."""
+        """The Lease as last read or written, so that a write keeps foreign labels."""
         self._told: int | None = None
         self._begun = False
-        """The process has begun to lead; False: it raised, and is asked again."""
+        """Whether `lead` has returned; False: it raised, and is called again."""
         self._wake = asyncio.Event()
         self._trouble = ""
 
     def writes_s(self) -> float:
-        """For how many more seconds this process may write: the fence of all its other requests."""
+        """The remaining seconds in which this process may write: the fence of all its other requests."""
         return self._candidate.writes_s(self._clock())
 
     def in_touch(self) -> bool:
-        """Whether the API server answered when it was asked last: its watch ends when that goes, and a leader asks it
-        five times in a Lease's duration.
+        """Whether the API server answered the last request. The watch breaks with the server, and a leader sends five
+        requests per Lease duration.
         """
         return self._api.answers
 
     async def run(self, process: Process) -> None:
-        """Until cancelled; `release` is to follow."""
+        """Take part in the election until cancelled; call `release` afterwards."""
         holder = Watched(
             self._api, self._path, _holder, lambda _: self._wake.set(), fieldSelector=f"metadata.name={self._name}"
         )
@@ -84,7 +83,7 @@ class Elector:
             tasks.create_task(self._campaign(process))
 
     async def release(self) -> None:
-        """Nothing of ours is under way any more: another may lead at once."""
+        """Release the Lease so that another may lead at once. No work of ours may be in progress."""
         write = self._candidate.release(self._clock())
         if write is None:
             return
@@ -116,7 +115,7 @@ class Elector:
                 pass
 
     async def _round(self, process: Process, limit: asyncio.Timeout) -> None:
-        """One look and one write, where they are due."""
+        """Read and write the Lease once, if due."""
         one = self._candidate
         await self._tell(process, limit)
         if one.must_look(self._clock()):
@@ -130,7 +129,7 @@ class Elector:
             one.wrote(write, record, started_s, self._clock())
 
     async def _tell(self, process: Process, limit: asyncio.Timeout | None = None) -> None:
-        """Who leads no more hears it first, and takes the time that it needs."""
+        """Notify the process of a change. Loss of leadership comes first, and the time limit waits for `follow`."""
         if self._told is not None and self._candidate.epoch(self._clock()) != self._told:
             log.warning("event=following epoch=%d", self._told)
             if limit is not None:
@@ -185,12 +184,12 @@ class Elector:
         )
 
     def _say(self, trouble: str) -> None:
-        """Each trouble once, and its end."""
+        """Log each new error once, and its end."""
         if trouble != self._trouble:
             log.warning("event=lease_trouble error=%s", trouble or "over")
             self._trouble = trouble
 
 
 def _holder(found: Object) -> str:
-    """All that the watch is for."""
+    """Read the holder, the only field that the watch needs."""
     return str((found.get("spec") or {}).get("holderIdentity") or "")

@@ -1,10 +1,10 @@
-"""Which installation serves the Models of each namespace: takes, renews and reads the Leases CLAIM. I/O.
+"""Determines which installation serves the Models of each namespace: reads, takes and renews the Leases CLAIM. I/O.
 
 `autoscaler.spec.ownership` decides when to take or renew a Lease. Every process of an installation renews it, leader or
-not: the holder is the installation. A known holder stays valid while the API server refuses requests or does not
+not: the holder is the installation. A known holder stays valid while the API server rejects requests or does not
 answer. If the server refuses to create a free Lease for GRACE_S (missing permission, webhook, quota), the Models of
-that namespace are served without a Lease, which the log reports. While API errors prevent reading the Lease, another
-installation may hold it, so its Models wait.
+that namespace are served without a Lease, which is logged. While errors prevent reading the Lease, another installation
+may hold it, so the Models of that namespace wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.spec.ownership import CLAIM, CLAIM_S, Claim
 
 LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
-"""Between two looks at a Lease; after an error; and after another process wrote it meanwhile."""
+"""Pause between two reads of a Lease; after an error; and after a write conflict with another process."""
 GRACE_S = 10.0
-"""How long the API server may refuse before Models are served without a Lease: rights may come later than we start."""
+"""How long the API server may refuse before Models are served without a Lease: permissions may be granted late."""
 AT_ONCE_MAX = 16
-"""Requests: many namespaces are claimed at the first start."""
+"""Maximum concurrent requests: many namespaces are claimed at the first start."""
 NOT_FOUND, CONFLICT = 404, 409
 NO_RIGHT = frozenset({401, 403})
 WITHOUT = "other installations may serve its Models, too; grant get, create and update on Leases"
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class ModelClaims:
-    """Of one installation `me`. `known` is given the installation that serves the Models of each namespace, as far as
-    it is known, at each change.
+    """The claims of the installation `me`. `known` is called at each change with the known mapping of namespaces to
+    the installations that serve their Models.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class ModelClaims:
         self._told: dict[str, str] | None = None
         self._news = asyncio.Event()
         self._fails_s: dict[str, float] = {}
-        """Since when the API server refuses, by namespace."""
+        """Namespace -> since when the API server refuses."""
         self._without: set[str] = set()
         """Namespaces whose Models are served without a Lease."""
 
     def ask(self, namespaces: Collection[str]) -> None:
-        """These have Models."""
+        """Set the namespaces that have Models."""
         wanted = frozenset(namespaces)
         if wanted != self._wanted:
             self._wanted = wanted
             self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Claim and renew until cancelled."""
         while True:
             self._news.clear()
             wait_s = await self.look()
@@ -70,7 +70,7 @@ class ModelClaims:
                     await self._news.wait()
 
     async def look(self) -> float:
-        """Reads and writes the Leases that are due; seconds until the next one is."""
+        """Read and write the Leases that are due. Returns the seconds until the next one is due."""
         for kept in (self._claims, self._holders, self._due_s, self._fails_s):
             for gone in kept.keys() - self._wanted:
                 del kept[gone]
@@ -116,7 +116,7 @@ class ModelClaims:
         self._due_s[namespace] = now_s + (LOOK_S if is_over else again_s)
 
     async def _hold(self, namespace: str) -> None:
-        """Reads the Lease, and writes it where it is ours to write. Raises ApiError, UnreachableError."""
+        """Read the Lease, and take or renew it if that is due. Raises ApiError, UnreachableError."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         found: Object | None
         try:

@@ -1,8 +1,8 @@
-"""Watches collections of kinds that a cluster may not have yet, each from when its kind is there. I/O; decides nothing.
+"""Watches collections whose kind the cluster may not have yet; each watch starts once its kind exists. I/O.
 
-Owns that waiting, and when what there is may be told: once all of it has been listed, a kind that is not there counting
-as one of which there is nothing; many changes at once are told as one. Where a kind is not optional, one that may not
-be read holds up the telling; the log says so (`hearing`).
+Changes are reported only after all collections have been listed; a missing kind counts as an empty collection. Changes
+within TOGETHER_S are reported together. A collection that is not optional and may not be read blocks the reports; its
+`WatchHealth` logs that.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.kubernetes.watch_health import ABSENT
 
 TOGETHER_S = 0.02
-"""What changes within it is told as one."""
+"""Changes within this time are reported together."""
 ABSENT_S = 10.0
-"""A kind that the cluster does not have is looked for this often."""
+"""Interval at which a missing kind is checked for."""
 RETRY_S = 1.0
 
 T = TypeVar("T")
 
 
 def list_collection_paths(api_version: str, plural: str, namespaces: Sequence[str] | None) -> list[str]:
-    """Paths of all objects of a kind: one for each namespace, or one for the whole cluster (None)."""
+    """The collection paths of a kind: one per namespace, or one for the whole cluster (None)."""
     root = f"/apis/{api_version}"
     within = [root] if namespaces is None else [f"{root}/namespaces/{one}" for one in namespaces]
     return [f"{one}/{plural}" for one in within]
 
 
 def created_unix_s(metadata: Mapping[str, str]) -> int:
-    """When an object was created."""
+    """The object's creation time, in Unix seconds."""
     return int(datetime.fromisoformat(metadata["creationTimestamp"]).timestamp())
 
 
 class Kinds:
-    """Add collections, then run. `put` is to tell what there is now; it is called in the loop and does not block."""
+    """Watches collections: call `add` for each, then `run`. `put` reports the current state and must not block."""
 
     def __init__(self, api: Api, put: Callable[[], None]) -> None:
         self._api = api
         self._put = put
         self._news = asyncio.Event()
-        self._watches: dict[str, Watched[Any]] = {}  # each of a type of its own, which does not matter here
+        self._watches: dict[str, Watched[Any]] = {}  # each has its own item type, which is irrelevant here
         self._absent: set[str] = set()
-        """Collections whose kind the cluster does not have."""
+        """Paths of collections whose kind the cluster does not have."""
         self._whole: set[str] = set()
-        """Collections of which all has been told."""
+        """Paths of collections that have been reported completely."""
 
     def add(
         self, path: str, read: Callable[[Object], T | None],
         changed: Callable[[list[Change[T]]], None] = lambda _: None, *, optional: bool = False,
     ) -> Watched[T]:  # fmt: skip
-        """One more collection. `changed` hears of each change at once, before `put`; `optional` as in Watched."""
+        """Add a collection. `changed` is called with each change at once, before `put`; `optional` as in Watched."""
 
         def hear(changes: list[Change[T]]) -> None:
             changed(changes)
@@ -65,7 +65,7 @@ class Kinds:
         return watched
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch all collections until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for path, watched in self._watches.items():
                 tasks.create_task(self._follow(path, watched))
@@ -73,7 +73,7 @@ class Kinds:
             tasks.create_task(self._put_often())
 
     async def _follow(self, path: str, watched: Watched[Any]) -> None:
-        """Waits for the kind to be there."""
+        """Wait until the kind exists, then watch it."""
         pause_s = await self._look(path, watched)
         while pause_s is not None:
             await asyncio.sleep(pause_s)
@@ -81,7 +81,7 @@ class Kinds:
         await watched.run()
 
     async def _look(self, path: str, watched: Watched[Any]) -> float | None:
-        """None where the collection can be read, else when to look again."""
+        """None if the collection can be read, else the seconds until the next check."""
         try:
             await self._api.check(path)
         except ApiError as error:
@@ -98,7 +98,7 @@ class Kinds:
 
     async def _say_synced(self, path: str, synced: asyncio.Event) -> None:
         await synced.wait()
-        if path not in self._whole:  # else it was told in the moment before: the same would be told twice
+        if path not in self._whole:  # otherwise it was just reported, and would be reported twice
             self._news.set()
 
     async def _put_often(self) -> None:
@@ -111,5 +111,5 @@ class Kinds:
                 try:
                     self._put()
                 except BaseException:
-                    self._news.set()  # it is tried again
+                    self._news.set()  # retry after the restart
                     raise

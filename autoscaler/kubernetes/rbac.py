@@ -1,10 +1,10 @@
-"""The rights that an autoscaler needs in a cluster: the list that the chart grants and `pilotlight doctor` asks for.
+"""The permissions that an autoscaler needs in a cluster: granted by the chart, checked by `pilotlight doctor`. Pure.
 
-Owns the list and what goes without each right. Pure. A right is needed where it says: in the whole cluster, in the
-engines' namespace, in our own (the Lease, the gateways' pods), or in one where workloads are adopted. With scope
-`namespace` nothing is asked of the whole cluster; what needs that is off. What would let us change what others made
-(adoption, cordons) is only asked for by those who want it, and so are volumes, since who makes them can name any folder
-of any node (the chart's admission policy keeps ours to the stores of nodes).
+Each permission names its scope: the whole cluster, the engines' namespace, our own (the Lease, the gateways' pods), or
+one in which workloads are adopted. With scope `namespace` no cluster-wide permission is needed, and the features that
+need one are off. Permissions to change objects of others (adoption, cordons) are needed only if the feature is enabled.
+So are volumes, because whoever creates them can name any folder of any node (the chart's admission policy restricts
+ours to the nodes' stores).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ Where = Literal["cluster", "engines", "home", "adopted"]
 
 
 class Right(NamedTuple):
-    """Some verbs on one resource (`models/status` is a subresource)."""
+    """A permission: some verbs on one resource (`models/status` is a subresource)."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     where: Where
     use: str
-    """What does not work without it."""
+    """The feature that needs it."""
     optional: bool = False
-    """Without it something is off, and the rest works."""
+    """Without it only that feature is off."""
     named: bool = False
-    """On our own object only (the Lease)."""
+    """Limited to our own object (the Lease)."""
     name: str = ""
-    """On objects of that name only."""
+    """Limited to objects with this name."""
     namespace: str = ""
-    """Which one, where something is adopted."""
+    """The namespace, if `where` is `adopted`."""
 
 
 _READ = ("get", "list", "watch")
@@ -75,7 +75,7 @@ _ADOPTED_PODS = (
     ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True),
     ("", "events", ("list",), "the reason why a pod of an adopted workload waits for a volume is reported", True),
 )
-"""The engines' namespace has these without adoption."""
+"""In the engines' namespace these are needed without adoption, too."""
 _CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
 _CUT = "GPUs of idle nodes are cut anew"
 _ENGINES = (
@@ -173,7 +173,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right("", "podtemplates", ("get", "list", "create", "delete"), "engines", _QUEUED, optional=True),
     ),
 }
-"""By kind of provider, and for what redfish publishes."""
+"""By kind of provider, and (PUBLISH) for `redfish.publish`."""
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
     Right("coordination.k8s.io", "leases", (*_READ, "update"), "home", "one autoscaler leads", named=True),
@@ -199,9 +199,9 @@ def list_required_rights(
     scope: Scope, adopted: Sequence[str] | None = (), *, cordons: bool = False,
     cutting: tuple[str, str] | None = None, volumes: bool = False, capacity: Collection[str] = (),
 ) -> tuple[Right, ...]:  # fmt: skip
-    """All of them for an installation of that scope. `adopted`: namespaces in which workloads are adopted; None: in all
-    that the scope reaches. `cutting`: namespace and name of the ConfigMap of Settings `cutting`; None: nothing is cut.
-    `volumes`: of nodes' stores are made. `capacity`: kinds of providers that the Settings name, PUBLISH among them.
+    """All permissions of an installation. `adopted`: namespaces in which workloads are adopted; None: all in the scope.
+    `cutting`: namespace and name of the ConfigMap in Settings `cutting`; None: no MIG repartitioning. `volumes`:
+    volumes of the nodes' stores are created. `capacity`: kinds of providers in Settings, PUBLISH among them.
     """
     where: Where = "cluster" if scope == "cluster" else "engines"
     own = [Right(group, resource, verbs, where, use, optional) for group, resource, verbs, use, optional in _DOCUMENTS]
@@ -221,7 +221,7 @@ def list_required_rights(
 
 
 def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
-    """In the engines' namespace the pods are ours to change anyhow."""
+    """Permissions for adoption. In the engines' namespace the pods may be changed anyway."""
     places: list[tuple[Where, str]] = [(where, "")] if adopted is None else [("adopted", one) for one in adopted]
     return [
         Right(group, resource, verbs, place, use, optional, namespace=namespace)
@@ -231,7 +231,7 @@ def _adoption(where: Where, adopted: Sequence[str] | None) -> list[Right]:
 
 
 def _cutting(namespace: str, name: str) -> list[Right]:
-    """A right to make something cannot be for one name."""
+    """Permissions for MIG repartitioning. `create` cannot be limited to one name."""
     return [
         Right("", "configmaps", ("create",), "adopted", _CUT, optional=True, namespace=namespace),
         Right("", "configmaps", ("get", "patch"), "adopted", _CUT, optional=True, name=name, namespace=namespace),

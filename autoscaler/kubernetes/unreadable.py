@@ -1,7 +1,7 @@
-"""Objects of the API server that the watches of a process cannot read: the only record of them.
+"""Registry of API objects that the watches of this process cannot read.
 
-Each watch reports its own objects, and several watches may follow the same one. Counts and listeners concern objects,
-not watches: an object that three watches cannot read is one object, and listeners hear of it once for each reason.
+Each watch reports its own objects, and several watches may cover the same one. Counts and listeners concern objects,
+not watches: an object that three watches cannot read counts once, and listeners are called once for each reason.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 _log = logging.getLogger(__name__)
 
 REASON_CHARACTERS_MAX = 300
-"""Of why an object cannot be read, in the log and in Events."""
+"""Maximum length of the reason in the log and in Events."""
 
 
 class Unreadable(NamedTuple):
-    """An object that cannot be read. A field is empty if not even the metadata has it."""
+    """An object that cannot be read. A field is empty if it could not be found in the metadata either."""
 
     kind: str
     namespace: str
@@ -35,34 +35,34 @@ Name = tuple[str, str]
 
 
 def report_fault(model: None, what: str, reason: str) -> None:
-    """Logs an exception that was contained, see `autoscaler.controller.loop.report_fault`."""
+    """Log a contained exception, as `autoscaler.controller.loop.report_fault` does."""
     del model
     _log.error("event=degraded in=%r error=%s", what, reason)
 
 
 def log_fault(what: str, reason: str) -> None:
-    """Logs the exception of a watch; empty: it works again."""
+    """Log the exception of a watch; an empty `reason` (it recovered) is not logged."""
     if reason:
         report_fault(None, what, reason)
 
 
 class UnreadableObjects:
-    """Objects that no watch of this process can read, by watch."""
+    """The unreadable objects, by watch."""
 
     def __init__(self) -> None:
         self.fault: Callable[[str, str], None] = log_fault
-        """Called with the name of a watch whose callback raised an exception, and with that; empty: it works again."""
+        """Called with the name of a watch whose callback raised, and the exception; empty: the watch recovered."""
         self._watches: dict[Hashable, dict[Name, Unreadable]] = {}
         self.listeners: list[Callable[[Unreadable], None]] = []
-        """Called for each object that became unreadable, or is unreadable for another reason."""
+        """Called for each object that became unreadable, or whose reason changed."""
 
     def __iter__(self) -> Iterator[Unreadable]:
-        """Each object once."""
+        """Iterate over the objects, each once."""
         objects = {(one.kind, *name): one for known in self._watches.values() for name, one in known.items()}
         return iter(objects.values())
 
     def add(self, watch: Hashable, found: Unreadable, path: str) -> None:
-        """Records, and logs once for each reason, that the watch (or list) of a path cannot read the object."""
+        """Record that the watch or list of `path` cannot read the object; log it once for each reason."""
         known, name = self._watches.setdefault(watch, {}), (found.namespace, found.name)
         found = found._replace(reason=found.reason[:REASON_CHARACTERS_MAX])
         is_known = name in known and known[name].reason == found.reason
@@ -82,21 +82,21 @@ class UnreadableObjects:
                 listener(found)
 
     def remove(self, watch: Hashable, namespace: str, name: str) -> None:
-        """The watch can read the object, or the object is deleted."""
+        """Remove an object that the watch can read again, or that is deleted."""
         known = self._watches.get(watch)
         if known is not None:
             known.pop((namespace, name), None)
 
     def keep(self, watch: Hashable, names: Container[Name]) -> None:
-        """Forgets what else the watch reported: these objects are all that exist."""
+        """Remove all other objects of the watch: only objects with these names exist."""
         known = {name: one for name, one in self._watches.pop(watch, {}).items() if name in names}
         if known:
             self._watches[watch] = known
 
     def forget(self, watch: Hashable) -> None:
-        """The watch has ended."""
+        """Remove all objects of a watch that has ended."""
         self._watches.pop(watch, None)
 
     def counts(self) -> dict[str, int]:
-        """Kind -> number of objects."""
+        """Kind -> number of unreadable objects."""
         return dict(Counter(one.kind for one in self))

@@ -1,12 +1,11 @@
-"""Follows one collection of an API server: what is there, then every change, for as long as it runs.
+"""A list-and-watch cache of one API collection. I/O.
 
-Owns the resuming: a watch that ends (they all do) goes on from the last version; one that is too old (410), that has
-been silent for SILENT_S_MAX, or that does not show what we know to have happened (`expect`, `suspect`), begins anew
-with everything. Promises: what is told is a level, so that nothing is missed over any break: who vanished meanwhile is
-told as gone, and what comes late or twice is not told. `watch_health` logs why nothing is heard. Objects are read at
-this boundary into what their user needs; nothing else of them is kept.
-An object that cannot be read is logged once and stays as it was; it does not affect the others (`unreadable` of the
-Api).
+A watch that ends (all do) or falls silent resumes from the last version. If that version is too old (410), or the watch
+does not show an event that we know of (`expect`, `suspect`), the whole collection is read again. Changes are derived
+from levels, so none is missed across a break: an object that disappeared meanwhile is reported as deleted, and late or
+repeated events are ignored. `watch_health` logs why nothing is received. `read` reduces each object to the fields that
+its user needs; the rest is not kept. An unreadable object is logged once and keeps its last value; it does not affect
+the others (`unreadable` of the Api).
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ from autoscaler.kubernetes.watch_health import WatchHealth
 T = TypeVar("T")
 
 WATCH_S = (290.0, 350.0)
-"""The server ends a watch after so long, at random, so that not all come back at once."""
+"""The server ends a watch after a random time in this range, so that not all reconnect at once."""
 RETRY_S, RETRY_S_MAX = 0.2, 10.0
 LASTED_S = 1.0
-"""A watch that ends sooner, and told nothing, is trouble: the next is not opened at once."""
+"""A watch that ends sooner without any event counts as a failure: the next is opened after a pause."""
 SUSPECT_S = 5.0
-"""What we know to have happened must be heard of within that time; else the watch is not believed any more."""
+"""A known change must be received within this time; otherwise the watch is no longer trusted."""
 LIST_SILENT_S_MAX = 10.0
-"""Of a list that is streamed. With SUSPECT_S: everything is read anew within 20 s of a suspicion."""
+"""Maximum silence of a streamed list. With SUSPECT_S: all objects are read again within 20 s of a suspicion."""
 NEVER = 1 << 63
-"""A version that no watch gets to."""
+"""A version that no watch reaches."""
 VERSION_DIGITS_MAX = 20
-"""Of 64 bits."""
+"""Digits of a 64-bit number."""
 GONE = 410
 GONE_MAX = 10_000
-"""Deleted objects whose versions are remembered, so that what comes late brings none back."""
+"""Deleted objects whose versions are remembered, so that a late event does not restore one."""
 INITIAL_END = "k8s.io/initial-events-end"
 STREAMING_LISTS_REFUSED = frozenset((400, 422))
-"""From a server that does not know them (before 1.32, or switched off)."""
+"""Status of a server without streaming lists (before 1.32, or disabled)."""
 
 
 class ObjectKey(NamedTuple):
-    """Which object of a collection."""
+    """Identifies an object of a collection."""
 
     namespace: str
     name: str
 
 
 class Change(NamedTuple, Generic[T]):
-    """What a key's object was and is; None where there is none."""
+    """The old and new object of a key; None: it does not exist."""
 
     key: ObjectKey
     old: T | None
@@ -61,12 +60,12 @@ class Change(NamedTuple, Generic[T]):
 
 
 class SuspicionError(Exception):
-    """The watch runs and does not show what has happened."""
+    """The watch is connected but does not show a known change."""
 
 
 class Watched(Generic[T]):
-    """One collection. `read` makes of an object what is kept of it, None for what does not matter. An `optional` one
-    that we may not read, or that the server does not have, counts as listed, and is asked for again.
+    """One watched collection. `read` returns what is kept of an object, None if it is irrelevant. An `optional`
+    collection that we may not read, or that the server does not have, counts as listed, and is retried.
     """
 
     def __init__(
@@ -81,29 +80,29 @@ class Watched(Generic[T]):
         self.hearing = WatchHealth(path, optional=optional)
         self._version: str | None = None
         self._versions: dict[ObjectKey, int] = {}
-        """Of each object, also of those that are gone: what is older comes late."""
+        """Last version of each object, also of deleted ones: older events are late."""
         self._of = ("", "")
-        """API version and kind of the objects, as the last list named them."""
+        """API version and kind of the objects, from the last list."""
         self._streams = True
-        """The server streams lists."""
+        """Whether the server supports streaming lists."""
         self._heard = False
-        """The watch that runs told something."""
+        """Whether the current watch has delivered an event."""
         self._expected = 0
         self._due_s: float | None = None
-        """When it is no longer believed, unless it gets as far as `_expected`."""
+        """When the watch is no longer trusted, unless it reaches `_expected` by then."""
         self._patience: asyncio.Timeout | None = None
         self.items: dict[ObjectKey, T] = {}
         self.synced = asyncio.Event()
-        """All that is there has been told once."""
+        """Set once all existing objects have been reported."""
         self.trouble = ""
-        """Why nothing is heard now; empty while all is well."""
+        """Why nothing is received now; empty: no problem."""
         self.fault = ""
-        """The contained exception of the callback; empty: none since everything was last read."""
+        """The contained exception of the callback; empty: none since the last full read."""
         self.gap = False
-        """What is told now came to be unseen: everything was read anew. How a thing that is gone ended is not known."""
+        """The changes being reported were found by a full read, so it is unknown how a missing object ended."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         try:
             await self._run()
         finally:
@@ -138,7 +137,7 @@ class Watched(Generic[T]):
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
                 if not self.trouble:
-                    continue  # the end of a stream is nothing special
+                    continue  # a stream that ends is normal
             await asyncio.sleep(max(asked_s, wait_s) * random.uniform(0.5, 1) + asked_s / 2)  # noqa: S311  no secret
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
@@ -148,19 +147,19 @@ class Watched(Generic[T]):
             self._api.unreadable.fault(f"watch {self._path}", reason)
 
     def expect(self, version: str) -> None:
-        """The collection has got to this version (of a write of ours): it must be heard of soon."""
+        """Expect the watch to reach this version (of one of our writes) within SUSPECT_S."""
         number = _number(version)
         if number > max(self._expected, _number(self._version or "")):
             self._expected = number
             self._doubt()
 
     def suspect(self) -> None:
-        """Something contradicts what the watch says: everything is read anew soon, whatever is heard until then."""
+        """Read the collection again after SUSPECT_S, whatever is received until then: something contradicts it."""
         self._expected = NEVER
         self._doubt()
 
     async def refresh(self) -> None:
-        """Returns when all that happened before this call has been told, however far behind the watch is.
+        """Return when all changes from before this call have been reported, even if the watch lags behind.
 
         Raises ApiError, UnreachableError.
         """
@@ -175,9 +174,9 @@ class Watched(Generic[T]):
                 self._patience.reschedule(self._due_s)
 
     async def _begin(self) -> None:
-        """Everything that is there. What was known and is not there any more is told as gone."""
+        """Read all objects. Report known objects that no longer exist as deleted."""
         missing = set(self.items)
-        self._versions = {}  # a list is the truth, also after the server's own past was restored
+        self._versions = {}  # a list is authoritative, also after the server was restored from a backup
         if self._streams:
             try:
                 self._version = await self._stream(missing)
@@ -215,7 +214,7 @@ class Watched(Generic[T]):
         return version
 
     async def _follow(self) -> None:
-        """Until the stream ends. Raises SuspicionError."""
+        """Process watch events until the stream ends. Raises SuspicionError."""
         limit_s = str(int(random.uniform(*WATCH_S)))  # noqa: S311  no secret
         try:
             query = {**self._query, "timeoutSeconds": limit_s}
@@ -233,7 +232,7 @@ class Watched(Generic[T]):
             self._patience = None
 
     def _reach(self, version: str) -> None:
-        """The watch has told everything up to this version."""
+        """Record that the watch has delivered everything up to this version."""
         if self._version is None or _number(version) >= _number(self._version):
             self._version = version
         if self._due_s is not None and _number(version) >= self._expected:
@@ -268,7 +267,7 @@ class Watched(Generic[T]):
         self._tell([(key, seen)])
 
     def _not_read(self, found: Object, reason: str) -> Unreadable:
-        """An object that JSON can be decoded to and its reader cannot read."""
+        """Describe an object whose JSON is valid but which its reader cannot read."""
         key, (api_version, kind) = _key_of(found), self._of
         return Unreadable(
             str(found.get("kind", kind)), *key, _version_of(found), reason, str(found.get("apiVersion", api_version)),
@@ -312,10 +311,10 @@ def _key_of(found: Object | Unreadable) -> ObjectKey:
 
 
 def _version_of(found: Object | Unreadable) -> str:
-    """Its resourceVersion; empty if not even that can be read."""
+    """The resourceVersion; empty if it cannot be read either."""
     return found.version if isinstance(found, Unreadable) else str(found["metadata"].get("resourceVersion", ""))
 
 
 def _number(version: str) -> int:
-    """Versions of one collection rise (KEP-5504); 0: this server's are no numbers, so nothing is told by them."""
+    """The version as a number; those of one collection rise (KEP-5504). 0: not a number, so it cannot be compared."""
     return int(version) if version.isdecimal() and len(version) <= VERSION_DIGITS_MAX else 0

@@ -1,7 +1,7 @@
-"""What keeps a collection of an API server from being heard, said in the log: once when it changes, and its end.
+"""Logs why a collection cannot be watched: once for each change of the reason, and when the watch recovers.
 
-Owns the words. Promises: the line names the collection and never an address, a token or what a server says in prose; a
-watch that breaks once and is there again is no line, nor is a kind that the server does not have where that is usual.
+A line names the collection, never an address, a token or prose from the server. A watch that breaks once and recovers
+is not logged; neither is a missing kind if the collection is optional.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from autoscaler.kubernetes.api import ApiError, UnreachableError
 
 FORBIDDEN, ABSENT, GONE = 403, 404, 410
 BREAKS = 2
-"""Times in a row without an answer before it is said: all watches end now and then."""
+"""Consecutive failures without an answer before it is logged: every watch ends now and then."""
 
 _log = logging.getLogger(__name__)
 
 
 class WatchHealth:
-    """Of one collection. Of an `optional` one our part goes on without: then it has nothing, as far as we know."""
+    """The health of one watched collection. An `optional` one counts as empty while it cannot be read."""
 
     def __init__(self, path: str, *, optional: bool) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class WatchHealth:
         self._breaks = 0
 
     def broke(self, error: ApiError | UnreachableError) -> bool:
-        """It cannot be heard now. Whether it is taken to be empty, if nothing was heard of it yet."""
+        """Record a failure. Returns whether the collection counts as empty if it was never read."""
         if isinstance(error, UnreachableError):
             self._breaks += 1
             if self._breaks >= BREAKS:
@@ -41,7 +41,7 @@ class WatchHealth:
         return self._optional and error.status in (FORBIDDEN, ABSENT)
 
     def is_heard(self) -> None:
-        """Something of it was told."""
+        """Record that the watch delivered something."""
         self._breaks = 0
         if self._said:
             _log.warning("heard again path=%s", self._path)

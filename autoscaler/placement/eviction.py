@@ -1,13 +1,10 @@
-"""Who makes room on one Slice, and what that costs; and of many Slices the one where it costs the least.
+"""Eviction cost and victim selection: which replicas to evict from a slice, and which slice is the cheapest to use.
 
-Owns the order of victims (idle first, then low priority, then quick to start again, then few), the choice of the
-cheapest few on one Slice, and a search that works out no more Slices than it takes. Promises: nobody goes who need not.
-It asks nobody to leave; `autoscaler.planner.plan` does.
-
-Who makes room on a node beside its Devices, where a PlacementRequest finds a Device and too little CPU or memory.
-
-Owns what becomes of Options of one node then: who waits for those who leave, and the fewest and cheapest victims that
-make room on the Devices and beside them. Promises: nobody goes who need not. It asks nobody to leave.
+Victims are ordered by cost: idle first, then lower priority, then faster to restart, then fewer. The module selects
+the cheapest few on one slice, and searches many slices while evaluating as few of them as possible. If a request finds
+a device but too little CPU or memory on its node, `fit_options_to_host` waits for replicas that leave, or selects the
+fewest and cheapest victims that free enough on both the devices and the host. Invariant: no replica is evicted
+needlessly. `autoscaler.planner.plan` executes evictions.
 """
 
 from __future__ import annotations
@@ -22,19 +19,19 @@ from autoscaler.state.resources import NO_ROOM, NOTHING, Beside, HostResources, 
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
-"""Tiers, cheapest first: room now (on some of several Devices); room now, but another Replica is starting there; room
-soon; room after evictions.
+"""Tiers, cheapest first: room now (on some of several devices); room now, but another replica is starting there; room
+coming; room after evictions.
 """
 COSTS: Final = 5
-"""So many parts of a `key` say what an Option costs others: the tier and `eviction_cost`."""
+"""Leading parts of a `key` that state the cost to others: the tier and `eviction_cost`."""
 TIES_MAX: Final = 64
-"""Of Slices that may cost the same, so many are compared by how tight it would be there."""
+"""Slices of possibly equal cost that are compared by how tight the fit is."""
 
 Key = tuple[float | int | str, ...]
 
 
 class EvictionOption(NamedTuple):
-    """One way to make room for a PlacementRequest on one Slice; the smallest `key` is the best."""
+    """A way to make room for a request on one slice; the smallest `key` is the best."""
 
     rung: int
     key: Key
@@ -42,9 +39,9 @@ class EvictionOption(NamedTuple):
     need: ResourceAmount
     victims: tuple[Occupant, ...] = ()
     strangers: tuple[Occupant, ...] = ()
-    """In its Domain, and gone before anything starts there: they leave, or are among the victims."""
+    """Conflicting replicas in its domain that must be gone before a start there: they leave, or are victims too."""
     wide: bool = False
-    """It waits for CPU or memory of its node: victims, and those who leave, may be on any Slice there."""
+    """It waits for CPU or memory of the node: victims and leaving replicas may be on any slice there."""
 
 
 def find_eviction_option(
@@ -57,9 +54,10 @@ def find_eviction_option(
     strangers: Sequence[Occupant] = (),
     those: Sequence[Occupant] | None = None,
 ) -> EvictionOption | None:
-    """The cheapest way to use this Slice; None: none now. `away`: what its node lacks; `strangers`: in its Domain, and
-    may not be there with the PlacementRequest; `those`: who on it may have to go, the cheapest first, where that is
-    known.
+    """Return the cheapest way to use this slice. None: there is none now.
+
+    `away`: rank of the artifacts that the node lacks; `strangers`: replicas in the slice's domain that conflict with
+    the request; `those`: its evictable replicas, cheapest first, if known.
     """
     kind = want.kind
     room, rank = find_amount_for_shape(want, kind, shelf), kind.rank(shelf.slice.product)
@@ -93,8 +91,8 @@ def find_eviction_option(
 def list_evictable_occupants(
     want: PlacementRequest, shelf: Bin, outlook: RestartCosts, now_s: float
 ) -> tuple[Occupant, ...]:
-    """Who on it may have to go, the cheapest first. It is the same for all PlacementRequests of one Model, priority and
-    force.
+    """List the replicas on it that may be evicted, cheapest first. All requests of one model, priority and eviction
+    level have the same.
     """
     return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], outlook)
 
@@ -102,7 +100,7 @@ def list_evictable_occupants(
 def choose_victims(
     want: PlacementRequest, incumbents: Sequence[Occupant], lack: ResourceAmount, outlook: RestartCosts, now_s: float
 ) -> tuple[Occupant, ...]:
-    """The cheapest of these that make at least `lack`, the best one alone or the cheapest few; empty: none do."""
+    """Choose the victims that free at least `lack`: the best single one, or the cheapest few. Empty: there are none."""
     willing = [one for one in incumbents if can_evict(want, one, now_s)]
     return choose_cheapest(willing, lambda some: sum_amounts(some).holds(lack), outlook)
 
@@ -110,7 +108,7 @@ def choose_victims(
 def choose_cheapest(
     willing: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], outlook: RestartCosts
 ) -> tuple[Occupant, ...]:
-    """Of these the best one alone that is `enough`, or the cheapest few; empty: all together are not."""
+    """Choose the best single replica that is `enough`, or the cheapest few. Empty: all together are not enough."""
     return _first(_ordered(willing, outlook), enough, outlook)
 
 
@@ -121,7 +119,7 @@ def _ordered(those: Sequence[Occupant], outlook: RestartCosts) -> tuple[Occupant
 def _first(
     candidates: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], outlook: RestartCosts
 ) -> tuple[Occupant, ...]:
-    """See `choose_cheapest`; the candidates are in order."""
+    """Like `choose_cheapest`, for candidates that are sorted already."""
     if not enough(candidates):
         return ()
     if len(candidates) == 1 or enough(candidates[:1]):
@@ -142,7 +140,7 @@ def _first(
 
 
 def eviction_cost(chosen: Sequence[Occupant], outlook: RestartCosts) -> Key:
-    """(busy ones, highest priority, seconds to start them again, how many)."""
+    """Return (number of busy ones, highest priority, total restart seconds, count)."""
     if len(chosen) == 1:
         one = chosen[0]
         return (int(one.busy), one.priority, outlook.restart_s(one.model), 1)
@@ -153,7 +151,7 @@ def eviction_cost(chosen: Sequence[Occupant], outlook: RestartCosts) -> Key:
 
 
 def sum_amounts(incumbents: Iterable[Occupant]) -> ResourceAmount:
-    """Their rooms together."""
+    """Return the sum of what they hold of their slice."""
     memory_bytes = compute_percent = places = 0
     for incumbent in incumbents:
         memory_bytes += incumbent.room.memory_bytes
@@ -163,9 +161,9 @@ def sum_amounts(incumbents: Iterable[Occupant]) -> ResourceAmount:
 
 
 class Search:
-    """The cheapest Option among Slices. How tight it would be is compared for TIES_MAX of those that cost the same, the
-    smallest. Only those are worked out whose `floors` are not above the best that is known; what is changed is worked
-    out again. The floors come in order, those that are alike by size and id.
+    """Finds the cheapest option among slices. Only TIES_MAX slices of equal cost, the smallest, are compared by how
+    tight the fit is. A slice is evaluated only if its floor (a lower bound of `key`) is not above the best known
+    option, and again after it changed. Floors must be sorted, equal ones by size and id.
     """
 
     def __init__(
@@ -179,16 +177,16 @@ class Search:
         self._stale: set[SliceId] = set()
 
     def change(self, id: SliceId) -> None:
-        """That Slice is not what it was."""
+        """Mark a slice as changed."""
         if id in self._known:
             self._stale.add(id)
 
     def look(self, id: SliceId) -> None:
-        """The same, and it may cost less than its floor, or have had none."""
+        """Like `change`; the slice may also cost less than its floor now, or have its first option."""
         self._stale.add(id)
 
     def best(self) -> EvictionOption | None:
-        """The cheapest now; None: there is none."""
+        """Return the cheapest option now. None: there is none."""
         for id in sorted(self._stale):
             self._add(id)
         self._stale.clear()
@@ -229,8 +227,8 @@ def fit_options_to_host(
     outlook: RestartCosts,
     now_s: float,
 ) -> tuple[EvictionOption, ...] | None:
-    """These Options, of Slices of one node, as they are with what the PlacementRequest needs beside them; None: there
-    is no way now. `around`: who is on the node.
+    """Adapt options, all of slices of one node, to the CPU and memory that the request needs there. None: there is no
+    way now. `around`: the replicas on the node.
     """
     chosen = {one.replica: one for option in team for one in option.victims}
     if host.left.holds(want.beside):
@@ -254,7 +252,7 @@ def fit_options_to_host(
 
 
 def sum_host_requests(incumbents: Iterable[Occupant]) -> Beside:
-    """What they have of their node together."""
+    """Return the sum of the CPU and memory that they hold on their node."""
     total = NOTHING
     for one in incumbents:
         total = total.plus(one.beside)
@@ -266,7 +264,7 @@ def _here(option: EvictionOption) -> dict[str, Occupant]:
 
 
 def _lack(option: EvictionOption, going: Iterable[Occupant]) -> ResourceAmount:
-    """What its Slice lacks when these are gone, too."""
+    """Return what its slice still lacks once these are gone too."""
     here = _here(option)
     shelf = option.shelf
     gone = sum_amounts(here[one.replica] for one in going if one.replica in here)

@@ -1,8 +1,8 @@
-"""Ways to have a PlacementRequest placed where there is no room now: to wait for who leaves, or to have somebody leave.
+"""Searches for the cheapest way to place a request that has no room now: wait for leaving replicas, or evict some.
 
-Owns the search for the cheapest of them, an Option for each Device, over a Yard as it is supposed to be by now
-(`autoscaler.placement.overlay`), and keeps what it worked out until that is void. What an Option is, and what it costs,
-is `autoscaler.placement.eviction`'s. It asks nobody to leave; `autoscaler.placement.packer` does.
+The result is one `EvictionOption` per device (`autoscaler.placement.eviction` defines options and their cost). The
+search runs on the packer's working state (`autoscaler.placement.overlay`) and caches options until a change invalidates
+them. `autoscaler.placement.packer` uses the result.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import SliceId
 
 LOOKED_AT: Final = 2 * TIES_MAX
-"""Of Slices that may cost the least, so many are put in order at first."""
+"""Slices with possibly the lowest cost that are sorted first."""
 
 
 class EvictionSearch:
-    """Of one call of the packer."""
+    """The search of one packer call."""
 
     def __init__(self, supposed: Overlay, outlook: RestartCosts, now_s: float) -> None:
         self._supposed, self._yard = supposed, supposed.yard
         self._now_s = now_s
         self._outlook = outlook
         self._known: dict[PlacementRequest, dict[SliceId, EvictionOption | None]] = {}
-        """Options by everything of a PlacementRequest that they depend on (`_alike`), as all that follows."""
+        """Options by the parts of a request that they depend on (`_alike`), also the key of `_searches`."""
         self._searches: dict[PlacementRequest, Search] = {}
         self._grades: dict[tuple[ModelName, int, EvictionLevel], EvictionCost] = {}
-        """By what of a PlacementRequest decides who may have to go; as they were at first: who leaves later makes it no
-        cheaper.
+        """By the parts of a request that decide who may be evicted (`_grade`); as of the start of the call, since
+        replicas that leave later make nothing cheaper.
         """
         self._willing: dict[tuple[ModelName, int, EvictionLevel], dict[SliceId, tuple[Occupant, ...]]] = {}
         self._could: dict[tuple[RequestShape, NodeConstraints], Flags] = {}
         self._none: set[PlacementRequest] = set()
-        """For whom there is no way, while nothing is otherwise."""
+        """Requests without any option, until something changes."""
         self._soon: Ints | None = None
-        """[3, lanes]: see EvictionCostIndex."""
+        """[3, lanes]: see `EvictionCostIndex.soon`."""
         self._otherwise: set[SliceId] = set()
-        """Those that are otherwise than it says."""
+        """Slices that changed since `_soon` was computed."""
         supposed.listeners.append(self)
 
     def forget(self, ids: Iterable[SliceId]) -> None:
-        """These are otherwise now."""
+        """Drop what is known of these slices, which changed."""
         self._none.clear()
         for id in ids:
             self._otherwise.add(id)
@@ -85,7 +85,7 @@ class EvictionSearch:
                 search.change(id)
 
     def reconsider(self, ids: Iterable[SliceId]) -> None:
-        """What their node has beside them is, too."""
+        """Evaluate these slices again, because CPU or memory of their node changed."""
         ids = frozenset(ids)
         self._none.clear()
         for known in self._known.values():
@@ -98,8 +98,8 @@ class EvictionSearch:
     def cheapest(
         self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
     ) -> tuple[EvictionOption, ...] | None:
-        """The Options to take, one per Device; None: there is no way now. What an elastic PlacementRequest is promised
-        is all that it asks for, or the least with which it makes do where that costs others less.
+        """Return the options to take, one per device. None: there is no way now. An elastic request is promised all
+        that it asks for, or its minimum if that costs other replicas less.
         """
         if want.devices > 1:
             return self._team(self._alike(want))
@@ -124,7 +124,7 @@ class EvictionSearch:
         return found
 
     def _any(self, want: PlacementRequest) -> EvictionOption | None:
-        """`want`: for all that are alike."""
+        """Return the cheapest option on one slice; `want` stands for all equivalent requests (`_alike`)."""
         yard, kind, choice = self._yard, want.kind, want.choice
         soon = {*yard.soon(want.trust), *self._emptying(want)}
         coming = self._among(soon, want)
@@ -136,7 +136,7 @@ class EvictionSearch:
         return self._search(want).best() if want.force > EvictionLevel.NONE else None
 
     def _emptying(self, want: PlacementRequest) -> Iterator[SliceId]:
-        """Slices of nodes that lack CPU or memory for it, and on which somebody leaves who has some."""
+        """Yield slices of nodes that lack CPU or memory for it and have a leaving replica that frees some."""
         nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
         for node in nodes:
             host = self._supposed.host(node)
@@ -144,14 +144,14 @@ class EvictionSearch:
                 yield from self._yard.slices_of(node)
 
     def _search(self, want: PlacementRequest) -> Search:
-        """Among all Slices that could hold it, were nobody there."""
+        """Return the search over all slices that could hold it if they were empty."""
         if want not in self._searches:
             self._searches[want] = Search(self._floors(want), partial(self._option, want))
         return self._searches[want]
 
     def _floors(self, want: PlacementRequest) -> Iterator[tuple[Key, SliceId]]:
-        """Of the Slices on which somebody may have to go for it: no `key` of an Option with victims there is below.
-        Cheapest first; those that are alike by size and id.
+        """Yield, for each slice on which it may have to evict, a lower bound of the `key` of any option with victims.
+        Cheapest first; equal ones by size and id.
         """
         yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
         at, lane_of, lacks = grade.lanes, stock.lane_of[grade.lanes], yard.locality.lacks(want.supplies)
@@ -160,7 +160,7 @@ class EvictionSearch:
         cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * LACKS + away
         open_, numbers = self._possible(want), np.full(len(stock.node_of), NEVER, np.int64)
         numbers[at] = np.where(there, cost, NEVER)
-        numbers[self._odd(want)] = -1  # who must go may be cheap, and on another Slice
+        numbers[self._odd(want)] = -1  # victims may be cheap, and on another slice
         numbers[~open_] = NEVER
         places = np.zeros(len(numbers), np.int64)
         places[at] = np.arange(len(at))
@@ -175,9 +175,7 @@ class EvictionSearch:
             yield (EVICT, *cost_s, locked, rank, lane.price, int(away[one])), id
 
     def _odd(self, want: PlacementRequest) -> Flags:
-        """[lanes]: where who must go may be on another Slice: for CPU or memory of the node, or because of whom it is
-        for.
-        """
+        """[lanes]: where victims may be on another slice: for CPU or memory of the node, or for tenant isolation."""
         yard = self._yard
         odd = np.zeros(len(yard.stock.node_of), bool)
         if any(want.beside):
@@ -188,7 +186,7 @@ class EvictionSearch:
         return odd | yard.company.strange(want.trust) if want.trust else odd
 
     def _at_most(self, want: PlacementRequest, grade: EvictionCost) -> Flags:
-        """[lanes]: where what is free or coming, and all who may have to go, make room enough."""
+        """[lanes]: where the room free or coming and that of all evictable replicas is enough together."""
         yard, lane_of, ask = self._yard, self._yard.stock.lane_of, self._yard.ask(want.kind)
         room = self._room_soon().copy()
         room[:, grade.lanes] += grade.rooms
@@ -198,7 +196,7 @@ class EvictionSearch:
         return there
 
     def _room_soon(self) -> Ints:
-        """[3, lanes]: what is free or coming by now."""
+        """[3, lanes]: the room that is free or coming now."""
         if self._soon is None:
             self._soon = self._yard.roster.soon.copy()
         for id in self._otherwise:
@@ -217,26 +215,26 @@ class EvictionSearch:
         return self._grades[key]
 
     def _alike(self, want: PlacementRequest) -> PlacementRequest:
-        """The same for all PlacementRequests that have the same Options."""
+        """Reduce the request to a key that all requests with the same options share."""
         model = want.model if self._yard.is_here(want.model) else ModelName("")
         artifact, image, _ = self._yard.locality.known(want.supplies)
         alike = want._replace(model=model, artifact=artifact, image=image, spread=None)
         return alike._replace(ordinal=0, unserved_since_s=0.0, reason="")
 
     def _possible(self, want: PlacementRequest) -> Flags:
-        """[lanes]: those that could hold it, were nobody there."""
+        """[lanes]: those that could hold it if they were empty."""
         key = want.kind, want.choice
         if key not in self._could:
             self._could[key] = self._yard.possible(*key)
         return self._could[key]
 
     def _among(self, ids: Iterable[SliceId], want: PlacementRequest) -> list[SliceId]:
-        """Those of them."""
+        """Return those of these slices that could hold it."""
         could = self._possible(want)
         return [id for id in ids if (at := self._yard.lane_at(id)) is not None and could[at]]
 
     def _options(self, want: PlacementRequest, ids: Iterable[SliceId]) -> Iterator[EvictionOption]:
-        """The cheapest Option of each of these Slices that has one."""
+        """Yield the cheapest option of each of these slices that has one."""
         known = self._known.setdefault(want, {})
         for id in ids:
             if id not in known:
@@ -246,7 +244,7 @@ class EvictionSearch:
                 yield found
 
     def _team(self, want: PlacementRequest) -> tuple[EvictionOption, ...] | None:
-        """The node whose `devices` cheapest Devices are the cheapest together; or the link of one, if it needs one."""
+        """Return the cheapest options for `devices` devices of one node, or of one link if the request needs it."""
         by_team: dict[Team, list[EvictionOption]] = {}
         for one in self._options(want, self._members(want)):
             by_team.setdefault(team_of(one.shelf.slice, want.link), []).append(one)
@@ -259,7 +257,7 @@ class EvictionSearch:
         return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
 
     def _members(self, want: PlacementRequest) -> Iterator[SliceId]:
-        """Of nodes on which enough Slices may have an Option, those Slices; of no others there is a team."""
+        """Yield the slices that may have an option, of nodes with enough of them; no other node has a team."""
         yard = self._yard
         at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
         nodes = yard.stock.node_of[at]
@@ -275,7 +273,7 @@ class EvictionSearch:
         )
 
     def _option(self, want: PlacementRequest, id: SliceId) -> EvictionOption | None:
-        """The cheapest way to use this Slice; None: none now. Of several, what they need beside them is not in it."""
+        """Return the cheapest way to use this slice. None: none now. For several devices, host needs are left out."""
         shelf, yard = self._supposed.shelf(id), self._yard
         if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
             return None
@@ -291,7 +289,7 @@ class EvictionSearch:
         return None if with_host is None else with_host[0]
 
     def _those(self, want: PlacementRequest, shelf: Bin) -> tuple[Occupant, ...]:
-        """Who on a Slice that is as at first may have to go, the cheapest first."""
+        """Return the evictable replicas on a slice that did not change since the start, cheapest first."""
         known = self._willing.setdefault(_grade(want), {})
         if shelf.slice.id not in known:
             known[shelf.slice.id] = list_evictable_occupants(want, shelf, self._outlook, self._now_s)
@@ -299,13 +297,13 @@ class EvictionSearch:
 
 
 def _grade(want: PlacementRequest) -> tuple[ModelName, int, EvictionLevel]:
-    """What of it decides who may have to go."""
+    """Return the parts of a request that decide who may be evicted."""
     return want.model, want.priority, want.force
 
 
 def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:
-    """[lanes] -> those that are not NEVER, the lowest first, those that are alike as in `by_size`. Sorted only as far
-    as somebody looks, who seldom looks far.
+    """[lanes] -> those that are not NEVER, the lowest first, equal ones in order of `by_size`. Sorts lazily, because
+    callers seldom read far.
     """
     at = by_size[numbers[by_size] < NEVER]
     left, many = numbers[at], LOOKED_AT

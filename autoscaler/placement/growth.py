@@ -1,20 +1,19 @@
-"""Growth: who is about to start gets more memory than it asks for, of what is of no use to anybody else.
+"""Growth: a replica about to start gets more memory than it asks for, if that is of no use to others.
 
-Owns the rule. It is the last thing that a call of the packer decides, of what is then left of each Slice:
+This is the last decision of a packer call, applied to what is then left of each slice:
 
-1. Of a Slice that could hold a PlacementRequest which is not placed now, nothing is given away.
-2. Of what is left, now and when those are gone who leave, so much is kept as the Replicas that may be asked for yet
-   (`autoscaler.placement.learning.expected_demand.PossibleStarts`) could fill at the most: every set of them that would
-   fit without growth fits with it. Who leaves by the same plan may be asked for again, and is one of them; so is who
-   takes the place of another. 3. Where it was learnt what room is worth (`autoscaler.placement.index.residual_waste`),
-   so much is kept that others are expected to use as much of the node as they would without.
+1. A slice that could hold a request which is not placed now gives nothing.
+2. Of what is left, now and once leaving replicas are gone, as much is kept as the replicas that may still be requested
+   (`autoscaler.placement.learning.expected_demand.PossibleStarts`) could fill at most: every set of them that would fit
+   without growth fits with it. Replicas evicted by the same plan, and replacements, count among them.
+3. If the value of room was learnt (`autoscaler.placement.index.residual_waste`), enough is kept that others are
+   expected to use as much of the node as without growth.
 
-What is given is a whole number of the PlacementRequest's steps. A Slice that only one may have is its own, whatever it
-asked for. Who was granted less than it asks for gets no more: what is left there is worth more to others. What is
-claimed of a DRA driver does not grow, since that rounds amounts up or cuts the Device by them, and nothing does on a
-Slice of which more is given out than there is: it would be nobody's memory. One at a time starts on a Device, so that
-no two are given the same. Promises: nothing is over-committed, and what was placed stays where it is. It moves nobody
-and makes no room.
+Growth is a whole number of the request's steps. All of a slice that is not shared is available to its replica. A
+request that was granted less than it asks for does not grow: what is left there is worth more to others. Nothing grows
+on slices of a DRA driver, which rounds amounts up or cuts the device by them, nor on overcommitted slices, whose memory
+is not all there. One replica at a time starts on a device, so no memory is given twice. Invariants: nothing is
+overcommitted, and placements stay where they are.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from autoscaler.state.resources import NO_GROWTH, RequestShape, ResourceAmount, 
 MIB: Final = 1 << 20
 Selector: TypeAlias = tuple[tuple[str, str], ...]
 FILLS_MAX: Final = 512
-"""Different amounts that may be filled: of more nearly every amount is one, and all that is left is kept."""
+"""Distinct sums to track: with more, nearly every amount is one, and all that is left is kept."""
 
 
 class Taker(NamedTuple):
-    """One that may come yet: how little and how much it takes of a Slice, and how often it may come."""
+    """A shape that may still be requested: the least and most it takes of a slice, and how often it may come."""
 
     least_bytes: int
     most_bytes: int
@@ -45,9 +44,9 @@ class Taker(NamedTuple):
 
 
 class _Others:
-    """Who is not placed, and who may come yet: each is asked once about all Slices of one lane, since many are alike.
+    """Unplaced and possible future requests. Results are cached by slice class, because many slices are alike.
 
-    `waiting`: who may be placed some day; `yet`: how often each Kind may come.
+    `waiting`: requests that may be placed some day; `yet`: how often each shape may still be requested.
     """
 
     def __init__(self, waiting: Iterable[PlacementRequest], yet: Mapping[RequestShape, int]) -> None:
@@ -59,7 +58,7 @@ class _Others:
         self._filled: dict[tuple[SliceClass, int], int] = {}
 
     def could(self, shelf: Bin) -> bool:
-        """Whether anybody who waits could be there, were nobody else."""
+        """Whether any waiting request could be placed there if it were empty."""
         lane = shelf.lane
         if lane not in self._where:
             able = {kind for kind in {kind for kind, _ in self._waiting} if _room(kind, lane) is not None}
@@ -67,7 +66,7 @@ class _Others:
         return any(has_matching_labels(selector, shelf.slice) for selector in self._where[lane])
 
     def takers(self, lane: SliceClass) -> list[Taker]:
-        """Of each Kind that may come there; the largest first, of which the fewest fit."""
+        """Return the shapes that may come there, the largest first, because the fewest of these fit."""
         if lane not in self._takers:
             rooms = ((kind, _room(kind, lane)) for kind in self._yet)
             self._takers[lane] = [
@@ -78,7 +77,7 @@ class _Others:
         return self._takers[lane]
 
     def unused(self, lane: SliceClass, left_bytes: int) -> int:
-        """How much of so much there none of these could fill."""
+        """Return how many of these bytes none of these requests could fill."""
         key = lane, left_bytes
         if key not in self._filled:
             self._filled[key] = filled_bytes(left_bytes, self.takers(lane))
@@ -86,7 +85,7 @@ class _Others:
 
 
 def validate_growth(wanted: Iterable[PlacementRequest]) -> None:
-    """Raises ValueError for a growth that is none."""
+    """Raise ValueError if a request has an invalid growth."""
     for growth in {want.growth for want in wanted if want.growth is not NO_GROWTH}:
         for name, amount, least in (("most_bytes", growth.most_bytes, 0), ("step_bytes", growth.step_bytes, 1)):
             if not _counts(amount, least):
@@ -100,8 +99,8 @@ def grow_placements(
     victims: Collection[ReplicaId],
     supposed: Overlay,
 ) -> tuple[Placement, ...]:
-    """The same with what each is given. `waiting`: who is not placed, and may be some day; `victims`: who goes for
-    them, and may be asked for again; `supposed`: what is left.
+    """Return the placements with their growth. `waiting`: unplaced requests that may be placed some day; `victims`:
+    replicas evicted for them, which may be requested again; `supposed`: what is left.
     """
     if not any(one.want.growth.most_bytes for one in placements):
         return tuple(placements)
@@ -113,9 +112,9 @@ def grow_placements(
 
 
 def filled_bytes(left_bytes: int, takers: Iterable[Taker]) -> int:
-    """How much of so much they can fill together at the most."""
+    """Return how many of these bytes they can fill together at most."""
     filled = {(0, 0)}
-    """Between how little and how much a set of them takes."""
+    """(least, most) that a set of them takes."""
     for least, most, many in takers:
         last = filled
         for _ in range(many):
@@ -137,13 +136,13 @@ def _grown(one: Placement, others: _Others, supposed: Overlay) -> Placement:
         return one
     shared = shelf.slice.shared
     room_bytes = _unused(shelf, others, supposed) if shared else shelf.slice.memory_bytes - one.memory_bytes
-    room_bytes = (one.memory_bytes + room_bytes) // MIB * MIB - one.memory_bytes  # as pods ask for it
+    room_bytes = (one.memory_bytes + room_bytes) // MIB * MIB - one.memory_bytes  # pods request whole MiB
     got_bytes = min(growth.most_bytes, room_bytes) // growth.step_bytes * growth.step_bytes
     return one._replace(memory_bytes=one.memory_bytes + max(0, got_bytes))
 
 
 def _unused(shelf: Bin, others: _Others, supposed: Overlay) -> int:
-    """Bytes that are of no use to others."""
+    """Return the bytes that are of no use to others."""
     if others.could(shelf):
         return 0
     lane, left_bytes = shelf.lane, shelf.free.memory_bytes
@@ -157,5 +156,5 @@ def _counts(amount: object, least: int) -> bool:
 
 
 def _room(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:
-    """What it takes there at the least; None: it can never be there, whoever else is."""
+    """Return the least that it takes there. None: it can never be there, even if the slice is empty."""
     return kind.least.takes(lane) if kind.rank(lane.product) is not None else None

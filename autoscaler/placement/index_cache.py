@@ -1,7 +1,7 @@
-"""The Yard of a World, kept in step: from one look to the next only Slices are told on which something changed.
+"""Maintains the slice index of a world: from one update to the next, only changed slices are replaced.
 
-Owns which changes of a World show on a Slice. Promises: its Yard is what a new one of the same World would be. It keeps
-the World it looked at last, and compares by identity: what was not replaced did not change.
+Determines which changes of a world affect a slice. Invariant: the index equals a new one of the same world. The world
+of the last update is kept for comparison, by identity: objects that were not replaced did not change.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOTHING: World = World(epoch=0)
 
 
 class IndexCache:
-    """Knows nothing at first."""
+    """A slice index and what it depends on; empty at first."""
 
     def __init__(self) -> None:
         self._yard = SliceIndex(())
@@ -45,9 +45,9 @@ class IndexCache:
         self._taught: Taught | None = None
         self._starts, self._yet = Starts({}), PossibleStarts()
         self.outlook = RestartCosts(start_s=self._starts)
-        """As it is at the last look."""
+        """Restart costs as of the last update."""
         self._ending: frozenset[SliceId] = frozenset()
-        """Slices whose room is counted on for a time only."""
+        """Slices whose room counts as coming only for a limited time."""
         self._beside: dict[DeviceId, list[SliceId]] = {}
         self._images = Whereabouts()
 
@@ -59,7 +59,7 @@ class IndexCache:
         staying: Collection[ReplicaId] = (),
         kept: Mapping[SliceId, str] = NOTHING_KEPT,
     ) -> SliceIndex:
-        """As it is now; good until the next call. `leaving`, `staying` and `kept`: see `build_bin_context`."""
+        """Return the updated index, valid until the next call. For the parameters see `build_bin_context`."""
         before = self._look
         whole = before.whole if before.world.slices is world.slices else None
         look = build_bin_context(world, now_s, leaving, staying, whole=whole, kept=kept)
@@ -110,7 +110,7 @@ class IndexCache:
         self._yard = SliceIndex((build_bare_bin(look, slice_) for slice_ in slices.values()), hosts, self._taught)
 
     def _changed(self, before: BinContext, look: BinContext) -> set[SliceId]:
-        """Slices that may be another Shelf than before."""
+        """Return the slices whose `Bin` may have changed."""
         old, new = before.world, look.world
         if old.cordons != new.cordons or old.cuttable is not new.cuttable or old.cutting is not new.cutting:
             return set(new.slices)
@@ -130,7 +130,7 @@ class IndexCache:
 
 
 def _otherwise(old: World, new: World) -> set[ModelName]:
-    """Models of which anything is otherwise that those on a Slice depend on."""
+    """Return the models with changes that affect their replicas on a slice."""
     names = _differ(old.models, new.models) | _differ(old.by_model, new.by_model)
     names |= {name for name in _differ(old.loads, new.loads) if old.loads.get(name) != new.loads.get(name)}
     names |= {
@@ -141,7 +141,7 @@ def _otherwise(old: World, new: World) -> set[ModelName]:
 
 
 def _stirred(before: BinContext, look: BinContext, names: Iterable[ModelName]) -> Iterator[SliceId]:
-    """Slices of which somebody may be otherwise: more or less likely to go."""
+    """Return the slices with a replica whose cost of eviction may have changed."""
     world, ids = look.world, set[ReplicaId]()
     if before.calls != look.calls:
         both = before.calls.keys() | look.calls.keys()
@@ -152,7 +152,7 @@ def _stirred(before: BinContext, look: BinContext, names: Iterable[ModelName]) -
 
 
 def _rebuilt(before: BinContext, look: BinContext) -> bool:
-    """Whether there are other Slices than before, or one is of another kind."""
+    """Whether slices were added or removed, or one changed its kind or price."""
     old, new = before.world.slices, look.world.slices
     if before.prices.entries != look.prices.entries:
         return True
@@ -170,7 +170,7 @@ def _kind(one: Slice, price: float) -> tuple[object, ...]:
 
 
 def _differ(old: Mapping[K, V], new: Mapping[K, V]) -> set[K]:
-    """Keys of which the values are not the same, or that only one has."""
+    """Return the keys that only one has, or whose values are not the same object."""
     if old is new:
         return set()
     found = {key for key, value in new.items() if old.get(key) is not value}

@@ -1,7 +1,7 @@
-"""Which node could have what, were its GPUs cut anew: the nodes, their profiles as Shelves, and who fits there. Pure.
+"""Candidates for MIG repartitioning: the nodes, their possible profiles as bins, and which requests fit them. Pure.
 
-Owns what is asked of such a node: what is large enough, what is there and free, whether it is cut at all, be it later.
-What is ordered, and what is said to whom has no place, is `autoscaler.rearrange.mig_repartition`'s.
+Checks whether a profile is large enough, whether the node is free, and whether it can be repartitioned at all, now or
+later. `autoscaler.rearrange.mig_repartition` orders the repartitioning and reports it for unplaced requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 
 class RepartitionCandidate(NamedTuple):
-    """A node that may be cut anew."""
+    """A node that may be repartitioned."""
 
     seen: MigNode
     geometry: Geometry
@@ -42,33 +42,33 @@ class RepartitionCandidate(NamedTuple):
     there: Counter[str]
     idle: bool
     host: HostResources | None
-    """What pods of others leave of it beside its GPUs, which is all while it is idle; None: that is not known."""
+    """What foreign pods leave of its host resources, which is all of them while it is idle. None: unknown."""
 
     @property
     def size(self) -> Beside | None:
-        """What it has beside its GPUs, as the packer counts it."""
+        """Its host resources as the packer counts them. None: unknown."""
         return None if self.host is None else Beside(self.host.cores_milli, self.host.host_bytes)
 
     @property
     def plain(self) -> list[MigProfile]:
-        """Its profiles without those that have what a GPU has once, the smallest first."""
+        """Its profiles, without those that hold what a GPU has only once, the smallest first."""
         plain = (one for one in self.geometry.profiles if not one.media)
         return sorted(plain, key=lambda one: (one.size, one.compute))
 
     @property
     def may_ever(self) -> bool:
-        """Whether it is cut anew, be it later."""
+        """Whether it can be repartitioned, now or later."""
         return self.standing.stage is not RepartitionStage.OUT and self.seen.strategy != "single"
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """The lower, the sooner it could have something for a PlacementRequest."""
+        """Sort key: the lower, the sooner it could have a slice for a request."""
         return not self.may_ever, self.standing.stage is not RepartitionStage.ON_ITS_WAY, not self.idle
 
 
 def list_mig_candidates(world: World) -> tuple[Bin, ...]:
-    """A Shelf for each profile that a node which may be cut could have, as if it were there: one for all nodes that
-    are alike. What is on its way at its last try has not failed yet.
+    """Return a `Bin` for each profile that a repartitioned node could have, once for all equivalent nodes.
+    Repartitioning in progress counts as not failed, even on its last attempt.
     """
     if not world.cuttable:
         return ()
@@ -82,7 +82,7 @@ def list_mig_candidates(world: World) -> tuple[Bin, ...]:
 
 
 class Sites:
-    """Of one World. `taken`: Slices that are being given away now."""
+    """Candidates of one world. `taken`: slices that are being assigned now."""
 
     def __init__(self, world: World, now_s: float, taken: Collection[SliceId] = ()) -> None:
         self.world, self.now_s = world, now_s
@@ -110,7 +110,7 @@ class Sites:
             self._alike.setdefault((node.seen.product, node.size), []).append(node)
 
     def shelf(self, node: RepartitionCandidate, profile: str) -> Bin:
-        """A cut of that profile, with nobody on it."""
+        """Return an empty slice of that profile."""
         seen = node.seen
         if (seen.name, profile) not in self._shelves:
             if (seen.product, profile) not in self._cuts:
@@ -127,7 +127,7 @@ class Sites:
         return self._shelves[seen.name, profile]
 
     def nearest(self, wants: Iterable[PlacementRequest], many: int) -> list[RepartitionCandidate]:
-        """So many nodes: of those on which each of them could be the first, then the second, ..."""
+        """Select up to `many` nodes: the best one for each request, then the second best, and so on."""
         unlike = {(want.kind, want.choice): want for want in wants}
         found = dict[str, RepartitionCandidate]()
         for turn in zip_longest(*(self._where(want) for want in unlike.values())):
@@ -139,14 +139,14 @@ class Sites:
         return sorted(found.values(), key=lambda node: (node.rank, node.seen.name))
 
     def _where(self, want: PlacementRequest) -> Iterator[RepartitionCandidate]:
-        """The nodes on which it could be, by rank."""
+        """Yield the nodes on which the request could be placed, by rank."""
         alike = [many for many in self._alike.values() if self._holding(want.least.kind, many[0])]
         for node in heapq.merge(*alike, key=lambda node: (node.rank, node.seen.name)):
             if self.fitting(want, node):
                 yield node
 
     def _holding(self, kind: RequestShape, node: RepartitionCandidate) -> tuple[str, ...]:
-        """The profiles of such nodes that are large enough, the smallest first; none where the node itself is not."""
+        """Return the profiles of such nodes that are large enough, smallest first; none if the host is too small."""
         key = kind, node.seen.product, node.size
         if key not in self._held:
             need, size = Beside(kind.cpu_milli, kind.host_bytes), node.size
@@ -158,8 +158,8 @@ class Sites:
     def fitting(
         self, want: PlacementRequest, node: RepartitionCandidate, host: HostResources | None = None
     ) -> list[str]:
-        """The profiles of a node on which it could be: with all that it asks for the smallest first, then with what
-        it makes do. `host`: what is left of the node beside its GPUs, where that counts.
+        """Return the profiles of a node that the request fits: first with its full memory, smallest profile first, then
+        with its minimum. `host`: what is left of the node's host resources, if that counts.
         """
         found = dict[str, None]()
         for one in dict.fromkeys((want, want.least)):
@@ -174,7 +174,7 @@ class Sites:
         return build_bin_context(self.world, self.now_s), slices_by_node(self.world)
 
     def shows(self, want: PlacementRequest, node: RepartitionCandidate) -> bool:
-        """Whether an idle node shows a cut that it fits as it is: it lacks something else."""
+        """Whether an idle node already shows a slice that fits the request, which then lacks something else."""
         name = node.seen.name
         if name not in self._free:
             look, slices = self._there
@@ -185,7 +185,7 @@ class Sites:
         return any(not rejection_reason(want.least, shelf, self.now_s, {}) for shelf in self._free[name])
 
     def some_day(self, want: PlacementRequest) -> tuple[RepartitionCandidate, Slice] | None:
-        """A node on which it could be, whoever is there or is kept off now, and a cut of that; None: there is none."""
+        """Return a node that could hold it once free and open, with a slice of its. None: there is none."""
         for many in self._alike.values():
             holding = self._holding(want.least.kind, many[0])
             for node in many if holding else ():
@@ -196,7 +196,7 @@ class Sites:
 
 
 def _busy(world: World, taken: Collection[SliceId]) -> set[str]:
-    """Nodes on which somebody has something, or is about to."""
+    """Return nodes on which anything is in use, or about to be."""
     held = {id for replica in world.replicas.values() for id in replica.slices} | {*taken}
     ours = {world.slices[id].node if id in world.slices else id.partition("/")[0] for id in held}
     return ours | {counted.partition(" ")[0] for counted, many in world.others.items() if many > 0}

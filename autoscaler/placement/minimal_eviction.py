@@ -1,10 +1,10 @@
-"""Who of a batch's victims may stay after all, where the PlacementRequests that have room by now change places among
-the Slices.
+"""Exact search for a smaller victim set: which victims of a batch can stay if its requests are placed differently.
 
-Owns an exact search over few Slices: for one victim after the other, whether all the PlacementRequests can be placed
-without it. Likewise, that is: who is placed now is placed now; who has room promised has it, free, coming or of victims
-that it, or one before it in the order there, may evict. It asks the Yard for what was there before the batch; where its
-bounds are reached the victim goes. It places nobody; `autoscaler.placement.packer` does.
+For one victim after the other, over few slices, the search tests whether all requests that have room can be placed
+without it. Each must fare as before: a request that is placed now must be placed now; one with promised room must find
+it free, coming, or held by victims that it, or an earlier request there, may evict. The slice index supplies the state
+before the batch. If the bounds of the search are reached, the victim is evicted. `autoscaler.placement.packer` applies
+the result.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId
 
 STEPS_MAX: Final = 2000
-"""So often a PlacementRequest is tried somewhere, in one batch; each victim that is left has an equal part of what is
-left.
-"""
+"""Placement attempts per batch; each remaining victim gets an equal share of the remaining attempts."""
 
 
 def find_fewer_victims(
     held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float
 ) -> tuple[Assignment, ...] | None:
-    """For each of `held`, which are in the order of their turns, where it goes so that victims are spared; None: none
-    can be, as far as is looked. `victims`: the dearest first.
+    """Return an assignment for each of `held` that spares victims. None: none was found within the search bounds.
+
+    `held` is in order of precedence; `victims` has the most expensive first.
     """
     ground = MinimalEvictionInput(held, victims, yard, now_s)
     going, found, left = {one.victim.replica: one for one in victims}, None, STEPS_MAX
@@ -59,7 +58,7 @@ def find_fewer_victims(
 
 
 class _Search:
-    """Whether all can be placed with no other victims than these: the largest first, each where it was if it may."""
+    """Tests whether all requests fit with only these victims, the largest first, each at its old place if possible."""
 
     def __init__(self, ground: MinimalEvictionInput, victims: Sequence[Evictee], steps_max: int) -> None:
         self._ground, self._victims = ground, victims
@@ -67,7 +66,7 @@ class _Search:
         self._may_go = {one.victim.replica for one in victims}
         self._rooms = _rooms(ground, victims)
         self._now = [one.free for one in ground.shelves]
-        """Of each Slice: what is left of it for those who are placed now; and for all, when all victims are gone."""
+        """Room left per slice for requests placed now; `_left`: for all requests, once all victims are gone."""
         self._left = [one.free.plus(one.coming) for one in ground.shelves]
         for at, rooms in enumerate(self._rooms):
             for room in rooms.values():
@@ -81,17 +80,17 @@ class _Search:
         self._starts: set[DeviceId] = set()
         self._guests: dict[Domain, list[TenantSet]] = {}
         self._many: dict[NodeId, int] = {}
-        """Of each node: how many are put there."""
+        """Number of requests assigned per node."""
         self._at: dict[int, tuple[CandidateSlot, ...]] = {}
-        """By number of a PlacementRequest: where it is put."""
+        """Assigned slots by number of the request."""
         self._failed: set[Hashable] = set()
         self._room_bytes = 0
-        """Left wherever any of those may be who are still to be put somewhere."""
+        """Bytes left on all slices that could hold any request still to be assigned."""
         self._whole = 0
-        """So often all had a place, whoever may evict whom."""
+        """How often all requests had a slot, regardless of who may evict whom."""
 
     def run(self) -> tuple[Assignment, ...] | None:
-        """Where each goes; None: nowhere, as far as was looked."""
+        """Return the assignments. None: none was found within the search bounds."""
         ground = self._ground
         for number, one in enumerate(ground.held):
             if number in ground.movers:
@@ -128,7 +127,7 @@ class _Search:
         return None
 
     def _state(self, turn: int) -> Hashable:
-        """Of everything that decides whether the others can be placed."""
+        """Return a key of everything that decides whether the remaining requests can be placed."""
         taken = [(number, self._at[number]) for number in self._order[:turn]]
         left = frozenset((spot.at, self._left[spot.at], self._now[spot.at]) for _, spots in taken for spot in spots)
         nodes = {self._ground.seat(number, spots) for number, spots in taken} - {None}
@@ -139,7 +138,7 @@ class _Search:
     # --- where one may be ---------------------------------------------------------------------------------------------
 
     def _ways(self, number: int) -> Iterator[tuple[CandidateSlot, ...]]:
-        """Each once of those that are alike."""
+        """Yield the slot combinations to try, one of each group of equivalent ones."""
         ground, devices, tried = self._ground, self._ground.held[number].want.devices, set[Hashable]()
         by_team: dict[Team, list[CandidateSlot]] = {}
         for spot in ground.spots[number]:
@@ -157,11 +156,11 @@ class _Search:
                     yield some
 
     def _like(self, spot: CandidateSlot) -> Hashable:
-        """The same for Slices that do as well as each other."""
+        """Return a key that is equal for equally suitable slices."""
         ground, at = self._ground, spot.at
         node = ground.shelves[at].slice.node
         there: Hashable = node if self._many.get(node) else ground.nodes_alike[node]
-        return there, ground.alike[at], self._left[at], self._now[at]  # who starts there has some of what is now
+        return there, ground.alike[at], self._left[at], self._now[at]  # a start here uses some of `_now`
 
     def _fit(self, number: int, spots: Sequence[CandidateSlot]) -> bool:
         return all(self._fits(number, spot) for spot in spots) and self._has_host(number, spots)
@@ -209,7 +208,7 @@ class _Search:
         self._change(number, spots, -1)
 
     def _change(self, number: int, spots: tuple[CandidateSlot, ...], sign: int) -> None:
-        """What it takes of Devices, Domains and its node; or gives back (-1)."""
+        """Add what the request takes of devices, domains and its node, or remove it (`sign` is -1)."""
         ground, one = self._ground, self._ground.held[number]
         for at, _ in spots:
             slice_, domain = ground.shelves[at].slice, ground.domains[at]
@@ -228,11 +227,11 @@ class _Search:
                 more = one.want.beside
                 hosts[node] = hosts[node].less(more) if sign > 0 else hosts[node].plus(more)
 
-    # --- who goes for whom --------------------------------------------------------------------------------------------
+    # --- which victims each request evicts ----------------------------------------------------------------------------
 
     def _in_turn(self) -> tuple[Assignment, ...] | None:
-        """Those who are placed now take what is free, then the others in the order of their turns what is free or
-        coming, and where that is too little all those go whom they may evict.
+        """Give requests placed now the free room, then each other request, in order of precedence, free or coming room;
+        where that is too little, evict all victims there that the request may evict.
         """
         ground, after = self._ground, _After(self._ground, self._rooms, self._victims)
         for number, spots in self._at.items():
@@ -253,7 +252,7 @@ class _Search:
 
 
 class _After:
-    """What is free or coming of each Slice and host, while one PlacementRequest after the other takes its part."""
+    """Room free or coming per slice and host while requests take their part one after the other."""
 
     def __init__(
         self,
@@ -267,7 +266,7 @@ class _After:
         self._stay = {one.victim.replica: one for one in victims}
 
     def take(self, number: int, spots: Sequence[CandidateSlot]) -> None:
-        """It has that."""
+        """Subtract what the request takes there."""
         for at, room in spots:
             self._left[at] = self._left[at].less(room)
         node = self._ground.seat(number, spots)
@@ -275,7 +274,7 @@ class _After:
             self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.beside)
 
     def evicted(self, number: int, spots: Sequence[CandidateSlot]) -> tuple[Occupant, ...] | None:
-        """Who goes for it; None: its room is not to be had so."""
+        """Return the victims that the request evicts. None: it does not get its room this way."""
         ground, want = self._ground, self._ground.held[number].want
         found: list[Occupant] = []
         for at, room in spots:
@@ -292,11 +291,11 @@ class _After:
         return tuple(found) if rooms and alone and (node is None or self._hosts[node].holds(want.beside)) else None
 
     def _beside(self, node: NodeId) -> Iterator[ReplicaId]:
-        """Who has CPU or memory of that node."""
+        """Return the victims that use CPU or memory of the node."""
         return (id for id, one in self._stay.items() if any(one.victim.beside) and self._ground.node_of(one) == node)
 
     def _go(self, want: PlacementRequest, those: Iterable[ReplicaId]) -> Iterator[Occupant]:
-        """Those of them whom the PlacementRequest may evict."""
+        """Remove and yield those of these victims that the request may evict."""
         for id in [*those]:
             one = self._stay.get(id)
             if one is None or not can_evict(want, one.victim, self._ground.now_s):
@@ -312,7 +311,7 @@ class _After:
 
 
 def _rooms(ground: MinimalEvictionInput, victims: Sequence[Evictee]) -> list[dict[ReplicaId, ResourceAmount]]:
-    """Of each Slice: what each victim has of it."""
+    """Return what each victim holds, per slice."""
     found: list[dict[ReplicaId, ResourceAmount]] = [{} for _ in ground.ids]
     for victim, ids in victims:
         for at in map(ground.number.__getitem__, ids):
@@ -322,5 +321,5 @@ def _rooms(ground: MinimalEvictionInput, victims: Sequence[Evictee]) -> list[dic
 
 
 def _size(want: PlacementRequest, spots: Sequence[CandidateSlot]) -> int:
-    """Bytes that it takes at least."""
+    """Return the least number of bytes that the request takes."""
     return want.devices * min((spot.room.memory_bytes for spot in spots), default=0)

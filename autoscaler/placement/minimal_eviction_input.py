@@ -1,8 +1,7 @@
-"""Where each PlacementRequest of a batch might be, and how it was there before the batch: what the search for spared
-victims is on.
+"""Input of the search for a smaller victim set: where each request of a batch could be placed, as before the batch.
 
-Owns the choice of the Slices that are looked at (those that the batch is on, and some with room), which of them are
-alike, and the words of that search. It puts nobody anywhere; `autoscaler.placement.minimal_eviction` does.
+Selects the slices to consider (those that the batch uses, and some others with room) and groups equivalent ones.
+`autoscaler.placement.minimal_eviction` performs the search.
 """
 
 from __future__ import annotations
@@ -21,46 +20,46 @@ from autoscaler.state.resources import Link, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
 
 MOVERS_MAX: Final = 24
-"""So many PlacementRequests may change places, those that have room promised first; the others stay where they are."""
+"""Requests that may be moved, those with promised room first; the others stay where they are."""
 PLACES_MAX: Final = 16
-"""Beside the Slices that the batch is on, so many are looked at for each PlacementRequest, the tightest first."""
+"""Slices considered for each request besides those that the batch uses, the tightest first."""
 
 
 class Assigned(NamedTuple):
-    """A PlacementRequest that has room by now."""
+    """A request that has room."""
 
     want: PlacementRequest
-    """As it was granted."""
+    """The request as it was granted."""
     slices: tuple[SliceId, ...]
     now: bool
-    """It is placed; else room is promised to it."""
+    """Whether it is placed; else room is promised to it."""
     node: NodeId | None = None
-    """Whose CPU and memory it takes, where it is known what that has."""
+    """The node whose CPU and memory it takes, if the capacity of that is known."""
 
 
 class Assignment(NamedTuple):
-    """Where it goes, and who goes for it."""
+    """The slices that a request gets, and the victims that it evicts."""
 
     slices: tuple[SliceId, ...]
     victims: tuple[Occupant, ...] = ()
 
 
 class Evictee(NamedTuple):
-    """A victim, and on which Slices it is."""
+    """A victim and its slices."""
 
     victim: Occupant
     slices: tuple[SliceId, ...]
 
 
 class CandidateSlot(NamedTuple):
-    """One way to have one Slice."""
+    """A slice, by its number, and what a request takes of it."""
 
     at: int
     room: ResourceAmount
 
 
 class MinimalEvictionInput:
-    """The Slices that are looked at, as they were before the batch, and where each PlacementRequest might be."""
+    """The slices considered, as they were before the batch, and the candidate slots of each request."""
 
     def __init__(self, held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float) -> None:
         self.held, self.yard, self.now_s = held, yard, now_s
@@ -75,7 +74,7 @@ class MinimalEvictionInput:
         self.shelves = [yard.shelf(id) for id in self.ids]
         self.domains = [domain_of(one.slice) for one in self.shelves]
         self.spots = [self._spots(one, ids) for one, ids in zip(held, may, strict=True)]
-        nodes = {one.slice.node for one in self.shelves}  # on others is nobody who could be in anybody's way
+        nodes = {one.slice.node for one in self.shelves}  # replicas on other nodes conflict with none of these requests
         self.hosts = {node: yard.hosts[node] for node in nodes if node in yard.hosts}
         self.alike = self._alike(victims)
         there: dict[NodeId, list[int]] = {}
@@ -85,10 +84,10 @@ class MinimalEvictionInput:
         self.nodes_alike = {
             node: known.setdefault((self.hosts.get(node), *sorted(those)), len(known)) for node, those in there.items()
         }
-        """Of each node the same number as of others that are as it is."""
+        """Node -> a number that equivalent nodes share."""
 
     def _ids(self, one: Assigned) -> list[SliceId]:
-        """Where it is first, then where the batch is, then the tightest that have room free or coming."""
+        """List its current slices, then the slices of the batch, then the tightest with room free or coming."""
         want, yard, stock = one.want, self.yard, self.yard.stock
         ask, soon = yard.ask(want.kind), yard.roster.soon
         could = yard.possible(want.kind, want.choice)
@@ -112,14 +111,14 @@ class MinimalEvictionInput:
         return [CandidateSlot(at, room) for at, room in rooms if room is not None and self._is_open(one, at)]
 
     def _is_open(self, one: Assigned, at: int) -> bool:
-        """Whether nobody who stays and no start is in its way there."""
+        """Whether neither a replica that stays nor a start keeps the request off that slice."""
         if one.now:
             strangers = self.yard.company.among_strangers(self.domains[at], one.want.trust)
             return not strangers and not self.shelves[at].locked
         return not any(stranger.stuck for stranger in self.strangers(one.want, at))
 
     def strangers(self, want: PlacementRequest, at: int) -> tuple[Occupant, ...]:
-        """Who has to be gone from its Domain before the PlacementRequest is there."""
+        """Return the replicas that must leave the slice's domain before the request can start there."""
         if not want.trust or not self.yard.company.among_strangers(self.domains[at], want.trust):
             return ()
         key = want.trust, at
@@ -131,16 +130,16 @@ class MinimalEvictionInput:
         return self._strangers[key]
 
     def seat(self, number: int, spots: Sequence[CandidateSlot]) -> NodeId | None:
-        """Whose CPU and memory it takes there, where that is known."""
+        """Return the node whose CPU and memory the request takes there, if its capacity is known."""
         node = self.shelves[spots[0].at].slice.node if spots else self.held[number].node
         return node if node in self.hosts else None
 
     def node_of(self, one: Evictee) -> NodeId:
-        """Where that victim is."""
+        """Return the victim's node."""
         return self.shelves[self.number[one.slices[0]]].slice.node
 
     def _alike(self, victims: Sequence[Evictee]) -> list[int]:
-        """Of each Slice the same number as of others that do as well as it, if their node does."""
+        """Number the slices such that equivalent ones (given equivalent nodes) share a number."""
         odd = {id for one in victims for id in one.slices}
         members: dict[int, list[int]] = {}
         for number, spots in enumerate(self.spots):

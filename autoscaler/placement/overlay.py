@@ -1,7 +1,7 @@
-"""A Yard as it is supposed to be while one call of the packer works on it: what was taken, and promised to whom.
+"""The working state of one packer call: changed slices and hosts on top of a slice index.
 
-Owns the changed Shelves and hosts, on top of the Yard's own, and tells who worked something out about them that it is
-void. What the Yard was given stays as it was; its NodeArrays is told, and rewound by the packer. It decides nothing.
+Listeners that cache results about slices are notified of each change. The slices in the index are not modified, but its
+`NodeArrays` is kept up to date; the packer rewinds it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from autoscaler.state.world import NodeId, Slice, SliceId
 
 
 class SliceCache(Protocol):
-    """Who works something out about Slices."""
+    """Caches results per slice."""
 
     def forget(self, ids: Iterable[SliceId]) -> None:
-        """These are otherwise now."""
+        """Drop the cached results of these slices, which changed."""
 
     def reconsider(self, ids: Iterable[SliceId]) -> None:
-        """So is the CPU or memory of their node: they may be cheaper to have than was thought."""
+        """Recompute results of these slices: CPU or memory of their node changed, so they may be cheaper now."""
 
 
 class Overlay:
-    """`most`: of CPU and memory any PlacementRequest of this call asks for."""
+    """`most`: the largest CPU and memory request of this call."""
 
     def __init__(self, yard: SliceIndex, most: Beside) -> None:
         self.yard = yard
         self.listeners: list[SliceCache] = []
         self.hosts: dict[NodeId, HostResources] = {}
-        """As they are by now, of those that changed."""
+        """Current state of the hosts that changed."""
         self.gone: set[ReplicaId] = set()
-        """Replicas that go by now."""
+        """Replicas evicted so far."""
         self._most = most
         self._changed: dict[SliceId, Bin] = {}
 
     def shelf(self, id: SliceId) -> Bin:
-        """As it is by now; not to be changed."""
+        """Return the current state of a slice; the caller must not modify it."""
         return self._changed.get(id) or self.yard.shelf(id)
 
     def is_changed(self, id: SliceId) -> bool:
-        """Whether it may be otherwise than at first."""
+        """Whether it may differ from the index."""
         return id in self._changed
 
     def change(self, id: SliceId) -> Bin:
-        """One that may be changed. What was worked out about it is void, and about all of its Domain."""
+        """Return a `Bin` that the caller may modify. Cached results of it, and of its whole domain, are dropped."""
         if id not in self._changed:
             self._changed[id] = self.yard.shelf(id).copy()
         for listener in self.listeners:
@@ -57,26 +57,26 @@ class Overlay:
         return self._changed[id]
 
     def holds(self, id: SliceId, replica: ReplicaId) -> bool:
-        """Whether that Replica is on it."""
+        """Whether the replica is on that slice."""
         return any(one.replica == replica for one in self.shelf(id).incumbents)
 
     def lock(self, of: Slice) -> None:
-        """A Replica is about to start on its Device: no other may start on any Slice of that."""
+        """Lock the slice's device: a replica is about to start, so no other may start on any slice of it."""
         for id in self.yard.beside(of.device):
             self.change(id).locked = True
             self.yard.sync(self._changed[id])
 
-    # --- strangers ----------------------------------------------------------------------------------------------------
+    # --- tenant isolation ---------------------------------------------------------------------------------------------
 
     def strangers(self, want: PlacementRequest, of: Slice) -> tuple[Occupant, ...]:
-        """Those in its Domain with whom the PlacementRequest may not be there."""
+        """Return the replicas in its domain whose tenants conflict with the request's."""
         if not self.yard.company.among_strangers(domain_of(of), want.trust):
             return ()
         beside = (one for id in self.yard.together(of) for one in self.shelf(id).incumbents)
         return tuple({one.replica: one for one in beside if has_tenant_conflict(want.trust, one.trust)}.values())
 
     def promise(self, want: PlacementRequest, of: Slice) -> None:
-        """From now on no stranger is put in its Domain."""
+        """Keep conflicting tenants out of its domain from now on."""
         domain = domain_of(of)
         if domain is not None:
             self.yard.company.expect(domain, want.trust)
@@ -84,12 +84,12 @@ class Overlay:
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def host(self, node: NodeId) -> HostResources | None:
-        """None: nothing is known of it, and any amount fits."""
+        """Return the current state of a node's host resources. None: nothing is known of it, and any amount fits."""
         return self.hosts.get(node) or self.yard.hosts.get(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
-        """It is like that now. Where not every PlacementRequest has enough there, what was worked out about its Slices
-        is void.
+        """Set a node's host resources. Unless every request has enough there, cached results of its slices are
+        recomputed.
         """
         self.hosts[node] = host
         self.yard.suppose(node, host)
@@ -97,5 +97,5 @@ class Overlay:
             listener.reconsider(self.yard.slices_of(node))
 
     def around(self, node: NodeId) -> Iterator[Occupant]:
-        """Who is on a node."""
+        """Yield the replicas on a node."""
         return (one for id in self.yard.slices_of(node) for one in self.shelf(id).incumbents)

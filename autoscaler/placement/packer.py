@@ -1,24 +1,22 @@
-"""The packer: which Replica goes to which Slice, and who makes room for it.
+"""The packer: places requests on slices and selects the replicas to evict for those that do not fit.
 
-Owns the choice of Slices and victims, for production, what-if questions and simulation alike. Promises: no Slice is
-over-committed, nor the CPU or memory of a node; who needs a link has no Devices across two; nobody of higher priority,
-within residency, or awaited makes room; one PlacementRequest takes victims on one Slice only (several Devices, or too
-little CPU or memory: of one node), and none while room is coming; victims are minimal; the same input in any order
-gives the same answer, and what it is given stays as it was.
+It serves production, what-if queries and simulation alike; `autoscaler.planner.plan` starts and drains the replicas.
+Invariants: neither a slice nor the CPU or memory of a node is overcommitted; the devices of a request that needs a link
+share one; no replica of higher priority, within its residency or with an awaited start is evicted; a request evicts on
+one slice only (on one node if it takes several devices or the node is short of CPU or memory), and not at all while
+room is coming; the result does not depend on the order of the input, which is not modified.
 
-Victims are minimal: none of a batch's victims can be spared. For none of them is there a way to place every
-PlacementRequest that has room by now, placed or promised, with only the others gone, wherever these PlacementRequests
-go: who is placed now is placed now, with as much as it was granted, and who has room promised finds it in its turn
-free, coming, or held by victims whom it, or one before it there, may evict. What is only preferred (cheap Devices,
-Copies, near or apart) gives way. So it is up to the bounds of the search (`autoscaler.placement.minimal_eviction`);
-beyond them victims may go who could have stayed.
+The victim set is minimal: with any victim spared, the requests that have room (placed or promised) could not all be
+placed, on whatever slices. In such an alternative, a request that is placed now must be placed now too, with the memory
+it was granted; a request with promised room must find it, in its turn, free, coming, or held by victims that it or an
+earlier request there may evict. Mere preferences (cheap devices, weight copies, spreading, nearness) give way. This
+holds within the search bounds of `autoscaler.placement.minimal_eviction`; beyond them a victim may be evicted in vain.
 
-Where there is room, the NodeArrays chooses
-(`autoscaler.placement.index.node_arrays`: preferred products, then cheap Devices, then near or apart from others of its
-Model, then nodes with its Copy and image, then the least waste), and an elastic PlacementRequest may be granted less
-than it asks for (`autoscaler.placement.index.elastic`); else the cheapest way to make some is taken. At the end who may
-have more gets what is of no use to others (`autoscaler.placement.growth`). It never starts or drains anything:
-`autoscaler.planner.plan` does.
+If there is room, `autoscaler.placement.index.node_arrays` chooses the place: preferred products, then cheap devices,
+then near or apart from other replicas of the model, then nodes with its weights and image, then the least waste. An
+elastic request may be granted less than it asks for (`autoscaler.placement.index.elastic`). If there is no room, the
+cheapest way to make some is taken. Finally, requests that can grow get memory that is of no use to others
+(`autoscaler.placement.growth`).
 """
 
 from __future__ import annotations
@@ -60,11 +58,11 @@ def pack(
     *,
     told: bool = True,
 ) -> PackResult:
-    """Places what fits, in order of priority, then longest unserved, then name; names victims for what does not.
+    """Place what fits, by priority, then longest unserved, then name; select victims for what does not fit.
 
-    A PlacementRequest with victims is in `unmet` too: it is placed by a later call, when they are gone. Who is not
-    `told` why there is no room, nor whether there never is, is answered sooner. Raises ValueError for a
-    PlacementRequest of an amount or a turn that is none, of no Model, or named twice, and for a time that is none.
+    A request with victims is in `unmet` too: a later call places it, once they are gone. With `told=False` the search
+    for the reason why a request has no room (now or ever) is skipped, which is faster. Raises ValueError for a request
+    with an invalid amount, priority or `unserved_since_s`, without a model, or named twice, and for an invalid time.
     """
     if isnan(now_s):
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
@@ -81,7 +79,7 @@ def pack(
         yard.rewind()
     going = bench.going(packing.victims)
     if not going or sum(max(1, one.want.devices) for one in bench.held.values()) < 2:
-        return packing  # of one PlacementRequest on one Slice they are the fewest already
+        return packing  # for one request on one slice the victim set is minimal already
     puts = find_fewer_victims([*bench.held.values()], going, yard, now_s)
     if puts is None:
         return packing
@@ -127,7 +125,7 @@ def _packed(ordered: Sequence[PlacementRequest], bench: PackRun) -> PackResult:
 def _moved(
     ordered: Sequence[PlacementRequest], bench: PackRun, held: Mapping[int, Assigned], puts: Mapping[int, Assignment]
 ) -> PackResult:
-    """Those who have room have it there instead, by number in that order; others have what is left, if they fit in."""
+    """Place the requests in `held` as `puts` says, those placed now first; then the others where they still fit."""
     placements: dict[int, Placement] = {}
     unmet: dict[int, Unplaced] = {}
     victims: list[Victim] = []
@@ -158,14 +156,14 @@ def _moved(
 def _whole(
     placements: Sequence[Placement], victims: Iterable[Victim], unmet: Sequence[Unplaced], bench: PackRun
 ) -> PackResult:
-    """With what grows, now that everybody else has what there is."""
+    """Build the result, and grow placements now that all other requests have their room."""
     going, waiting = tuple(victims), [one.want for one in unmet if not one.never]
     grown = grow_placements(placements, waiting, {one.replica for one in going}, bench.supposed)
     return PackResult(grown, going, tuple(unmet))
 
 
 def _in_turn(wanted: Sequence[PlacementRequest]) -> list[PlacementRequest]:
-    """Who goes first is first. Raises ValueError: see `pack`."""
+    """Validate the requests and sort them by precedence. Raises ValueError: see `pack`."""
     named = set[tuple[ModelName, int]]()
     for want in wanted:
         if not want.model:
@@ -180,12 +178,12 @@ def _in_turn(wanted: Sequence[PlacementRequest]) -> list[PlacementRequest]:
 
 
 def request_sort_key(want: PlacementRequest) -> Key:
-    """Who goes first."""
+    """Sort key by precedence: priority, then longest unserved, then name."""
     return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
 
 
 class PackRun:
-    """One call of the packer."""
+    """State of one call of the packer."""
 
     def __init__(self, yard: SliceIndex, outlook: RestartCosts, now_s: float, most: Beside, *, told: bool) -> None:
         self._yard = yard
@@ -195,22 +193,22 @@ class PackRun:
         self.supposed = Overlay(yard, most)
         self._ways = EvictionSearch(self.supposed, outlook, now_s)
         self._placed: dict[ModelName, list[NodeId]] = {}
-        """Of who would be apart: where others of their Models were put."""
+        """Nodes given to requests with a spread, by model."""
         self.held: dict[int, Assigned] = {}
-        """By number of a PlacementRequest in their order: what it was given, or is promised."""
+        """By number of the request in order: what it was granted or promised."""
         self._evicted: dict[ReplicaId, list[SliceId]] = {}
         self._unwelcome: set[ReplicaId] = set()
-        """Strangers to somebody who has room promised: they go whether their room is needed or not."""
+        """Replicas of conflicting tenants where room is promised: they leave whether their room is needed or not."""
 
     @cached_property
     def _budget(self) -> ElasticBudget:
-        """Who is placed or promised room here counts, too."""
+        """The budget of elastic requests, to which this call adds what it places or promises."""
         return self._yard.budget()
 
     # --- room now -----------------------------------------------------------------------------------------------------
 
     def place(self, number: int, want: PlacementRequest) -> Placement | None:
-        """Takes the room, and locks the Devices: a Replica is about to start there. None: there is no room now."""
+        """Reserve room and lock the devices, because a replica is about to start. None: there is no room now."""
         yard, spread = self._yard, want.spread
         if spread is not None:
             spread = spread._replace(nodes=(*spread.nodes, *self._placed.get(want.model, ())))
@@ -229,7 +227,7 @@ class PackRun:
         return self._start(number, want, want.granted(found[1].memory_bytes), yard.slices(place), node)
 
     def start(self, number: int, want: PlacementRequest, held: Assigned, put: Assignment) -> Placement | None:
-        """The same where it is put; None: there is no room yet."""
+        """Like `place`, on the slices of `put`. None: there is no room yet."""
         got, shelves = held.want, [self.supposed.shelf(id) for id in put.slices]
         node = shelves[0].slice.node if shelves else held.node
         host = None if node is None else self.supposed.host(node)
@@ -249,7 +247,7 @@ class PackRun:
     def _start(
         self, number: int, want: PlacementRequest, got: PlacementRequest, ids: tuple[SliceId, ...], node: NodeId | None
     ) -> Placement:
-        """`got`: the PlacementRequest as it was granted."""
+        """Record a placement. `got` is the request as it was granted."""
         if want.spread is not None and node is not None and ids:
             self._placed.setdefault(want.model, []).append(node)
         shelves = [self.supposed.shelf(id) for id in ids]
@@ -266,7 +264,7 @@ class PackRun:
         return Placement(want, ids, compute_claimed_bytes(got, shelves) if ids else want.memory_bytes, seat)
 
     def _seat(self, want: PlacementRequest, node: NodeId | None) -> NodeId | None:
-        """Takes the CPU and memory of its node, where it is known what that has."""
+        """Reserve CPU and memory of the node, if its capacity is known."""
         host = None if node is None else self.supposed.host(node)
         if node is None or host is None:
             return None
@@ -276,7 +274,7 @@ class PackRun:
     # --- room to be made ----------------------------------------------------------------------------------------------
 
     def hopeless(self, want: PlacementRequest) -> Unplaced:
-        """There is no way now, and why."""
+        """Return the request as unplaced, with the reason."""
         if not self._told:
             return Unplaced(want, "")
         never = self._yard.why.never(want)
@@ -294,11 +292,11 @@ class PackRun:
         return Unplaced(want, why)
 
     def cheapest(self, want: PlacementRequest) -> tuple[EvictionOption, ...] | None:
-        """The Options to take, one per Device; None: there is no way now."""
+        """Return the options to take, one per device. None: there is no way now."""
         return self._ways.cheapest(want, lambda: self._budget)
 
     def options(self, got: PlacementRequest, put: Assignment) -> tuple[EvictionOption, ...]:
-        """The Options to take where it is put. `got`: the PlacementRequest as it was granted."""
+        """Return the options to take on the slices of `put`. `got` is the request as it was granted."""
         shelves = [self.supposed.shelf(id) for id in put.slices]
         here = {one.replica for shelf in shelves for one in shelf.incumbents}
         strangers = [self.supposed.strangers(got, shelf.slice) for shelf in shelves]
@@ -317,9 +315,7 @@ class PackRun:
         )
 
     def evict(self, number: int, want: PlacementRequest, options: Sequence[EvictionOption]) -> tuple[Occupant, ...]:
-        """Promises the room to the PlacementRequest, so that no later one counts on it; gives the victims, each
-        once.
-        """
+        """Promise the room to the request, so that no later request counts on it; return the victims, each once."""
         full = want.granted(want.memory_bytes)
         got = full if all(find_required_amount(full, one.shelf) == one.need for one in options) else want.least
         self.held[number] = Assigned(got, tuple(one.shelf.slice.id for one in options), False)
@@ -347,9 +343,7 @@ class PackRun:
         return tuple(victims.values())
 
     def spare(self, victims: Sequence[Occupant]) -> Set[ReplicaId]:
-        """Those who may stay after all, dearest first: who went for a later PlacementRequest makes room enough for
-        all.
-        """
+        """Return the victims that can stay, most expensive first, because later evictions made enough room."""
         spared: set[ReplicaId] = set()
         for victim in sorted(
             victims, key=lambda one: (*eviction_cost([one], self._outlook), one.replica), reverse=True
@@ -369,7 +363,7 @@ class PackRun:
         return spared
 
     def going(self, victims: Iterable[Victim]) -> list[Evictee]:
-        """Those victims, and where they are; the dearest first."""
+        """Return these victims with their slices, the most expensive first."""
         found: list[Evictee] = []
         for replica in (victim.replica for victim in victims):
             ids = self._evicted[replica]
@@ -380,7 +374,7 @@ class PackRun:
         )
 
     def without(self, one: EvictionOption, spared: Set[ReplicaId]) -> EvictionOption:
-        """That Option as it is when they stay."""
+        """Return the option with the spared replicas in place."""
         victims = tuple(victim for victim in one.victims if victim.replica not in spared)
         if len(victims) == len(one.victims):
             return one
@@ -389,20 +383,20 @@ class PackRun:
         )
 
     def _touched(self, one: EvictionOption) -> Sequence[SliceId]:
-        """The Slices that its victims may be on."""
+        """Return the slices that its victims may be on."""
         if one.wide:
             return self._yard.slices_of(one.shelf.slice.node)
         return self._yard.together(one.shelf.slice) if one.strangers else (one.shelf.slice.id,)
 
     def wait(self, options: Sequence[EvictionOption]) -> str:
-        """Why a PlacementRequest that has room promised is not placed yet."""
+        """Explain why a request with promised room is not placed yet."""
         worst = max(options, key=lambda option: option.rung)
         there = self.supposed.around(worst.shelf.slice.node) if worst.wide else worst.shelf.incumbents
         return wait_reason(worst, there)
 
 
 def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
-    """Why a PlacementRequest that is to have that is not placed yet. `there`: who is where somebody has to leave."""
+    """Explain why a request with this option is not placed yet. `there`: the replicas whose leaving may be awaited."""
     where = one.shelf.slice.id
     if one.rung == EVICT:
         return f"makes room on {where}: {_names(one.victims)} {_verb(one.victims)} to leave"
@@ -415,7 +409,7 @@ def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
 
 
 def compute_claimed_bytes(want: PlacementRequest, shelves: Iterable[Bin]) -> int:
-    """Bytes that the PlacementRequest claims on each of these, which it is to have."""
+    """Return the bytes that the request claims on each of its slices."""
     shared = [shelf for shelf in shelves if want.memory_bytes == 0 or shelf.slice.shared]
     rooms = (room for shelf in shared if (room := find_required_amount(want, shelf)) is not None)
     return min((room.memory_bytes for room in rooms), default=want.memory_bytes)

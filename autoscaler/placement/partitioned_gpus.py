@@ -1,9 +1,9 @@
-"""GPUs that a DRA driver offers whole or in parts: what they are when their parts have ended, and who shares one. Pure.
+"""GPUs that a DRA driver offers whole or in parts: waiting for whole GPUs, and sharing a GPU between starts. Pure.
 
-Owns two things that Slices alone do not tell. A GPU of which parts are in use is whole again when these have ended, so
-who needs all of it waits, and is not told that it fits nowhere. And who needs a part of a GPU that nobody is on claims
-it, so that the rest is offered a moment later: who could have some of that rest waits so long, and takes no other GPU.
-Chooses no Slice; `autoscaler.placement.packer` does, and which part is claimed is `autoscaler.slicing.dra_claims`'s.
+Covers two cases that slices alone do not show. A GPU with parts in use becomes whole again when these end, so a request
+that needs all of it waits instead of being reported as never placeable. And a request that needs a part of an idle GPU
+claims that part, after which the driver offers the rest; other requests that could use the rest wait for it instead of
+taking another GPU. `autoscaler.placement.packer` chooses slices; `autoscaler.slicing.dra_claims` chooses the part.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 
 REST_S = 5.0
-"""So long after a Replica was ordered onto a GPU the rest of that is waited for: a claim takes well below a second."""
+"""How long the rest of a GPU is awaited after a replica was ordered onto it: a claim takes well below a second."""
 
 
 def list_rejoinable_gpus(world: World) -> tuple[Bin, ...]:
-    """A Shelf for each GPU of which parts are in use, as it is when nobody has one."""
+    """Return a `Bin` for each GPU with parts in use, as it will be when none is in use."""
     prices, found = Prices(world.settings.prices), dict[DeviceId, Bin]()
     for id in sorted(id for id, one in world.slices.items() if one.device_bytes):
         one = world.slices[id]
@@ -44,7 +44,7 @@ def list_rejoinable_gpus(world: World) -> tuple[Bin, ...]:
 
 
 def mark_gpu_waits(unmet: tuple[Unplaced, ...], world: World) -> tuple[Unplaced, ...]:
-    """Who fits on no Slice that there is, and on a GPU that is whole again some day, waits for that."""
+    """Mark requests that fit no current slice, but a GPU that will be whole again, as waiting for it."""
     again = list_rejoinable_gpus(world) if any(one.never for one in unmet) else ()
     if not again:
         return unmet
@@ -69,17 +69,17 @@ def _some_day(missing: Unplaced, yard: SliceIndex, again: Iterable[Bin]) -> Unpl
 
 
 class Together(NamedTuple):
-    """Who starts, and who waits for the rest of a GPU on which another starts."""
+    """Which requests start now, and which wait for the rest of a GPU on which another starts."""
 
     packing: PackResult
     next_s: float = inf
-    """When time alone changes this."""
+    """When this result changes by time alone."""
     back: tuple[Placement, ...] = ()
-    """Of those who wait for the rest of another: where they would start, which is free for others."""
+    """Placements of the requests that wait; their slices are free for others."""
 
 
 def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Together:
-    """Of those that would start now on GPUs of which each needs a part, as many on one GPU as it has parts for."""
+    """Let requests that would each start on a GPU of which they need only a part share one, as far as its parts go."""
     parts = {at: part for at, one in enumerate(packing.placements) if (part := _part_of(one, world)) is not None}
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
@@ -88,7 +88,7 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
     placed, back, next_s = list[Placement](), dict[Unplaced, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
-        may = part is not None and one.want.model not in world.by_model  # what replaces another does not wait
+        may = part is not None and one.want.model not in world.by_model  # a replacement does not wait
         gpu = next((gpu for gpu in opened if part and gpu.takes(one.want, part, near)), None) if may else None
         if gpu is None:
             placed.append(one)
@@ -102,19 +102,19 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
 
 
 class _Near(NamedTuple):
-    """What nodes have, and what is liked of their GPUs."""
+    """Free host resources of nodes, and preferences among their GPUs."""
 
     left: Mapping[NodeId, HostResources]
     prices: Prices
     copies: Set[Copy]
 
     def liking(self, want: PlacementRequest, of: Slice) -> tuple[float, bool]:
-        """The lowest is liked best, as by the packer; of GPUs of one product."""
+        """Sort key among GPUs of one product, lowest preferred, as in the packer."""
         return self.prices.of(of), Copy(artifact=want.artifact, node=of.node) not in self.copies
 
 
 class _Gpu:
-    """One that somebody is about to have a part of."""
+    """A GPU of which a replica is about to claim a part."""
 
     def __init__(self, slice_: Slice, profile: str, first: str, until_s: float) -> None:
         self.slice, self.first, self.until_s = slice_, first, until_s
@@ -125,8 +125,8 @@ class _Gpu:
             self._parts.start(profile)
 
     def takes(self, want: PlacementRequest, part: tuple[Slice, str], near: _Near) -> bool:
-        """Whether it has another part for that, which nobody else is to have from now on. None for who would have an
-        idle GPU all the same when the rest is offered: that one is cheaper, or is where its weights are.
+        """Reserve another part for the request and return whether there is one. False for a request that would still
+        prefer an idle GPU once the rest is offered, because that one is cheaper or has its weights.
         """
         slice_, profile = part
         if slice_.product != self.slice.product or want.spread is not None:
@@ -141,7 +141,7 @@ class _Gpu:
 
 
 def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
-    """The whole GPU that it is placed on, and the profile of the part that it will claim; None: all, or a part."""
+    """Return the whole GPU it is placed on, and the profile that it will claim. None: it is no part of a whole GPU."""
     slice_ = world.slices.get(placement.slices[0]) if len(placement.slices) == 1 else None
     if slice_ is None or slice_.device_bytes:
         return None
@@ -150,7 +150,7 @@ def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
 
 
 def _beginning(world: World, now_s: float) -> Iterator[_Gpu]:
-    """Those on which a Replica was just ordered that has no part yet. Who is kept off its node will get none there."""
+    """Yield GPUs with a replica just ordered that has no part yet. A stranded replica will get none there."""
     for replica in world.replicas.values():
         until_s = replica.created_s + REST_S
         if replica.state not in BEGINNING or now_s >= until_s or len(replica.slices) != 1:

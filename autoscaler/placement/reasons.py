@@ -1,9 +1,7 @@
-"""What is free in pieces: of what could hold a Kind, how much, and where most of it is. It moves nobody.
+"""Explains why requests cannot be placed: fragmentation of free room, and what on all slices prevents a placement.
 
-Why a PlacementRequest is not placed: what of all Slices keeps it off, found among many at once.
-
-Owns the questions that people ask of a Yard when there is no room; `autoscaler.placement.model.predicates` has the
-sentences. What does not change with what is free is kept until labels or taints do. It chooses nothing.
+Evaluates many slices at once; `autoscaler.placement.model.predicates` produces the sentences. What does not depend on
+free room is cached until labels or taints change. Places and moves nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class Pieces(NamedTuple):
-    """What is free of what could hold a Kind: whole Slices for who needs several, else bytes."""
+    """Free room on slices that could hold a shape: whole slices if it needs several devices, else bytes."""
 
     need: int
     total: int
     most: int
-    """Of one place: a node, or a link of one, for who needs several, else a Slice."""
+    """The most in one place: a node (or link) for several devices, else a slice."""
     places: tuple[tuple[SliceId, ...], ...]
-    """Those that could hold it, were nobody there, the roomiest first: their Slices."""
+    """Slices of each place that could hold it if empty, the place with the most free first."""
 
 
 def pieces_of(yard: SliceIndex, kind: RequestShape, choice: NodeConstraints, many: int) -> Pieces:
-    """What is free of what could hold it, and where most of it is: `many` such places at most."""
+    """Return the free room on slices that could hold it, and at most `many` places with the most of it."""
     ask, stock, could = yard.ask(kind), yard.stock, yard.possible(kind, choice)
     if kind.devices > 1:
         fits = could & (stock.left_bytes >= ask.memory[stock.lane_of])
@@ -62,7 +60,7 @@ def pieces_of(yard: SliceIndex, kind: RequestShape, choice: NodeConstraints, man
 
 
 def _most(free: Ints, flags: Flags, many: int) -> list[int]:
-    """Of the flagged ones those with the most, in order."""
+    """Return the `many` flagged indices with the most free, in order."""
     at = np.flatnonzero(flags)
     return [int(one) for one in at[np.lexsort((at, -free[at]))][:many]]
 
@@ -78,7 +76,7 @@ Selector = tuple[tuple[str, str], ...]
 
 
 class UnschedulableReasons:
-    """Of one Yard."""
+    """The reasons for the slices of one index."""
 
     def __init__(self, yard: SliceIndex) -> None:
         self._yard = yard
@@ -86,12 +84,12 @@ class UnschedulableReasons:
         self._samples: dict[Selector, tuple[SliceId, ...]] = {}
 
     def forget(self) -> None:
-        """Labels or taints are others now."""
+        """Drop cached results because labels or taints changed."""
         self._never.clear()
         self._samples.clear()
 
     def never(self, want: PlacementRequest) -> str | None:
-        """Why no Slice could hold the PlacementRequest, however empty; None: one could."""
+        """Explain why no slice could hold the request, even empty. None: one could."""
         want = want.least
         key = want.kind, want.selector
         if key not in self._never:
@@ -104,14 +102,14 @@ class UnschedulableReasons:
         return self._never[key]
 
     def _too_small(self, want: PlacementRequest, could: Flags) -> str | None:
-        """Where no node with Devices enough has enough beside them, however empty."""
+        """Explain why no node with enough devices has enough CPU or memory, even empty. None: one has."""
         stock, nodes = self._yard.stock, self._with_enough(want, could)
         if (nodes & self._large(want)).any():
             return None
         return node_too_small_reason(want, int(stock.cpu_size[nodes].max()), int(stock.host_size[nodes].max()))
 
     def scarce(self, want: PlacementRequest) -> str:
-        """Of the nodes with Devices enough the one with the most beside them, which is too little; empty: none."""
+        """Name the node with enough devices and the most CPU and memory left, which is too little; empty: none."""
         stock, may = self._yard.stock, self._yard.where_it_may(want.choice)
         nodes = self._with_enough(want, stock.fitting(self._yard.ask(want.kind)))
         if may is not None:
@@ -128,7 +126,7 @@ class UnschedulableReasons:
         return host_shortage_reason(want, host.having(left), f"node {node}")
 
     def _with_enough(self, want: PlacementRequest, lanes: Flags) -> Flags:
-        """[nodes]: those with as many of these lanes as it needs, joined as it needs them."""
+        """[nodes]: those with enough of these lanes for the request, joined as it needs."""
         stock, least = self._yard.stock, max(1, want.devices)
         if want.link:
             teams = self._yard.teams(want.link)
@@ -140,7 +138,7 @@ class UnschedulableReasons:
         return enough
 
     def roomiest(self, want: PlacementRequest) -> SliceId | None:
-        """Of the Slices that could hold it and are open the one with the most room; None: none is open."""
+        """Return the open slice with the most room that could hold it. None: none is open."""
         stock, may = self._yard.stock, self._yard.where_it_may(want.choice)
         could, free = self._could(want) & ~stock.shut, self._yard.company.free(want.trust)
         if may is not None:
@@ -154,16 +152,12 @@ class UnschedulableReasons:
         return self._yard.id_of(int(np.flatnonzero(could)[-1]))
 
     def team(self, want: PlacementRequest) -> tuple[SliceId, ...]:
-        """Of the nodes with Devices enough that are open: those of the one that has the most free; empty: there is
-        none.
-        """
+        """Return the slices of the node with the most free, of open nodes with enough devices; empty: there is none."""
         places = pieces_of(self._yard, want.kind, want.choice, 1).places
         return places[0] if places else ()
 
     def closed(self, want: PlacementRequest) -> str:
-        """What keeps the PlacementRequest from a Slice that could hold it, in words: the first such reason; empty:
-        nothing does.
-        """
+        """Explain what keeps the request off a slice that could hold it: the first such reason; empty: nothing."""
         may, stock = self._yard.where_it_may(want.choice), self._yard.stock
         kept, free = (
             stock.shut if may is None else stock.shut | ~may[stock.node_of],
@@ -184,18 +178,18 @@ class UnschedulableReasons:
         return tenant_conflict_reason(want, shelf.slice, (one for other in together for one in other.incumbents))
 
     def _could(self, want: PlacementRequest) -> Flags:
-        """[lanes]: those that could hold it, were nobody there and all open."""
+        """[lanes]: those that could hold it if empty and open."""
         could: Flags = self._on_device(want) & self._large(want)[self._yard.stock.node_of]
         return could
 
     def _large(self, want: PlacementRequest) -> Flags:
-        """[nodes]: those with enough beside their Devices, were nobody there."""
+        """[nodes]: those with enough CPU and memory for it if empty."""
         stock = self._yard.stock
         large: Flags = (stock.cpu_size >= want.cpu_milli) & (stock.host_size >= want.host_bytes)
         return large
 
     def _on_device(self, want: PlacementRequest) -> Flags:
-        """The same of the Device alone."""
+        """[lanes]: those whose device could hold it if empty, regardless of host resources."""
         stock = self._yard.stock
         could: Flags = self._yard.ask(want.kind).memory[stock.lane_of] <= stock.size_bytes
         if want.link:
@@ -204,11 +198,11 @@ class UnschedulableReasons:
         return could if labelled is None else could & labelled[stock.node_of]
 
     def _labelled(self, selector: Selector) -> Flags | None:
-        """[nodes]: those with these labels; None: all."""
+        """[nodes]: those with these labels. None: all."""
         return self._yard.where_it_may(NodeConstraints(selector, EVERYTHING, ())) if selector else None
 
     def _kinds(self, selector: Selector) -> tuple[SliceId, ...]:
-        """One of each kind of Slice, with those labels and without."""
+        """Return one slice of each kind, with these labels and without."""
         if selector not in self._samples:
             labelled, stock = self._labelled(selector), self._yard.stock
             kinds = 2 * stock.lane_of + (0 if labelled is None else labelled[stock.node_of])

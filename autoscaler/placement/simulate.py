@@ -1,15 +1,13 @@
-"""Questions about room that is not there yet, of which many are alike: each is asked once in a Plan. Pure.
+"""Simulates placements on capacity that does not exist yet, by running the packer on virtual slices. Pure.
 
-Owns what makes two alike: the same PlacementRequests in the same order, on the same Devices of one node that has
-nothing else. What a node is called, and for which Models it is asked, changes no answer; nor does what is only
-preferred among nodes (Copies, images, apart or near), for there is but one. Where more is known of a node than that it
-is there, its questions are its own.
+An offer or a capacity order is represented by virtual slices until its own are seen. Two queries use them: which of the
+unplaced requests have room on orders in flight, and the fewest devices of an offer that give one request room. Slices
+that the plan has assigned already are left out.
 
-Offers tried as Slices that are not there yet, by the packer itself. Pure; what it is given stays as it is.
-
-Owns the Slices that an Offer or a Lease stands for until its own are seen, and the two questions: who of those that
-lack room has some on what is on its way, and how many Devices of an Offer, one more at a time, would do for one of
-them. What the Plan has given to somebody by now is not there to be had.
+`SimulationCache` computes equivalent queries once per plan. Two are equivalent if they have the same requests in the
+same order, on the same devices of one node that has nothing else. Node and model names do not matter, nor do mere
+preferences among nodes (weight copies, images, spreading, nearness), since there is only one. Queries are not shared if
+more is known of the node than that it exists.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from autoscaler.state.node_labels import PendingLabels
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 Got: TypeAlias = list[tuple[PlacementRequest, tuple[SliceId, ...]]]
-"""Who has room, and where."""
+"""Requests that have room, with their slices."""
 _OWN: Final = {"id", "device", "node", "labels"}
 _same = attrgetter(*(name for name in Slice.__struct_fields__ if name not in _OWN))
 
 
 class SimulationCache:
-    """Of one World at one time, while what a Plan does with it stays as it is."""
+    """Query results of one world at one time, valid while what the plan does with it stays the same."""
 
     def __init__(self) -> None:
         self._known: dict[object, list[tuple[int, tuple[int, ...]]]] = {}
@@ -46,7 +44,7 @@ class SimulationCache:
     def of(
         self, world: World, wants: Sequence[PlacementRequest], added: Sequence[Slice], ask: Callable[[], Got]
     ) -> Got:
-        """What `ask` says, or said of the like. `added`: all Slices of their nodes."""
+        """Return the result of `ask`, or of an equivalent earlier query. `added`: all slices of their nodes."""
         nodes = {one.node for one in added}
         if len(nodes) != 1 or not _plain(world, *nodes):
             return ask()
@@ -60,7 +58,7 @@ class SimulationCache:
 
 
 def _plain(world: World, node: NodeId) -> bool:
-    """Nothing is known of that node that could close what is added there."""
+    """Whether nothing is known of the node that could close the slices added there."""
     if world.cordons or world.fallen or node in world.cuttable or node in world.others:
         return False
     agent = world.nodes.get(node)
@@ -68,7 +66,7 @@ def _plain(world: World, node: NodeId) -> bool:
 
 
 def _wanted(wants: Sequence[PlacementRequest], node: NodeId) -> tuple[PlacementRequest, ...]:
-    """Without what changes no answer; which are of one Model is kept."""
+    """Normalize the requests: drop what cannot change the result, but keep which ones share a model."""
     models = {model: ModelName(str(at)) for at, model in enumerate(dict.fromkeys(want.model for want in wants))}
     return tuple(
         want._replace(
@@ -80,7 +78,7 @@ def _wanted(wants: Sequence[PlacementRequest], node: NodeId) -> tuple[PlacementR
 
 
 def _there(wants: Sequence[PlacementRequest], added: Sequence[Slice]) -> tuple[object, ...]:
-    """The Devices, with those labels that somebody asks for."""
+    """Describe the devices, with the labels that any request selects."""
     asked = sorted({key for want in wants for key, _ in want.selector})
     devices = {device: at for at, device in enumerate(dict.fromkeys(one.device for one in added))}
     return tuple(
@@ -90,12 +88,12 @@ def _there(wants: Sequence[PlacementRequest], added: Sequence[Slice]) -> tuple[o
 
 
 TRIAL = "offered"
-"""The name of what an Offer stands for, while it is tried."""
+"""Name of the virtual slices of an offer."""
 
 
 class SimulationContext(NamedTuple):
-    """What is known when it is tried. `taken`: Slices that the Plan has given to somebody by now; `answers`: to what
-    was asked of this World by now, for questions that are alike.
+    """Context of a simulation. `taken`: slices that the plan has assigned already; `answers`: cached results for this
+    world.
     """
 
     world: World
@@ -107,8 +105,8 @@ class SimulationContext(NamedTuple):
 
 
 def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], name: str) -> tuple[Slice, ...]:
-    """What so many Devices of an Offer are, by their numbers. On a node that is there they have its labels, and what
-    comes with its first Devices.
+    """Return the slices that these devices of an offer, by number, would have. On an existing node they get its labels;
+    `labels_coming` says which are still to appear.
     """
     node = NodeId(offer.node or name)
     known = next((one for one in world.slices.values() if offer.node and one.node == node), None)
@@ -135,7 +133,7 @@ def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], nam
 
 
 def list_obtainable_slices(world: World) -> tuple[Slice, ...]:
-    """All that could be added now, that is on its way, or that goes: it is on offer again then."""
+    """List slices that could be added now, are ordered, or are being released: these are on offer again then."""
     capacity = world.capacity
     found = [
         one
@@ -148,15 +146,15 @@ def list_obtainable_slices(world: World) -> tuple[Slice, ...]:
 
 
 def list_missing_devices(world: World, lease: Lease) -> range:
-    """The numbers of those Devices of a Lease that are not there yet."""
+    """Return the numbers of those devices of a capacity order that do not exist yet."""
     return range(len({one.device for one in slices_of(world, lease)}), lease.devices)
 
 
 def match_requests_to_orders(
     ground: SimulationContext, wants: Sequence[PlacementRequest], leases: Sequence[Lease]
 ) -> dict[PlacementRequest, LeaseId]:
-    """Who of those that lack room has some on a Lease that is on its way, each PlacementRequest once: on each by
-    itself, in their order; who has room on none of them, on those together that nobody has.
+    """Match unplaced requests, each once, to the capacity orders in flight on which they have room: on each order
+    alone, in order; then the remaining requests on all unmatched orders together.
     """
     found: dict[PlacementRequest, LeaseId] = {}
     had: set[LeaseId] = set()
@@ -175,12 +173,12 @@ def match_requests_to_orders(
 
 
 def compute_min_devices(want: PlacementRequest, offer: Offer) -> int:
-    """So many Devices of the Offer it takes at least."""
+    """Return the least number of devices of the offer to take."""
     return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.devices))
 
 
 def devices_for(ground: SimulationContext, want: PlacementRequest, offer: Offer) -> int | None:
-    """The fewest Devices of the Offer with which the PlacementRequest has room; None: with no number of them."""
+    """Return the fewest devices of the offer with which the request has room. None: no number of them suffices."""
     for many in range(compute_min_devices(want, offer), offer.devices_max + 1):
         added = build_virtual_slices(ground.world, offer, range(many), TRIAL)
         got = _packed(ground, _Left([want]), added)
@@ -197,7 +195,7 @@ def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
 
 
 def _packed(ground: SimulationContext, wants: _Left, added: Sequence[Slice]) -> Got:
-    """Who has room, and where, on those Slices and what else their nodes have."""
+    """Return the requests that have room on these slices and the rest of their nodes."""
     world, nodes = ground.world, {one.node for one in added}
     there = [one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken]
     few = wants.few((*there, *added))
@@ -207,7 +205,7 @@ def _packed(ground: SimulationContext, wants: _Left, added: Sequence[Slice]) -> 
 
 
 def _asked(ground: SimulationContext, wants: Sequence[PlacementRequest], there: Sequence[Slice]) -> Got:
-    """Of the packer, for all Slices of some nodes."""
+    """Run the packer on all slices of some nodes, without evictions."""
     world, slices = ground.world, {one.id: one for one in there}
     nodes = {one.node for one in there}
     trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
@@ -219,11 +217,11 @@ def _asked(ground: SimulationContext, wants: Sequence[PlacementRequest], there: 
 
 
 class _Left:
-    """Who lacks room, in their order."""
+    """Requests that still lack room, in order."""
 
     def __init__(self, wants: Sequence[PlacementRequest]) -> None:
         self._alike: dict[tuple[object, ...], dict[PlacementRequest, int]] = {}
-        """By all that decides where one fits: their numbers."""
+        """Numbers of the requests by everything that decides where they fit."""
         self._groups: dict[PlacementRequest, dict[PlacementRequest, int]] = {}
         for number, want in enumerate(wants):
             group = self._alike.setdefault((want.kind, want.choice, want.trust), {})
@@ -234,12 +232,12 @@ class _Left:
         return bool(self._groups)
 
     def drop(self, want: PlacementRequest) -> None:
-        """It has some."""
+        """Remove a request that has room now."""
         del self._groups.pop(want)[want]
 
     def few(self, slices: Collection[Slice]) -> list[PlacementRequest]:
-        """Of those that are alike no more than there could ever be room for: to tell each of the others why it has none
-        takes longer than all else.
+        """Return, of each group of equivalent requests, no more than could ever have room: finding the reason for each
+        of the others would take longer than all else.
         """
         found: list[tuple[int, PlacementRequest]] = []
         for group in filter(None, self._alike.values()):

@@ -1,19 +1,18 @@
-"""The plan: World -> Actions, each with a reason. The only place that decides.
+"""Computes the plan: turns a World into actions, each with a reason. The only module that decides. Pure.
 
-`plan(world, now_s)` is pure and looks at one snapshot: broken starts fail, and so do those that could not work, before
-they are tried; acknowledged drains stop, Replicas wanted again revive, what is not wanted drains, victims make room,
-and what fits starts, in this order; a GPU that is in parts empties for who needs all of it
-(`autoscaler.rearrange.vacate_gpu`); who is kept off its node drains where another has room, and where room is free only
-in pieces one Replica at a time moves (`autoscaler.rearrange.defragmentation`); an idle node is cut anew for what fits
-no cut that there is (`autoscaler.rearrange.mig_repartition`); and capacity is ordered for whom there is no room, and
-given back (`autoscaler.provisioning.provisioner`, `autoscaler.provisioning.release`). Folding its Actions and
-planning again at the same time adds nothing of the same kind. One Replica at a time starts on a Device. `next_s` says
-when time alone changes the answer, so that the loop can sleep. It performs nothing.
+`plan(world, now_s)` reads one snapshot. In this order: overdue starts fail, and so do starts that cannot work, before
+they are tried; acknowledged drains stop; replicas wanted again are revived; unwanted replicas drain; victims are
+evicted; what fits starts. A partitioned GPU is vacated for a request that needs all of it
+(`autoscaler.rearrange.vacate_gpu`). A replica kept off its node drains if there is room elsewhere, and if free room is
+fragmented, one replica at a time moves (`autoscaler.rearrange.defragmentation`). An idle node is repartitioned for
+requests that fit no existing MIG slice (`autoscaler.rearrange.mig_repartition`). Capacity is ordered for unplaced
+requests, and released (`autoscaler.provisioning.provisioner`, `autoscaler.provisioning.release`). Invariants: after
+folding its actions, planning again at the same time adds none of the same kind; one replica at a time starts on a
+device. `next_s` is when time alone changes the answer, so that the loop can sleep.
 
-The Plan of an autoscaler that ends: every Replica is drained and stopped, nothing is started.
-
-Pure. For one machine, where the gateways have drained and ended before the autoscaler does, so that no drain needs an
-acknowledgement. A cluster's autoscaler just ends: another one leads.
+`wind_down` plans the shutdown of a local autoscaler: it drains and stops every replica and starts none. On one machine
+the gateways have drained and exited before, so no drain needs an acknowledgement. In a cluster the autoscaler just
+exits, and another one leads.
 """
 
 from __future__ import annotations
@@ -79,30 +78,28 @@ from autoscaler.text import format_duration
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 NAME_MAX = 100
-"""Characters of a Model's name that go into the ids of its Replicas: an id is a file name and a label."""
+"""Maximum characters of a model's name in the ids of its replicas: an id is a file name and a label."""
 
 
 def plan(world: World, now_s: float) -> Plan:
-    """The ordered Actions for this snapshot; empty while the driver has not listed what exists, or another leads."""
+    """Return the ordered actions for this snapshot; none before the driver has listed what exists."""
     return Planner().plan(world, now_s)
 
 
 class Planner:
-    """Plans one World after the other, and looks only at what is not as it was. What it says does not depend on what it
-    was asked before.
-    """
+    """Plans one World after the other, and examines only what changed. Results do not depend on earlier calls."""
 
     def __init__(self) -> None:
         self._survey, self._resting = IndexCache(), SettledModels()
 
     def plan(self, world: World, now_s: float) -> Plan:
-        """See `plan`."""
+        """Plan one snapshot; see the function `plan`."""
         if not world.synced or not world.leads:
             return Plan()
         try:
             return self._plan(world, now_s)
         except BaseException:
-            self._survey, self._resting = IndexCache(), SettledModels()  # what they keep may be of half a plan
+            self._survey, self._resting = IndexCache(), SettledModels()  # they may hold half a plan
             raise
 
     def _plan(self, world: World, now_s: float) -> Plan:
@@ -116,7 +113,7 @@ class Planner:
 
 
 def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None) -> dict[ModelName, DesiredReplicas]:
-    """What is wanted of these Models, by name; None: of every one of which anything is wanted or there."""
+    """Desired replicas of these models, by name; None: of every model that wants or has any."""
     if models is None:
         models = (model for model in world.models.values() if not desired_replicas.is_inactive(world, model))
     answers = [desired_replicas.compute_desired_replicas(world, model, now_s) for model in models]
@@ -126,7 +123,7 @@ def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None
 def count_missing_replicas(
     world: World, answers: dict[ModelName, DesiredReplicas], now_s: float
 ) -> dict[ModelName, int]:
-    """How many Replicas each Model lacks, of those that may start now or within this episode's next try."""
+    """How many replicas each model lacks, if it may start some now or at the next try of this episode."""
     lacking: dict[ModelName, int] = {}
     for name, answer in answers.items():
         lack = answer.count - len(desired_replicas.list_live_replicas(world, name)) if answer.count else 0
@@ -136,7 +133,7 @@ def count_missing_replicas(
 
 
 class PlanBuilder:
-    """One plan in the making."""
+    """Builds one plan."""
 
     def __init__(self, world: World, now_s: float, survey: IndexCache, resting: SettledModels) -> None:
         self.world, self.now_s = world, now_s
@@ -156,12 +153,12 @@ class PlanBuilder:
         self.next_s = inf
 
     def later(self, at_s: float | None) -> None:
-        """Time alone changes the plan at `at_s`."""
+        """Note that time alone changes the plan at `at_s`."""
         if at_s is not None and self.now_s < at_s < self.next_s:
             self.next_s = at_s
 
     def compare_models(self) -> None:
-        """Wanted against what there is, Model by Model, in order of names."""
+        """Compare desired and live replicas, model by model, in order of names."""
         world, now_s = self.world, self.now_s
         answers = all_wanted(world, now_s, self._stirring())
         lacking, calls = count_missing_replicas(world, answers, now_s), count_running_calls(world)
@@ -180,7 +177,7 @@ class PlanBuilder:
                 self._retire(retire_replica(replica, why))
 
     def _stirring(self) -> Iterator[Model]:
-        """Models that are not known to be at rest."""
+        """Models that are not known to be settled."""
         self.resting.look(self.world, self.now_s)
         for model in self.world.models.values():
             if desired_replicas.is_inactive(self.world, model):
@@ -211,20 +208,20 @@ class PlanBuilder:
             self.stops.append(action)
 
     def leave_lost(self) -> None:
-        """Who is on a Device that is lost goes at once: the next look starts another."""
+        """Retire replicas on lost devices at once; the next plan starts replacements."""
         going = self._going()
         for id in list_lost_replicas(self.world, self.now_s):
             if id not in going:
                 self._retire(retire_replica(self.world.replicas[id], ILL))
 
     def leave_crowded(self) -> None:
-        """Where a scheduler put more than there is room for, the youngest go: the next look starts others elsewhere."""
+        """Retire the youngest replicas on overcommitted slices; the next plan starts replacements elsewhere."""
         for id, reason in list_excess_replicas(self.world, self._going()).items():
             action = retire_replica(self.world.replicas[id], reason)
             self._retire(replace(action, crowded=True) if isinstance(action, DrainReplica) else action)
 
     def end_replicas(self) -> None:
-        """Starts over their limit fail; failed ones and acknowledged drains stop, unless they are revived."""
+        """Fail overdue starts; stop failed replicas and acknowledged drains, unless they are revived."""
         revived = {action.replica for action in self.revives}
         retired = {action.replica for action in self.drains} | {action.replica for action in self.stops}
         for id in sorted(self.world.replicas):
@@ -251,7 +248,7 @@ class PlanBuilder:
         return f"not ready after {format_duration(model.spec.start.seconds_max)}, which is start.secondsMax"
 
     def place(self) -> None:
-        """Asks the packer, and turns its answer into starts, victims' drains and sentences."""
+        """Call the packer, and turn its result into starts, evictions and reasons."""
         going = self._going()
         asked = build_relocation_requests(self.world, self.now_s, going, len(self.wants))
         self.later(asked.next_s)
@@ -287,7 +284,7 @@ class PlanBuilder:
         self._wait(packing._replace(unmet=self._settle(packing, expected)), yard, expected)
 
     def _go_home(self) -> None:
-        """Nobody lacks room: who is on capacity that costs may begin to move."""
+        """Begin a move from paid capacity to owned devices; called only if no request lacks room."""
         if not self.world.rented.guests:
             return
         going = self._going()
@@ -298,7 +295,7 @@ class PlanBuilder:
             self.starts.append(self._start(found.step.home, found.step.move))
 
     def _settle(self, packing: PackResult, expected: RestartCosts) -> tuple[Unplaced, ...]:
-        """Capacity is ordered for whom there is no room, and given back where nobody needs it."""
+        """Order capacity for unplaced requests, and release what is not needed."""
         ground = Trial(self.world, expected, self.now_s, frozenset(self._going()))
         found = provisioner.provision_capacity(packing, [start.replica for start in self.starts], ground)
         self.supplies = found.actions
@@ -308,7 +305,7 @@ class PlanBuilder:
         return found.unmet
 
     def _cut(self, unmet: tuple[Unplaced, ...], packing: PackResult) -> tuple[Unplaced, ...]:
-        """An idle node may be cut anew for what is unmet."""
+        """Repartition an idle node for unplaced requests, where that helps."""
         taken = [id for placement in packing.placements for id in placement.slices]
         taken += [id for start in self.starts for id in start.replica.slices]
         found = plan_repartition(unmet, self.world, self.now_s, taken)
@@ -319,7 +316,7 @@ class PlanBuilder:
     def _defragment(
         self, unmet: tuple[Unplaced, ...], packing: PackResult, yard: SliceIndex, expected: RestartCosts
     ) -> tuple[Unplaced, ...]:
-        """What is unmet only because what is free is in pieces says so; a Replica may begin to move for it."""
+        """Explain which requests are unplaced only because of fragmentation; one replica may begin to move for them."""
         ground = MigrationContext(
             world=self.world,
             yard=yard,
@@ -369,7 +366,7 @@ class PlanBuilder:
         return StartReplica(replica=replica, reason=want.reason)
 
     def _evict(self, id: ReplicaId, want: PlacementRequest) -> None:
-        """The victim drains; one that no Call can be on is dropped."""
+        """Drain the victim; stop it if it cannot have requests."""
         self.tries.add(want.model)
         replica = self.world.replicas[id]
         ready_s = replica.ready_s
@@ -379,7 +376,7 @@ class PlanBuilder:
         self._retire(retire_replica(replica, reason, victim_of=want.model))
 
     def _wait(self, packing: PackResult, yard: SliceIndex, expected: RestartCosts) -> None:
-        """Sentences for what is not placed, rollouts that need a Slice, and when time could help."""
+        """Report reasons of unplaced requests, drain for rollouts that need a slice, and note when time could help."""
         for missing in packing.unmet:
             name = missing.want.model
             where = missing.slices if missing.promised else ()
@@ -405,7 +402,7 @@ class PlanBuilder:
                 self.later(stuck_s(replica))
 
     def plan(self) -> Plan:
-        """The Actions in their order."""
+        """Return the plan with its actions in order."""
         actions: list[Action] = [*self.fails, *self.impossible, *self.stops, *self.revives, *self.drains]
         actions += self.starts
         actions += [*([] if self.cut is None else [self.cut]), *self.supplies]
@@ -416,7 +413,7 @@ class PlanBuilder:
 
 
 def build_intent_key(installation: str, epoch: int, version: int, model: ModelName, ordinal: int) -> str:
-    """The idempotency key of a start: the same decision, taken again by the same leader, has the same key."""
+    """Idempotency key of a start: the same decision, repeated by the same leader, has the same key."""
     decision = f"{epoch}/{version}/{model}/{ordinal}"
     key = f"{installation}/{decision}" if installation else decision
     return hashlib.sha256(key.encode()).hexdigest()[:10]
@@ -428,7 +425,7 @@ _STOPS = {ReplicaState.DRAINING, ReplicaState.PENDING, ReplicaState.FAILED}
 
 
 def wind_down(world: World, grace_s: float) -> Plan:
-    """The next actions towards nothing; none when all stops are out. `grace_s` is what engines get after SIGTERM."""
+    """The next actions of a shutdown; none when all stops are issued. `grace_s`: time for engines after SIGTERM."""
     actions: list[Action] = []
     for replica in world.replicas.values():
         if replica.state in _RUNS:

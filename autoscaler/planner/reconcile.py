@@ -1,15 +1,13 @@
-"""Wanted against what there is, for one Model: what is revived, what drains, and what the packer is asked for.
+"""Reconciles one model: compares its desired replica count with its live replicas. Pure.
 
-Owns the order in which Replicas go, revival before starting, respect for retry times and for what is known to stand in
-the way of a start (nothing is asked of the packer then), and the rollout of a changed spec
-(`rollout.surge` new Replicas at a time: on free Slices first, else one old one drains; a new spec that fails halts). It
-looks at one Model only; `autoscaler.planner.plan` puts the Models together and asks the packer.
+Decides which replicas to revive, which to retire and in which order, and which placement requests the packer gets.
+Draining replicas are revived before new ones start. No request is made before a retry time, or while an obstacle to a
+start is known. A changed spec is rolled out `rollout.surge` new replicas at a time: on free slices first, else after
+draining one old replica; a new spec that fails halts the rollout. `autoscaler.planner.plan` combines the models and
+calls the packer.
 
-Models at rest: all that is wanted of them is there and no more, which holds until something of them, or time, does
-not. Most Models are at rest most of the time, and need not be looked at again.
-
-Owns what such an answer depends on. Promises: who rests here would be wanted and compared with the same outcome anew.
-It decides nothing; `autoscaler.demand.desired_replicas` and `autoscaler.planner.reconcile` do.
+`SettledModels` keeps models that need no action, with the inputs that this depends on. Most models are settled most of
+the time, and planning skips them. Invariant: computing a settled model again would give the same outcome.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ from autoscaler.state.world import History, ModelLoad, Move, Replica, World
 from autoscaler.text import format_duration
 
 WANTS_MAX = 32
-"""Replicas of one Model that are asked for in one tick; the next tick asks for more."""
+"""Maximum placement requests for one model in one tick; the next tick makes more."""
 READ_S_MAX = 15.0
-"""So long nothing is started of a Model whose memory an agent is to read of its artifact: agents report every few
-seconds, and one that reads takes not much longer. Then it is counted with whole Devices."""
+"""How long a start waits for an agent to read the memory requirement from the artifact: agents report every few
+seconds, and reading takes little longer. After that, the model is counted with whole devices."""
 UNREAD = "an agent reads how much memory it takes, of its artifact"
 HOME = "where nothing has to be paid for"
 DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
@@ -53,8 +51,9 @@ DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
 
 
 class PlannedModel(NamedTuple):
-    """One Model with what is wanted of it. `pressing`: Models that lack Replicas and may start some; `calls`: Calls on
-    each Replica that has any.
+    """One model and its desired replicas.
+
+    `pressing`: models that lack replicas and may start some; `calls`: requests on each replica that has any.
     """
 
     world: World
@@ -66,27 +65,27 @@ class PlannedModel(NamedTuple):
 
     @property
     def history(self) -> History:
-        """What is remembered of the Model."""
+        """The recorded history of the model."""
         return self.world.histories.get(self.model.name, NO_HISTORY)
 
     @property
     def obstacle(self) -> str:
-        """Why a start would surely fail; empty: nothing is known."""
+        """Why a start would certainly fail; empty if no obstacle is known."""
         return self.world.obstacles.get(self.model.name, "")
 
 
 class ModelDiff(NamedTuple):
-    """What one Model needs."""
+    """The changes that one model needs."""
 
     revives: tuple[ReviveReplica, ...] = ()
     retires: tuple[DrainReplica | StopReplica, ...] = ()
-    """Drains; or drops, where no Call can be."""
+    """Drains, or stops of replicas that cannot have requests."""
     wants: tuple[PlacementRequest, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     fail: FailStart | None = None
-    """None of it is there, and none could start."""
+    """Set if the model has no replica and none could start."""
     rollout: DrainReplica | None = None
-    """The old Replica that gives way to its successor when the packer finds no free Slice for it."""
+    """Drains an old replica if the packer finds no free slice for its successor."""
     next_s: float | None = None
 
 
@@ -96,7 +95,7 @@ NOTHING = ModelDiff()
 def retire_replica(
     replica: Replica, reason: str, victim_of: ModelName | None = None
 ) -> DrainReplica | StopReplica | None:
-    """The Action that makes it go; None: it already goes."""
+    """Return the action that retires the replica; None if it is already going."""
     if replica.state in DRAINABLE:
         return DrainReplica(replica=replica.id, reason=reason, victim_of=victim_of)
     if replica.state in DROPPABLE:
@@ -105,19 +104,19 @@ def retire_replica(
 
 
 def model_absence_reason(replica: Replica) -> str:
-    """What became of its Model, which is not known any more."""
+    """Why the replica's model is no longer known."""
     adopted = replica.spec_hash == ADOPTED_HASH
     return "no longer annotated, or it was deleted" if adopted else "no longer in the documents"
 
 
 def reconcile_model(case: PlannedModel) -> ModelDiff:
-    """What the Model needs."""
+    """Return the changes that the model needs."""
     supply = list_live_replicas(case.world, case.model.name)
     missing = case.answer.count - len(supply)
     if not missing and not any(_outdated(case, replica) for replica in supply):
         return NOTHING
     forced = {replica.id: action for replica in supply if (action := _forced_out(case, replica)) is not None}
-    if forced:  # the next look starts others for them
+    if forced:  # the next plan starts replacements
         others, surplus = [replica for replica in supply if replica.id not in forced], -missing - len(forced)
         more = _surplus(case, others, surplus) if surplus > 0 else NOTHING
         return more._replace(retires=(*forced.values(), *more.retires))
@@ -130,12 +129,12 @@ def reconcile_model(case: PlannedModel) -> ModelDiff:
 
 
 def _outdated(case: PlannedModel, replica: Replica) -> bool:
-    """Whether another shall take its place: its spec has changed, or an operator drains where it is."""
+    """Whether it must be replaced: its spec has changed, or a drain order covers its device or node."""
     return replica.spec_hash != case.model.spec_hash() or find_drain_cordon(case.world, replica) is not None
 
 
 def _forced_out(case: PlannedModel, replica: Replica) -> DrainReplica | StopReplica | None:
-    """It goes at once, whether or not another is there in its place."""
+    """Retire it at once if its drain order is forced or immediate, with or without a replacement."""
     cordon = find_drain_cordon(case.world, replica)
     if cordon is None or not (cordon.force or cordon.at_once):
         return None
@@ -143,7 +142,7 @@ def _forced_out(case: PlannedModel, replica: Replica) -> DrainReplica | StopRepl
 
 
 def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
-    """Draining Replicas that may come back, best first: not those whose Slice another Model still waits for."""
+    """Draining replicas to revive, best first; not those whose slice another model still waits for."""
     hash = case.model.spec_hash()
     back: list[tuple[int, bool, float, ReplicaId]] = []
     for id in case.world.by_model.get(case.model.name, ()):
@@ -160,7 +159,7 @@ def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
 
 
 def _ask(case: PlannedModel, have: int, missing: int) -> ModelDiff:
-    """Wants for what is missing, unless a failed start has to wait for its next try."""
+    """Placement requests for the missing replicas, unless a failed start must wait for its next try."""
     history, answer, name = case.history, case.answer, case.model.name
     due_s = start_after_s(history)
     if case.now_s < due_s:
@@ -188,20 +187,21 @@ def _ask(case: PlannedModel, have: int, missing: int) -> ModelDiff:
 
 
 def choose_eviction_level(answer: DesiredReplicas, before: int) -> EvictionLevel:
-    """Whom one more Replica may evict, beside so many that there are."""
+    """Which replicas one more replica may evict, given that `before` replicas exist."""
     if not answer.urgent:
         return EvictionLevel.LOWER
     return EvictionLevel.IDLE if before else EvictionLevel.BUSY
 
 
 def start_after_s(history: History) -> float:
-    """No start before this: the next try of an episode, or the end of a back-off."""
+    """Earliest time of the next start: the next try of an episode, or the end of a back-off."""
     return max(history.retry_at_s, history.refused_until_s)
 
 
 def compute_read_deadline_s(case: PlannedModel) -> float:
-    """No start before this, unless it is known by then how much memory it takes: who leads anew has to hear that first.
-    Where the artifact could not be looked at nobody waits.
+    """Earliest start, unless the memory requirement is known before.
+
+    A new leader needs the agents' reports first. An artifact that could not be inspected delays no start.
     """
     model, unbrought = case.model, case.world.unbrought
     if model.unread_s is None or any(one in unbrought for one in model.artifacts()):
@@ -210,8 +210,9 @@ def compute_read_deadline_s(case: PlannedModel) -> float:
 
 
 def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelDiff:
-    """The ones that go: whose place another took, then of an old spec, then starting, then on capacity that costs, then
-    with the least Calls, then the youngest.
+    """Retire surplus replicas.
+
+    Order: replaced by a move, old spec, starting, on paid capacity, fewest requests, youngest.
     """
     answer, spec, moves = case.answer, case.model.spec, _moves(supply)
     many -= _surging(case, supply) if answer.count else 0
@@ -231,7 +232,7 @@ def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelD
         cordon = find_drain_cordon(case.world, replica) if answer.count else None
         move = moves.get(replica.id) if answer.count and cordon is None else None
         if move is not None and replica.id in case.world.undisturbed:
-            many -= 1  # both serve until a PodDisruptionBudget lets the old one go
+            many -= 1  # both serve until a PodDisruptionBudget allows draining the old one
             continue
         told = reason if cordon is None else explain_drain(cordon)
         if move is not None:
@@ -242,12 +243,12 @@ def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelD
 
 
 def _moves(supply: Sequence[Replica]) -> dict[ReplicaId, Move]:
-    """Whose place another of them takes."""
+    """Moves in progress, by the replica that is being replaced."""
     return {replica.move.replica: replica.move for replica in supply if replica.move is not None}
 
 
 def _surging(case: PlannedModel, supply: Sequence[Replica]) -> int:
-    """New Replicas that start beside those whose place they take: so many more than wanted are right."""
+    """How many extra replicas are expected: new ones that start next to the replicas they replace."""
     begin = sum(replica.state in BEGINNING and not _outdated(case, replica) for replica in supply)
     moves = _moves(supply)
     old = sum(replica.id in moves or _outdated(case, replica) for replica in supply)
@@ -261,7 +262,7 @@ def _going_order(case: PlannedModel, replica: Replica) -> tuple[bool, int, bool,
 
 
 def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
-    """One step of a rollout; nothing when all Replicas have the present spec, or while a step is under way."""
+    """One step of a rollout; nothing if all replicas have the current spec or a step is in progress."""
     history, surge = case.history, case.model.spec.rollout.surge
     old = [replica for replica in supply if _outdated(case, replica)]
     under_way = len(case.world.by_model.get(case.model.name, ())) > len(supply)
@@ -287,7 +288,7 @@ def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
     drain = retire_replica(first, f"{why} and no Slice is free beside it")
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
     force = EvictionLevel.NONE
-    if cordon is not None and cordon.why:  # it goes when its time is over; until then another is found, or ordered
+    if cordon is not None and cordon.why:  # it drains at its deadline; until then it is re-placed, or capacity ordered
         gives_way, force = None, EvictionLevel.LOWER
     told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
@@ -299,7 +300,7 @@ def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
 
 
 class SettledModel(NamedTuple):
-    """One Model at rest, and what that depends on."""
+    """One settled model, with the inputs that this depends on."""
 
     model: Model
     load: ModelLoad
@@ -311,15 +312,15 @@ class SettledModel(NamedTuple):
 
 
 class SettledModels:
-    """Who is known to rest; nobody at first."""
+    """Models known to be settled; empty at first."""
 
     def __init__(self) -> None:
         self._known: dict[ModelName, SettledModel] = {}
         self._of_all: tuple[object, ...] = ()
 
     def look(self, world: World, now_s: float) -> None:
-        """Forgets everybody if something changed that could end the rest of any."""
-        where = world.slices if world.cordons else None  # who is on a cordoned node is told by Slices
+        """Forget all models if something changed that could unsettle any of them."""
+        where = world.slices if world.cordons else None  # slices tell which replicas are on a cordoned node
         leader = world.leading_since_s, world.epoch
         of_all = (is_demand_complete(world, now_s), world.stops, world.cordons, where, world.rented, *leader)
         if of_all != self._of_all:
@@ -329,7 +330,7 @@ class SettledModels:
             self._known = {name: rest for name, rest in self._known.items() if name in world.models}
 
     def rest(self, world: World, model: Model, now_s: float) -> SettledModel | None:
-        """None: it is not known to rest now."""
+        """Return the settled model; None if it is not known to be settled now."""
         known = self._known.get(model.name)
         if known is None:
             return None
@@ -343,7 +344,7 @@ class SettledModels:
         return None
 
     def note(self, world: World, model: Model, now_s: float, next_s: float | None) -> None:
-        """It rests. One whose Calls wait never does: what it takes to serve them depends on more than is kept here."""
+        """Record a settled model. One with waiting requests never is: serving them depends on inputs not kept here."""
         name, load = model.name, world.loads.get(model.name, NO_LOAD)
         if not load.waiting:
             replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))

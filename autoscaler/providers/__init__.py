@@ -1,1 +1,1 @@
-"""Capacity providers. Each adds and removes capacity in one way; none knows the others or the planner."""
+"""Capacity providers. Each adds and removes capacity in one way, independently of the others and of the planner."""

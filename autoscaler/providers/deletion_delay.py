@@ -1,10 +1,10 @@
-"""Has who removes nodes wait while Devices of a fabric are there by Leases of ours, which would go with the node. I/O.
+"""Delays the deletion of nodes that have fabric devices attached by our capacity orders. I/O.
 
-Owns one annotation of nodes, its installation's own, by which Cluster Autoscaler waits (2 minutes at most,
+Deleting the node would take the devices with it. Cluster Autoscaler waits for a node annotation (at most 2 minutes,
 `--node-deletion-delay-timeout`) after the pods of a node have gone and before it deletes the node: time to prove the
-Devices clean and to detach them. Promises: it is written with the first Device and taken away with the last; what
-fails: see Reconciler. Whoever does not lead writes nothing; whoever begins to lead finds what was written before. It
-decides nothing about Leases.
+devices clean and to detach them. Each installation has its own annotation, written with the first device and removed
+with the last. Only the leader writes; a new leader first reads what was written before. No decisions about orders are
+made here. Failures: see Reconciler.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from autoscaler.state.world import World
 
 NODES: Final = "/api/v1/nodes"
 DELAY: Final = "delay-deletion.cluster-autoscaler.kubernetes.io/pilotlight"
-"""Alone it is all installations', as it once was: nobody writes it any more, nor takes it from where others may have
-something. What follows it here is one's own (`delay_annotation_key`).
+"""Prefix of the annotations (`delay_annotation_key`).
+An earlier version used it alone, for all installations. It is not written any more, and removed only where the own
+annotation is set, since elsewhere another installation may need it.
 """
 
 
 class DeletionDelay(Reconciler):
-    """`leads`: whether this process may write. A listener of the loop (`look`)."""
+    """A listener of the controller (`look`). `leads`: whether this process may write."""
 
     def __init__(
         self, server: Server, world: Callable[[], World], leads: Callable[[], bool], place: tuple[str, str]
     ) -> None:
-        """`place`: our own namespace, and what the Lease of leadership is called."""
+        """`place`: Pilotlight's namespace and the name of the leader-election Lease."""
         super().__init__(self._write, "nodes are not kept for their detached GPUs")
         self._server, self._world, self._leads, self._key = server, world, leads, delay_annotation_key(*place)
         self._noted: set[str] | None = None
-        """Nodes that say so; None: it must be read."""
+        """Nodes with the annotation; None: not read yet."""
 
     def look(self) -> None:
-        """Other nodes may have to say so now."""
+        """Wake up if the annotation of a node has to change."""
         if self._due(self._world()):
             super().look()
 
     def _due(self, world: World) -> bool:
-        """Whether something is to be read or written."""
+        """Whether there is something to read or write."""
         if not (world.leads and self._leads()):
             self._noted = None
             return False
@@ -65,7 +66,7 @@ class DeletionDelay(Reconciler):
         return inf
 
     async def _note(self, node: str, said: dict[str, str | None]) -> None:
-        """A node that is gone says nothing any more."""
+        """Patch a node's annotations; a deleted node is ignored."""
         try:
             await self._server.patch(f"{NODES}/{node}", {"metadata": {"annotations": said}})
         except AnswerError as error:
@@ -74,13 +75,13 @@ class DeletionDelay(Reconciler):
 
 
 def delay_annotation_key(home: str, lease: str) -> str:
-    """An installation's annotation: of several in one cluster none takes away what another says."""
+    """The annotation of one installation, so that several in one cluster do not remove each other's."""
     return f"{DELAY}-{installation_id(home, lease)}"
 
 
 def _differ(world: World, noted: set[str]) -> list[tuple[str, bool]]:
-    """Nodes that do not say what they are to, and whether they are to say so. Nothing is taken away before all
-    providers have said what is theirs.
+    """Nodes whose annotation has to change, and whether it is to be set.
+    Nothing is removed before all providers have listed their orders.
     """
     wanted, known = list_leased_nodes(world), world.capacity.listed_s.keys() >= set(world.capacity.providers)
     return [(node, node in wanted) for node in sorted(noted ^ wanted if known else wanted - noted)]

@@ -1,7 +1,7 @@
-"""Whether anybody uses Devices of a node now, as its API server says: asked right before they are given back.
+"""Checks at the API server whether devices of a node are in use, right before they are released. I/O.
 
-Owns that question. A device plug-in's counting does not tell which Device a pod has, so there any pod that has one
-uses all of them; ResourceClaims tell (resource.k8s.io), but for a Device whose UUID nobody knows: any may be of that.
+A device plug-in only counts devices, so a pod that has one counts as a user of all of them. ResourceClaims
+(resource.k8s.io) name their devices. For a device with an unknown UUID, any claim on the node counts as its user.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 async def find_device_user(server: Server, node: str, uuids: Collection[str]) -> str:
-    """Who uses a Device of that node with one of these UUIDs (empty: nobody knows it), or a part of it, or might, in
-    words; empty: nobody. Raises AnswerError.
+    """Return who uses, or may use, one of these devices of the node or a part of one, in words; empty if nobody does.
+    An empty UUID stands for a device with an unknown one. Raises AnswerError.
     """
     for pod in await server.items(PODS, fieldSelector=f"spec.nodeName={node},{_LIVE}"):
         if any(map(_is_device, _resources(pod))):
@@ -37,7 +37,7 @@ async def find_device_user(server: Server, node: str, uuids: Collection[str]) ->
 
 
 def _uuids(device: Object) -> Iterator[str]:
-    """Its own, and of a part that of its Device. An attribute's name may say whose it is: `gpu.nvidia.com/uuid`."""
+    """The device's UUID and, for a partition, its parent's. Attribute names may be qualified: `gpu.nvidia.com/uuid`."""
     for name, value in (device.get("attributes") or {}).items():
         if name.rpartition("/")[2] in _NAMES:
             yield value.get("string", "")

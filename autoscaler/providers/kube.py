@@ -1,11 +1,11 @@
-"""What providers need of a Kubernetes API server: a few requests and a watch, on plain dicts.
+"""The Kubernetes API access that providers need: a few requests and a watch, on plain dicts.
 
-`Server` is a Protocol, because a provider does not know the driver: `pilotlight.kube` implements it, with writes
-that end with the leadership. Any exception but AnswerError means that the result of the request is unknown.
+`Server` is a Protocol because providers may not import the driver. `pilotlight.kube` implements it, with writes that
+end with the leadership. Any exception except AnswerError means that the result of the request is unknown.
 
-`gather_or_cancel` runs several requests at once and returns all answers or raises the first error; none is left
-running. It is no TaskGroup: if a TaskGroup is cancelled while one of its tasks fails, only the failure is raised, and a
-caller that tries again would never end.
+`gather_or_cancel` runs several requests at once. It returns all answers or raises the first error, and leaves no
+request running. It is not a TaskGroup: if a TaskGroup is cancelled while one of its tasks fails, only the failure is
+raised, and a caller that retries would never end.
 """
 
 from __future__ import annotations
@@ -20,70 +20,71 @@ from autoscaler.spec.ownership import Ownership
 from autoscaler.text import redact_addresses
 
 Object = dict[str, Any]
-"""As the API has it."""
+"""An object as the API returns it."""
 SAID_MAX = 200
-"""Characters of what it said, in a reason."""
+"""Maximum characters of a server's message in a reason."""
 NOT_FOUND, CONFLICT = 404, 409
 ENDED = frozenset({"Succeeded", "Failed"})
-"""Phases of a pod of which nothing runs any more, though it is there."""
+"""Phases of a pod that exists but runs nothing any more."""
 REFUSALS = frozenset({400, 403, 405, 422})
-"""Statuses of what will not be otherwise by saying it again: the object is wrong, or somebody may not."""
+"""Statuses that a retry does not change: the object is invalid, or the caller lacks permission."""
 
 AT_HAND: Mapping[str, str] = MappingProxyType({"resourceVersion": "0"})
-"""How lists are asked for that may be a moment old, as the API server or a watch of ours has them at hand."""
+"""Query for lists that may be slightly stale, answered from a cache of the API server or from a local watch."""
 
 
 class AnswerError(Exception):
-    """The server said no: `status` as HTTP has it, `reason` the API's word for it, `message` for people."""
+    """The server rejected a request: the HTTP `status`, the API's `reason`, and a `message` for people."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        message = redact_addresses(message)  # a webhook that is away, in the words of who called it
+        message = redact_addresses(message)  # errors about an unavailable webhook contain its address
         super().__init__(f"{status} {reason}: {message[:SAID_MAX]}")
         self.status, self.reason, self.message = status, reason, message
 
 
 class Server(Protocol):
-    """All raise AnswerError."""
+    """Access to one API server. All methods raise AnswerError."""
 
     @property
     def owner(self) -> Ownership:
-        """Whose the objects are that it creates: they are labelled."""
+        """The installation that owns created objects; they are labelled with it."""
 
     def unix_s(self) -> float:
-        """Now by the server's clock, to about a second."""
+        """The current time by the server's clock, accurate to about 1 s."""
 
     def find(self, path: str) -> Awaitable[Object | None]:
-        """One object; None: there is none."""
+        """Return one object; None if it does not exist."""
 
     def items(self, path: str, **query: str) -> Awaitable[list[Object]]:
-        """A whole list, which is not to be changed; empty, where the server does not have such objects at all."""
+        """Return a complete list, which must not be modified; empty if the server does not serve this resource."""
 
     def follow(
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> Coroutine[Any, Any, None]:
-        """Watches a list until cancelled: `changed`, whenever what `read` makes of an object is another than it was, or
-        first seen (None: nothing of it matters). While the server is away, does not have such objects or does not let
-        us watch them nothing is said of it here; it goes on when that ends.
+        """Watch a list until cancelled.
+        Calls `changed` when the value that `read` returns for an object changes or is first seen (None: irrelevant).
+        The watch reports nothing while the server is unavailable, does not serve the resource or denies access, and
+        resumes later.
         """
 
     def create(self, path: str, body: Object) -> Awaitable[Object]:
-        """POST to a collection; CONFLICT where that name is taken."""
+        """POST to a collection; CONFLICT if the name exists."""
 
     def patch(self, path: str, body: Object) -> Awaitable[Object]:
-        """A merge patch; with a `resourceVersion` in it CONFLICT where the object is another by now."""
+        """Apply a merge patch. With a `resourceVersion` in `body`: CONFLICT if the object has changed since."""
 
     def delete(self, path: str, *, version: str | None = None) -> Awaitable[None]:
-        """Has it deleted, if it is still of that version. What is not there is success."""
+        """Delete the object, if it still has this `version`. A missing object is a success."""
 
 
 def choose_served_version(group: Object | None, versions: Sequence[str]) -> str:
-    """The first of these versions that an API group (`/apis/NAME`) has; empty: it has none of them, or is not there."""
+    """Return the first of these versions that an API group (`/apis/NAME`) serves; empty if none, or it is absent."""
     there = {one["version"] for one in (group or {}).get("versions") or ()}
     return next((one for one in versions if one in there), "")
 
 
 def raise_refusal(error: AnswerError) -> NoReturn:
-    """Raises what an order's refusal means for who gave it: RefusedError, or the error itself."""
+    """Raise RefusedError if a retry of the order would be refused again, else the error itself."""
     if error.status in REFUSALS:
         raise RefusedError(f"the API server refuses it: {error.message[:SAID_MAX]}") from error
     raise error
@@ -93,7 +94,7 @@ Read = TypeVar("Read")
 
 
 async def gather_or_cancel(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
-    """See the module."""
+    """Run requests at once; see the module docstring."""
     running = [asyncio.ensure_future(each) for each in asked]
     try:
         return await asyncio.gather(*running)

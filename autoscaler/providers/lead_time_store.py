@@ -1,8 +1,8 @@
-"""How long Offers took and what became of them, for whoever leads next: one ConfigMap in our own namespace. I/O.
+"""Stores learned delivery times and outcomes of offers for the next leader, in one ConfigMap. I/O.
 
-Owns it (`pilotlight-learnt`), so that what was learnt outlives pods, upgrades and leaders. Promises: only who leads
-writes it, at most once in SAVE_S, and not before it has read it; one that cannot be understood is told of in one line,
-and what Offers take is learnt again: then `expectedSeconds` counts. What fails: see Reconciler.
+The ConfigMap (`pilotlight-learnt`, in Pilotlight's namespace) survives pods, upgrades and leader changes. Only the
+leader writes it, at most once in SAVE_S, and not before it has read it. Invalid content is logged in one line and
+everything is learned again; until then `expectedSeconds` applies. Failures: see Reconciler.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats
 from autoscaler.state.world import World
 
 NAME: Final = "pilotlight-learnt"
-"""The ConfigMap: a key for each installation in its namespace, called as its Lease of leadership."""
+"""The ConfigMap. Each installation in the namespace has one key, named like its leader-election Lease."""
 SAVE_S: Final = 60.0
-"""Between two writes."""
+"""Minimum seconds between writes."""
 BYTES_MAX: Final = 900_000
-"""Of the text: a ConfigMap holds 1 MiB. Of more the kinds are kept that something was learnt of last."""
+"""Maximum bytes of the text; a ConfigMap holds 1 MiB. If it is exceeded, the most recently updated kinds are kept."""
 log = logging.getLogger(__name__)
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """Of one Kind. A gap of null is without end, for which JSON has no word."""
+    """The stored statistics of one offer kind. A gap of null is infinite, which JSON cannot express."""
 
     kind: OfferKind
     took_s: tuple[float, ...]
@@ -41,30 +41,30 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class LeadTimeStore(Reconciler):
-    """`leads`: whether this process may write. A listener of the loop (`look`)."""
+    """A listener of the controller (`look`). `leads`: whether this process may write."""
 
     def __init__(
         self, server: Server, place: tuple[str, str], world: Callable[[], World], observe: Observe,
         leads: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """`place`: our own namespace, and what the Lease of leadership is called."""
+        """`place`: Pilotlight's namespace and the name of the leader-election Lease."""
         super().__init__(self._save, "what was learnt of providers cannot be kept")
         self._server, self._all, self._key = server, f"/api/v1/namespaces/{place[0]}/configmaps", place[1]
         self._world, self._observe, self._leads = world, observe, leads
         self._epoch = 0
-        """In which it was read."""
+        """The epoch in which the ConfigMap was read."""
         self._there = False
         self._saved: Mapping[OfferKind, LeadTimeStats] = {}
         self._text = ""
-        """As it is there."""
+        """The stored text."""
 
     def look(self) -> None:
-        """Something may be learnt by now, or we lead."""
+        """Wake up if something was learned or this process has begun to lead."""
         if self._due(self._world()):
             super().look()
 
     def _due(self, world: World) -> bool:
-        """Whether something is to be read or written."""
+        """Whether there is something to read or write."""
         if not (world.leads and self._leads()):
             self._epoch = 0
             return False
@@ -72,7 +72,7 @@ class LeadTimeStore(Reconciler):
         return bool(world.capacity.providers) and new
 
     async def _save(self) -> float:
-        """What was learnt, when SAVE_S have passed since it was before; what is kept there is read first."""
+        """Read the stored statistics once per epoch; then write new ones, at most once in SAVE_S."""
         world = self._world()
         if not self._due(world):
             return inf
@@ -110,14 +110,14 @@ class LeadTimeStore(Reconciler):
             else:
                 await self._server.create(self._all, made)
         except AnswerError as error:
-            if error.status in {NOT_FOUND, CONFLICT}:  # somebody took it away, or made it
+            if error.status in {NOT_FOUND, CONFLICT}:  # deleted or created by somebody else
                 self._there = error.status == CONFLICT
             raise
         self._there = True
 
 
 def encode_lead_times(learnt: Mapping[OfferKind, LeadTimeStats]) -> str:
-    """As it is kept, the newest last."""
+    """Encode statistics as stored, newest last."""
     left, kept = BYTES_MAX, list[str]()
     for kind, one in reversed([*learnt.items()]):
         gaps = tuple(None if gap == inf else round(gap, 1) for gap in one.gaps_s)
@@ -131,7 +131,7 @@ def encode_lead_times(learnt: Mapping[OfferKind, LeadTimeStats]) -> str:
 
 
 def parse_lead_times(text: str) -> dict[OfferKind, LeadTimeStats]:
-    """What is kept. Raises msgspec's errors."""
+    """Decode stored statistics. Raises msgspec's errors."""
     return {
         one.kind: LeadTimeStats(
             took_s=one.took_s[-STARTS_MAX:], came=one.came, failed=one.failed,

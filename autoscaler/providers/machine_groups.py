@@ -1,11 +1,11 @@
-"""MachineSets and MachineDeployments (Cluster API, OpenShift) as groups of nodes: what each provides.
+"""Reads MachineSets and MachineDeployments (Cluster API, OpenShift) as node groups, and what each provides.
 
-Labels of a group's future nodes come from the Settings' `nodes`, from labels as GPU feature discovery sets them, or
-from the group's own annotation. If GPUs are attached to such nodes, the annotation is the number that a node can have,
-not the number that it comes with. A MachineSet of a MachineDeployment grows with it and is not counted separately.
+The devices of a group's future nodes come from the Settings' `nodes`, from labels as GPU feature discovery sets them,
+or from the group's own annotation. If GPUs are attached to such nodes, the annotation is the maximum per node, not the
+number that a node comes with. A MachineSet of a MachineDeployment grows with it and is not counted separately.
 
-`MachineGroupWatcher` reads the groups again soon after a change while there are any, otherwise rarely. A group that
-cannot be read counts as absent: what it adds may then be ordered a second time.
+`MachineGroupWatcher` polls every LOOK_S seconds while there are groups, otherwise every NONE_S. A group that cannot be
+read counts as absent: what it adds may then be ordered a second time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from autoscaler.state.world import World
 
 CAPI, OPENSHIFT = "cluster.x-k8s.io", "machine.openshift.io"
 LABELS: Final = "capacity.cluster-autoscaler.kubernetes.io/labels"
-"""Annotation of a group: labels of its nodes, `a=b,c=d`."""
+"""Annotation of a group with the labels of its nodes: `a=b,c=d`."""
 TO_NODES = ("node-role.kubernetes.io", "node-restriction.kubernetes.io", "node.cluster.x-k8s.io")
-"""Labels of machines of these domains, and of theirs, Cluster API puts on nodes."""
+"""Cluster API copies machine labels of these domains and their subdomains to nodes."""
 DEPLOYMENT = "MachineDeployment"
 
 
 class MachineGroupObject(NamedTuple):
-    """One object and its kind."""
+    """The object of a machine group, and its kind."""
 
     kind: str
     body: Object
@@ -40,7 +40,7 @@ class MachineGroupObject(NamedTuple):
 def read_machine_groups(
     found: Iterable[MachineGroupObject], pods: Sequence[Object], settings: Settings
 ) -> tuple[Group, ...]:
-    """`pods`: those that no node has yet."""
+    """Return the groups, sorted by name. `pods`: those without a node."""
     return tuple(sorted((_group(one, pods, settings) for one in found), key=lambda one: one.name))
 
 
@@ -57,7 +57,9 @@ def _group(found: MachineGroupObject, pods: Sequence[Object], settings: Settings
 
 
 def _labels(body: Object) -> dict[str, str]:
-    """Of its nodes: Cluster API's are machine labels of some domains, OpenShift's stand in the machine's spec."""
+    """Labels of the group's nodes: machine labels of some domains (Cluster API), or those in the machine spec
+    (OpenShift).
+    """
     said = (body["metadata"].get("annotations") or {}).get(LABELS, "")
     told = dict(pair.split("=", 1) for pair in said.split(",") if "=" in pair)
     template = body["spec"].get("template") or {}
@@ -74,7 +76,7 @@ def _of_nodes(domain: str) -> bool:
 
 
 def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings) -> Offer | None:
-    """None: no Devices, or nobody says which."""
+    """What one node of the group provides; None if it has no devices, or unknown ones."""
     kind = kind_of(labels, settings.nodes)
     fabric = any(one.cro is not None or one.redfish is not None for one in settings.capacity)
     filled = kind is not None and kind.devices_max is not None
@@ -86,7 +88,7 @@ def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings)
 
 
 def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
-    """Devices of each pod of others that such a node could hold. Pods of ours are not made before there is room."""
+    """Devices of each foreign pod that such a node could hold. Own pods are created only once there is room."""
     for pod in pods:
         metadata, spec = pod["metadata"], pod["spec"]
         ours = any(key.startswith(OURS) for key in metadata.get("labels") or {})
@@ -96,13 +98,13 @@ def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
 
 
 LOOK_S, NONE_S = 5.0, 60.0
-"""From one look to the next, where there are groups and where there are none."""
+"""Seconds between polls, with groups and without."""
 PODS: Final = "/api/v1/pods"
 WAITING: Final = "spec.nodeName=,status.phase=Pending"
 
 
 async def list_machine_group_objects(server: Server) -> list[MachineGroupObject]:
-    """All MachineDeployments and MachineSets of a cluster. Raises AnswerError."""
+    """Return all MachineDeployments and MachineSets of a cluster. Raises AnswerError."""
     found: list[MachineGroupObject] = []
     capi = await _version(server, CAPI)
     if capi:
@@ -114,7 +116,7 @@ async def list_machine_group_objects(server: Server) -> list[MachineGroupObject]
 
 
 async def _version(server: Server, group: str) -> str:
-    """The one that its server likes best; empty: it has none of it."""
+    """The server's preferred version of an API group; empty if it does not serve the group."""
     said = await server.find(f"/apis/{group}")
     return "" if said is None else str((said.get("preferredVersion") or said["versions"][0])["groupVersion"])
 
@@ -125,7 +127,7 @@ async def _listed(server: Server, kind: str, version: str) -> list[MachineGroupO
 
 
 class MachineGroupWatcher(Reconciler):
-    """`observe` is told what there is, at each look."""
+    """Reports the machine groups to `observe` at each poll."""
 
     def __init__(
         self, server: Server, world: Callable[[], World], observe: Callable[[tuple[GroupsSeen, ...]], None]
@@ -134,8 +136,8 @@ class MachineGroupWatcher(Reconciler):
         self._server, self._world, self._observe = server, world, observe
 
     async def _once(self) -> float:
-        """Pods that wait matter only where something may come for them. That there are none is told once: what is found
-        later is new.
+        """Read the groups and, if there are any, the pending pods.
+        That there are none is reported once; groups found later are new.
         """
         found, known = await list_machine_group_objects(self._server), self._world().capacity
         if found or known.groups or not known.grouped:

@@ -1,9 +1,8 @@
-"""What a node that is not there yet would have, by the labels that it will have and the Settings' `nodes`. Pure.
+"""Derives the devices of a future node from its expected labels and the Settings' `nodes`. Pure.
 
-Owns that answer for whoever adds nodes or queues for them. A node that was never seen tells nothing, so the Settings
-must, or labels as GPU feature discovery sets them, put where the node group is described (scale from zero). What only a
-running node tells (MIG's cuts, a DRA driver's parts) is not offered ahead. Promises: the name of what a queue could
-bring stays as long as its entry does, wherever that stands in the list.
+A node that was never seen reports nothing, so the Settings, or labels as GPU feature discovery sets them, must describe
+the node group (scale from zero). What only a running node reports (MIG partitions, devices of a DRA driver) is not
+offered in advance. A queue's offer is named by its Settings entry, not by the entry's position.
 """
 
 from __future__ import annotations
@@ -28,61 +27,61 @@ PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", 
 SHARED = "-SHARED"
 DEVICES_MAX, PARTS_MAX = 64, 1000
 HOST_WATTS = 150.0
-"""What a node takes beside its Devices; of two that cost the same the thriftier is taken."""
+"""Power of a node besides its devices, in watts. Of two offers at the same price, the one with less power is chosen."""
 EXPECTED_S = 240.0
-"""From an order to a node whose GPUs can be used, while nothing is learnt and the Settings do not say."""
+"""Default seconds from an order until the node's GPUs can be used, while none is learned or set in Settings."""
 CONFIDENCE: Mapping[Bought, float] = {"spot": 0.8}
-"""Of those that are bought so, this part comes, while nothing is learnt; of others 0.9."""
+"""Default share of orders that are delivered, by purchase type; 0.9 for all others. Used until it is learned."""
 NOBODY = "no entry of Settings `nodes` says what it brings (those with `slicing` mig or dra do not): add one with"
-"""Why a queue has no Offer at all; what the entry must have comes behind it."""
+"""Why a queue has no offer; what the entry must contain is appended."""
 WHOLE = frozenset({"whole"})
 PARTED = frozenset({"timeslice", "mps"})
 TOGETHER = frozenset({"hami", "kai", "volcano"})
-"""Kinds of Slices: one for each Device, several equal ones, or one that several Replicas are on."""
+"""Kinds of slicing: one slice per device, several equal ones, or one that several replicas share."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 
 
 class Shape(NamedTuple):
-    """What of Devices such a node has."""
+    """The devices of such a node."""
 
     product: str
     memory_bytes: int
     devices: int
     parts: int = 1
-    """Each Device is offered so many times."""
+    """Slices per device."""
     shared: bool = False
     counted: bool = True
-    """Pods ask for them by the GPU's resource: who adds nodes may be asked for it, too."""
+    """Pods request the devices by the GPU resource, so an order for nodes can, too."""
 
 
 class OfferTerms(NamedTuple):
-    """How it is given."""
+    """The terms of an offer."""
 
     many: int
     expected_s: float | None = EXPECTED_S
-    """None: nobody can say."""
+    """None: unknown."""
     lasts_s: float | None = None
-    """None: as long as one likes."""
+    """None: unlimited."""
     taints: Sequence[Taint] = ()
     whole: bool = True
-    """A node comes, with all its Devices; else it is room on nodes that are there, and takes no more power."""
+    """A node is added with all its devices. Otherwise it is room on existing nodes and takes no more power."""
     queued: bool = False
-    """See Offer."""
+    """See `Offer.queued`."""
     bought: Bought | None = None
-    """None: as the labels tell."""
+    """None: derived from the labels."""
 
 
 class NodeRequirements(NamedTuple):
-    """Without which a node would be of no use to whom it is added for."""
+    """What a node needs to be of use to the model that it is added for."""
 
     where: Mapping[str, str] = {}
-    """Labels that it asks for and that who adds nodes knows."""
+    """Required labels that a node provisioner knows."""
     beside: Mapping[str, str] = {}
-    """What it requests beside Devices."""
+    """Resource requests besides devices."""
 
 
 def resolve_node_requirements(world: World, owner: ModelName) -> NodeRequirements:
-    """Nobody's: any node does."""
+    """Return a model's requirements; none if the model does not exist."""
     model, defaults = world.models.get(owner), world.settings.pod
     if model is None:
         return NodeRequirements()
@@ -92,7 +91,9 @@ def resolve_node_requirements(world: World, owner: ModelName) -> NodeRequirement
 
 
 def infer_node_shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
-    """None: nobody tells, or only the running node does. Labels go before the Settings, as of nodes that are there."""
+    """Return the devices of a node; None if they are unknown, or only a running node reports them.
+    Labels take precedence over the Settings, as for existing nodes.
+    """
     mib, count = whole_number(labels.get(MEMORY_MIB)) or 0, whole_number(labels.get(COUNT)) or 0
     product = labels.get(PRODUCT, "").removesuffix(SHARED)
     if kind is None:
@@ -117,10 +118,10 @@ def _parts(labels: Mapping[str, str], said: int) -> int:
     return replicas if 1 <= replicas <= PARTS_MAX else said
 
 
-def build_offer(  # noqa: PLR0917  what, of whom, at what price
+def build_offer(  # noqa: PLR0917  identity, shape, labels and terms are independent
     provider: str, name: str, of: Shape, labels: Mapping[str, str], terms: OfferTerms, settings: Settings
 ) -> Offer:
-    """Of such nodes. `labels`: those that each will have."""
+    """Build the offer of such nodes. `labels`: those of each new node."""
     how = terms.bought or read_capacity_type(labels)
     price = 0.0 if how == "owned" else Prices(settings.prices).at(of.product, how)
     return Offer(
@@ -137,8 +138,8 @@ def build_offer(  # noqa: PLR0917  what, of whom, at what price
 def build_node_kind_offers(
     provider: str, selector: Mapping[str, str], terms: OfferTerms, settings: Settings
 ) -> Iterator[Offer]:
-    """What a queue could bring, which says nothing of Devices itself: one for each entry of the Settings' `nodes` that
-    `selector` does not contradict, and whose Devices pods ask for by the GPU's resource, as those in queues do.
+    """Yield the offers of a queue, which does not describe devices: one per entry of the Settings' `nodes`.
+    Skips entries that contradict `selector` or whose devices pods do not request by the GPU resource, as in queues.
     """
     for kind in settings.nodes:
         labels = {**kind.selector, **selector}
@@ -149,8 +150,8 @@ def build_node_kind_offers(
 
 
 def _is_two(labels: Mapping[str, str], kind: NodeKind, declared: Sequence[NodeKind]) -> bool:
-    """Labels that were put together are of no node where they are of another product, too; what all nodes of `kind` are
-    as well (a rest that catches all) says nothing.
+    """Whether the combined labels also match another product, so no node has them; entries that match all of `kind` (a
+    catch-all) are ignored.
     """
     others = (one for one in declared if one.device.model != kind.device.model)
     said, before = labels.items(), kind.selector.items()
@@ -158,7 +159,7 @@ def _is_two(labels: Mapping[str, str], kind: NodeKind, declared: Sequence[NodeKi
 
 
 def _name(kind: NodeKind, labels: Mapping[str, str]) -> str:
-    """`nvidia-l4-x2-5f3a1c`."""
+    """Name an offer, for example `nvidia-l4-x2-5f3a1c`."""
     said = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
     stem = _UNSAFE.sub("-", kind.device.model.lower()).strip("-")[:30]
     return f"{stem}-x{kind.device.count}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"

@@ -1,7 +1,7 @@
-"""The seams of capacity: what a Provider is asked to do, and what the loop asks of who performs its orders.
+"""Protocols of a capacity provider (`Provider`) and of the component that executes capacity orders (`Supplier`).
 
-Owns these Protocols and the error of the first; `tests/contracts/provider.py` holds every Provider to it. A Provider
-decides nothing and remembers nothing: what it has is what its other side lists. So whoever leads next finds everything.
+A provider makes no decisions and keeps no state: `list` returns what exists in the external system, so a new leader
+finds every order. `tests/contracts/provider.py` is the contract test of all providers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from autoscaler.text import redact_addresses
 
 
 class RefusedError(Exception):
-    """It will not: there is none, a quota is used up, or the order is wrong. Nothing of it is there. `str()` says why,
-    for people, without a secret; addresses, which the words of others may have, are taken out here.
+    """A provider rejects a request: no capacity, a used-up quota, or an invalid order. Nothing was created.
+    `str()` is the reason for people, without secrets. Addresses that upstream messages may contain are redacted here.
     """
 
     def __init__(self, says: str) -> None:
@@ -23,59 +23,56 @@ class RefusedError(Exception):
 
 
 class Provider(Protocol):
-    """One way to more capacity.
-
-    Whatever a call raises but RefusedError means that nobody knows what came of it. It may be cancelled at any time.
+    """One way to obtain more capacity.
+    Any exception except RefusedError means that the outcome is unknown. Calls may be cancelled at any time.
     """
 
     def offers(self) -> Awaitable[tuple[Offer, ...]]:
-        """What could be had now: of what is free, not of what there is at most. At most OFFERS_MAX. Raises RefusedError
-        where it offers nothing until somebody changes that: what it is named for is not there, is closed, or no entry
-        of the Settings says what it brings. None, where all is merely had by somebody.
+        """Return what can be ordered now: free capacity, not the maximum; at most OFFERS_MAX offers.
+        Empty if all capacity is in use. Raises RefusedError if nothing is offered until somebody changes the
+        configuration: the named object is missing or closed, or no Settings entry describes what it provides.
         """
 
     def acquire(self, order: AcquireOrder) -> Awaitable[None]:
-        """Orders it. Returns when the order stands, which `list` then shows; long before it has come.
-
-        What is made carries the order's name, its owner and the leader's epoch, and is known as ours. The same name
-        again is success without a second, whoever says it. Raises RefusedError.
+        """Place the order. Return when `list` shows it, long before the capacity is delivered.
+        The created object carries the order's name, owner and leader epoch, and is marked as this installation's. An
+        order with an existing name succeeds without a second one, whoever sends it. Raises RefusedError.
         """
 
     def release(self, order: ReleaseOrder) -> Awaitable[None]:
-        """Gives it back, or takes it back before it came. Returns when that stands. What is not there is success.
-
-        Never takes what somebody uses, unless an order about Devices of a fabric says `force`; nor, of an order that
-        says `uncommitted`, what has come so far that it cannot be taken back: it stays as it is, and that is success,
-        too, since `list` shows it.
+        """Release the order, or cancel it before delivery. Return when that is recorded; a missing order is a success.
+        Capacity in use is never removed, unless an order for fabric devices sets `force`. If the order sets
+        `uncommitted` and delivery cannot be cancelled any more, it stays; that is a success, too, since `list` shows
+        it.
         """
 
     def list(self) -> Awaitable[tuple[Listed, ...]]:
-        """All of ours, whoever ordered it, as it is now. Raises where it cannot be known: less is not all. RefusedError
-        says for people why not.
+        """Return the current state of all orders of this installation, whichever leader placed them.
+        Raises if it cannot be known: a partial list is never returned. RefusedError gives the reason for people.
         """
 
 
 @runtime_checkable
 class Attended(Protocol):
-    """A Provider that does something between calls."""
+    """A provider with background work."""
 
     def attend(self, changed: Callable[[], None]) -> Awaitable[None]:
-        """Does it, until cancelled. `changed`: `list` may show something new."""
+        """Run the background work until cancelled. Call `changed` when `list` may return something new."""
 
 
 @runtime_checkable
 class Lacking(Protocol):
-    """A Provider that may have only a part of what it is named for."""
+    """A provider of which some configured parts may be missing."""
 
     lacks: str
-    """What is not there, as its last offers found it, in words that follow its name; empty: nothing."""
+    """What the last `offers` call found missing, as a phrase that follows the provider's name; empty: nothing."""
 
 
 class Supplier(Protocol):
-    """Who performs the loop's orders. Both return at once; what came of it is observed."""
+    """Executes the controller's capacity orders. Both methods return at once; the outcome is observed."""
 
     def acquire(self, order: AcquireOrder) -> None:
-        """Has it ordered."""
+        """Order capacity."""
 
     def release(self, order: ReleaseOrder) -> None:
-        """Has it given back."""
+        """Release capacity."""

@@ -1,10 +1,10 @@
-"""Keeps something at an API server as it should be: when there is news, and again after what failed. I/O.
+"""Runs a reconcile function when notified and again after failures. I/O.
 
-Owns the loop of whoever keeps more there than Leases, or looks at what others keep. Promises: what fails is told in one
-line, once as long as it is the same and with nobody's address, and tried again, soon and then ever less often; news
-that come while something is done are not missed. By Server all that is raised but AnswerError means that nobody knows
-what came of it; what a driver raises then its rooms know, and these may not (the wall between capacity and drivers), so
-whatever it is, it is told by its name and tried again. That catch is here once for all who keep something.
+Base of components that maintain API objects other than capacity orders, or read those of others. Failures are retried
+with exponential backoff. A failure is logged in one line, without addresses, and only once while its message stays the
+same. A notification during a run is not lost. From a Server, any exception except AnswerError means that the outcome is
+unknown. Drivers raise their own exceptions, which this package may not import (capacity and drivers are separate
+layers), so all exceptions are caught here, logged by type name, and retried.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
 
 REST_S: Final = (0.5, 30.0)
-"""After what failed: twice as long each time, up to the last."""
+"""Retry delay in seconds after a failure: the first and the maximum; it doubles each time."""
 log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """`keep` does what there is to do, nothing if there is none, and returns in how many seconds it wants to be asked
-    again without news. `fails`: in words, what is not as it should be when that raises.
+    """Calls `keep`, which does the pending work, if any, and returns the seconds until the next call without a
+    notification.
+    `fails`: for the log, what is not maintained when `keep` raises.
     """
 
     def __init__(self, keep: Callable[[], Awaitable[float]], fails: str) -> None:
@@ -35,17 +36,17 @@ class Reconciler:
         self._told = ""
 
     def look(self) -> None:
-        """There may be news."""
+        """Notify the reconciler: there may be work."""
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         rest_s = REST_S[0]
         while True:
             self._news.clear()
             try:
                 wait_s = await self._keep()
-            except Exception as error:  # noqa: BLE001  see the module: whose errors these are may not be known here
+            except Exception as error:  # noqa: BLE001  drivers' error types may not be imported here
                 self._tell(error)
                 await asyncio.sleep(rest_s)
                 rest_s = min(rest_s * 2.0, REST_S[1])
@@ -56,7 +57,7 @@ class Reconciler:
                     await self._news.wait()
 
     def _tell(self, error: Exception) -> None:
-        """The message of another than those may have an address in it."""
+        """Log a new failure. Messages of unknown exception types are omitted, since they may contain an address."""
         says = str(error) if isinstance(error, AnswerError | RefusedError) else type(error).__name__
         if says != self._told:
             log.warning("%s: %s", self._fails, says)

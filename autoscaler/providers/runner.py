@@ -1,10 +1,10 @@
-"""Performs orders about capacity at their Providers, and says what these offer and have.
+"""Executes capacity orders at their providers and reports offers and existing orders. I/O.
 
-Owns the pace: an order goes out at once, one at a time to each Provider; lists are asked for soon after an order, then
-more and more rarely, at least twice a minute; offers every minute, and more often while there are none. A call that
-takes too long is given up. What a call raises is no answer: only RefusedError is, and its words are told, whatever was
-asked; nor is anything told with an address, whoever said it. It decides nothing; whoever does not lead gives no orders
-and lists all the same. A list says when it began, and is not of later than what was still to be done then.
+Sends orders at once, one at a time per provider. Lists soon after a change, then with growing intervals, at least twice
+a minute. Reads offers every minute, more often while there are none. Calls time out. Only the text of RefusedError is
+reported, other exceptions by type name; addresses are redacted everywhere. Makes no decisions: a process that does not
+lead gets no orders and lists all the same. A list carries its start time or, while orders are pending, the last time
+when none was.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from autoscaler.text import redact_addresses
 _log = logging.getLogger(__name__)
 Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
 Observe = Callable[[tuple[Told, ...]], None]
-"""Where it puts what it sees. Never blocks."""
+"""Receives observations. Never blocks."""
 Order = AcquireOrder | ReleaseOrder
 CALL_S_MAX: Final = 30.0
 LIST_S_MAX: Final = 30.0
 LIST_S: Final = (0.5, LIST_S_MAX)
-"""From one list to the next: after an order the first, then twice as long each time, up to the last. So what comes
-after it was given up has a place, or goes, within a minute (`returning.STRAY_S`).
+"""Seconds between lists: the first after an order, then twice as long each time, up to the second.
+So capacity that arrives late is used or released within a minute (`STRAY_S` in `autoscaler.provisioning.release`).
 """
 OFFERS_S: Final = 60.0
 REST_S: Final = 0.01
-"""No pause is shorter: a timer may end a little before the clock says so, and what it ends would be asked in vain."""
+"""Minimum pause in seconds. A timer may fire slightly early by the clock, and nothing would be due yet."""
 NONE_S: Final = 5.0
-"""While nothing is offered it is looked again after so long, then twice as long each time, up to OFFERS_S."""
+"""Seconds between reads of the offers while there are none, twice as long each time, up to OFFERS_S."""
 CLOSING: Final = "it is closed by the Settings, and what came of it is given back"
 ORDERS_MAX: Final = 256
-"""That wait at one Provider; further ones are dropped, and given anew by who decides."""
+"""Maximum number of queued orders per provider. Further orders are dropped; the planner issues them again."""
 
 
 class ProviderRunner:
-    """A Supplier for all Providers, by name. `hedges`: who may be started beside another for one lack; `closing`: who
-    only keeps what there is until it is given back.
+    """The Supplier for all providers, by name.
+    `hedges`: may be used in parallel with others for one shortage. `closing`: only keep existing orders until release.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class ProviderRunner:
         }
 
     def acquire(self, order: AcquireOrder) -> None:
-        """See Supplier."""
+        """Queue the order at its provider."""
         self._put(order)
 
     def release(self, order: ReleaseOrder) -> None:
-        """See Supplier."""
+        """Queue the release at its provider."""
         if order.force:
             _log.warning("event=detach_forced provider=%r lease=%r", order.id.provider, order.id.name)
         self._put(order)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         self._observe((self._known,))
         async with asyncio.TaskGroup() as tasks:
             for desk in self._desks.values():
@@ -102,7 +102,7 @@ class ProviderRunner:
 
 
 class ProviderWorker:
-    """One Provider."""
+    """Executes the orders of one provider and polls it."""
 
     def __init__(
         self, name: str, provider: Provider, observe: Observe, clock: Callable[[], float], *, closing: bool
@@ -112,12 +112,12 @@ class ProviderWorker:
         self._orders: list[Order] = []
         self._ordered, self._news = asyncio.Event(), asyncio.Event()
         self._done_s = clock()
-        """When the last order was done, and none waited."""
+        """When the last order completed and none was queued."""
         self._listed: frozenset[str] = frozenset()
-        """The names of its Leases, as it said last."""
+        """Names of the orders in the last list."""
 
     def put(self, order: Order) -> None:
-        """The same again waits once."""
+        """Queue an order, unless the same one is queued. A closing provider rejects new orders."""
         if self._closing and isinstance(order, AcquireOrder):
             self._observe((LeaseRefused(id=order.id, reason=CLOSING),))
             return
@@ -126,7 +126,7 @@ class ProviderWorker:
             self._ordered.set()
 
     async def work(self) -> None:
-        """Performs orders in their sequence."""
+        """Execute queued orders in sequence."""
         while True:
             await self._ordered.wait()
             while self._orders:
@@ -146,16 +146,16 @@ class ProviderWorker:
         except RefusedError as error:
             if isinstance(order, AcquireOrder):
                 self._observe((LeaseRefused(id=order.id, reason=str(error)),))
-        except Exception as error:  # noqa: BLE001  whatever it was, nobody knows what came of it: the list tells
+        except Exception as error:  # noqa: BLE001  the outcome is unknown; the next list shows it
             self._trouble(error)
 
     async def attend(self) -> None:
-        """What it tells of itself is looked at, at once."""
+        """Run the provider's background work, if any. When it reports a change, list at once."""
         if isinstance(self._provider, Attended):
             await self._provider.attend(self._news.set)
 
     async def look(self) -> None:
-        """Offers and lists, by their pace. A list comes after the offers: it shows who took what these lack."""
+        """Poll offers and lists. A list follows the offers, so that it shows the orders that reduced them."""
         pace_s, offers_s, none_s = LIST_S[0], self._clock(), NONE_S
         while True:
             if self._clock() >= offers_s:
@@ -163,7 +163,7 @@ class ProviderWorker:
                 offers_s = self._clock() + (OFFERS_S if some else none_s)
                 none_s = NONE_S if some else min(none_s * 2.0, OFFERS_S)
             if await self._list():
-                offers_s = self._clock()  # what went may be had again
+                offers_s = self._clock()  # released capacity may be offered again
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pace_s, max(REST_S, offers_s - self._clock()))):
                     await self._news.wait()
@@ -171,12 +171,12 @@ class ProviderWorker:
             self._news.clear()
 
     async def _list(self) -> bool:
-        """Whether any is gone."""
+        """List the orders and report them; return whether any has disappeared."""
         began_s = self._done_s if self._orders else self._clock()
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 leases = tuple(map(_unaddressed, await self._provider.list()))
-        except Exception as error:  # noqa: BLE001  less is not all: what was known stays
+        except Exception as error:  # noqa: BLE001  a partial list must not replace the last complete one
             self._trouble(error, listing=True)
             return False
         names = frozenset(one.name for one in leases)
@@ -188,7 +188,7 @@ class ProviderWorker:
         return bool(gone)
 
     async def _offers(self) -> bool:
-        """Whether there are any."""
+        """Read the offers and report them; return whether there are any."""
         if self._closing:
             self._observe((OffersSeen(provider=self._name, offers=(), closed=CLOSING),))
             return True
@@ -198,24 +198,24 @@ class ProviderWorker:
         except RefusedError as error:
             self._observe((OffersSeen(provider=self._name, offers=(), closed=str(error)),))
             return False
-        except Exception as error:  # noqa: BLE001  what was offered ages
+        except Exception as error:  # noqa: BLE001  the last known offers age
             self._trouble(error)
             return False
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
             lacks = redact_addresses(self._provider.lacks) if isinstance(self._provider, Lacking) else ""
             part = (ProviderTroubled(provider=self._name, says=lacks, listing=False),) if lacks else ()
-            self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # at once: it ends with new offers
+            self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # in one batch: new offers clear it
         else:
             self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be", listing=False),))
         return bool(offers)
 
     def _trouble(self, error: Exception, *, listing: bool = False) -> None:
-        """The message of another than RefusedError may have an address in it."""
+        """Report a failed call. Only RefusedError's message is shown; others may contain an address."""
         refused = isinstance(error, RefusedError)
         says = f"cannot say what it has: {error}" if refused else f"gives no answer ({type(error).__name__})"
         self._observe((ProviderTroubled(provider=self._name, says=says, listing=listing),))
 
 
 def _unaddressed(one: Listed) -> Listed:
-    """Conditions, events and webhooks say what they like: of all Providers it is taken out here."""
+    """Redact addresses in the texts of conditions, events and webhooks, for all providers."""
     return replace(one, says=redact_addresses(one.says)) if one.says else one

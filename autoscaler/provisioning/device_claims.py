@@ -1,15 +1,15 @@
-"""What claims of anybody are to get of a fabric: what is ordered for each, and said; and what is published. Pure.
+"""Decides what device claims get from a fabric, what their status says, and which devices are published. Pure.
 
-Owns these answers. A device of ours that the scheduler gave a claim (`autoscaler.state.device_claims`) is a pledge: one
-Lease is on its way for it, or one was attached, or it cannot be had, and then the claim is told why. What is published
-of a node is what could really be attached there now, less what is pledged and not ordered yet; a device that is pledged
-stays, by its name, until its claim is told.
+A published device that the scheduler allocates to a claim (`autoscaler.state.device_claims`) is a commitment: an order
+for it is in flight, or it was attached, or it cannot be had and the claim's status says why. Published for a node is
+what could really be attached there now, minus commitments that are not ordered yet; a committed device stays published,
+by its name, until its claim's status is written.
 
-Never is FabricDeviceReady said: upon it the scheduler would bind the pod with our device, and the kubelet asks the
-device's own driver to prepare it (KEP-5007 knows no way from one driver's device to another's). Ours has no plug-in on
-any node, so the pod would wait there for ever. What was attached is a device of the node's own driver: with
-FabricDeviceReschedule the pod goes back to the scheduler, which gives it that one. What others take first is ordered
-once more; what the claim does not take goes back, and the claim is told so for a while.
+FabricDeviceReady is never set: it would make the scheduler bind the pod with our device, and the kubelet would ask the
+device's own driver to prepare it (KEP-5007 has no way from one driver's device to another's). Our driver has no plug-in
+on any node, so the pod would wait there forever. An attached device belongs to the node's own driver:
+FabricDeviceReschedule sends the pod back to the scheduler, which allocates that device. If others take it first,
+another is ordered; if the claim does not take it, it is released and the claim's status says so for a while.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from autoscaler.state.world import World
 PUBLISHED_MAX = 64
 """Devices of one pool: a ResourceSlice has no room for more of this kind."""
 SAID_MAX = 200
-"""Characters of a condition's message."""
+"""Maximum characters of a condition's message."""
 UNKNOWN_S = 60.0
-"""So long what was published by who led before stays while a fabric says nothing."""
+"""How long devices published by a former leader stay while a fabric is silent."""
 CLAIM_S = 60.0
-"""So long what was attached for a claim waits for the scheduler to give it the claim, or somebody else of its like."""
+"""How long a device attached for a claim waits for the scheduler to allocate it to that claim, or to a similar one."""
 TEXT_MAX = 64
-"""Of an attribute (resource.k8s.io)."""
+"""Maximum characters of an attribute (resource.k8s.io)."""
 
 
 class ClaimCommitment(NamedTuple):
-    """One claim's."""
+    """What one claim gets."""
 
     awaited: PendingDeviceClaim
     lease: Lease | None = None
-    """On its way, or here and nobody's yet."""
+    """In flight, or here and not used yet."""
     offer: Offer | None = None
-    """Of this it is to be ordered."""
+    """The offer to order for it."""
     reason: str = ""
-    """Why it does not come, in one word; empty: it comes, or nobody knows yet."""
+    """Why it does not come, in one word; empty if it comes or this is not known yet."""
     says: str = ""
 
 
 class DevicePool(NamedTuple):
-    """What could be attached to one node."""
+    """Devices that could be attached to one node."""
 
     name: str
     node: str
     devices: tuple[Mapping[str, Any], ...]
-    """As a ResourceSlice has them."""
+    """In the form of a ResourceSlice."""
 
 
 class ClaimStatus(NamedTuple):
@@ -76,14 +76,14 @@ class ClaimStatus(NamedTuple):
 
 
 class Published(NamedTuple):
-    """All that a cluster is to be shown."""
+    """Everything that is published in a cluster."""
 
     pools: tuple[DevicePool, ...] = ()
     told: tuple[ClaimStatus, ...] = ()
 
 
 def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease], now_s: float) -> ClaimCommitment:
-    """`leases`: with those that are ordered now, by the order in which claims are looked at."""
+    """What one claim gets. `leases`: including new orders, in the order in which claims are processed."""
     capacity = world.capacity
     mine = [each for each in leases if each.owner == one.owner and _is_of(one, each.offer) and not each.leaving]
     for lease in sorted(mine, key=lambda each: each.id):
@@ -113,8 +113,10 @@ def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease
 
 
 def find_published_devices(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
-    """As it is now; None: it is not known yet, and what is there stays. `were`: providers that the Settings named once.
-    What claims were given of others is for another installation of the cluster to tell.
+    """What to publish now; None if that is not known yet, and published devices stay.
+
+    `were`: providers that the Settings named before. Claims on devices of others are for another installation to
+    report.
     """
     unknown = list_publishing_providers(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
     if not world.leads or (unknown and now_s < world.leading_since_s + UNKNOWN_S):
@@ -129,7 +131,7 @@ def find_published_devices(world: World, now_s: float, were: Collection[str] = (
 
 
 def list_publishing_providers(world: World) -> set[str]:
-    """Providers that the Settings have publish."""
+    """Providers that publish devices, by the Settings."""
     return {one.name for one in world.settings.capacity if one.redfish is not None and one.redfish.publish}
 
 
@@ -141,7 +143,7 @@ def _is_of(one: PendingDeviceClaim, offer: Offer) -> bool:
 
 
 def _told(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]:
-    """A claim is told once all of it is here, or some of it cannot be had."""
+    """Yield a claim's status once all its devices are here, or some cannot be had."""
     claims: dict[str, list[ClaimCommitment]] = {}
     for one in pledges:
         claims.setdefault(one.awaited.uid, []).append(one)
@@ -183,7 +185,7 @@ def _pools(
 
 
 def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, node: str) -> list[Offer]:
-    """By product; of what is offered no more, since it is ordered, as it was."""
+    """Offers by product; one no longer offered since it was ordered is used as it was."""
     ordered = [one.offer for one in leases if one.id.provider == provider]
     found = {one.product: one for one in (*ordered, *offers) if one.node == node}
     return [found[product] for product in sorted(found)]
@@ -192,7 +194,7 @@ def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, n
 def _names(
     world: World, leases: Sequence[Lease], waiting: Sequence[ClaimCommitment], offer: Offer, now_s: float
 ) -> list[str]:
-    """Those that are pledged, and as many more as could be had beside them."""
+    """Committed devices, and as many more as could be had in addition."""
     kept = sorted({name for one in waiting for name in one.awaited.devices})
     there = any(one.id == offer.id for one in world.capacity.offers.get(offer.provider, ()))
     rest = (
@@ -207,7 +209,7 @@ def _names(
 
 
 def _device(offer: Offer, name: str) -> Mapping[str, Any]:
-    """In the words of NVIDIA's driver, so that what selects one of its GPUs selects this one."""
+    """In the terms of NVIDIA's driver, so that selectors of its GPUs match this one."""
     of = "gpu.nvidia.com"
     return {
         "name": name,
@@ -218,6 +220,6 @@ def _device(offer: Offer, name: str) -> Mapping[str, Any]:
 
 
 def _binary(size: int) -> str:
-    """`40Gi`: as the API writes it back, so that what is there can be compared."""
+    """`40Gi`: as the API returns it, so that published devices can be compared."""
     powers = next((each for each in range(6, 0, -1) if size % (1 << 10 * each) == 0), 0)
     return f"{size >> 10 * powers}{('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei')[powers]}"

@@ -1,9 +1,9 @@
-"""Whether a Model fits on any Device at all: known without a Call, from its document and the Slices that exist, that
-nodes could be cut into, or that providers of capacity offer.
+"""Tells whether a model fits any device at all, without a request for it. Pure.
 
-Owns the question, and what it depends on (`is_fit_unchanged`); the answer is the packer's own (`WhyNot.never`), so that
-people read what a Call gets. Keeps nothing: a Device that comes, or a document that changes, gives another answer at
-once. It must not ask what is free now.
+The answer depends on the model's document and on the slices that exist, that nodes could be repartitioned into, or that
+capacity providers offer; `is_fit_unchanged` compares these inputs. It must not depend on what is free now. The reason
+is the packer's own (`UnschedulableReasons.never`), so that people read what clients get. Nothing is cached: a new
+device or a changed document gives another answer at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from autoscaler.state.world import SliceId, World
 
 
 class Fitting:
-    """The Slices of one World, as if nobody were on them, and what could be cut. Nothing is said before the driver has
-    listed them.
+    """The slices of one World, as if empty, and those that could be created.
+
+    Reports nothing before the driver has listed them.
     """
 
     def __init__(self, world: World) -> None:
@@ -40,7 +41,7 @@ class Fitting:
         self._defaults = world.settings.pod
 
     def never(self, model: Model) -> str:
-        """Why no Device could hold a Replica of `model`, however empty; empty text: one could."""
+        """Why no device could hold a replica of `model`, even if empty; empty text if one could."""
         want = self._want(model)
         if not self._listed or want.devices == 0:
             return ""
@@ -51,10 +52,11 @@ class Fitting:
 
 
 def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], bool]:
-    """Whether a Model that fits on no Device that is there fits on what could come, comes, or was here and goes, beside
-    what its nodes have: then it is not refused, though all of that is another's now. What is left alone since it did
-    not come is no hope, nor is what a provider could bring that is away: its Calls are told at once. What was ordered
-    of that one may still come.
+    """Return a check whether a model that fits no existing device may fit later, so that its requests are not rejected.
+
+    Counted are offers, orders, and capacity being released, with what their nodes have, even if all of that is in use
+    now. Offers in back-off or of a silent provider are not, so that requests are rejected at once; a silent provider's
+    orders are.
     """
     capacity = world.capacity
     answering = {provider for provider in capacity.providers if has_current_offers(capacity, provider, now_s)}
@@ -81,9 +83,7 @@ def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], 
 
 
 def is_fit_unchanged(before: World, after: World) -> bool:
-    """Whether nothing has changed by which other Models may fit on no Device. That a node has less or more CPU beside
-    its Devices comes with its Slices, or at the next look.
-    """
+    """Whether no input of this check changed. A node's CPU changes come with its slices, or at the next look."""
     return (
         before.models is after.models
         and before.slices is after.slices
@@ -103,9 +103,9 @@ def _to_come(world: World) -> Set[SliceId]:
 def list_unplaceable_models(
     world: World, fault: Callable[[ModelName, Exception], None] | None = None
 ) -> dict[ModelName, str]:
-    """The Models of the documents that fit on no Device -> why, in order of names.
+    """Models of the documents that fit no device -> why, in order of names.
 
-    `fault` gets each Model that raises an exception, which then does not affect the others; None: it is raised.
+    `fault` gets each model whose check raises, which then does not affect the others; None: the exception is raised.
     """
     fitting, found = Fitting(world), dict[ModelName, str]()
     for name in sorted(world.models):

@@ -1,8 +1,8 @@
-"""Devices that are kept free ahead of need (`capacity[].headroom`), so that no start waits for them. Pure.
+"""Keeps devices free ahead of need (`capacity[].headroom`), so that no start waits for them. Pure.
 
-Owns which Leases stay for that though nobody is on them or waits for them, how many Devices are lacking, and of what
-they are ordered. A free Device of ours that is like what the provider brings counts as well as one of a Lease: what is
-there and free is not paid for twice. What is about to go counts for nothing.
+Decides which orders stay although they are idle, how many devices are missing, and which offer is ordered. A free owned
+device of a product that the provider offers counts like an ordered one: what is there and free is not paid for twice.
+Capacity that is about to go does not count.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autoscaler.state.capacity_orders import Lease, LeaseId, Offer, OfferId
 from autoscaler.state.world import DeviceId, Slice, World
 
 _OWNER = "headroom@"
-"""No Model's name has that."""
+"""Prefix that no model's name has."""
 
 
 class Headroom(NamedTuple):
-    """`kept`: Leases that stay; `lacking`: by provider, how many Devices more are to be free."""
+    """`kept`: orders that stay; `lacking`: by provider, how many more devices must be free."""
 
     kept: frozenset[LeaseId]
     lacking: dict[str, int]
@@ -34,12 +34,12 @@ NONE = Headroom(frozenset(), {})
 
 
 def headroom_owner(provider: str) -> ModelName:
-    """Whose its Leases are, before a Model is on them: nobody's but the provider's own."""
+    """Owner of the provider's headroom orders before a model uses them: no model."""
     return ModelName(f"{_OWNER}{provider}")
 
 
 def compute_headroom(ground: SimulationContext, leases: Collection[Lease], waited: Collection[LeaseId]) -> Headroom:
-    """`leases`: with those that are ordered now; `waited`: those of them that somebody waits for."""
+    """Compute the headroom. `leases`: including new orders; `waited`: those of them that somebody waits for."""
     entries = [one for one in ground.world.settings.capacity if one.headroom and not one.closing]
     if not entries:
         return NONE
@@ -62,14 +62,12 @@ def compute_headroom(ground: SimulationContext, leases: Collection[Lease], waite
 
 
 def compute_order_devices(offer: Offer, lacks: int) -> int:
-    """With so many Devices it is ordered where so many are lacking: a node comes whole."""
+    """How many devices to order if `lacks` are missing: a node comes whole."""
     return min(max(lacks, offer.devices_min), offer.devices_max)
 
 
 def find_cheapest_offer(world: World, offers: Iterable[Offer], lacks: int) -> Offer | None:
-    """Of which it is ordered, by what each of the Devices that are lacking costs: then what comes the soonest. None:
-    there is none.
-    """
+    """The offer with the lowest price per missing device, then the soonest; None if there is none."""
 
     def key(one: Offer) -> tuple[float, float, OfferId]:
         takes, many = (
@@ -82,7 +80,7 @@ def find_cheapest_offer(world: World, offers: Iterable[Offer], lacks: int) -> Of
 
 
 def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collection[LeaseId]) -> int:
-    """So many Devices of a Lease are free, or will be."""
+    """How many devices of an order are free, or will be."""
     if lease.here_s is None:
         return lease.devices if lease.coming(now_s) and lease.id not in waited else 0
     going = (
@@ -96,8 +94,9 @@ def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collect
 
 
 def _free(ground: SimulationContext) -> dict[DeviceId, Slice]:
-    """One Slice of each Device on which nothing is, and of which nothing is given to anybody. Where others' pods are
-    counted on a node and nobody knows on which Device, so many fewer are.
+    """One slice of each device that is empty and not assigned.
+
+    If pods of others are counted on a node without a known device, that many devices fewer are free.
     """
     world, shut_ = ground.world, list_withheld_slices(ground.world)
     of: dict[DeviceId, list[Slice]] = {}

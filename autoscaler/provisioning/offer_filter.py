@@ -1,7 +1,6 @@
-"""What who lacks room may expect of what is on its way to it, or could be had: whether anything fits, and when. Pure.
+"""Estimates whether and when offers and orders in flight can serve unplaced requests. Pure; decides nothing.
 
-Owns those answers, with which the ledger decides whom it orders for and tells everybody else how long it takes. Decides
-nothing.
+The provisioner uses these answers to select the requests it orders for, and to report how long the others wait.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from autoscaler.state.world import NodeId, World
 
 
 def list_offers(capacity: Capacity) -> tuple[Offer, ...]:
-    """All that is on offer."""
+    """All current offers."""
     return tuple(one for each in capacity.offers.values() for one in each)
 
 
 def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
-    """How long it takes, by what was learnt."""
+    """Expected delivery of an offer, from observed lead times."""
     return estimate_lead_time(offer, capacity.learnt.get(offer.kind, NO_LEARNT))
 
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
-    """Whether any Offer suits a PlacementRequest, or what is on its way has the size that it needs and is a product
-    that it takes: so who can have nothing stands before nobody.
+    """Return a check whether any offer suits a request, or an order in flight has the size and a product for it.
+    Requests that can get nothing thus block no others.
     """
     offers, sizes = list_offers(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}
@@ -50,14 +49,12 @@ def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[Place
 
 
 def devices_by_node(world: World) -> Mapping[NodeId, int]:
-    """So many Devices nodes have now."""
+    """How many devices each node has now."""
     return Counter(node for node, _ in {(one.node, one.device) for one in world.slices.values()})
 
 
 def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:
-    """Whether nothing that is told of an Offer keeps a PlacementRequest away. `there`: Devices that its node has
-    now.
-    """
+    """Whether nothing known about an offer excludes the request. `there`: devices that its node has now."""
     fits = want.memory_bytes - want.spare_bytes <= offer.memory_bytes // offer.parts
     enough = want.devices <= offer.devices_max + there and want.kind.rank(offer.product) is not None
     return fits and enough and _labelled(want, offer) and find_untolerated_taint(offer.taints, want.tolerations) is None
@@ -73,16 +70,18 @@ def _labelled(want: PlacementRequest, offer: Offer) -> bool:
 
 
 def remaining_delivery_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
-    """So much longer it takes; infinite: nobody can say, or of a queue not any more."""
+    """Remaining delivery time; infinite if unknown, or if a queue is overdue or waits for a quota in use."""
     of, past_s = estimate_delivery(capacity, lease.offer), now_s - lease.asked_s
     dry = lease.listed is not None and lease.listed.dry
     return inf if lease.offer.queued and (dry or past_s >= of.p95_s) else of.left_s(past_s)
 
 
 def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) -> bool:
-    """Whether nobody waits for what it brings out of its queue: nobody can say when that is, or no Call of its owner
-    waits for as long as such take. Other rungs are taken meanwhile. `start_s`: of its owner. Not by what is left of
-    that, which falls and rises again: it would be waited for, and given up, in turn.
+    """Whether no request should wait for a queued order. `start_s`: start time of its owner.
+
+    True if its delivery time is unknown, or such orders usually take longer than its owner's requests wait; other
+    offers are then ordered meanwhile. The remaining time is not compared, since it falls and rises again: requests
+    would wait for the order and give it up in turn.
     """
     left, model = remaining_delivery_s(world.capacity, lease, now_s), world.models.get(lease.owner)
     if left == inf or not lease.offer.queued:
@@ -92,9 +91,7 @@ def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) 
 
 
 def compute_deadline_s(world: World, model: ModelName, now_s: float) -> float:
-    """When the first of the Calls that wait for a Model gives up, or a window that it is to be there for begins;
-    infinite: none does.
-    """
+    """When the first waiting request of a model times out, or its next window begins; infinite if neither."""
     levels = ((g.seen_s, one) for g in world.gateways.values() for one in g.levels.get(model, ()))
     waits = ((seen_s, one.soonest_deadline_s) for seen_s, one in levels if one.waiting)
     given_up_s = min((seen_s + left for seen_s, left in waits if left is not None), default=inf)

@@ -1,14 +1,13 @@
-"""Which Offer is taken: of those that are likely enough in time the one that costs the least. Pure.
+"""Selects which offer to order, and bounds the work of testing offers. Pure.
 
-Owns that order, what an Offer is expected to cost, and the sentence about each that `explain` shows. An Offer stands
-here for a number of Devices of it that was found to do (`autoscaler.placement.simulate`). Amounts of money are of the
-Settings' one currency; owned capacity costs nothing at the margin, so of such the thriftier is taken.
+Of the offers that are likely enough to arrive in time, the cheapest is ordered. This module defines that ranking, the
+expected cost of an offer, and the sentence about each that `explain` shows. A RatedOffer stands for a number of devices
+that was found to suffice (`autoscaler.placement.simulate`). Costs are in the one currency of the Settings. Owned
+capacity has no marginal cost, so that among such offers the lower power draw wins.
 
-Offers that are tried for those who lack room, so many in one Plan. Pure.
-
-Owns how that work is shared out: what labels, taints or numbers tell costs nothing, each question is asked once, and
-each kind of PlacementRequest has its share of the others. So who fits on nothing, first in line and in all Plans, takes
-nobody the Offers that would do for them.
+`TrialBudget` bounds the simulations of one plan. Checks of labels, taints and amounts cost nothing, each question is
+simulated once, and each kind of request has a share of the budget. So requests that fit nowhere cannot exhaust the
+budget of those behind them.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ from autoscaler.state.world import NodeId
 from autoscaler.text import format_duration
 
 IN_TIME = 0.9
-"""An Offer that comes in time with this likelihood is sure enough; above it only the price counts."""
+"""An offer with at least this probability of arriving in time is sure enough; above it only the price counts."""
 NOT_LATE = 0.95
-"""So much of the likelihood with which it comes at all is left by the time: who comes seldom, comes no later."""
+"""Time does not make an offer unsure if this part of its probability of arriving at all remains: rare is not late."""
 HOLD_S = 600.0
-"""So long a surge is taken to last, and at least so long what was added is paid for."""
+"""Assumed duration of a surge, and the minimum time for which added capacity is paid."""
 
 
 class RatedOffer(NamedTuple):
-    """One Offer for one lack."""
+    """One offer, rated for one request."""
 
     offer: Offer
     devices: int
     expected: Expected
     in_time: float
-    """How likely a Replica on it is ready before the deadline."""
+    """Probability that a replica on it is ready before the deadline."""
 
     @property
     def cost(self) -> float:
-        """Expected: while it is awaited, and while it is held; a part of what does not come is paid, too."""
+        """Expected cost while it is awaited and while it is held; what does not arrive is partly paid, too."""
         waited_s = 0.0 if self.expected.mean_s == inf else self.expected.mean_s
         return self.offer.price_per_hour * self.devices * (waited_s + HOLD_S) / 3600.0
 
     @property
     def sure(self) -> bool:
-        """It is not time that makes it unsure."""
+        """Whether time does not make it uncertain."""
         return self.in_time >= min(IN_TIME, NOT_LATE * self.expected.confidence)
 
     def says(self) -> str:
-        """`rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
+        """Describe it: `rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
         offer, takes = self.offer, self.expected.p50_s
         where = f" on {offer.node}" if offer.node else ""
         when = "nobody can say when" if takes == inf else f"expected {format_duration(takes)}"
@@ -66,28 +65,29 @@ class RatedOffer(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is taken for one lack."""
+    """The offer that is ordered for one request."""
 
     rung: RatedOffer
     beside: RatedOffer | None = None
-    """A second one, of another provider, started as well: the loser is taken back before its commit point."""
+    """A hedge from another provider, ordered as well: the loser is withdrawn before its commit point."""
 
 
 def rate_offer(offer: Offer, devices: int, expected: Expected, deadline_s: float, start_s: float) -> RatedOffer:
-    """`deadline_s` from now on, infinite: none; `start_s`: what a Replica takes to be ready once it has its room."""
+    """Rate an offer. `deadline_s`: from now, infinite if none; `start_s`: time from placement to readiness."""
     return RatedOffer(offer, devices, expected, expected.by(deadline_s - start_s))
 
 
 def choose_offer(rungs: Iterable[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """The cheapest that is likely enough in time; where none is, the likeliest, then the soonest. None: there is none.
+    """Choose the cheapest offer that is likely enough in time, else the likeliest, then the soonest; None without
+    offers.
 
-    `hedges`: providers that may be started beside another, where that makes it surer.
+    `hedges`: providers from which a second offer may be ordered where that makes delivery surer.
     """
     return choose_sorted_offer(iter(sorted(rungs, key=rated_offer_sort_key)), hedges)
 
 
 def choose_sorted_offer(rungs: Iterator[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """The same of RatedOffers of which the best comes first; no more of them are asked for than that takes."""
+    """The same for offers sorted best first; reads no more of them than needed."""
     best = next(rungs, None)
     if best is None:
         return None
@@ -100,8 +100,10 @@ def choose_sorted_offer(rungs: Iterator[RatedOffer], hedges: frozenset[str] = fr
 def rank_offers_lazily(
     hopeful: Iterable[RatedOffer], tried: Callable[[RatedOffer], RatedOffer | None]
 ) -> Iterator[RatedOffer]:
-    """RatedOffers as they are, the best first. `hopeful`: each with the fewest Devices that its Offer comes with, which
-    none is better than; `tried`: with as many as do, None: with no number. What nobody comes to is not tried.
+    """Yield usable offers, best first; offers that are not read are not tried.
+
+    `hopeful`: each with the minimum devices of its offer, which bounds its rank; `tried`: with as many as suffice, or
+    None.
     """
     heap = [(rated_offer_sort_key(one), number, one, False) for number, one in enumerate(hopeful)]
     heapify(heap)
@@ -117,22 +119,22 @@ def rank_offers_lazily(
 
 
 def rated_offer_sort_key(one: RatedOffer) -> tuple[bool, float, float, float, float, OfferId, int]:
-    """The first is taken."""
+    """Sort key; the first is ordered."""
     late = (0.0, 0.0) if one.sure else (-one.in_time, one.expected.p50_s)
     return (not one.sure, *late, one.cost, one.offer.watts, one.offer.id, one.devices)
 
 
 TRIALS_MAX = 256
-"""In one Plan, together; of the best first, so those that it does not come to would be worse."""
+"""Simulations in one plan, best offers first, so that those left out would be worse."""
 
 
 def normalize_request(want: PlacementRequest) -> PlacementRequest:
-    """What it has in common with those that have room where it has, and wait as long."""
+    """Reduce a request to what it shares with those that fit the same places and wait as long."""
     return want._replace(ordinal=0, unserved_since_s=0.0, reason="", force=EvictionLevel.NONE, begins_s=0.0)
 
 
 class TrialBudget:
-    """One Plan's. `wants`: those that Offers may be tried for."""
+    """The simulation budget of one plan. `wants`: requests for which offers may be tried."""
 
     def __init__(self, ground: SimulationContext, wants: Iterable[PlacementRequest]) -> None:
         self._ground = ground
@@ -142,7 +144,7 @@ class TrialBudget:
         self._there = devices_by_node(ground.world)
 
     def devices(self, want: PlacementRequest, offer: Offer) -> int | None:
-        """The fewest of the Offer with which it has room; None: no number does, or there is no time to find out."""
+        """The fewest devices of the offer that suffice; None if no number does or the budget is spent."""
         kind = normalize_request(want)
         key = kind, offer.id, offer.devices_max
         if key not in self._known:
@@ -151,7 +153,7 @@ class TrialBudget:
         return self._known[key]
 
     def _may(self, kind: PlacementRequest) -> bool:
-        """What kinds before it did not use is shared out among those that are left."""
+        """Take one simulation; what earlier kinds did not use is shared among the remaining kinds."""
         if kind not in self._shares:
             self._shares[kind] = -(-self._left // max(1, self._kinds - len(self._shares)))
         may = self._shares[kind] > 0 and self._left > 0

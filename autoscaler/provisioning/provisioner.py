@@ -1,13 +1,13 @@
-"""The ledger of what is lacking: for each Replica without room at most one Lease is on its way, hedges apart. Pure.
+"""Decides which capacity to order for placement requests that have no room. Pure.
 
-Owns what is ordered; what is given back is `autoscaler.provisioning.release`'s. Who lacks room and has some on a
-Lease that is on its way waits for that; for the others the Offer is taken that
-`autoscaler.provisioning.offer_selection` puts first, as few Devices of it as do, and whoever else has room on it waits
-for it, too; so does who has room on what somebody else's machines bring. What stands in a queue longer than it usually
-takes, nobody waits for: it stays there, and other Offers are taken beside it.
+Invariant: at most one order is in flight per unplaced replica, hedges excepted. A request that fits on an order in
+flight, or on machines that somebody else adds, waits for those. For the others, the offer that
+`autoscaler.provisioning.offer_selection` ranks first is ordered, with as few devices as suffice; other requests that
+fit on it wait for it, too. An order that stays in a queue longer than usual is kept, but no request waits for it: other
+offers are ordered in addition.
 
-Promises: nothing is ordered of a provider whose Leases are not known, nor of any while another's are not (a minute at
-most). It performs nothing.
+Nothing is ordered from a provider whose orders are unknown, nor from any other provider meanwhile (for a minute at
+most). `autoscaler.provisioning.release` decides what is released.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ from autoscaler.state.world import Replica
 from autoscaler.text import format_duration
 
 WANTS_MAX = 512
-"""So many are looked at in one Plan, those that go first; the others lack room still at the next."""
+"""Requests considered in one plan, in serving order; the others still lack room in the next plan."""
 KINDS_MAX = 64
-"""For so many that are not alike Offers are sought in one Plan."""
+"""Different kinds of requests for which offers are sought in one plan."""
 ORDERS_MAX = 8
-"""In one Plan; the next orders more."""
+"""Orders in one plan; the next plan orders more."""
 UNLISTED_S = 60.0
-"""A provider that says nothing to a new leader may have anything on its way; so long nothing is ordered elsewhere."""
+"""How long a new leader orders nothing elsewhere while a provider is silent, since anything may be in flight there."""
 REORDER_S = 15.0
-"""A list that began so long after an order and does not show it: it was lost, and is said again, by the same name."""
+"""If a provider's list that began this long after an order does not show it, the order was lost: it is sent again by
+the same name."""
 
 
 class ProvisioningResult(NamedTuple):
-    """What is ordered, who waits for what, and when time alone changes that."""
+    """Orders and releases, the unplaced requests with what they wait for, and when time alone changes this."""
 
     actions: tuple[AcquireLease | ReleaseLease, ...]
     unmet: tuple[Unplaced, ...]
@@ -84,7 +85,7 @@ class ProvisioningResult(NamedTuple):
 
 
 def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: SimulationContext) -> ProvisioningResult:
-    """For one Plan: the packer's answer, and what the Plan starts."""
+    """Plan orders and releases for one plan: the packer's result, and what the plan starts."""
     capacity = ground.world.capacity
     if not (capacity.providers or capacity.offers or capacity.leases):
         return ProvisioningResult((), packing.unmet)
@@ -95,14 +96,12 @@ def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: S
 
 
 def evaluate_offers(ground: SimulationContext, want: PlacementRequest) -> list[tuple[Offer, RatedOffer | str]]:
-    """Every Offer as it is for a PlacementRequest that lacks room: a RatedOffer, or why it would not do now. For
-    people.
-    """
+    """Rate every offer for an unplaced request: a RatedOffer, or why it would not do now. Used in explanations."""
     return [*Provisioner(ground, [Unplaced(want, "")]).judged(want)]
 
 
 class Provisioner:
-    """One Plan's."""
+    """Plans the orders and releases of one plan."""
 
     def __init__(self, ground: SimulationContext, unmet: Sequence[Unplaced]) -> None:
         self.ground, self.unmet = ground._replace(answers=SimulationCache()), unmet
@@ -110,7 +109,7 @@ class Provisioner:
         self.next_s = inf
         ground = self.ground
         self.others = {one.id: one for one in list_group_leases(self.world, self.now_s)}
-        """What somebody else's machines bring: waited for, and never given back."""
+        """Machines that somebody else adds, as orders: waited for, and never released."""
         there = (*self.capacity.leases.values(), *self.others.values())
         coming = [one for one in there if one.coming(self.now_s) and not is_claim_owner(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
@@ -131,24 +130,24 @@ class Provisioner:
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
         self._of: dict[OfferId, list[Lease]] = {}
-        """Of each Offer what was ordered, and of what comes out of a pool for all nodes what was ordered of that."""
+        """Orders by offer; offers from one pool for all nodes share an entry."""
         for lease in self.leases.values():
             self._of.setdefault(_whose(lease.offer), []).append(lease)
         self.pledged: set[LeaseId] = set()
-        """What claims wait for."""
+        """Orders that claims wait for."""
         self.said: dict[PlacementRequest, str] = {}
         self.asked: set[PlacementRequest] = set()
-        """Who has something in a queue from this Plan on."""
+        """Requests with an order in a queue from this plan on."""
         self.trials = TrialBudget(self.ground, (one for one in self.wants if one not in self.got))
         self.sought: dict[tuple[PlacementRequest, bool], bool] = {}
-        """Kinds of PlacementRequests, and whether there was an Offer for the last of them."""
+        """Kinds of requests, and whether there was an offer for the last of each kind."""
         self.room = NONE
-        """What is kept free ahead of need."""
+        """Capacity that is kept free ahead of need."""
         self.asks = False
-        """It is not known yet what providers have: nothing is ordered, and nobody is told that there is nothing."""
+        """Whether providers' orders are still unknown: nothing is ordered, and no request is reported as hopeless."""
 
     def later(self, at_s: float) -> None:
-        """Time alone changes the answer then."""
+        """Note that time alone changes the answer at `at_s`."""
         if self.now_s < at_s < self.next_s:
             self.next_s = at_s
 
@@ -167,8 +166,10 @@ class Provisioner:
         return self.ground.outlook.restart_s(model)
 
     def _placed(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
-        """Whom what is in queues stands for: its owner before all others, who ask for more meanwhile. Else the owner
-        would queue once more.
+        """Match queued orders to requests.
+
+        An order's owner comes before all others, who order elsewhere meanwhile; otherwise the owner would queue once
+        more.
         """
         owners, priorities = {one.owner for one in queued}, [one.priority for one in self.wants]
         above = max(priorities, default=0) - min(priorities, default=0) + 1
@@ -179,7 +180,7 @@ class Provisioner:
         }
 
     def settled(self) -> ProvisioningResult:
-        """All of it."""
+        """Return orders, releases and updated reasons."""
         pledges = [commit_claim(one, self.world, self.leases.values(), self.now_s) for one in self.capacity.awaited]
         self.pledged = {one.lease.id for one in pledges if one.lease is not None}
         self.asks = not self._may_order()
@@ -217,7 +218,7 @@ class Provisioner:
                 self._seek(want)
 
     def _seek(self, want: PlacementRequest) -> None:
-        """An Offer, unless there was none for its like before: what can be had only gets less."""
+        """Order an offer, unless there was none for a request of this kind: availability only decreases in a plan."""
         kind = normalize_request(want), want in self.queued
         if not self.sought.get(kind, len(self.sought) < KINDS_MAX):
             self.said[want] = self._none()
@@ -234,18 +235,18 @@ class Provisioner:
             self._take(want, chosen)
 
     def _timely(self, want: PlacementRequest, one: RatedOffer) -> bool:
-        """Whether it is ordered by now for what is needed from some moment on: what comes sooner is paid for idle."""
+        """Whether to order now for a need that begins later: capacity that comes sooner is paid for while idle."""
         takes_s = one.expected.p95_s
         from_s = -inf if takes_s == inf else want.begins_s - takes_s - STARTS * self._start_s(want.model)
         self.later(from_s)
         return self.now_s >= from_s
 
     def _waited(self, want: PlacementRequest) -> bool:
-        """Whether anybody waits for it now, for whom two are started where one is not sure."""
+        """Whether requests wait for it now; then two orders are made where one is not sure."""
         return self.world.loads.get(want.model, NO_LOAD).waiting > 0
 
     def _pledge(self, one: ClaimCommitment) -> None:
-        """The scheduler gave it to a claim: that goes before what is merely lacked."""
+        """Order for a claim that the scheduler allocated; claims precede unplaced requests."""
         if one.offer is not None and len(self.orders) < ORDERS_MAX:
             awaited = one.awaited
             reason = f"claim {awaited.namespace}/{awaited.name} was given what could be attached"
@@ -257,7 +258,7 @@ class Provisioner:
         return waits and self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
 
     def judged(self, want: PlacementRequest) -> Iterator[tuple[Offer, RatedOffer | str]]:
-        """Every Offer: as a RatedOffer, or why it would not do now."""
+        """Rate every offer: a RatedOffer, or why it would not do now."""
         deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         for offer, rest in self._open(want):
             if isinstance(rest, str):
@@ -269,7 +270,7 @@ class Provisioner:
                 yield offer, found or "it would not have room there"
 
     def _rungs(self, want: PlacementRequest, *, endless: bool = False) -> Iterator[RatedOffer]:
-        """Those that would do now, the best first. `endless`: of which nobody can say when they come."""
+        """Offers that would do now, best first. `endless`: only those with an unknown delivery time."""
         deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         found = ((offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str))
         open_ = {offer.id: (offer, rest) for offer, rest in found if not endless or self._expected(offer).p50_s == inf}
@@ -277,7 +278,7 @@ class Provisioner:
         return rank_offers_lazily(rungs, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
 
     def _tried_rung(self, want: PlacementRequest, rest: Offer, one: RatedOffer) -> RatedOffer | None:
-        """With as many Devices as do; None: no number does."""
+        """The offer with as many devices as suffice; None if no number does."""
         many = self.trials.devices(want, rest)
         return None if many is None else one._replace(devices=many)
 
@@ -285,7 +286,7 @@ class Provisioner:
         return rate_offer(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))
 
     def _open(self, want: PlacementRequest) -> Iterator[tuple[Offer, Offer | str]]:
-        """Every Offer, with what can be had of it, or why nothing."""
+        """Every offer, with what is left of it, or why nothing is."""
         for provider in sorted(self.capacity.offers):
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
                 if want in self.queued and (offer.queued or self._expected(offer).p50_s == inf):
@@ -294,7 +295,7 @@ class Provisioner:
                     yield offer, self._left(offer)
 
     def _left(self, offer: Offer) -> Offer | str:
-        """What of it can still be had, or why nothing: what was ordered since it was offered is not in it any more."""
+        """What is left of the offer, or why nothing is: orders placed since it was made are subtracted."""
         if not has_current_offers(self.capacity, offer.provider, self.now_s):
             return SILENT
         if (bar := find_offer_backoff(self.capacity, offer.id, self.now_s)) is not None:
@@ -318,7 +319,7 @@ class Provisioner:
     def _make(
         self, owner: ModelName, offer: Offer, devices: int, takes: Expected, reason: str, *, hedge: bool = False
     ) -> Lease:
-        """It is ordered."""
+        """Record a new order."""
         whose = f"{self.world.installation}/{offer.provider}" if self.world.installation else offer.provider
         name = next_lease_name(whose, owner, {id.name for id in self.leases})
         due_s = self.now_s + due_after_s(offer, takes)
@@ -336,9 +337,7 @@ class Provisioner:
         return lease
 
     def _keep_free(self) -> None:
-        """A Lease is ordered of each provider of which more is to be free than is: the next Plan orders what still
-        lacks.
-        """
+        """Place one order at each provider with too little headroom; the next plan orders the rest."""
         self.room = compute_headroom(self.ground, self.leases.values(), self._wanted())
         for provider, lacks in () if self.asks else self.room.lacking.items():
             rests = map(self._left, self.capacity.offers.get(provider, ()))
@@ -350,17 +349,17 @@ class Provisioner:
                 self.room = self.room._replace(kept=self.room.kept | {made.id})
 
     def _wanted(self) -> frozenset[LeaseId]:
-        """What somebody waits for."""
+        """Orders that somebody waits for."""
         wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values(), *self.pledged}
         return frozenset(wanted | {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants})
 
     def _released(self) -> Iterator[ReleaseLease]:
         return plan_releases(self.ground, self._wanted(), self.room.kept, self.later)
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- reasons ------------------------------------------------------------------------------------------------------
 
     def _told(self, missing: Unplaced) -> Unplaced:
-        """Who waits for a Lease is not told that there is no room."""
+        """Update a request's reason: one that waits for an order is not reported as lacking room."""
         want = missing.want
         got = self.got.get(want)
         lease = None if got is None else self.leases.get(got) or self.others.get(got)
@@ -386,11 +385,11 @@ class Provisioner:
 
     @cached_property
     def _some_day(self) -> Callable[[ModelName], bool]:
-        """Looked at only where somebody fits on nothing that is there."""
+        """Computed only if some request fits no existing device."""
         return build_future_fit_check(self.world, self.now_s)
 
     def _queued(self, lease: Lease) -> str:
-        """Nobody waits for it: that it was asked for is told beside what else is lacking."""
+        """Reason for a queued order that the request does not wait for; it is reported next to what else is lacking."""
         asked_s, listed, left = self.now_s - lease.asked_s, lease.listed, self._left_s(lease)
         when = "cannot say when" if left == inf else f"brings it in about {format_duration(left)}"
         said = "" if listed is None or not listed.says else f": {listed.says}"

@@ -1,15 +1,13 @@
-"""Leases that leave, since when, and which of them do not go: told from one World to the next. Pure.
+"""Decides which capacity orders to release and why, and tracks how long releases take. Pure.
 
-A Lease says when it was ordered to go last, not first, and who follows ordered nothing: so whoever counts them
-(metrics) or tells of them (Events) has one `Leaving` that sees every World. What somebody is on is waited for, and is
-not stuck.
+An order that does not arrive by its deadline is given up, one that nobody waits for any more is withdrawn before it
+arrives, and an idle one is released when keeping it costs more than it is worth. Nothing is released while a replica is
+on it, or while demand is unknown. A release is forced only where an operator drains by force, and even then a normal
+release is tried first.
 
-Which Leases are given back, and why: those that do not come, that nobody waits for, or that stand idle. Pure.
-
-Owns that choice. A Lease that does not come by its time is given up; one that nobody waits for any more is taken back
-before it comes; one that stands idle goes when keeping it costs more than it is worth. Promises: nothing is given back
-that a Replica is on, nor while it is not known who calls; nothing is forced but what an operator drains by force, and
-that at first goes as any other does.
+`Leaving` records since when orders are being released, and which are stuck. An order holds the time of its last release
+request, not the first, and followers send none; so metrics and Events each use one `Leaving` that sees every World.
+Capacity with occupants is waited for, and is not stuck.
 """
 
 from __future__ import annotations
@@ -33,24 +31,24 @@ from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.text import format_duration
 
 STUCK_S: Final = 300.0
-"""A fabric lets go of a GPU in seconds, a cloud of a machine in some minutes, and by then the order was given seven
-times: what is there after so long a person has to look at. The alert has the same number."""
+"""A fabric releases a GPU in seconds, a cloud a machine in minutes, and by then the request was sent seven times: what
+is left after this time needs a person. The alert uses the same number."""
 
 
 def is_leaving(lease: Lease) -> bool:
-    """It was ordered to go, or its provider takes it away."""
+    """Whether its release was requested, or its provider withdraws it."""
     return lease.leaving or (lease.listed is not None and lease.listed.phase == "leaving")
 
 
 class Leaving:
-    """Call `look` with every World."""
+    """Tracks releases in progress. Call `look` with every World."""
 
     def __init__(self) -> None:
         self._since_s: Mapping[LeaseId, float] = {}
         self._now_s = 0.0
 
     def look(self, capacity: Capacity, now_s: float) -> None:
-        """Takes what there is now."""
+        """Update from the current orders."""
         before = self._since_s
         self._since_s = {
             id: before.get(id, now_s) for id, one in capacity.leases.items() if is_leaving(one) and not one.in_use
@@ -58,37 +56,39 @@ class Leaving:
         self._now_s = now_s
 
     def longest_s(self) -> Mapping[str, float]:
-        """By provider that has any: for how long the one that leaves longest does."""
+        """By provider with releases in progress: the age of the oldest one."""
         found: dict[str, float] = {}
         for id, since_s in self._since_s.items():
             found[id.provider] = max(found.get(id.provider, 0.0), self._now_s - since_s)
         return found
 
     def stuck(self) -> frozenset[LeaseId]:
-        """Those that have left for longer than STUCK_S and are still there."""
+        """Orders that still exist more than STUCK_S after their release began."""
         return frozenset(id for id, since_s in self._since_s.items() if self._now_s - since_s > STUCK_S)
 
 
 WITHDRAW_S = 10.0
-"""What was ordered is not taken back before: whose Calls left for a moment comes back."""
+"""Minimum age before an order is withdrawn: requests that disappear for a moment come back."""
 STRAY_S = 10.0
-"""What comes when nobody waits for it is somebody's in this time, or goes."""
+"""Capacity that arrives when nobody waits for it must be used within this time, or is released."""
 RETRY_S = (10.0, 60.0)
-"""From one order to give back to the next, twice as long each time."""
+"""Interval between release requests: the first, doubled each time up to the second."""
 FORCED = "; it does not go, so it is detached by force"
 
 
 def plan_releases(
     ground: SimulationContext, wanted: Collection[LeaseId], kept: Collection[LeaseId], later: Callable[[float], None]
 ) -> Iterator[ReleaseLease]:
-    """In order of their ids. `wanted`: what somebody waits for; `kept`: what is to be free; `later`: is told when time
-    alone changes the answer.
+    """Releases in order of ids.
+
+    `wanted`: orders that somebody waits for; `kept`: headroom; `later`: called with the times at which time alone
+    changes the answer.
     """
     return _Returning(ground, wanted, kept, later).all()
 
 
 class _Returning:
-    """One Plan's."""
+    """The releases of one plan."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Returning:
         self.capacity, self.wanted, self.kept, self.later = ground.world.capacity, wanted, kept, later
 
     def all(self) -> Iterator[ReleaseLease]:
-        """See plan_releases."""
+        """Yield the releases; see `plan_releases`."""
         told = is_demand_complete(self.world, self.now_s)
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
@@ -116,12 +116,12 @@ class _Returning:
                 if not why and (told or is_claim_owner(lease.owner)) and lease.id not in {*self.wanted, *self.kept}:
                     why, uncommitted = self._unwanted(lease), True
             if why:
-                force = lease.leaving and self._forced(lease)  # at first it goes as any other does
+                force = lease.leaving and self._forced(lease)  # the first attempt is a normal release
                 released = ReleaseOrder(id=lease.id, epoch=self.world.epoch, uncommitted=uncommitted, force=force)
                 yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
 
     def _taken(self, lease: Lease) -> bool:
-        """Whether this very Plan gives some of it to somebody."""
+        """Whether this plan assigns some of it."""
         return any(one.id in self.taken for one in slices_of(self.world, lease))
 
     def _forced(self, lease: Lease) -> bool:
@@ -134,7 +134,7 @@ class _Returning:
         return lease.why or "it is given back" if self.now_s >= due_s else ""
 
     def _late(self, lease: Lease) -> tuple[str, bool]:
-        """It failed, or does not come."""
+        """Why it failed or is overdue, and whether to release it only if it has not arrived meanwhile."""
         listed = lease.listed
         if listed is not None and listed.phase == "failed":
             return f"it failed: {listed.says or 'its provider does not say why'}", False
@@ -149,7 +149,7 @@ class _Returning:
         return f"not here after {format_duration(self.now_s - lease.asked_s)}", not (shown and lease.committed)
 
     def _unwanted(self, lease: Lease) -> str:
-        """What has come so far that it is paid for comes."""
+        """Why to withdraw it; empty once it is committed, since it is paid for then."""
         if lease.committed:
             return ""
         due_s = lease.asked_s if lease.hedge else lease.asked_s + WITHDRAW_S
@@ -159,7 +159,7 @@ class _Returning:
     def _idle(self, lease: Lease) -> str:
         since_s, mine = lease.idle_since_s, slices_of(self.world, lease)
         if is_force_drained(self.world, lease) and not any(self.world.by_slice.get(one.id) for one in mine):
-            return "an operator drains it by force"  # though others' pods are on it
+            return "an operator drains it by force"  # even if pods of others are on it
         if lease.in_use or since_s is None:
             return ""
         idle_s, learnt = self.now_s - since_s, self.capacity.learnt.get(lease.offer.kind, NO_LEARNT)
@@ -174,7 +174,7 @@ class _Returning:
         with_node = is_on_unneeded_node(self.world, lease)
         kept_s = min(kept_s, STRAY_S) if with_node else kept_s
         self.later(since_s + kept_s)
-        self.later(since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf))  # it is worth less then
+        self.later(since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf))  # its value drops then
         if idle_s < kept_s or is_release_blocked(self.world, lease):
             return ""
         if with_node:

@@ -1,10 +1,10 @@
-"""What operators ordered, as the plan sees it: closed Devices and nodes, Replicas that must go, and how long they may.
+"""Evaluates operators' orders: closed devices and nodes, replicas that must stop, and their deadlines. Pure.
 
-Owns the meaning of the orders in a World. A cordon closes a Place to whatever is not there yet; a drain also moves what
-is there, as a rollout does: a successor is started elsewhere first where there is room. A stop ends every Replica that
-a Model has now. Forced, an order waits for nothing but FORCE_S for running Calls, and what a fabric attached there is
-given back, in the end though its node does not let go of it. Pure; orders are folded by
-`autoscaler.fold.operator_orders`, and made of what people ask by `autoscaler.server.operator_orders`.
+A cordon closes a device or node to new replicas. A drain also moves the replicas there, as a rollout does: a successor
+starts elsewhere first if there is room. A stop ends every replica that a model has now. A forced order waits only
+FORCE_S for running requests, and what a fabric attached there is released, eventually even if its node does not let go
+of it. Orders are folded by `autoscaler.fold.operator_orders`, and made of what people request by
+`autoscaler.server.operator_orders`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import Replica, Slice, World
 
 FORCE_S = 10.0
-"""Calls on a Replica that is forced to end have so long."""
+"""How long requests may still run on a replica that is forced to stop."""
 STOPPED = "stopped by an operator"
 WOKEN = "woken by an operator"
 CLOSED = "cordoned by an operator"
 STILL_THERE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
-"""A Replica in one of these keeps a stop from being carried out."""
+"""A stop is incomplete while a replica is in one of these states."""
 
 
 def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
-    """The orders about a Slice's Device and node."""
+    """The orders that cover a slice's device or node."""
     for place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
         if place in world.cordons:
             yield world.cordons[place]
 
 
 def explain_closed_slice(world: World, slice_: Slice) -> str:
-    """Why nothing new is put on a Slice, in words; empty: neither its driver nor an operator minds,
-    nor is its node being cut anew.
+    """Why nothing new is placed on a slice; empty if it is open.
+
+    Its driver or an operator closed it, or its node is being repartitioned.
     """
     why = (explain_closed_node(world, slice_.node) if world.cuttable else "") or slice_.closed
     if why or not world.cordons:
@@ -46,7 +47,7 @@ def explain_closed_slice(world: World, slice_: Slice) -> str:
 
 
 def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
-    """The order by which a Replica leaves its Slices, the most urgent first; None: none does."""
+    """The order by which a replica leaves its slices, most urgent first; None if there is none."""
     if not world.cordons:
         return None
     slices = (world.slices[id] for id in replica.slices if id in world.slices)
@@ -55,18 +56,18 @@ def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
 
 
 def explain_drain(cordon: Cordon) -> str:
-    """`node n1 is drained by an operator`."""
+    """Reason of a drain: `node n1 is drained by an operator`."""
     return cordon.why or f"{_named(cordon.place)} is drained by an operator"
 
 
 def is_stop_ordered(world: World, replica: Replica) -> bool:
-    """Whether an operator wants this Replica to end: it is not revived, and its end tells nothing of idleness."""
+    """Whether an operator ends this replica: it is not revived, and its end says nothing about idleness."""
     stop = world.stops.get(replica.model)
     return (stop is not None and replica.created_s <= stop.since_s) or find_drain_cordon(world, replica) is not None
 
 
 def forced_stop_deadline_s(world: World, replica: Replica) -> float:
-    """When a draining Replica is stopped, whatever runs on it, because an operator forces it; infinite: not so."""
+    """When a draining replica is stopped despite running requests since an operator forces it; infinite if not."""
     since_s = replica.since_s if replica.drain is None else replica.drain.since_s
     stop, cordon, limit = world.stops.get(replica.model), find_drain_cordon(world, replica), inf
     if stop is not None and stop.force and replica.created_s <= stop.since_s:
@@ -77,7 +78,7 @@ def forced_stop_deadline_s(world: World, replica: Replica) -> float:
 
 
 def is_force_drained(world: World, lease: Lease) -> bool:
-    """Whether an operator drains by force all of a Lease of Devices that are attached to a node: the node, or each."""
+    """Whether an operator drains by force all devices of an order attached to a node: the node, or each device."""
     listed = lease.listed
     if listed is None or not lease.offer.node or not world.cordons:
         return False
@@ -87,7 +88,7 @@ def is_force_drained(world: World, lease: Lease) -> bool:
 
 
 def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ...]:
-    """Replicas that hold something of a Place, in order of ids."""
+    """Replicas on the device or node, in order of ids."""
     found: dict[ReplicaId, None] = {}
     for slice_ in world.slices.values():
         if place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
@@ -96,7 +97,7 @@ def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ..
 
 
 def list_cordon_targets(world: World) -> set[CordonTarget]:
-    """Every Device and node that can be named."""
+    """Every device and node that an order can name."""
     devices = {CordonTarget("device", slice_.device) for slice_ in world.slices.values()}
     return devices | {CordonTarget("node", slice_.node) for slice_ in world.slices.values()} | world.cordons.keys()
 

@@ -1,8 +1,8 @@
-"""Slices on which more is than they have, since somebody else put it there: who goes, and why. Pure.
+"""Detects slices overcommitted by others, and selects the replicas that must go. Pure.
 
-Owns what of a Slice is ours, what a Replica holds of it, and when it is crowded. Replicas are placed so that they fit;
-but a scheduler may give a pod another device than was chosen, and pods of others come where they like. What they really
-did counts. Promises: nothing new is put on a Slice that is crowded; who was there first stays, as far as there is room.
+Defines what of a slice is ours, what a replica holds of it, and when it is overcommitted. Replicas are placed so that
+they fit; but a scheduler may give a pod another device than was chosen, and pods of others arrive anywhere. What they
+really did counts. Nothing new is placed on an overcommitted slice; the oldest replicas stay, as far as there is room.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CROWDED = "more is on it than it has: {} there, and not by our choice"
 
 
 def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
-    """What it holds of a Slice that it has."""
+    """What it holds of one of its slices."""
     place = 1 if slice_.holders_max else 0
     if _alone(replica, slice_):
         return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, place)
@@ -26,12 +26,12 @@ def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
 
 
 def compute_usable_resources(slice_: Slice) -> ResourceAmount:
-    """What of a Slice is ours: its sizes are what pods of others have left."""
+    """What of a slice is ours: its sizes already exclude pods of others."""
     return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, max(0, slice_.holders_max - slice_.theirs))
 
 
 def list_crowded_slices(world: World) -> dict[SliceId, str]:
-    """These Slices, and what is said of them."""
+    """Overcommitted slices -> why nothing is placed there."""
     found: dict[SliceId, str] = {}
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ())]
@@ -43,7 +43,7 @@ def list_crowded_slices(world: World) -> dict[SliceId, str]:
 
 
 def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId, str]:
-    """Who has to go, the youngest first, and why; in order of Slices. `anyway`: who goes for other reasons."""
+    """Replicas that must go, youngest first -> why; in order of slices. `anyway`: those that go for other reasons."""
     going: dict[ReplicaId, str] = {}
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ()) if one not in anyway]
@@ -55,15 +55,17 @@ def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> di
 
 
 def explain_misplacement(replica: Replica) -> str:
-    """That it is elsewhere than it was placed, in words; empty: it is not."""
+    """Where it is instead of where it was placed; empty if it is there."""
     if not replica.chosen:
         return ""
     return f"it was given {', '.join(replica.slices)}, and not {', '.join(replica.chosen)}, which was chosen"
 
 
 def is_on_chosen_devices(world: World, replica: Replica) -> bool:
-    """Whether it is on the Devices that were chosen: of parts of one, claims cannot always name the place. Who claimed
-    a part of all that was chosen has left no such Slice.
+    """Whether it is on the chosen devices.
+
+    Claims cannot always name a part of a device. If a claim took a part of a slice that was chosen as a whole, that
+    slice no longer exists.
     """
     there, chosen = ([world.slices.get(id) for id in ids] for ids in (replica.slices, replica.chosen))
     if len(there) == 1 and there[0] is not None and chosen == [None]:
@@ -73,14 +75,14 @@ def is_on_chosen_devices(world: World, replica: Replica) -> bool:
 
 
 def _suspects(world: World) -> list[SliceId]:
-    """Slices that somebody else than the plan put something on, in order."""
+    """Slices on which somebody else than the plan placed something, in order."""
     given = {id for one in world.replicas.values() if one.chosen for id in one.slices if id in world.slices}
     theirs = {id for id in world.by_slice if id in world.slices and world.slices[id].theirs}
     return sorted(given | theirs)
 
 
 def _over(slice_: Slice, holders: Sequence[Replica]) -> bool:
-    """Whether they hold more than there is. Of a shared Slice its size is what pods of others have left."""
+    """Whether they hold more than there is. The size of a shared slice already excludes pods of others."""
     if not holders:
         return False
     many = len(holders) + slice_.theirs

@@ -1,10 +1,9 @@
-"""What agents of nodes said, as far as it still counts, and what others have of nodes; what follows from it. Pure.
+"""Evaluates agents' reports: freshness, device health, which replica has which devices, and freed memory. Pure.
 
-Owns the age at which a report ends to count, which Devices are whose, and when a Device's memory is back. A report that
-is too old is no measurement, and none is not zero. In a cluster a Slice only counts the GPUs of its node (NODE/gpuN),
-and which of them a pod gets is its kubelet's choice: so a Slice's Device is known by the Replica on it, whose pod the
-report names with its Devices; and as many free Slices are closed as there are Devices that are unhealthy and nobody's,
-or that pods of others have.
+A report that is too old is no measurement, and no report does not mean zero. In a cluster a slice only counts the GPUs
+of its node (NODE/gpuN), and the kubelet chooses which of them a pod gets. So a slice's device is known from the replica
+on it, whose pod the report lists with its devices. As many free slices are closed as there are unhealthy devices that
+no pod has, and devices that pods of others have.
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ from autoscaler.state.operator_orders import NodeAgentStatus
 from autoscaler.state.world import DeviceId, PodRef, Replica, Slice, SliceId, World
 
 IDLE_BYTES_MAX = 1 << 30
-"""What a driver and its daemons keep of a Device that nobody uses, and more: about 0.6 GiB of an H100."""
+"""Upper bound of what a driver and its daemons keep of an unused device: about 0.6 GiB of an H100."""
 NOTICED_BYTES = 64 << 20
-"""A Device's use that changes by less is no news."""
+"""Smaller changes of a device's use are ignored."""
 ILL = "a device of its node is unhealthy, its agent says"
 OTHERS = "pods of others have a device of its node"
 STUCK_S = 60.0
-"""Stopping or scrubbing for longer than that is not counted on any more: a PlacementRequest may take another victim,
-and nothing new is put on the Device.
-"""
+"""Memory of a replica that stops or scrubs for longer than this is no longer expected: a request may take another
+victim, and nothing new is placed on the device."""
 
 
 def is_report_fresh(node: NodeAgentStatus, now_s: float) -> bool:
-    """Whether what the agent said still counts."""
+    """Whether the agent's report still counts."""
     return now_s < node.seen_s + NODE_EXPIRY_S
 
 
 def is_redundant_node_report(known: NodeReport, report: NodeReport) -> bool:
-    """Whether a later report of the same agent says nothing new: it only shows that the agent lives."""
+    """Whether a later report of the same agent has no news but that the agent is alive."""
     return _at_rest(known) == _at_rest(report) and all(
         abs(before.used_bytes - after.used_bytes) < NOTICED_BYTES
         for before, after in zip(known.devices, report.devices, strict=True)
@@ -52,15 +50,15 @@ def _at_rest(report: NodeReport) -> NodeReport:
 
 
 def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
-    """The ids of its Devices that are."""
+    """Ids of its unhealthy devices."""
     return tuple(device.id for device in report.devices if not device.healthy)
 
 
-# --- whose Devices are which ------------------------------------------------------------------------------------------
+# --- devices of replicas ----------------------------------------------------------------------------------------------
 
 
 def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceReport, ...]:
-    """The Devices that a Replica's pod has, in order of ids, as its node's agent says now; none: it does not."""
+    """The devices of a replica's pod, in order of ids, as its node's agent reports now; empty if it does not."""
     node = _node_of(world, replica, now_s)
     if node is None or replica.pod is None:
         return ()
@@ -68,7 +66,7 @@ def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceRepo
 
 
 def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
-    """What the agent of its node measured lately of a Slice's Device; None: nothing that counts."""
+    """What the agent of its node measured recently of a slice's device; None if nothing counts."""
     node = world.nodes.get(slice_.node)
     if node is None or not is_report_fresh(node, now_s):
         return None
@@ -83,9 +81,9 @@ def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceRepor
 
 
 def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
-    """Whether the memory of a Replica's Devices was measured to be free again, by a look later than `since_s`.
+    """Whether the memory of a replica's devices was measured to be free again, later than `since_s`.
 
-    Its pod is gone since then. Nothing is proven of Devices that nobody said it had, of shared ones, and while the
+    Its pod is gone since then. Nothing is proven of devices that no report listed for it, of shared ones, and while the
     kubelet, or a process that holds memory, still names the pod.
     """
     replica = world.replicas.get(id)
@@ -113,7 +111,7 @@ def _reported(node: NodeAgentStatus, ids: Iterable[str]) -> tuple[DeviceReport, 
 
 
 def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
-    """The Devices of a pod in a table of pods; by its uid, or by its name where only that is known."""
+    """The devices of a pod in a table of pods; by its uid, or by its name if only that is known."""
     for one in pods:
         if one.pod_uid == pod.uid if one.pod_uid else (one.namespace, one.name) == (pod.namespace, pod.name):
             return one.devices
@@ -124,7 +122,7 @@ def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
 
 
 def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is put, because of what is known of their node or Device; why, in words."""
+    """Slices on which nothing new is placed because of their node or device -> why."""
     sick = {
         **list_crowded_slices(world),
         **mps_failures.list_mps_failed_slices(world, now_s),
@@ -143,8 +141,9 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices of Devices that somebody who ended does not let go of; why, in words. The host's memory is none: what is
-    stuck there takes no more than its room.
+    """Slices of devices that an ended replica still holds -> why.
+
+    Host memory is left out: what is stuck there takes only its own room.
     """
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
@@ -158,7 +157,7 @@ def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_unhealthy_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is put, because of what agents say of their Devices' health; why, in words."""
+    """Slices on which nothing new is placed because agents report unhealthy devices -> why."""
     sick = {name: node for name, node in world.nodes.items() if node.unhealthy and is_report_fresh(node, now_s)}
     if not sick:
         return {}
@@ -170,15 +169,16 @@ def list_unhealthy_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
-    """Replicas on a Device that is lost, in order of ids."""
+    """Replicas on a lost device, in order of ids."""
     if not any(node.unhealthy for node in world.nodes.values()):
         return ()
     return tuple(id for id in sorted(world.replicas) if is_lost(world, world.replicas[id], now_s))
 
 
 def is_lost(world: World, replica: Replica, now_s: float) -> bool:
-    """Whether a Device that it has is unhealthy while another of its node is not. Where all are, the look itself may
-    have failed: then its engine says how it is.
+    """Whether one of its devices is unhealthy while another of its node is not.
+
+    If all are, the measurement itself may have failed: then its engine shows its state.
     """
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
@@ -188,16 +188,17 @@ def is_lost(world: World, replica: Replica, now_s: float) -> bool:
 
 
 def _ill_of(world: World, node: NodeAgentStatus, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
-    """Those that are known by their Device, and the last free ones: as many as an unhealthy Device has of which it is
-    not known whose they are. It is a fault domain: where Devices are shared, all its shares are out.
+    """Slices known by their device, and as many of the last free ones as unhealthy devices have shares without a known
+    pod.
 
-    A device plug-in that has noticed takes a Device out of the node's count: there are fewer Slices than Devices then.
+    A device is a fault domain: where it is shared, all its shares are out. A device plug-in that has noticed takes a
+    device out of the node's count: then there are fewer slices than devices.
     """
     known = {one.id: report for one in slices if (report := find_device_report(world, one, now_s)) is not None}
     yield from (id for id, report in known.items() if not report.healthy)
     shares = max(Counter(one.device for one in slices).values(), default=1)
     taken = Counter(id for pod in node.report.pods for id in pod.devices)
-    if shares == 1:  # the Device itself may be its Slice, and named so
+    if shares == 1:  # the slice may be the device, by name
         taken |= Counter({report.id: 1 for report in known.values()})
     left_out = max(0, len(node.report.devices) * shares - len(slices))
     nobodys = max(0, sum(max(0, shares - taken[id]) for id in node.unhealthy) - left_out)

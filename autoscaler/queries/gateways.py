@@ -1,8 +1,9 @@
-"""What gateways have told: whether it is complete, what runs where, and whether a drain is acknowledged.
+"""Evaluates gateway reports: whether demand is complete, what runs where, and whether a drain is acknowledged.
 
-Owns the rules of acknowledged drain (interfaces, section 6): a stop waits until every known gateway acted on Routes in
-which the Replica drains and has no Call on it, or until the grace is over. Unknown is never zero: a gateway that is
-silent and not proven gone may have Calls. Decides nothing itself; `autoscaler.planner.plan` asks.
+Defines the rules of acknowledged drain (interfaces, section 6): a stop waits until every known gateway has applied
+routes in which the replica drains and has no request on it, or until the grace is over. Unknown is never zero: a
+gateway that is silent and not proven gone may have requests. Decides nothing itself; `autoscaler.planner.plan` uses the
+answers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from autoscaler.state.world import Gateway, Replica, World
 from autoscaler.text import format_duration
 
 LEADER_WAIT_S = 10.0
-"""A new leader stops nothing before every known gateway has reported to it, or for so long."""
+"""A new leader stops nothing until every known gateway has reported to it, or for this long."""
 DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
-"""The grace of a Replica whose Model has no document any more."""
+"""The grace of a replica whose model has no document any more."""
 
 
 class Verdict(NamedTuple):
-    """Whether a draining Replica is to be stopped now and why, or what it waits for, and when time alone ends that."""
+    """Whether to stop a draining replica now and why, or what it waits for, and when time alone ends that."""
 
     stop: bool
     reason: str
@@ -36,26 +37,26 @@ def list_known_gateways(world: World) -> Iterator[Gateway]:
 
 
 def list_silent_gateways(world: World, now_s: float) -> tuple[GatewayId, ...]:
-    """Known gateways whose Demand is unknown: nothing in this epoch, or a report that has expired."""
+    """Known gateways whose demand is unknown: no report in this epoch, or one that has expired."""
     return tuple(g.id for g in list_known_gateways(world) if not g.in_epoch or now_s >= g.seen_s + REPORT_EXPIRY_S)
 
 
 def is_demand_complete(world: World, now_s: float) -> bool:
-    """Whether the Demand of all gateways is known. While no gateway is known at all, a new leader waits for one."""
+    """Whether the demand of all gateways is known. While no gateway is known at all, a new leader waits for one."""
     if not any(True for _ in list_known_gateways(world)):
         return now_s >= world.leading_since_s + LEADER_WAIT_S
     return not list_silent_gateways(world, now_s)
 
 
 def next_change_s(world: World, now_s: float) -> float | None:
-    """When `is_demand_complete`, or the sum of Demand, next changes by time alone."""
+    """When `is_demand_complete`, or the sum of demand, next changes by time alone."""
     ends = [g.seen_s + REPORT_EXPIRY_S for g in list_known_gateways(world) if g.report is not None]
     ends.append(world.leading_since_s + LEADER_WAIT_S)
     return min((end for end in ends if end > now_s), default=None)
 
 
 def count_running_calls(world: World) -> dict[ReplicaId, int]:
-    """Calls on each Replica that has any, as gateways last said."""
+    """Requests on each replica that has any, as gateways last reported."""
     calls: dict[ReplicaId, int] = {}
     for gateway in list_known_gateways(world):
         for replica, use in gateway.uses.items():
@@ -65,7 +66,7 @@ def count_running_calls(world: World) -> dict[ReplicaId, int]:
 
 
 def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
-    """What to do with a draining Replica."""
+    """Decide whether to stop a draining replica."""
     model = world.models.get(replica.model)
     drain = replica.drain
     since_s = replica.since_s if drain is None else drain.since_s
@@ -83,7 +84,7 @@ def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
 
 
 def _holds(gateway: Gateway, replica: Replica) -> str:
-    """Why the gateway keeps the Replica from being stopped; empty: it does not."""
+    """Why the gateway keeps the replica from being stopped; empty if it does not."""
     report, drain = gateway.report, replica.drain
     if report is None or (drain is not None and (report.epoch, report.version) < (drain.epoch, drain.version)):
         return f"gateway {gateway.id} has not acknowledged"

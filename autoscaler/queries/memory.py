@@ -1,16 +1,14 @@
-"""What was measured of an engine's memory corrects what was estimated of it. Pure.
+"""Corrects memory estimates by measurements, and computes what replicas do with less or more memory. Pure.
 
-Owns the rule. Upwards at once: the plan never counts less than a Replica was seen to use. Downwards only when one had
-served for a while, and only to a margin above the most that was seen, since caches fill as Calls come. A document that
-says `gpu.memory` as a size is never corrected, and neither is a whole Device. What runs keeps what it was placed with,
-and nothing is started anew for it: memory is no part of a spec's hash but where the document asks for it.
+Estimates are corrected upwards at once: the plan never counts less than a replica was seen to use. They are corrected
+downwards only after one has served for a while, and only to a margin above the maximum seen, since caches fill as
+requests come. A size in `gpu.memory` is never corrected, nor is a whole device. Running replicas keep what they were
+placed with, and none restarts for it: memory is in a spec's hash only if the document requests it.
 
-How much less memory a Replica makes do with, of how much more it makes use, and what its engine is told. Pure.
-
-Owns the way from granted bytes to a smaller or larger cache: a share of the Device for engines that page it, fewer or
-more Slots of llama.cpp where the document says the context of each, else less or more context for all of them together.
-Promises: what an engine is told fits what was granted, from the least to the most that is offered here. It grants
-nothing; `autoscaler.placement.index.elastic` and `autoscaler.placement.growth` do.
+Granted bytes become a smaller or larger cache: a share of the device for engines that page their cache; fewer or more
+slots of llama.cpp if the document sets the context of each, else less or more context for all of them together.
+Invariant: what an engine is told fits what was granted, from the least to the most that is offered here.
+`autoscaler.placement.index.elastic` and `autoscaler.placement.growth` grant it.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from autoscaler.state.world import History, Replica, Used
 from autoscaler.text import format_size
 
 SERVED_S = 600.0
-"""Ready for so long, with Calls in that time: what it uses then is near what it will."""
+"""A replica ready for this long, with requests in that time, uses about what it ever will."""
 MARGIN = 1.25
-"""Above the most that was seen."""
+"""Factor above the maximum seen."""
 NOTICED_BYTES = 16 << 20
-"""More than before by less is no news."""
+"""Smaller increases are ignored."""
 
 
 def find_measured_memory(history: History, model: Model) -> Used | None:
-    """What was measured of the Model as it is now."""
+    """What was measured of the model's current spec."""
     used = history.used
     if used is None or used.estimated_bytes != model.estimated_bytes or used.spec_hash != model.spec_hash():
         return None
@@ -42,7 +40,7 @@ def find_measured_memory(history: History, model: Model) -> Used | None:
 
 
 def record_measured_memory(history: History, model: Model, used_bytes: int, *, served: bool) -> History:
-    """A Replica of the Model as it is now uses `used_bytes`; `served`: and has served for a while."""
+    """A replica of the current spec uses `used_bytes`; `served`: and has served for a while."""
     before = find_measured_memory(history, model)
     if before is None:
         before = Used(spec_hash=model.spec_hash(), estimated_bytes=model.estimated_bytes, bytes=0)
@@ -54,7 +52,7 @@ def record_measured_memory(history: History, model: Model, used_bytes: int, *, s
 
 
 def correct_memory_estimate(model: Model, history: History) -> Model:
-    """The Model with the memory that the plan counts for its next Replica."""
+    """The model with the memory that the plan counts for its next replica."""
     if model.estimated_bytes == 0:
         return model
     memory_bytes, used = model.estimated_bytes, find_measured_memory(history, model)
@@ -65,31 +63,31 @@ def correct_memory_estimate(model: Model, history: History) -> Model:
 
 
 CELLS: Final = 256
-"""llama.cpp rounds a context up to so many tokens."""
+"""llama.cpp rounds a context up to a multiple of this many tokens."""
 MIB: Final = 1 << 20
-"""Steps in which engines that page their cache get more of it, and who is told by a placeholder."""
+"""Step of growth for engines that page their cache, and for those that get it by a placeholder."""
 PAGED: Final = frozenset({"vllm", "sglang"})
-"""Engines that page their cache: they use all that they are given."""
+"""Engines that page their cache: they use all memory that they are given."""
 SLOTS_MAX: Final = 100_000
-"""Of one Replica, as a document may say."""
+"""Maximum for one replica, as in a document."""
 
 
 class Given(NamedTuple):
-    """What one Replica has of what its document asks for; each as the document says unless it is told here."""
+    """What one replica has of what its document requests; defaults mean as in the document."""
 
     memory_fraction: float | None = None
-    """So much of each Device its engine may take, where nothing else keeps it from the rest."""
+    """Fraction of each device that its engine may use, if nothing else limits it."""
     memory_bytes: int = 0
     slots: int = 0
     shared_context_tokens: int = 0
-    """Of all Slots together."""
+    """Total over all slots."""
 
 
 AS_ASKED: Final = Given()
 
 
 def spare_bytes(model: Model) -> int:
-    """With so much less than it asks for a Replica makes do; 0: with nothing less."""
+    """How much less than requested a replica can run with; 0 if none."""
     percent, asked = model.spec.gpu.elastic_percent, model.memory_bytes
     if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None or is_memory_minimum(model):
         return 0
@@ -97,7 +95,7 @@ def spare_bytes(model: Model) -> int:
 
 
 def explain_rigid_memory(model: Model) -> str:
-    """Why a Model that is to be elastic is not, in words; empty: it is, or is not to be."""
+    """Why a model that is to be elastic is not; empty if it is, or is not to be."""
     if not model.spec.gpu.elastic_percent or spare_bytes(model):
         return ""
     if not model.memory_bytes:
@@ -112,7 +110,7 @@ def explain_rigid_memory(model: Model) -> str:
 
 
 def compute_growth(model: Model) -> Growth:
-    """How much more than it asks for a Replica makes use of."""
+    """How much more than requested a replica can use."""
     percent, asked, cache = model.spec.gpu.growth_percent, model.memory_bytes, model.cache
     if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None:
         return NO_GROWTH
@@ -124,7 +122,7 @@ def compute_growth(model: Model) -> Growth:
 
 
 def explain_no_growth(model: Model) -> str:
-    """Why a Model that may have more never does, in words; empty: it does, or may not."""
+    """Why a model that may have more never does; empty if it does, or may not."""
     if not model.spec.gpu.growth_percent or compute_growth(model).most_bytes:
         return ""
     if not model.memory_bytes:
@@ -137,26 +135,24 @@ def explain_no_growth(model: Model) -> str:
 
 
 def has_variable_memory(model: Model) -> bool:
-    """Whether what its Replicas are granted may differ from what it asks for, so that engines are told."""
+    """Whether its replicas may be granted other amounts than it requests, so that engines must be told."""
     return (is_memory_minimum(model) and model.spec.gpu.count == 1) or bool(
         spare_bytes(model) or compute_growth(model).most_bytes
     )
 
 
 def is_memory_minimum(model: Model) -> bool:
-    """Whether it is counted with what its artifact says, and its engine would take whatever there is (`gpu.memory:
-    auto`).
-    """
+    """Whether it counts only what its artifact needs, while its engine would use all there is (`gpu.memory: auto`)."""
     return model.estimated_bytes > 0 and model.spec.engine in PAGED
 
 
 def _outside(model: Model) -> int:
-    """What an engine that pages was seen to use beside what it was told to take: that much less it is told."""
+    """What a paging engine was seen to use beyond its limit: its limit is lowered by that much."""
     return max(0, model.memory_bytes - model.estimated_bytes) if is_memory_minimum(model) else 0
 
 
 def compute_engine_limits(model: Model, replica: Replica, memory_fraction: float | None = None) -> Given:
-    """What its engine is told."""
+    """The limits for its engine."""
     if not has_variable_memory(model):
         return Given(memory_fraction)
     memory_bytes = min(model.memory_bytes + compute_growth(model).most_bytes, replica.memory_bytes)
@@ -166,7 +162,7 @@ def compute_engine_limits(model: Model, replica: Replica, memory_fraction: float
 
 
 def compute_slots(model: Model, granted_bytes: int) -> int:
-    """Of a Replica that was granted so much."""
+    """Slots of a replica that was granted this much."""
     cache = model.cache
     if cache is None or not cache.slot_bytes or not _by_slots(model):
         return model.slots
@@ -174,37 +170,38 @@ def compute_slots(model: Model, granted_bytes: int) -> int:
 
 
 def has_shrunk(model: Model, replica: Replica) -> bool:
-    """Whether it has less than its document asks for, also where that says nothing of `elastic` any more."""
+    """Whether it has less than its document requests, also if that no longer sets `gpu.elastic`."""
     asked = model.memory_bytes if spare_bytes(model) else min(model.memory_bytes, _estimated(model))
     return _is_part(model, replica) and 0 < replica.memory_bytes <= asked - _within(spare_bytes(model))
 
 
 def has_grown(model: Model, replica: Replica) -> bool:
-    """Whether it has more than its document asks for, also where that says nothing of `compute_growth` any more."""
+    """Whether it has more than its document requests, also if that no longer sets `gpu.growth`."""
     more = compute_growth(model).most_bytes
     asked = model.memory_bytes if more else max(model.memory_bytes, _estimated(model))
     return _is_part(model, replica) and replica.memory_bytes >= asked + _within(more)
 
 
 def _is_part(model: Model, replica: Replica) -> bool:
-    """Whether it runs as its document says now, and that asks for a part of one Device, of some size."""
+    """Whether it runs its current document, and that requests a sized part of one device."""
     same = model.adopted is None and replica.spec_hash == model.spec_hash()
     return same and model.spec.gpu.count == 1 and model.memory_bytes > 0
 
 
 def _estimated(model: Model) -> int:
-    """What it asked for before anything was measured: between that and what it asks for now nobody was granted it."""
+    """The request before any measurement; amounts between it and the current request are neither less nor more."""
     return model.estimated_bytes or model.memory_bytes
 
 
 def _within(offered_bytes: int) -> int:
-    """By how much it differs at the least: by no more than pods round it, where no document offers anything."""
+    """Minimum difference that counts: more than pods round it by, if the document offers nothing."""
     return 1 if offered_bytes else MIB
 
 
 def describe_granted_memory(model: Model, replica: Replica) -> str:
-    """`granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi where it asks for 10Gi, with 6 slots instead of 4`;
-    empty: it has what it asks for.
+    """Describe memory that differs from the request; empty if it does not.
+
+    `granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi where it asks for 10Gi, with 6 slots instead of 4`.
     """
     if has_grown(model, replica):
         return _grown(model, replica)
@@ -233,12 +230,12 @@ def _shared_context_tokens(model: Model, granted_bytes: int) -> int:
 
 
 def _by_slots(model: Model) -> bool:
-    """Whether each Slot has a context of its own, so that there are fewer or more of them."""
+    """Whether each slot has its own context, so that memory changes the number of slots."""
     return model.spec.context_tokens is not None
 
 
 def _more(model: Model) -> int:
-    """Of so much more llama.cpp makes use: as many Slots as may be, or all of the model's own context for each."""
+    """How much more llama.cpp can use: for as many slots as allowed, or for the model's full context in each."""
     cache = model.cache
     if cache is None:
         return 0
@@ -248,7 +245,7 @@ def _more(model: Model) -> int:
 
 
 def _most(model: Model) -> int:
-    """So much its engine can do without."""
+    """How much its engine can do without."""
     cache = model.cache
     if model.spec.engine != "llama.cpp":
         return model.memory_bytes
@@ -257,19 +254,19 @@ def _most(model: Model) -> int:
     slack = model.memory_bytes - _needed(model)
     if model.spec.context_tokens is not None:
         return slack + (model.slots - 1) * cache.slot_bytes
-    half = -(-cache.context_tokens // (2 * CELLS)) * CELLS  # nobody said how much context there must be
+    half = -(-cache.context_tokens // (2 * CELLS)) * CELLS  # no document says how much context is needed
     return slack + max(0, cache.context_tokens - half) * cache.token_bytes
 
 
 def _needed(model: Model) -> int:
-    """What it takes of what it asks for."""
+    """What it needs of what it requests."""
     if model.estimated_bytes or model.cache is None:
         return model.memory_bytes
     return min(model.memory_bytes, model.cache.total_bytes)
 
 
 def _beyond(model: Model, granted_bytes: int) -> int:
-    """So much more than it asks for it may use; below 0: so much less than it needs."""
+    """How much more than it requests it may use; below 0: how much less it has than it needs."""
     if granted_bytes > model.memory_bytes:
         return min(granted_bytes - model.memory_bytes, compute_growth(model).most_bytes)
     return min(0, granted_bytes - _needed(model)) if spare_bytes(model) else 0

@@ -1,10 +1,10 @@
-"""Where a node stands that may be cut anew: at rest, on its way, failed, or given up. Pure.
+"""Repartitioning status of a MIG node: at rest, in progress, failed, or given up. Pure.
 
-Owns the state machine and its sentences: an order is decided (`World.cutting`), then stands on its node (label and
-annotation, so that any leader knows), then mig-manager says pending, rebooting, and success or failed; and the cuts are
-there when its device plug-in shows them. What fails is tried TRIES_MAX times, then the node is out until a person tells
-it something else. `autoscaler.rearrange.mig_repartition` decides by it; nothing is placed on a node that is not at
-rest.
+Defines the state machine and its texts. An order is decided (`World.cutting`), then recorded on its node (label and
+annotation, so that any leader knows it); then mig-manager reports pending, rebooting, and success or failed; the slices
+exist when the device plug-in shows them. A failed order is tried TRIES_MAX times, then the node is out until a person
+sets its label to something else. `autoscaler.rearrange.mig_repartition` decides by this; nothing is placed on a node in
+progress or failed.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from autoscaler.state.world import NodeId, Slice, World
 
 TRIES_MAX = 3
 RETRY_S = (120.0, 600.0)
-"""From one order to the next, after so many that failed."""
+"""Time from one order to the next, after this many failures."""
 CUT_S_MAX = 1800.0
-"""What is not done then has failed: mig-manager waits five times 5 minutes itself, and a node may start anew."""
+"""What is not done by then has failed: mig-manager itself waits five times 5 minutes, and a node may reboot."""
 CONFIGS = 3
-"""Names of one layout: mig-manager does nothing when it is told what it was told before."""
+"""Names of one layout: mig-manager ignores a label value that it was given before."""
 PREFIX = "pilotlight-"
 LABEL = "nvidia.com/mig.config"
-"""By which a node is told its cuts. Whoever sets it to something else makes us forget what failed."""
+"""Label that sets a node's layout. If anybody sets it to something else, recorded failures are dropped."""
 
 
 class RepartitionStage(Enum):
-    """Of a node."""
+    """Stage of a node."""
 
     REST = "rest"
     ON_ITS_WAY = "on its way"
     FAILED = "failed"
-    """It is tried again."""
+    """It is retried."""
     OUT = "out"
     """It was tried often enough."""
     FOREIGN = "foreign"
-    """Somebody else has it cut, or nobody who could cut it is there."""
+    """Somebody else manages its layout, or no mig-manager is there."""
 
 
 class RepartitionStatus(NamedTuple):
-    """Where it stands, and until when if only time must pass."""
+    """The stage, and until when if only time must pass."""
 
     stage: RepartitionStage
     until_s: float | None = None
@@ -53,7 +53,7 @@ class RepartitionStatus(NamedTuple):
 def determine_repartition_status(
     world: World, node: MigNode, there: Mapping[str, int], now_s: float
 ) -> RepartitionStatus:
-    """`there`: how many Slices of each profile it shows."""
+    """Determine the status of a node. `there`: how many slices of each profile it shows."""
     intent, order = world.cutting.get(node.name), node.order
     if intent is not None and not intent.refused:
         return RepartitionStatus(RepartitionStage.ON_ITS_WAY)
@@ -75,12 +75,12 @@ def determine_repartition_status(
 
 
 def list_profiles(cuts: Iterable[Iterable[str]]) -> list[str]:
-    """Of all GPUs of a node together."""
+    """Profiles of all GPUs of a node together."""
     return [profile for gpu in cuts for profile in gpu]
 
 
 def count_shown_profiles(world: World) -> dict[str, Counter[str]]:
-    """By node that may be cut anew: how many Slices of each profile it shows."""
+    """By node that may be repartitioned: how many slices of each profile it shows."""
     found = {name: Counter[str]() for name in world.cuttable}
     for slice_ in world.slices.values():
         if slice_.kind == "mig" and slice_.node in found:
@@ -89,12 +89,12 @@ def count_shown_profiles(world: World) -> dict[str, Counter[str]]:
 
 
 def profile_of(slice_: Slice) -> str:
-    """What its profile is called."""
+    """Name of its profile."""
     return slice_.id.rpartition("/mig-")[2].rpartition("-")[0]
 
 
 def explain_closed_node(world: World, node: NodeId) -> str:
-    """Why nothing new is put on a node that may be cut anew, in words; empty: that stands in nobody's way."""
+    """Why nothing new is placed on a node that may be repartitioned; empty if that does not prevent it."""
     seen, intent = world.cuttable.get(node), world.cutting.get(node)
     if seen is None:
         return ""
@@ -110,7 +110,7 @@ def explain_closed_node(world: World, node: NodeId) -> str:
 
 
 def describe_repartition_failure(node: MigNode) -> str:
-    """`could not be cut anew in 3 tries`, and what to do."""
+    """Describe the failure, with what to do after the last try."""
     tries = 1 if node.order is None else node.order.tries
     head = f"could not be cut anew, at try {tries} of {TRIES_MAX}"
     return head if tries < TRIES_MAX else (
@@ -120,7 +120,7 @@ def describe_repartition_failure(node: MigNode) -> str:
 
 
 def config_of(cuts: tuple[tuple[str, ...], ...], told: str) -> str:
-    """What a layout is called, unlike what its node was told last."""
+    """A name of the layout, other than the one that its node was given last."""
     names = configs_of(cuts)
     return names[(names.index(told) + 1) % CONFIGS] if told in names else names[0]
 

@@ -1,8 +1,9 @@
-"""MPS servers that ended: all who were on one are gone at once, and its Devices may be healthy all the while. Pure.
+"""Detects failed MPS servers: all replicas on one end at once, while its devices may stay healthy. Pure.
 
-Owns what counts as such a fall, and how long nothing new is put there: for a pause, then one start is tried; one that
-fails doubles the pause, one that gets ready ends it. Of NVIDIA's device plug-in all MPS Slices of a node are one
-domain, for its kubelet chooses among them; of a DRA driver those of one Device. A leader knows the falls that it saw.
+Defines what counts as such a failure, and how long nothing new is placed there: for a pause, then one start is tried;
+one that fails doubles the pause, one that becomes ready ends it. With NVIDIA's device plug-in all MPS slices of a node
+are one domain, since the kubelet chooses among them; with a DRA driver those of one device. A leader knows the failures
+that it saw.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, MpsServerFailure, NodeId, Replica, Slice, SliceId, World
 
 TOGETHER_S = 5.0
-"""Who ends so soon after the first ended with it."""
+"""A replica that ends within this time of the first one ended with it."""
 TOGETHER = 2
-"""So many at least: one that ends alone ended for its own reason."""
+"""Minimum number of replicas: one that ends alone ended for its own reason."""
 PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
-"""After the first fall and each start that failed there since, doubled each time up to the second."""
+"""Pause after the first failure and each failed start there since: the first value, doubled up to the second."""
 FELL = "all who were on its MPS server ended at once"
 _BEGINNING = frozenset({S.PENDING, S.STARTING})
 _LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
@@ -27,7 +28,7 @@ Falls = dict[tuple[NodeId, DeviceId | None], MpsServerFailure]
 
 
 def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
-    """What ends with its MPS server: its Device, or (None) all MPS Slices of its node. None in all: it has none."""
+    """The domain of its MPS server: its node and device, or with None all MPS slices of its node. None: it has none."""
     if slice_.kind == MPS:
         return slice_.node, None
     if slice_.kind == "dra" and slice_.shared and slice_.isolation is Isolation.MEMORY:
@@ -36,7 +37,7 @@ def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
 
 
 def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
-    """All falls, now that this Replica failed and `others` are there; what ended alone, long ago, is forgotten."""
+    """All failures, now that this replica failed and `others` exist; old ones of single replicas are dropped."""
     falls = {at: one for at, one in world.fallen.items() if one.times or now_s < one.first_s + TOGETHER_S}
     for at in _domains(world, replica):
         fall = falls.get(at, MpsServerFailure(first_s=now_s))
@@ -53,13 +54,13 @@ def record_replica_failure(world: World, others: Iterable[Replica], replica: Rep
 
 
 def record_replica_ready(world: World, replica: Replica) -> Falls:
-    """All falls but those of where this Replica, which was ordered since, got ready."""
+    """All failures but those where this replica, which was ordered since, became ready."""
     there = _domains(world, replica)
     return {at: one for at, one in world.fallen.items() if at not in there or replica.created_s < one.first_s}
 
 
 def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is put since their server ended; why, in words."""
+    """Slices on which nothing new is placed since their MPS server failed -> why."""
     falls = {at: one for at, one in world.fallen.items() if one.times}
     if not falls:
         return {}
@@ -78,6 +79,6 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
-    """Most have none or one."""
+    """Its MPS domains; most replicas have none or one."""
     there = (find_mps_domain(world.slices[id]) for id in replica.slices if id in world.slices)
     return {at for at in there if at is not None}

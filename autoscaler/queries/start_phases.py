@@ -1,8 +1,9 @@
-"""What a start consisted of: decide, pull, place, image and load, as far as they were seen.
+"""Phases of a start: decide, pull, place, image and load, as far as they were observed.
 
-Owns the names and bounds of these phases; Routes tell them to gateways (Server-Timing), the metrics sum them up. The
-gateway adds `ready`, which only it can see: from the engine's readiness to the Call on its way there. Parts of `place`
-have names of their own, `place.write` and so on; they are told beside it and never to gateways, who add phases up.
+Defines the names and bounds of these phases; routes carry them to gateways (Server-Timing), and metrics sum them up.
+The gateway adds `ready`, which only it can observe: from the engine's readiness to the request on its way there. Parts
+of `place` have names of their own, `place.write` and so on; they are reported next to it, and never to gateways, which
+add phases up.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ PARTS = ("place.write", "place.schedule", "place.kubelet")
 
 
 def phases_s(replica: Replica) -> dict[str, float]:
-    """Seconds per phase of a Replica that got ready; empty where it was not seen to start.
+    """Seconds per phase of a replica that became ready; empty if its start was not observed.
 
-    decide: from the arrival of the first Call to the order, room that had to be made included; only where a Call was
-    the reason. pull: from the order until its weights are on the node; only where a registry has them. place: from
-    there, or from the order, to the running process, or as far as its node needed nothing any more but its image;
-    image: from there to the running process, only where that was seen. load: from there to readiness.
+    decide: from the arrival of the first request to the order, including making room; only if a request was the reason.
+    pull: from the order until its weights are on the node; only if a registry has them. place: from there, or from the
+    order, to the running process, or until its node lacked nothing but its image; image: from there to the running
+    process, only if that was observed. load: from there to readiness.
     """
     created_s, started_s = replica.created_s, replica.started_s
     if replica.found or replica.ready_s is None or started_s is None or created_s > started_s:
@@ -36,7 +37,7 @@ def phases_s(replica: Replica) -> dict[str, float]:
 
 
 def parts_s(replica: Replica) -> dict[str, float]:
-    """Seconds per part of `place`, each where it was seen to begin and to end.
+    """Seconds per part of `place`, each if its beginning and end were observed.
 
     write: from the order, or the end of the pull, to the API server's answer. schedule: from there to a node. kubelet:
     from there to the end.
@@ -52,7 +53,7 @@ def parts_s(replica: Replica) -> dict[str, float]:
 
 
 def phases_with_parts_s(replica: Replica) -> dict[str, float]:
-    """Phases with the parts of `place` behind it; empty where no phase is known."""
+    """Phases, with the parts of `place` after it; empty if no phase is known."""
     told: dict[str, float] = {}
     for name, took_s in phases_s(replica).items():
         told[name] = took_s
@@ -62,19 +63,19 @@ def phases_with_parts_s(replica: Replica) -> dict[str, float]:
 
 
 def last_start(replicas: Iterable[Replica]) -> Replica | None:
-    """Whose start ended last, of those that were seen to start."""
+    """The replica whose start ended last, of those with an observed start."""
     seen = (replica for replica in replicas if phases_s(replica))
     return max(seen, key=lambda replica: (replica.ready_s or 0.0, replica.id), default=None)
 
 
 def last_phases_ms(replicas: Iterable[Replica]) -> dict[str, float]:
-    """Milliseconds per phase of the start that ended last; empty when none was seen."""
+    """Milliseconds per phase of the start that ended last; empty if none was observed."""
     last = last_start(replicas)
     return {} if last is None else {name: took_s * 1e3 for name, took_s in phases_s(last).items()}
 
 
 def _pulled_s(replica: Replica) -> float | None:
-    """When its weights were there; None: no registry has them, or that was not seen before all was ready."""
+    """When its weights were there; None: no registry has them, or that was not observed before all was ready."""
     pulled_s, ends_s = replica.placing.pulled_s, _prepared_s(replica) or replica.started_s
     if pulled_s is None or ends_s is None or not replica.created_s <= pulled_s <= ends_s:
         return None
@@ -82,7 +83,7 @@ def _pulled_s(replica: Replica) -> float | None:
 
 
 def _prepared_s(replica: Replica) -> float | None:
-    """When its node had all of it ready but its image; None: not seen before its process."""
+    """When its node had everything ready but its image; None: not observed before its process."""
     prepared_s, started_s = replica.placing.prepared_s, replica.started_s
     if prepared_s is None or started_s is None or not replica.created_s <= prepared_s <= started_s:
         return None

@@ -1,8 +1,8 @@
-"""Replicas that a scheduler keeps off the node that was chosen for them, and the nodes shunned for it. Pure.
+"""Detects replicas that a scheduler keeps off the chosen node, and which nodes models avoid for that. Pure.
 
-Owns the word by which that is known, how long it may last while there is room elsewhere, and for how long the node is
-shunned then: by that Model, since another may fit there. It is no failure: the Model can start, only not there. Where
-there is no room elsewhere either, the pod keeps waiting where it is: for capacity.
+Defines how this is recognized, how long it may last while there is room elsewhere, and for how long the node is then
+avoided: by that model only, since another may fit there. It is not a failure: the model can start, only not there. If
+there is no room elsewhere either, the pod keeps waiting where it is, for capacity.
 """
 
 from __future__ import annotations
@@ -13,50 +13,51 @@ from autoscaler.state.node_labels import NodeBackoff
 from autoscaler.state.world import NodeId, Replica, World
 
 UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})
-"""What `waits` begins with while a scheduler finds no node, or a queue (Kueue) does not let it look for one (a pod's
-condition PodScheduled)."""
+"""Beginnings of `waits` while a scheduler finds no node, or a queue (Kueue) does not let it search (a pod's condition
+PodScheduled)."""
 STRANDED_S = 5.0
-"""A scheduler answers within milliseconds, and again as soon as a pod on that node is gone: who is still kept off after
-that is in a place that the plan is wrong about. To be sure that it is costs a Call no more than that."""
+"""A scheduler answers within milliseconds, and again as soon as a pod on that node is gone: if a pod is still kept off
+after this time, the plan is wrong about that node. Being sure costs a request no more than this."""
 SHUN_S, SHUN_S_MAX = 120.0, 1800.0
-"""The first time and at most: twice as long each time that the Model is kept off again. The first is longer than most
-clouds take to add a node, so that nobody leaves one that is being made for it."""
+"""Back-off of a node: the first value, doubled each time that the model is kept off again, up to the second. The first
+is longer than most clouds take to add a node, so that no replica leaves one that is being created for it."""
 
 FORGET_S = 2.0 * SHUN_S_MAX
-"""After the end of a shun the next one is a first one again."""
+"""This long after the end of a back-off, the next one is a first one again."""
 
 
 def is_unschedulable(waits: str) -> bool:
-    """Whether it is the scheduler that it waits for."""
+    """Whether it waits for the scheduler."""
     return waits.partition(":")[0] in UNSCHEDULABLE
 
 
 def relocate_after_s(replica: Replica) -> float | None:
-    """From when on it goes where there is room, if there is any; None: nothing keeps it off."""
+    """When it may relocate, if there is room elsewhere; None: nothing keeps it off."""
     if replica.stranded_s is None or not replica.slices or replica.state is not ReplicaState.STARTING:
         return None
     return replica.stranded_s + STRANDED_S
 
 
 def nodes_of(world: World, replica: Replica) -> set[NodeId]:
-    """Where it was placed."""
+    """Nodes where it was placed."""
     return {world.slices[id].node for id in replica.slices if id in world.slices}
 
 
 def list_avoided_nodes(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
-    """The nodes that the Model shuns now, in order."""
+    """The nodes that the model avoids now, in order."""
     return tuple(sorted(node for (name, node), shun in world.shuns.items() if name == model and now_s < shun.until_s))
 
 
 def is_drain_final(replica: Replica) -> bool:
-    """Whether it drains because it cannot be where it is: to take it back would help nobody."""
+    """Whether it drains because it cannot stay where it is: reviving it would not help."""
     drain = replica.drain
     return drain is not None and (drain.stranded or drain.crowded or drain.taken)
 
 
 def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
-    """All shuns, now that it is given up; those that are long over are forgotten. A node where it was given what
-    was not chosen is tried again at once, the first time.
+    """All back-offs, now that it is given up; those that are long over are dropped.
+
+    A node that gave it other devices than chosen is tried again at once, the first time.
     """
     after = {key: shun for key, shun in world.shuns.items() if now_s < shun.until_s + FORGET_S}
     for node in nodes_of(world, replica):
@@ -68,6 +69,6 @@ def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tupl
 
 
 def clear_node_backoffs(world: World, replica: Replica) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
-    """The shuns without those of a Replica's nodes: it was let onto them."""
+    """The back-offs without those of a replica's nodes: it was scheduled there."""
     nodes = nodes_of(world, replica)
     return {key: shun for key, shun in world.shuns.items() if key[0] != replica.model or key[1] not in nodes}

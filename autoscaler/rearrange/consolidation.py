@@ -1,10 +1,11 @@
-"""The way home from capacity that costs, once the surge is over: a successor starts on what costs nothing more.
+"""Consolidation: moves replicas from paid capacity to owned devices after demand drops. Pure.
 
-Owns who moves home first, while nobody lacks room (`autoscaler.rearrange.paid_capacity` says who is where). Promises,
-beside those of every move (`autoscaler.rearrange.migration`): nobody moves unless for him and all others on that Lease
-room is free at home, nor who is about to go anyway, nor to a product that its Model likes less, nor where its Model
-wants its Replicas apart; and nobody in the first minutes of a leader, which may not know yet who took whose place. When
-the last has left, the ledger gives the Lease back (`autoscaler.provisioning.release`). Pure.
+Decides which replica moves first while no request lacks room (`autoscaler.rearrange.paid_capacity` finds the replicas
+on paid capacity). Guarantees beyond those of every move (`autoscaler.rearrange.migration`): a replica moves only if
+free unpaid room exists for it and all others on that order. It does not move if it is about to stop anyway, to a
+product that its model ranks lower, or where its model's replicas must be spread. A new leader moves nothing for its
+first minutes, since it may not know yet who replaced whom. When the last replica has left,
+`autoscaler.provisioning.release` releases the order.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from autoscaler.state.capacity_orders import Lease, LeaseId
 from autoscaler.state.world import Move, Replica, Slice, World
 
 LEASES_MAX = 8
-"""Leases for whose guests places are looked for in one Plan."""
+"""Orders for whose replicas places are sought in one plan."""
 LEADING_S = 120.0
 
 
 class Consolidation(NamedTuple):
-    """The move that begins now, if any; when time alone may allow one."""
+    """The move that begins now, if any, and when time alone may allow one."""
 
     step: MigrationStep | None = None
     next_s: float = inf
 
 
 def plan_consolidation(ground: MigrationContext) -> Consolidation:
-    """Of the guests whose leaving gives a Lease back the first that moves now."""
+    """Plan the first move of replicas whose leaving allows an order to be released."""
     world, due_s = ground.world, ground.world.leading_since_s + LEADING_S
     if (
         not world.rented.guests
@@ -81,7 +82,7 @@ def _order(lease: Lease, guests: Sequence[Replica]) -> tuple[int, float, LeaseId
 
 
 def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[str, list[Slice]]) -> bool:
-    """Whether it would not go even when these have left."""
+    """Whether the order would stay even when these replicas have left."""
     ids, listed = {one.id for one in guests}, lease.listed
     if listed is None:
         return True
@@ -92,7 +93,7 @@ def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[st
 
 
 def _is_needed(ground: MigrationContext, guest: Replica) -> bool:
-    """Whether it would still be there when a successor is ready: Calls need it, or it stays idle for longer."""
+    """Whether it would still exist when a successor is ready: requests need it, or it stays idle for longer."""
     world, name = ground.world, guest.model
     model, load = world.models.get(name), world.loads.get(name, NO_LOAD)
     history = world.histories.get(name, NO_HISTORY)
@@ -108,7 +109,7 @@ def _is_needed(ground: MigrationContext, guest: Replica) -> bool:
 
 
 def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica]) -> tuple[MigrationStep, ...]:
-    """A place for each; none: there is not one for all."""
+    """An unpaid place for each replica; empty if there is not one for all."""
     world, yard = ground.world, ground.yard
     steps: list[MigrationStep] = []
     dear = list_paid_slices(world)

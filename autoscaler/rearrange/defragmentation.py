@@ -1,11 +1,10 @@
-"""Defragmentation: who moves first, where a PlacementRequest is unmet only because what is free is in pieces.
+"""Defragmentation: moves replicas where a placement request is unplaced only because free room is fragmented. Pure.
 
-Owns the search for such moves and their limits. Promises, beside those of every move
-(`autoscaler.rearrange.migration`): who moves has a new home that is free now, with all moves before it done; after the
-last the PlacementRequest fits, and none of them could be left out; the room that is gained is worth more than the
-starts; at most one begins in EVERY_S, and none on or to a node where anything else comes or goes. Of a GPU that is in
-parts all move who are on it, for who needs it whole. Searches are bounded, so that a way may be missed. It starts
-nothing: `autoscaler.planner.plan` starts the first successor.
+Searches for such moves, within bounds, so that it may miss one. Guarantees beyond those of every move
+(`autoscaler.rearrange.migration`): a replica that moves has a new place that is free now, after all moves before it;
+after the last move the request fits, and no move could be left out; the room gained is worth more than the starts; at
+most one move begins in EVERY_S, and none from or to a node where anything else starts or ends. For a request that needs
+a whole partitioned GPU, all replicas on it move. `autoscaler.planner.plan` starts the first successor.
 """
 
 from __future__ import annotations
@@ -37,32 +36,28 @@ from autoscaler.state.world import Move, NodeId, Replica, SliceId
 from autoscaler.text import format_duration, format_size
 
 EVERY_S = 300.0
-"""Between two starts of moves: a start reads a Model's weights as fast as it can, which others on that node and on the
-way to it feel, and most starts are over by then, so that the next choice sees what became of the last."""
+"""Minimum interval between moves. A start reads a model's weights at full speed, which slows down others on that node
+and on the network path. Most starts end within this time, so that the next choice sees the result of the last."""
 WORTH_S = 600.0
-"""A device that comes to use counts so many seconds; a start costs as many as it takes, on each device it needs."""
+"""Value of a device that becomes usable, in seconds; a start costs its duration on each device that it needs."""
 BUSY = 2.0
-"""So much dearer is a Replica with Calls on it: they may have to end on the old one while both hold their places."""
+"""Cost factor of a replica with running requests: they may have to end on the old one while both hold their places."""
 PRIORITY_MAX = 3
-"""Each priority that the PlacementRequest is above whom it moves doubles what it gains, and each below halves it; so
-often.
-"""
+"""Each priority level of the request above the moved replicas doubles its gain and each level below halves it, up to
+this many times."""
 MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
-"""Moves for one PlacementRequest; Replicas of a place that are thought of, the cheapest; places, the roomiest."""
+"""Moves for one request; candidate replicas of a place, the cheapest; places, the roomiest."""
 PROOFS_MAX = 16
-"""Sets of moves for which new homes are looked for, the cheapest first."""
+"""Sets of moves for which new places are sought, cheapest first."""
 FORBIDDEN_TOLD = 3
-"""So many are named who may not move for a PodDisruptionBudget."""
+"""Maximum models named as blocked by a PodDisruptionBudget."""
 KINDS_MAX, WANTS_MAX = 32, 4
-"""Different kinds of PlacementRequests of which it is asked in one Plan whether room for them is in pieces, in the
-order in which they are served; and PlacementRequests for which moves are looked for then.
-"""
+"""Different kinds of requests that are checked for fragmentation in one plan, in serving order; and requests for which
+moves are then sought."""
 
 
 class Defragmented(NamedTuple):
-    """What is said of the unmet PlacementRequests, and the moves after which one of them fits: only the first is to
-    begin now.
-    """
+    """The unplaced requests with updated reasons, and the moves after which one fits; only the first begins now."""
 
     unmet: tuple[Unplaced, ...]
     steps: tuple[MigrationStep, ...] = ()
@@ -77,13 +72,11 @@ class Moves(NamedTuple):
     leave: frozenset[ReplicaId]
     cost_s: float
     slices: tuple[SliceId, ...]
-    """Those that the PlacementRequest is to have."""
+    """Slices that the request is to get."""
 
 
 def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmented:
-    """The first move for the first of these PlacementRequests that is to be served by one; each of them says what it
-    waits for.
-    """
+    """Find the first move for the first of these requests that moves can serve, and update the reasons of all."""
     search: _Search | None = None
     known: dict[tuple[RequestShape, NodeConstraints], Pieces] = {}
     told: dict[PlacementRequest, str] = {}
@@ -112,7 +105,7 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
 
 
 def _movable_for(missing: Unplaced) -> bool:
-    """Nobody moves for what can never be, comes by itself, or may as well not be."""
+    """Whether to move replicas for it: not if it can never fit, has room promised, or is optional."""
     return (
         not missing.never
         and not missing.promised
@@ -129,7 +122,7 @@ def _free(want: PlacementRequest, pieces: Pieces) -> str:
 
 
 class _Search:
-    """For the PlacementRequests of one Plan."""
+    """Search for the requests of one plan."""
 
     def __init__(self, ground: MigrationContext) -> None:
         self._ground = ground
@@ -139,7 +132,7 @@ class _Search:
         self._moving = find_moving_replica(world, ground.going)
         self._settled: dict[ReplicaId, bool] = {}
         self._forbidden = set[ModelName]()
-        """Models of which one would move, and a PodDisruptionBudget does not allow it."""
+        """Models of which a replica would move if a PodDisruptionBudget allowed it."""
         restless = {
             world.slices[id].node
             for replica in world.replicas.values()
@@ -151,17 +144,17 @@ class _Search:
 
     @cached_property
     def wholes(self) -> Mapping[tuple[SliceId, ...], Bin]:
-        """The parts of GPUs that are whole when all have left."""
+        """Parts of each GPU that becomes whole when all replicas have left."""
         return group_parts_by_gpu(self._ground.world, self._ground.yard)
 
     def first(self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]) -> str:
-        """What is done about it, in words; the first move that may begin now is kept. `places`: where it could be."""
+        """Describe what is done for the request; keep the moves if one may begin now. `places`: where it could fit."""
         world, now_s = self._ground.world, self._ground.now_s
         if self._moving is not None:
             return f"{self._moving.model} moves from {self._where(self._moving.slices)} first"
         if self.steps:
             return f"{self.steps[0].home.want.model} moves first, to make room for {self.steps[0].move.room_for}"
-        due_s = max(world.leading_since_s, world.moved_s or 0.0) + EVERY_S  # who led before may just have moved one
+        due_s = max(world.leading_since_s, world.moved_s or 0.0) + EVERY_S  # the leader before may just have moved one
         if now_s < due_s:
             self.next_s = min(self.next_s, due_s)
             return f"the next Replica may move in {format_duration(due_s - now_s)}"
@@ -180,12 +173,12 @@ class _Search:
         known = [self._ground.world.slices[id] for id in slices if id in self._ground.world.slices]
         return ", ".join(sorted({one.node if len(slices) > 1 else one.id for one in known})) or "nowhere"
 
-    # --- who could leave ----------------------------------------------------------------------------------------------
+    # --- replicas to move ---------------------------------------------------------------------------------------------
 
     def _cheapest(
         self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]
     ) -> tuple[tuple[MigrationStep, ...], str]:
-        """The moves after which the PlacementRequest fits; none, and why."""
+        """The moves after which the request fits; or none, and why."""
         ways = sorted((way for at in places for way in self._ways(want, at)), key=lambda way: way.key)
         if not ways:
             return (), self._nobody()
@@ -206,7 +199,7 @@ class _Search:
         return ", ".join(sorted({replicas[id].model for id in way.leave}))
 
     def _gain_s(self, want: PlacementRequest, way: Moves) -> float:
-        """Device-seconds, weighed by priority."""
+        """Gain in device-seconds, weighted by priority."""
         world = self._ground.world
         devices = want.devices
         share = 1.0
@@ -218,7 +211,7 @@ class _Search:
         return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
 
     def _ways(self, want: PlacementRequest, at: Sequence[SliceId]) -> Iterator[Moves]:
-        """Sets of Replicas whose leaving makes room there; none holds another."""
+        """Minimal sets of replicas whose leaving makes room there."""
         shelves = [self._ground.yard.shelf(id) for id in at]
         if shelves[0].slice.node in self._restless:
             return
@@ -240,14 +233,14 @@ class _Search:
     def _freed(
         self, want: PlacementRequest, at: tuple[SliceId, ...], shelves: Sequence[Bin], leave: Collection[ReplicaId]
     ) -> tuple[SliceId, ...]:
-        """The Slices that it could have there when these have left; of a GPU in parts all, or none."""
+        """Slices that it could have there when these have left; of a partitioned GPU all or none."""
         if at not in self.wholes:
             return _room(want, shelves, leave)
         there = {one.replica for shelf in shelves for one in shelf.incumbents}
         return at if leave == there and _fits(want, self.wholes[at]) else ()
 
     def _has_beside(self, want: PlacementRequest, node: NodeId, leave: Collection[ReplicaId]) -> bool:
-        """Whether the node has CPU and memory enough when these have left."""
+        """Whether the node has enough CPU and memory when these have left."""
         host = self._ground.yard.hosts.get(node)
         return host is None or host.left.plus(self._amounts(leave)).holds(want.beside)
 
@@ -256,7 +249,7 @@ class _Search:
         return reduce(Beside.plus, (replicas[id].beside for id in leave), NOTHING)
 
     def _price(self, incumbent: Occupant, replica: Replica) -> float:
-        """Device-seconds of starting it elsewhere, at least one a move: none is for nothing."""
+        """Device-seconds of starting it elsewhere, counting at least one second per start: no move is free."""
         world = self._ground.world
         sizes = [world.slices[id].memory_bytes for id in replica.slices if id in world.slices]
         share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
@@ -276,12 +269,10 @@ class _Search:
             self._settled[id] = self._at_rest(self._ground.world.replicas[id])
         return self._settled[id] and incumbent.model != want.model
 
-    # --- where to -----------------------------------------------------------------------------------------------------
+    # --- new places ---------------------------------------------------------------------------------------------------
 
     def _proven(self, want: PlacementRequest, way: Moves) -> tuple[MigrationStep, ...]:
-        """A new home for each, the largest first, and then room for the PlacementRequest; none: it cannot be done
-        so.
-        """
+        """A new place for each replica, largest first, and then room for the request; empty if there is no such way."""
         yard, world = self._ground.yard, self._ground.world
         steps: list[MigrationStep] = []
         yard.stock.mark()
@@ -310,12 +301,12 @@ def _fits(want: PlacementRequest, whole: Bin) -> bool:
 
 
 def _left(shelf: Bin, leave: Collection[ReplicaId]) -> ResourceAmount:
-    """What it has when these have left."""
+    """Free room of the slice when these replicas have left."""
     return shelf.free.plus(sum_amounts([one for one in shelf.incumbents if one.replica in leave]))
 
 
 def _room(want: PlacementRequest, shelves: Sequence[Bin], leave: Collection[ReplicaId]) -> tuple[SliceId, ...]:
-    """The Slices that it could have when these have left, those first that are free anyway; none: too few."""
+    """Slices that it could have when these replicas have left, free ones first; empty if too few."""
     enough: list[tuple[bool, SliceId]] = []
     for shelf in shelves:
         room = find_required_amount(want, shelf)

@@ -1,13 +1,12 @@
-"""Cutting anew: which idle node is cut how, where a PlacementRequest fits no MIG cut that is there, and would fit
-another. Pure.
+"""Plans MIG repartitioning: selects an idle node and its layout for requests that fit no existing MIG slice. Pure.
 
-Promises: only nodes that Settings say may be cut, and none on which anybody has anything, ours or others', be it only
-not proven clean yet. Which GPU of a node a cut is on no label says, and mig-manager takes the device plug-in and what
-watches GPUs off the whole node meanwhile: so a node is cut as a whole, and only when all of it is idle; nobody is asked
-to leave for that. One order at a time for a node, and none elsewhere for a PlacementRequest that one on its way will
-serve. None either for who lacks no cut there but the node's CPU or memory, nor one that would change nothing. What is
-wanted comes first, then what is there stays as far as it fits, and the rest is cut as it was wanted lately; places are
-`autoscaler.slicing.mig_placement`'s choice. Where nodes stand is `autoscaler.queries.mig_status`'.
+Only nodes that the Settings allow are repartitioned, and none that a pod uses, ours or others', or that is not yet
+proven clean. No label says which GPU of a node gets which layout, and mig-manager stops the device plug-in and GPU
+monitoring on the whole node; so a node is repartitioned as a whole, only if all of it is idle, and nothing is evicted
+for that. One order at a time is in flight per node. There is none for a request that an order in flight will serve,
+none for one that lacks only the node's CPU or memory, and none that would change nothing. Requested profiles come
+first, then existing ones as far as they fit, then recently requested ones. `autoscaler.slicing.mig_placement` places
+the profiles; `autoscaler.queries.mig_status` tracks the nodes.
 """
 
 from __future__ import annotations
@@ -34,19 +33,17 @@ from autoscaler.state.world import DeviceId, SliceId, World
 from autoscaler.text import format_count
 
 WAIT_S = 15.0
-"""A PlacementRequest that Calls wait for is unmet so long before a node is cut for it: what is only being started
-passes.
-"""
+"""Minimum time that a request for waiting clients is unplaced before an order: shortages during starts pass."""
 EVERY_S = 60.0
-"""Between two orders, whatever they are about."""
+"""Minimum interval between any two orders."""
 NODE_EVERY_S = 600.0
-"""Between two orders about one node, the first of which was carried out."""
+"""Minimum interval between two orders for one node, the first of which succeeded."""
 WANTS_MAX, NODES_MAX = 64, 64
-"""Wants that are looked at, and nodes: those on which most is soonest done for them."""
+"""Requests considered, and nodes: those that can serve most of them soonest."""
 
 
 class RepartitionPlan(NamedTuple):
-    """What is to be done about it, and what is said to whom has no place."""
+    """The order, if any, and the unplaced requests with updated reasons."""
 
     order: CutNode | None
     unmet: tuple[Unplaced, ...]
@@ -57,14 +54,14 @@ class RepartitionPlan(NamedTuple):
 def plan_repartition(
     unmet: tuple[Unplaced, ...], world: World, now_s: float, taken: Collection[SliceId] = ()
 ) -> RepartitionPlan:
-    """`taken`: Slices that are being given away now."""
+    """Plan an order. `taken`: slices that this plan assigns."""
     if not world.cuttable or not unmet:
         return RepartitionPlan(None, unmet)
     return _Look(world, now_s, taken).cut(unmet)
 
 
 class _Look:
-    """At one World."""
+    """Repartitioning of one World."""
 
     def __init__(self, world: World, now_s: float, taken: Collection[SliceId]) -> None:
         self.world, self.now_s = world, now_s
@@ -74,7 +71,7 @@ class _Look:
         self._same = set[str]()
 
     def cut(self, unmet: tuple[Unplaced, ...]) -> RepartitionPlan:
-        """See `plan_repartition`."""
+        """Compute the plan; see `plan_repartition`."""
         told = list(unmet)
         alone = [at for at, missing in enumerate(unmet) if not missing.promised and missing.want.devices == 1]
         looked = sorted(alone, key=lambda at: self.sites.some_day(unmet[at].want) is None)[:WANTS_MAX]
@@ -101,7 +98,7 @@ class _Look:
         return RepartitionPlan(order, tuple(told), self.next_s)
 
     def _ordered(self, node: RepartitionCandidate) -> tuple[tuple[str, ...], ...]:
-        """What is on its way."""
+        """The layout that is in flight."""
         intent = self.world.cutting.get(node.seen.name)
         order = node.seen.order if intent is None or intent.refused else intent.order
         return () if order is None else order.cuts
@@ -111,7 +108,7 @@ class _Look:
             self.next_s = at_s
 
     def _is_due(self, want: PlacementRequest) -> bool:
-        """Whether it has waited long enough; what no Call waits for: while nothing is being started."""
+        """Whether it has waited long enough; if no client waits for it, whether nothing is being started."""
         if want.unserved_since_s == inf:
             return not list_start_locks(self.world, self.now_s)
         self._later(want.unserved_since_s + WAIT_S)
@@ -120,7 +117,7 @@ class _Look:
     def _is_coming(
         self, want: PlacementRequest, coming: dict[str, tuple[Counter[str], HostResources | None]]
     ) -> RepartitionCandidate | None:
-        """The node on its way that will have a cut for it, which is its from now on."""
+        """The node in progress that will have a slice for it; that slice is then reserved for it."""
         for node in self.nodes:
             left, host = coming.get(node.seen.name, (Counter[str](), None))
             for profile in self.sites.fitting(want, node, host) if left else ():
@@ -131,7 +128,7 @@ class _Look:
         return None
 
     def _order(self, wants: Sequence[PlacementRequest]) -> CutNode | None:
-        """For the node on which most of them find a place; one that failed comes after those that did not."""
+        """Order for the node that serves most of them; one that failed comes after those that did not."""
         free_s = self._last_s() + EVERY_S
         if not wants or self.now_s < free_s:
             self._later(free_s if wants else None)
@@ -155,7 +152,7 @@ class _Look:
     def _wanted(
         self, wants: Sequence[PlacementRequest], node: RepartitionCandidate
     ) -> list[tuple[PlacementRequest, str]]:
-        """Who would have a place there, and on which profile: as many as the node has CPU and memory for."""
+        """Requests that the node would serve, and their profiles, within its CPU and memory."""
         found, host = list[tuple[PlacementRequest, str]](), node.host
         for want in wants:
             fitting = self.sites.fitting(want, node, host)
@@ -165,7 +162,7 @@ class _Look:
         return found
 
     def _may(self, node: RepartitionCandidate) -> bool:
-        """Whether nothing but its being in use keeps it from being cut now."""
+        """Whether nothing but its use prevents repartitioning it now."""
         seen, order = node.seen, node.seen.order
         intent = self.world.cutting.get(seen.name)
         slice_ = self.sites.shelf(node, node.plain[0].name).slice
@@ -182,12 +179,12 @@ class _Look:
         return self.now_s >= free_s
 
     def _last_s(self) -> float:
-        """When an order was given last."""
+        """When the last order was made."""
         given = [node.order.asked_s for node in self.world.cuttable.values() if node.order is not None]
         return max([*given, *(one.since_s for one in self.world.cutting.values() if not one.refused)], default=-inf)
 
     def _cut(self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]) -> CutNode | None:
-        """None: it is cut like that already. One that failed is told once more all the same: till then it is closed."""
+        """The order; None if the node has that layout. A failed node is ordered again anyway, since it is closed."""
         seen, (first, _) = node.seen, wanted[0]
         cuts = allocate_profiles(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
         if node.standing.stage is RepartitionStage.REST and Counter(list_profiles(cuts)) == node.there:
@@ -203,7 +200,7 @@ class _Look:
         )
 
     def _shares(self, node: RepartitionCandidate) -> dict[str, float]:
-        """How often each profile was wanted lately, by whoever could be on this node."""
+        """How often each profile was requested recently, by models that could use this node."""
         shares = Counter[str]()
         for wanted in build_demand_histogram(self.world, self.now_s):
             fitting = self.sites.fitting(_want(wanted.kind), node)
@@ -212,7 +209,7 @@ class _Look:
         return {name: float(weight) for name, weight in shares.items()}
 
     def _hope(self, missing: Unplaced, order: CutNode | None) -> Unplaced:
-        """What is said of a PlacementRequest that has no place: which node it could be on, were that cut anew."""
+        """Add to the reason of an unplaced request which node would serve it if repartitioned."""
         words, want = list[str](), missing.want
         for node in self.nodes:
             if not self.sites.fitting(want, node) or (node.idle and self.sites.shows(want, node)):
@@ -229,7 +226,7 @@ class _Look:
         return missing._replace(reason="; ".join([missing.reason, *words[:1]]))
 
     def _some_day(self, missing: Unplaced) -> Unplaced:
-        """Who is not looked at now, or kept off a node for a while, is not told that it can never be anywhere."""
+        """A request that is not considered now, or avoids a node for a while, is not reported as never fitting."""
         found = self.sites.some_day(missing.want)
         if found is None:
             return missing
@@ -239,7 +236,7 @@ class _Look:
         return _says(missing, f"node {node.seen.name} could be cut anew for it, {but}")
 
     def _but(self, node: RepartitionCandidate, lacks: str) -> str:
-        """Why it is not."""
+        """Why the node is not repartitioned for it now."""
         intent, seen = self.world.cutting.get(node.seen.name), node.seen
         if seen.strategy == "single":
             return "but its device plug-in is told that all cuts are alike: it takes MIG strategy mixed"
@@ -258,8 +255,10 @@ class _Look:
 def allocate_profiles(
     geometry: Geometry, gpus: int, wanted: Sequence[str], there: Mapping[str, int], shares: Mapping[str, float]
 ) -> tuple[tuple[str, ...], ...]:
-    """The profiles on each GPU of an empty node: what is wanted, in its order, as far as it fits; then what is there
-    now, the largest first; then by `shares`, each as often as it is wanted beside the others.
+    """Profiles for each GPU of an empty node.
+
+    Requested ones come first, in order, as far as they fit; then existing ones, largest first; then others by `shares`,
+    each in proportion to its demand.
     """
     asked = Counter(wanted)
     weights = dict(shares) or {name: float(many) for name, many in asked.items()}

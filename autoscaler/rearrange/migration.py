@@ -1,16 +1,14 @@
-"""Who is kept off its node for too long asks for a place elsewhere, and leaves for it if there is one. Pure.
+"""Moves a replica: a successor starts elsewhere and takes its place. Relocates stranded replicas. Pure.
 
-Owns those PlacementRequests: they are asked of the packer beside all others and after them, and never placed. Where
-there is room for one its Replica drains, and the next look starts another there; else it goes on waiting where it is
-(`autoscaler.queries.stranded_pods`).
+Decides which replicas may move and where to. Callers know when a move helps: `autoscaler.rearrange.defragmentation` and
+`autoscaler.rearrange.consolidation`. Invariants: one replica moves at a time in the whole cluster; a replica moves only
+after its residency, and not again within AGAIN_S, so that none moves back and forth; a replica for which a
+PodDisruptionBudget allows no disruption stays. `autoscaler.planner.plan` starts the successor, and
+`autoscaler.planner.reconcile` drains the replica that it replaces.
 
-Moves: a Replica's successor starts elsewhere, and takes its place. Pure.
-
-Owns who may move and where to, for whom that does some good: room in pieces (`autoscaler.rearrange.defragmentation`),
-capacity that costs (`autoscaler.rearrange.consolidation`). Promises: one Replica moves at a time in the whole cluster;
-only who has served its residency moves, and nobody again within AGAIN_S, so that nobody is sent to and fro; nobody of
-whom a PodDisruptionBudget allows no disruption. It starts nothing: `autoscaler.planner.plan` starts the successor, and
-`autoscaler.planner.reconcile` lets go whose place is taken.
+A replica kept off its node for too long makes a relocation request. The packer considers these requests after all
+others, but they are never placed: if one has room, its replica drains and the next plan starts another there. Otherwise
+it keeps waiting where it is (`autoscaler.queries.stranded_pods`).
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ REASON = "kept off its node"
 
 
 class Elsewhere(NamedTuple):
-    """The place elsewhere that each would take -> who that is; and when another asks, too."""
+    """Relocation request -> its replica; and when the next one is due."""
 
     by_want: Mapping[PlacementRequest, Replica]
     next_s: float = inf
 
 
 def build_relocation_requests(world: World, now_s: float, going: Collection[ReplicaId], others: int) -> Elsewhere:
-    """`going`: who leaves anyway; `others`: so many PlacementRequests go before these."""
+    """Build the requests. `going`: replicas that leave anyway; `others`: number of requests that precede these."""
     found, next_s = dict[PlacementRequest, Replica](), inf
     for id in sorted(id for id, one in world.replicas.items() if one.stranded_s is not None):
         replica = world.replicas[id]
@@ -64,7 +62,7 @@ def build_relocation_requests(world: World, now_s: float, going: Collection[Repl
 
 
 def drain_stranded_replica(replica: Replica) -> DrainReplica:
-    """There is room elsewhere."""
+    """Drain it, since there is room elsewhere."""
     reason = (
         f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {replica.waits}"
     )
@@ -72,44 +70,45 @@ def drain_stranded_replica(replica: Replica) -> DrainReplica:
 
 
 AGAIN_S = 1800.0
-"""Who was moved stays so long: what it made room for has come by then, or is not wanted any more."""
+"""Minimum stay of a moved replica: the request that it made room for is placed by then, or no longer wanted."""
 
 
 class MigrationContext(NamedTuple):
-    """What a search begins with."""
+    """Inputs of a search for moves."""
 
     world: World
     yard: SliceIndex
     outlook: RestartCosts
     now_s: float
     going: Collection[ReplicaId] = ()
-    """Who leaves by this Plan."""
+    """Replicas that leave by this plan."""
     astir: Collection[ModelName] = ()
-    """Models about which this Plan does something else."""
+    """Models that this plan changes in another way."""
     taken: Collection[SliceId] = ()
-    """Slices that this Plan puts somebody on."""
+    """Slices that this plan assigns."""
 
 
 class MigrationStep(NamedTuple):
-    """One move, proven."""
+    """One move for which a place was found."""
 
     move: Move
     home: Placement
-    """The successor's."""
+    """Placement of the successor."""
 
 
 class Stability(NamedTuple):
-    """Whether a Replica is as it should be, and has been for a while; else when time alone makes it so."""
+    """Whether a replica has been in its desired state for a while; if not, when time alone makes it so."""
 
     may: bool
     next_s: float = inf
     forbidden: bool = False
-    """Only a PodDisruptionBudget is in its way."""
+    """Only a PodDisruptionBudget prevents the move."""
 
 
 def find_moving_replica(world: World, going: Collection[ReplicaId]) -> Replica | None:
-    """The Replica that leaves its place, or is about to, because another takes it; None: no move is under way. Where
-    both serve and neither goes, both are wanted by now: that move is over.
+    """The replica that a move in progress replaces; None if no move is in progress.
+
+    If both serve and neither is going, both are wanted by now and the move is over.
     """
     for heir in world.replicas.values():
         old = None if heir.move is None else world.replicas.get(heir.move.replica)
@@ -119,7 +118,7 @@ def find_moving_replica(world: World, going: Collection[ReplicaId]) -> Replica |
 
 
 def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
-    """Of one Replica and its Model."""
+    """Check one replica and its model."""
     world, name = ground.world, replica.model
     model = world.models.get(name)
     if model is None or name in ground.astir or not can_migrate(world, model, replica):
@@ -141,14 +140,14 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
 
 
 def can_migrate(world: World, model: Model, replica: Replica) -> bool:
-    """Whether another could be started beside it that is just like it, and then it could go."""
+    """Whether an identical replica could be started next to it, so that it could then go."""
     own = model.adopted is None and not replica.rank and bool(replica.slices)
     same = replica.spec_hash == model.spec_hash() and not is_stop_ordered(world, replica)
     return own and same and model.spec.rollout.surge > 0 and not model.spec.paused
 
 
 def reserve_placement(ground: MigrationContext, replica: Replica, reason: str) -> Placement | None:
-    """Where it would be, which it takes in the Yard; None: nowhere."""
+    """Find a new place and reserve it in the slice index; None if there is none."""
     yard, world = ground.yard, ground.world
     model = world.models[replica.model]
     avoids = list_avoided_nodes(world, model.name, ground.now_s)

@@ -1,10 +1,10 @@
-"""Capacity that costs: who is on it, and who stands in the way of those who would leave it. Pure.
+"""Finds replicas on paid capacity, and idle replicas that keep them from leaving it. Pure; decides nothing.
 
-Owns `World.rented`. A Lease that is here and costs is rented, unless its provider's `keepSeconds` keep it for days,
-though nobody is on it; home is what is of no Lease that costs. For a guest, who
-is on a rented Lease, there may be a free place at home; where there is none, the one who stood idle the longest of
-those in whose place it could be is in its way. Models of guests, and those in their way, keep nothing idle for longer
-than a start is worth (`autoscaler.demand.desired_replicas`). It decides nothing.
+Computes `World.rented`. An order that is here and has a price is rented, unless its provider's `keepSeconds` keeps it
+for days even if idle; home is every slice that is of no order with a price. A guest is a replica on a rented order.
+There may be a free place for it at home; if not, the longest idle replica on a suitable slice is in its way. Models of
+guests and of replicas in their way keep nothing idle for longer than a start is worth
+(`autoscaler.demand.desired_replicas`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from autoscaler.state.world import PaidCapacity, Replica, Slice, SliceId, World
 
 NOBODY = PaidCapacity()
 KEPT_S = 86_400.0
-"""Who leaves what is kept for longer than this saves nothing for a day: it stays where it is."""
+"""Leaving an order that is kept for longer than this saves nothing for a day: its replicas stay."""
 GUESTS_MAX = 16
-"""For so many it is looked who is in their way, at once."""
+"""Guests for which a replica in their way is sought, at once."""
 
 
 def update_paid_capacity(draft: Draft) -> None:
-    """Who is on what costs, as things are now."""
+    """Update which replicas are on paid capacity."""
     world, before = draft.world, draft.before
     of_all = (world.capacity, world.slices, world.models, world.settings, world.cordons, world.stops, world.undisturbed)
     known = before.capacity, before.slices, before.models, before.settings, before.cordons, before.stops
@@ -47,7 +47,7 @@ def update_paid_capacity(draft: Draft) -> None:
 
 
 def compute_paid_capacity(draft: Draft) -> PaidCapacity:
-    """See PaidCapacity."""
+    """Compute `PaidCapacity`."""
     world, replicas = draft.world, draft.replicas.now
     guests = {one.id: one for those in group_replicas_by_order(world, replicas).values() for one in those}
     if not guests:
@@ -69,7 +69,7 @@ def compute_paid_capacity(draft: Draft) -> PaidCapacity:
 
 
 def _want(draft: Draft, guest: Replica) -> tuple[PlacementRequest, int] | None:
-    """What it would be at home, on one Device, and how well its Model likes what it has; None: it does not move."""
+    """The guest's request at home, on one device, and the rank of its current product; None if it does not move."""
     world, model = draft.world, draft.world.models.get(guest.model)
     if model is None or guest.id in world.undisturbed or len(guest.slices) != 1 or not can_migrate(world, model, guest):
         return None
@@ -82,7 +82,7 @@ def _is_free(draft: Draft, slice_: Slice) -> bool:
 
 
 def _idle(draft: Draft, guests: Mapping[ReplicaId, Replica], dear: frozenset[SliceId]) -> Iterator[Replica]:
-    """Replicas at home on one Device that an idle window lets go, who was called the longest ago first."""
+    """Replicas at home on one device that an `auto` idle window ends, least recently used first."""
     world, found = draft.world, list[tuple[float, ReplicaId]]()
     for replica in draft.replicas.now.values():
         model = world.models.get(replica.model)
@@ -95,7 +95,7 @@ def _idle(draft: Draft, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
 
 
 def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:
-    """Whether it has the size, if nobody were there, and is liked no less."""
+    """Whether the slice would have the size if empty, and its product is ranked no worse."""
     if (
         want.memory_bytes > slice_.memory_bytes
         or not has_matching_labels(want.selector, slice_)
@@ -107,7 +107,7 @@ def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:
 
 
 def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseId, list[Replica]]:
-    """Rented Leases, and who is on each that anybody is on."""
+    """Rented orders with replicas on them, and these replicas."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
         if is_rented(world, lease) and lease.listed is not None:
@@ -122,7 +122,7 @@ def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica])
 
 
 def is_rented(world: World, lease: Lease) -> bool:
-    """Whether it is here, costs, and would go soon if nobody were on it."""
+    """Whether it is here, has a price, and would soon be released if idle."""
     if lease.here_s is None or lease.leaving or not _costs(lease.offer):
         return False
     kept_s = provider_keep_seconds(world.settings.capacity, lease.id.provider)
@@ -130,12 +130,12 @@ def is_rented(world: World, lease: Lease) -> bool:
 
 
 def _costs(offer: Offer) -> bool:
-    """Of room on a node nobody knows which of its Devices it is."""
+    """Whether it has a price; of room on a node it is not known which devices it is, so that does not count."""
     return offer.price_per_hour > 0 and not offer.room
 
 
 def list_paid_slices(world: World) -> frozenset[SliceId]:
-    """Of all Leases that cost, here or not."""
+    """Slices of all orders with a price, here or not."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
         if lease.listed is not None and _costs(lease.offer):
@@ -147,6 +147,6 @@ def list_paid_slices(world: World) -> frozenset[SliceId]:
 
 
 def worst_product_rank(world: World, want: PlacementRequest, ids: tuple[SliceId, ...]) -> int:
-    """How well its Model likes these; less is better."""
+    """Worst rank of these slices' products for the model; lower is better."""
     ranks = (want.kind.rank(world.slices[id].product) for id in ids if id in world.slices)
     return max((rank for rank in ranks if rank is not None), default=0)

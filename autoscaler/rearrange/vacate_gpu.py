@@ -1,12 +1,11 @@
-"""GPUs that are in parts where a PlacementRequest needs all of one: who leaves, and that nobody new comes meanwhile.
-Pure.
+"""Vacates partitioned GPUs for placement requests that need a whole one. Pure.
 
-Owns the choice of the GPU that empties: of those whose parts can all be left, now or by victims as of any Slice, the
-one where that costs the least, an emptying one before any other, and before victims elsewhere that cost more. All who
-are on it leave, or nobody. Until it is whole nothing is put on its other parts, but by who goes before that
-PlacementRequest. Promises: nobody leaves for who has room promised elsewhere for less, nor from a GPU that somebody who
-goes before it is to have a part of; and nobody from one of which pods of others have a part, or that is closed. It asks
-nobody to leave; `autoscaler.planner.plan` does.
+Selects the GPU: of those whose parts can all be vacated, now or by eviction under the usual rules, the cheapest, and
+one that is already being vacated before any other. It is preferred to evictions elsewhere that cost more. All replicas
+on it leave, or none. Until it is whole, its other parts are used only by requests that precede this one. Guarantees: no
+replica leaves for a request that has cheaper room elsewhere, nor from a GPU of which a preceding request is to have a
+part, nor from one that is closed or on which pods of others have a part. `autoscaler.planner.plan` carries out the
+evictions.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from autoscaler.state.resources import NO_ROOM, ResourceAmount
 from autoscaler.state.world import Slice, SliceId, World
 
 EMPTYING_MAX = 8
-"""GPUs that empty in one Plan, for those who go first: each costs one more call of the packer."""
+"""GPUs vacated in one plan, for the first requests in serving order: each costs one more run of the packer."""
 
 
 class VacateContext(NamedTuple):
-    """What is known beside the Yard."""
+    """Inputs other than the slice index."""
 
     world: World
     outlook: RestartCosts
@@ -56,7 +55,7 @@ class VacateContext(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The packer's answer beside what empties and who waits for the rest of a GPU, and the Yard that it was for."""
+    """The packer's result with vacated and split GPUs included, and the slice index that it applies to."""
 
     packing: PackResult
     yard: SliceIndex
@@ -65,7 +64,7 @@ class Packed(NamedTuple):
 
 
 class _Emptying(NamedTuple):
-    """A GPU that is to be whole for a PlacementRequest."""
+    """A GPU to be made whole for a placement request."""
 
     missing: Unplaced
     victims: tuple[Occupant, ...]
@@ -78,10 +77,11 @@ def pack_vacating_gpus(
     ground: VacateContext,
     still: Collection[PlacementRequest],
 ) -> Packed:
-    """The packer's answer, with GPUs emptied for whom it leaves without, and with those who wait for the rest of a GPU
-    on which another starts (`autoscaler.placement.partitioned_gpus`): what these would have is for others. `yards`: the
-    Yard when those leave, with nothing new put on those Slices for that reason; `still`: Wants for which no GPU is
-    emptied.
+    """Run the packer, and vacate GPUs for requests that it leaves unplaced.
+
+    Requests that wait for the rest of a GPU on which another starts (`autoscaler.placement.partitioned_gpus`) leave
+    their slices to others. `yards`: builds the slice index if those replicas leave and nothing new is placed on those
+    slices, for that reason; `still`: requests for which no GPU is vacated.
     """
     packing, yard, _ = _emptied(wants, yards, ground, still)
     first = share_split_gpus(packing, ground.world, ground.now_s)
@@ -122,7 +122,7 @@ def _emptied(
 
 
 class _Search(NamedTuple):
-    """For one packing."""
+    """Search after one run of the packer."""
 
     yard: SliceIndex
     world: World
@@ -130,9 +130,7 @@ class _Search(NamedTuple):
     now_s: float
 
     def next(self, packing: PackResult, still: Collection[PlacementRequest]) -> _Emptying | None:
-        """For the first that is left without, or would have others leave whose leaving costs more, and that a GPU can
-        be emptied for.
-        """
+        """GPU to vacate for the first request that is unplaced, or whose victims elsewhere cost more."""
         others = self._others(packing)
         left = {
             one.want for one in packing.unmet if not one.promised and one.want.force > EvictionLevel.NONE
@@ -152,7 +150,7 @@ class _Search(NamedTuple):
         return None
 
     def _others(self, packing: PackResult) -> dict[PlacementRequest, Key]:
-        """What it costs where the packer would make room."""
+        """Cost of the evictions that the packer would make, by request."""
         going: dict[PlacementRequest, list[Occupant]] = {}
         for victim in packing.victims:
             on = (id for id in self.world.replicas[victim.replica].slices if id in self.yard.shelves)
@@ -161,7 +159,7 @@ class _Search(NamedTuple):
         return {want: (EVICT, *eviction_cost(those, self.outlook)) for want, those in going.items()}
 
     def _way(self, want: PlacementRequest, shelf: Bin) -> EvictionOption | None:
-        """How it is emptied for it; None: it cannot be, now."""
+        """How the GPU is vacated for the request; None if it cannot be now."""
         yard, node = self.yard, shelf.slice.node
         if node_exclusion_reason(want.choice, shelf.slice):
             return None
@@ -175,12 +173,12 @@ class _Search(NamedTuple):
         return None if with_host is None else with_host[0]
 
     def _around(self, of: Slice) -> list[Occupant]:
-        """Who is on its node."""
+        """All replicas on its node."""
         return [one for id in self.yard.slices_of(of.node) for one in self.yard.shelf(id).incumbents]
 
 
 def group_parts_by_gpu(world: World, yard: SliceIndex) -> dict[tuple[SliceId, ...], Bin]:
-    """The parts of each GPU that is whole when all who are there have left -> all of it, with them."""
+    """Parts of each GPU that becomes whole when all replicas on it have left -> the whole GPU, with them."""
     found: dict[tuple[SliceId, ...], Bin] = {}
     for whole in list_rejoinable_gpus(world):
         parts = tuple(yard.beside(whole.slice.device))
@@ -192,7 +190,7 @@ def group_parts_by_gpu(world: World, yard: SliceIndex) -> dict[tuple[SliceId, ..
 
 
 def _before(want: PlacementRequest, packing: PackResult) -> Iterator[SliceId]:
-    """Slices that those have or are to have who go before it."""
+    """Slices that requests preceding this one have, or are to have."""
     mine = request_sort_key(want)
     settled = [(one.want, one.slices) for one in packing.placements]
     settled += [(one.want, one.slices) for one in packing.unmet]
@@ -200,7 +198,7 @@ def _before(want: PlacementRequest, packing: PackResult) -> Iterator[SliceId]:
 
 
 def _with(whole: Bin, there: Sequence[Occupant]) -> Bin:
-    """All of it is free when the last of them has left: each has an equal part until then."""
+    """The whole GPU, which is free when the last replica has left: each has an equal part until then."""
     all_, many = whole.free, max(1, len(there))
     each = ResourceAmount(all_.memory_bytes // many, all_.compute_percent // many)
     rest = all_.less(ResourceAmount(each.memory_bytes * (many - 1), each.compute_percent * (many - 1)))

@@ -1,7 +1,7 @@
-"""Documents as gateways see them: catalogue entries made of Models, Tenants and Settings. Pure.
+"""Builds the catalogue for gateways: entries made of Model, Tenant and Settings documents. Pure.
 
-Owns what of a document crosses to a gateway: names, permissions, queue bounds, clocks, manners of the engine. What only
-the autoscaler needs (weights, memory, commands, environment) stays behind.
+Selects what a gateway gets of a document: names, permissions, queue limits, timeouts, engine behaviour. What only the
+autoscaler needs (weights, memory, commands, environment) is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autoscaler.spec.tenant import Tenant, unix_seconds
 
 
 def model_entry(model: Model) -> ModelEntry:
-    """One Model. Engines are told what to serve it as, and bodies say the same."""
+    """Entry of one model. `served_name` is the name that its engine serves and that request bodies carry."""
     spec, engine = model.spec, ENGINES[model.spec.engine]
     return ModelEntry(
         name=model.name,
@@ -61,14 +61,15 @@ def _adapters(model: Model, told: Adapters | None) -> tuple[AdapterEntry, ...]:
 
 
 def _lora(position: int, scale: int) -> str:
-    """llama.cpp's choice of one adapter; all others get scale 0. It needs a list that is not empty: without one it may
-    answer from what it computed with an adapter.
+    """llama.cpp's selection of one adapter; all others get scale 0.
+
+    The list must not be empty: without one, llama.cpp may answer from what it computed with an adapter.
     """
     return f'[{{"id":{position},"scale":{scale}}}]'
 
 
 def tenant_entry(tenant: Tenant) -> TenantEntry:
-    """One Tenant; its keys are hashes already."""
+    """Entry of one tenant; its keys are already hashed."""
     return TenantEntry(
         name=tenant.name,
         keys=tuple(
@@ -87,7 +88,7 @@ def tenant_entry(tenant: Tenant) -> TenantEntry:
 
 
 def front_settings(settings: Settings, tenants: Collection[Tenant]) -> FrontSettings:
-    """The inference port. `auth: auto` needs keys as soon as there is a Tenant document."""
+    """Settings of the inference port. `auth: auto` requires keys as soon as there is a Tenant document."""
     return FrontSettings(
         keys_needed=settings.auth == "keys" or (settings.auth == "auto" and bool(tenants)),
         keepalive_seconds=settings.stream.keepalive_seconds,

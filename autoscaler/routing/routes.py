@@ -1,9 +1,9 @@
-"""What gateways are told of a World: Routes and the catalogue, whole or as the difference between two Worlds.
+"""Builds the messages for gateways: routes and the catalogue, in full or as the difference between two Worlds. Pure.
 
-Owns the view from outside. Both are pure functions of Worlds, so that a gateway that is slow to read gets one larger
-delta and never a queue of them. Deltas applied in order give what the full message gives (a property test holds that).
-Times that merely pass are no news: an expected wait is relative to when it is sent, and its receiver counts down.
-Routes are withheld until the driver has listed what exists: a gateway must not forget what a new leader cannot know.
+Messages depend only on Worlds, so that a slow gateway gets one larger delta and never a queue of them. Deltas applied
+in order give what the full message gives (checked by a property test). The passage of time is no change: an expected
+wait is relative to its sending time, and the receiver counts down. Routes are withheld until the driver has listed what
+exists: a gateway must not forget what a new leader cannot know.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RETRY_S_MAX = 120.0
 """SDKs give up above it (interfaces, section 3)."""
 NO_CAPACITY_RETRY_S = 60.0
 ESTIMATE_STEP_S = 30.0
-"""Of what is told of capacity on its way."""
+"""Rounding step of the reported wait for capacity."""
 
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING, S.UNREADY})
 ENDING = frozenset({S.DRAINING, S.STOPPING, S.FALLING_ASLEEP})
@@ -46,22 +46,22 @@ NO_UNMET: Mapping[ModelName, Unmet] = {}
 
 
 def count_gateways(world: World) -> int:
-    """How many gateways there are, as far as is known; at least one, the one that asks."""
+    """How many gateways are known; at least one, the caller."""
     return max(1, sum(not gateway.gone for gateway in world.gateways.values()))
 
 
 def build_heartbeat(world: World) -> RoutesDelta:
-    """No news, but the leader lives. It acknowledges that all up to this version was said."""
+    """A delta without changes: the leader is alive, and everything up to this version was sent."""
     return RoutesDelta(epoch=world.epoch, version=world.version, gateways=count_gateways(world))
 
 
 def routes_full(
     world: World, gateway: GatewayId, now_s: float, unmet: Mapping[ModelName, Unmet] = NO_UNMET, *, boot: str = ""
 ) -> RoutesDelta:
-    """All Routes of one gateway; a mere heartbeat while the driver has not listed everything.
+    """All routes of one gateway; only a heartbeat while the driver has not listed everything.
 
-    `boot` is that of the gateway who reads: while the World knows another one, its holds are a dead process's and are
-    not handed on.
+    `boot` is that of the gateway process that reads: while the World knows another one, its holds belong to a dead
+    process and are not passed on.
     """
     if not world.synced:
         return build_heartbeat(world)
@@ -87,9 +87,9 @@ def routes_delta(
     unmet_before: Mapping[ModelName, Unmet] | None = None,
     boot: str = "",
 ) -> RoutesDelta | None:
-    """What changed for one gateway from `before`, which it has, to `after`; None when nothing did.
+    """Changes for one gateway from `before`, which it has, to `after`; None if there are none.
 
-    A version that grants it something is always said, so that the gateway can acknowledge it.
+    A version that grants it something is always sent, so that the gateway can acknowledge it.
     """
     if not before.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
@@ -119,7 +119,7 @@ def routes_delta(
 def model_route(
     world: World, model: ModelName, now_s: float, gateway: GatewayId, unmet: Mapping[ModelName, Unmet] = NO_UNMET
 ) -> ModelRoute | None:
-    """What a gateway is told of a Model as a whole; None of one that has neither document nor Replica."""
+    """Route of a model as a whole; None for one that has neither document nor replica."""
     if model not in world.models and model not in world.by_model:
         return None
     replicas = [world.replicas[id] for id in world.by_model.get(model, ())]
@@ -142,7 +142,7 @@ def model_route(
 def _faulty_route(
     world: World, model: ModelName, replicas: list[Replica], now_s: float, gateway: GatewayId
 ) -> ModelRoute:
-    """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
+    """Route of a quarantined model: it reads neither document nor history, which may be what raises."""
     ready = any(replica.state is S.READY for replica in replicas)
     retry_s = min(max(world.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
     message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
@@ -176,7 +176,7 @@ def _route(replica: Replica, reader: Gateway | None) -> Route:
 def _replicas(
     before: World, after: World, was: Gateway | None, now: Gateway | None
 ) -> tuple[tuple[Route, ...], tuple[ReplicaId, ...]]:
-    """Routes that differ, and Replicas that are in none any more. A hold of the same grant is no difference."""
+    """Changed routes, and replicas that no longer have one. Another hold by the same grant is not a change."""
     changed: set[ReplicaId] = set()
     if before.replicas is not after.replicas:
         changed = {id for id, replica in after.replicas.items() if before.replicas.get(id) is not replica}
@@ -222,7 +222,7 @@ def _models(
 
 
 def _changed_models(before: World, after: World) -> set[ModelName]:
-    """Models of which something may have to be said."""
+    """Models whose route may have changed."""
     changed: set[ModelName] = set()
     if before.models is not after.models:
         changed |= before.models.keys() ^ after.models.keys()
@@ -244,7 +244,7 @@ def _last_grant(gateway: Gateway) -> int:
 
 
 def _state(replicas: list[Replica], history: History) -> str:
-    """zero, starting, ready, draining or failed."""
+    """The reported state: zero, starting, ready, draining or failed."""
     states = {replica.state for replica in replicas}
     if S.READY in states:
         return "ready"
@@ -256,7 +256,7 @@ def _state(replicas: list[Replica], history: History) -> str:
 
 
 def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_s: float) -> float | None:
-    """The median of the last starts, less what the furthest start has behind it. None: no start is known."""
+    """The median of recent starts, minus the elapsed time of the oldest start. None: no start is known."""
     if state == "ready":
         return 0.0
     median_s = median_start_s(history)
@@ -267,7 +267,7 @@ def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_
 
 
 def _refusal(history: History, hopeless: Refusal | None, now_s: float) -> Refusal | None:
-    """Why Calls are refused at once. Texts are for clients: what went wrong inside is for `explain`."""
+    """Why requests are rejected at once. Texts are for clients; internal causes are shown by `explain`."""
     if history.refused_until_s:
         retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
         message = "The model failed to start (see `pilotlight explain model NAME`)."
@@ -276,14 +276,14 @@ def _refusal(history: History, hopeless: Refusal | None, now_s: float) -> Refusa
 
 
 def _capacity_wait_s(missing: Unmet | None) -> float | None:
-    """Rounded down, so that nobody is refused whom it would serve in time, and to be told again rarely."""
+    """Wait for capacity, rounded down: rejects no request that is served in time, and changes rarely."""
     if missing is None or missing.ready_s is None or missing.ready_s == inf:
         return None
     return floor(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S or None
 
 
 def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
-    """What Calls are told whom no wait would help; None: it may. Estimates are rounded, to be told again rarely."""
+    """Rejection of requests that no wait would help; None: it may. Estimates are rounded, to change rarely."""
     missing, model = unmet.get(name), world.models.get(name)
     if missing is None:
         return None
@@ -301,7 +301,7 @@ def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -
 
 
 def catalogue_full(world: World) -> CatalogueDelta:
-    """The whole catalogue."""
+    """The full catalogue."""
     return CatalogueDelta(
         epoch=world.epoch,
         version=world.version,
@@ -313,7 +313,7 @@ def catalogue_full(world: World) -> CatalogueDelta:
 
 
 def _entry(world: World, model: Model) -> ModelEntry:
-    """Of a quarantined Model of which the full entry cannot be made, one that its Calls can be refused with."""
+    """Entry of a model; a minimal one, to reject its requests, if it is quarantined and has no full entry."""
     if model.name not in list_quarantined_models(world):
         return model_entry(model)
     made = attempt(lambda: model_entry(model))
@@ -323,7 +323,7 @@ def _entry(world: World, model: Model) -> ModelEntry:
 
 
 def catalogue_delta(before: World, after: World) -> CatalogueDelta | None:
-    """What changed of the catalogue; None when nothing did."""
+    """Changes of the catalogue; None if there are none."""
     if before.epoch != after.epoch:
         return catalogue_full(after)
     if before.models is after.models and before.tenants is after.tenants and before.settings is after.settings:

@@ -1,12 +1,11 @@
-"""Who holds which Slots: the leader's half of the hold rule (interfaces section 6, Holds).
+"""Divides slots among gateways: the leader's half of the hold rule (interfaces section 6, Holds). Pure.
 
-Promises: only here a hold is raised, and only so that per Replica the sum over gateways of max(newest grant, every
-older grant not yet acknowledged, in use) stays within its Slots; nothing changes before the hand-over is over, but
-on Replicas that this leader started: no gateway can hold anything there from before, however silent it is. Holds go
-to Tenants first: per Model over all its ready Replicas, higher priority first, then weighted max-min; then to
-gateways, by where that Tenant's Calls are; what is left is spread over all live gateways, so that a first Call finds a
-hold at once. A hold that need not move does not. Pure; the answer is folded (`HoldsGranted`), and only Models in which
-something changed since the last answer are looked at.
+Only this module raises a hold. Invariant: for each replica, the sum over gateways of max(newest grant, every older
+grant not yet acknowledged, in use) stays within its slots. Nothing changes before the hand-over is complete, except on
+replicas that this leader started: no gateway, however silent, can have an older hold there. Slots go to tenants first:
+per model over all its ready replicas, by priority, then weighted max-min; then to gateways, by where that tenant's
+requests are. The rest is spread over all live gateways, so that a first request finds a hold at once. A hold that need
+not move stays. The result is folded (`HoldsGranted`), and only models that changed since the last result are examined.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import Gateway, Replica, World
 
 KEEP_S = 0.100
-"""A hold moves to a Call of the same Tenant elsewhere only if that is older by this: every move costs a round trip."""
+"""A hold moves to a request of the same tenant elsewhere only if that is older by this: a move costs a round trip."""
 
 Holds = dict[ReplicaId, int]
 
 
 class SlotTarget(NamedTuple):
-    """How many Slots of a Model a gateway should hold: those its Calls are due, and all with its part of the rest."""
+    """How many slots of a model a gateway should hold: those due to its requests, and all with its part of the rest."""
 
     due: int
     total: int
 
 
 def divide_slots(world: World, now_s: float) -> HoldsGranted | None:
-    """The holds to move now: (gateway, Replica, new hold); None when nothing is to be said.
+    """The holds to change now: (gateway, replica, new hold); None if there is nothing to report.
 
-    An answer without holds says that all that changed was looked at. Raises wait for what must first be given back.
+    A result without holds means that all changes were processed. Raises wait for slots that must first be given back.
     """
     if not world.undivided or not world.leads:
         return None
@@ -57,7 +56,7 @@ def read_latest_hold(gateway: Gateway, replica: ReplicaId) -> int:
 
 
 def compute_claimed_slots(gateway: Gateway, replica: ReplicaId) -> int:
-    """The most Calls that a gateway may have on a Replica, for all that is known: what the rule sums."""
+    """Upper bound of the requests that a gateway may have on a replica: the term that the rule sums."""
     use = gateway.uses.get(replica)
     most = max((grant.hold for grant in gateway.grants.get(replica, ())), default=0)
     if use is None:
@@ -85,7 +84,7 @@ def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[Ga
 def _wishes(
     world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], now_s: float
 ) -> dict[GatewayId, SlotTarget]:
-    """What each gateway should hold of the Model in all."""
+    """How many slots of the model each gateway should hold in total."""
     slots = sum(replica.slots for replica in ready)
     due = _due(world, model, ready, holders, slots)
     held = {g.id: sum(read_latest_hold(g, replica.id) for replica in ready) for g in holders}
@@ -97,7 +96,7 @@ def _wishes(
 def _due(
     world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], slots: int
 ) -> dict[GatewayId, int]:
-    """Slots due to the Calls at each gateway: by priority, then Tenant, then where that Tenant's Calls are."""
+    """Slots due to the requests at each gateway: by priority, then tenant, then where that tenant's requests are."""
     wanted: dict[int, dict[TenantName, dict[GatewayId, ShareDemand]]] = {}
     for gateway in holders:
         for level in _on_ready(gateway, model, ready):
@@ -116,9 +115,10 @@ def _due(
 
 
 def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> list[Level]:
-    """The gateway's Levels without Calls that run on other Replicas (that drain): they need no Slot of these.
+    """The gateway's levels without requests running on other, draining replicas: those need no slot of these.
 
-    Whose those are no report says; the lowest priority is taken for it. A Slot given for one would only come back.
+    Reports do not tell whose requests those are; the lowest priority is assumed. A slot given for one would only come
+    back.
     """
     levels = sorted(gateway.levels.get(model, ()), key=lambda level: (level.priority, level.tenant))
     used = (use.in_use for replica in ready if (use := gateway.uses.get(replica.id)) is not None)
@@ -144,9 +144,9 @@ def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping
 def _spread(
     due: Mapping[GatewayId, int], held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int
 ) -> dict[GatewayId, int]:
-    """The Slots that no Call is due, over live gateways: evenly while nobody calls.
+    """Spread slots due to no request over live gateways, evenly if there are no requests.
 
-    Else they stay where they are, but a gateway with nothing to spare gets one from another that has two.
+    Otherwise they stay where they are, but a gateway with no spare slot gets one from another that has two.
     """
     if not live or left <= 0:
         return {}
@@ -180,7 +180,7 @@ def _evenly(held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int)
 def _laid_out(
     ready: Sequence[Replica], holders: Sequence[Gateway], wishes: Mapping[GatewayId, SlotTarget]
 ) -> dict[GatewayId, Holds]:
-    """Lays each gateway's wish onto Replicas: first what it has there already, then where most Slots are free."""
+    """Assign each gateway's slots to replicas: first where it has some already, then where most slots are free."""
     laid = {g.id: _kept(g, ready, wishes[g.id].total) for g in holders}
     room = {r.id: _room(r, laid) for r in ready}
     lacking = [g for g in holders if sum(laid[g.id].values()) < wishes[g.id].total]
@@ -202,7 +202,7 @@ def _laid_out(
 
 
 def _kept(gateway: Gateway, ready: Sequence[Replica], total: int) -> Holds:
-    """Where its Calls are and what it holds now, less what is above its wish: first what it has most of without use."""
+    """What it uses and holds now, reduced to its target: first where it has the most unused slots."""
     used = {r.id: use.in_use if (use := gateway.uses.get(r.id)) is not None else 0 for r in ready}
     holds = {id: max(read_latest_hold(gateway, id), in_use) for id, in_use in used.items()}
     above = sum(holds.values()) - total
@@ -216,7 +216,7 @@ def _kept(gateway: Gateway, ready: Sequence[Replica], total: int) -> Holds:
 
 
 def _room(replica: Replica, laid: Mapping[GatewayId, Holds]) -> int:
-    """Slots that nobody is to hold. Where a former leader's holds are too many, the largest are cut first."""
+    """Slots that no gateway is to hold. If a former leader's holds are too many, the largest are cut first."""
     room = replica.slots - sum(holds[replica.id] for holds in laid.values())
     while room < 0:
         most = max(laid.values(), key=lambda holds: holds[replica.id])
@@ -232,7 +232,7 @@ def _moves(
     targets: Mapping[GatewayId, int],
     wishes: Mapping[GatewayId, SlotTarget],
 ) -> list[tuple[GatewayId, ReplicaId, int]]:
-    """The holds to move on one Replica: lowering is free, raising only into Slots that nobody may be using."""
+    """The holds to change on one replica: any may be lowered, but raised only into slots that nobody may be using."""
     held = {g.id: read_latest_hold(g, replica.id) for g in holders}
     moved = [(g.id, replica.id, targets[g.id]) for g in holders if targets[g.id] < held[g.id]]
     rising = [g for g in holders if targets[g.id] > held[g.id]]

@@ -1,6 +1,6 @@
 """Writes the JSON Schemas of the documents into a folder: `python -m autoscaler.schema docs/schema`. I/O.
 
-Owns the writing and nothing else; what is written is `autoscaler.schema.json_schema`'s.
+`autoscaler.schema.json_schema` generates them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rules of `autoscaler.spec.validation` that one object can show, in CEL: the API server refuses such an object.
+"""CEL versions of the rules of `autoscaler.spec.validation` that need only one object, enforced by the API server.
 
-Each rule has the message of its rule in Python, and a test on a real API server compares them. Some rules exist only in
-Python, because CEL cannot express them or their cost is too high: the names of variables (`env` has values of two
+Each rule has the message of its rule in Python; a test against a real API server compares them. Some rules exist only
+in Python, because CEL cannot express them or their cost is too high: the names of variables (`env` has values of two
 types, which CEL does not see), unknown placeholders, adapters' names that equal aliases, the form of labels and
 quantities, and what depends on the namespace or the Settings. https://kubernetes.io/docs/reference/using-api/cel
 """
@@ -50,28 +50,28 @@ from autoscaler.spec.validation import (
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One rule in CEL over `self`. The message is a sentence, or with `says` an expression that makes one."""
+    """One CEL rule over `self`. The message is a sentence, or with `says` an expression that returns one."""
 
     rule: str
     message: str
     at: str = ""
-    """The key that is to be changed, below `self`: `.replicas.min`."""
+    """The path of the key to change, below `self`: `.replicas.min`."""
     says: bool = False
     reason: str = "FieldValueInvalid"
 
     def written(self) -> dict[str, str]:
-        """As a schema has it."""
+        """The rule in the form of a schema."""
         message = {"messageExpression" if self.says else "message": self.message}
         return {"rule": self.rule, **message, "reason": self.reason} | ({"fieldPath": self.at} if self.at else {})
 
 
 def forbid_key(key: str) -> Rule:
-    """Refuses a key of `self`."""
+    """A rule that rejects a key of `self`."""
     return Rule(f"!has(self.{key})", MESSAGE, f".{key}", reason="FieldValueForbidden")
 
 
 def _whole(pattern: Pattern[str]) -> str:
-    """A CEL literal of a pattern that the whole text must match; RE2 takes it as Python does."""
+    """A CEL literal of a pattern that must match the whole string; RE2 interprets it as Python does."""
     return f"r'^(?:{pattern.pattern})$'"
 
 
@@ -84,14 +84,14 @@ _FROM_HUB = _list({name for name, engine in ENGINES.items() if engine.artifacts 
 _ADAPTED = _list({name for name, engine in ENGINES.items() if engine.adapters is not None})
 _SCHEME = f"r'^({'|'.join(sorted(SCHEMES))})://'"
 _ARTIFACT_SCHEME = f"r'^({'|'.join(sorted(SCHEMES - {'pvc'}))})://'"
-"""Of what a custom resource cannot have as its artifact yet."""
+"""Schemes that a custom resource does not support as its artifact yet."""
 _NAME_WANTED = f"expected 1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
 _STORED = f"r'^({'|'.join(sorted(STORED))})://'"
 _STORED_SAID = f"(self.engine != 'ollama' && self.artifact.matches({_STORED}))"
 
 
 def _excludes() -> tuple[Rule, ...]:
-    """Arguments that an engine must not get together with adapters. (Equality and prefixes cost little.)"""
+    """Rules for arguments that an engine must not get together with adapters. (Equality and prefixes cost little.)"""
     found = {name: engine.adapters.excludes for name, engine in ENGINES.items() if engine.adapters is not None}
     return tuple(
         Rule(
@@ -106,7 +106,7 @@ def _excludes() -> tuple[Rule, ...]:
 
 
 def _spelt(flags: Collection[str]) -> set[str]:
-    """With `_` for `-`, too."""
+    """The flags, also spelled with `_` instead of `-`."""
     inner = {flag.lstrip("-"): flag for flag in flags}
     return {*flags, *(flag.replace(word, word.replace("-", "_")) for word, flag in inner.items())}
 
@@ -201,7 +201,7 @@ _SPEC = (
 
 
 def _none_of(names: Collection[str], begin: Collection[str] = ()) -> str:
-    """No key of the map is one of the names, or begins so."""
+    """A CEL condition: no key of the map is in `names` or has a prefix in `begin`."""
     begins = f" && !{_list(begin)}.exists(begin, key.startsWith(begin))" if begin else ""
     return f"self.all(key, !(key in {_list(names)}){begins})"
 
@@ -273,4 +273,4 @@ RULES: Mapping[tuple[str, str], tuple[Rule, ...]] = {
     ("Volume", "name"): (Rule(f"!self.startsWith({json.dumps(VOLUMES_BEGIN)})", VOLUME_RESERVED),),
     ("Volume", ""): (Rule(_SOURCES, SOURCE_WANTED),),
 }
-"""(type, key) -> its rules; without a key those of the object itself, with `[]` those of each item."""
+"""(type, key) -> its rules; an empty key: rules of the object itself; `[]`: rules of each item."""

@@ -1,9 +1,9 @@
-"""The CustomResourceDefinitions of Model and Tenant, generated from the types of the documents. Pure.
+"""Generates the CustomResourceDefinitions of Model and Tenant from the document types. Pure.
 
-Owns what a definition says beside the schema: names, columns, what may be selected by. The files in
-charts/pilotlight/crds are its output (`python -m autoscaler.schema.write_crds charts/pilotlight/crds` writes them) and
-a test keeps them equal. A key that is not in force yet is in the schema and refused with the sentence that files are
-refused with: left out, it would be dropped without a word by every client that does not ask for strict validation.
+Adds to the schema names, printer columns and selectable fields. `python -m autoscaler.schema.write_crds
+charts/pilotlight/crds` writes the output; a test keeps the files in charts/pilotlight/crds equal to it. A key that is
+not supported yet is in the schema and rejected with the same message as in files: if it were left out, the server would
+drop it silently for every client without strict validation.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LATER: dict[str, Schema] = {
     "spec.namespaces": _TEXTS,
     "spec.reclaimSeconds": {"type": "number"},
 }
-"""Keys that are not in force yet and not objects: what they will be."""
+"""Keys that are not supported yet and are not objects: their future schemas."""
 
 
 class CrdKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What a definition says of one kind."""
+    """The parts of a definition that are specific to one kind."""
 
     document: type[Part]
     name: str
@@ -49,9 +49,9 @@ class CrdKind(msgspec.Struct, frozen=True, kw_only=True):
     short: str
     scope: str
     columns: tuple[tuple[str, str, str, int], ...]
-    """(heading, type, path, priority); above 0 only with `-o wide`."""
+    """(heading, type, path, priority); a priority above 0: shown only with `-o wide`."""
     selectable: tuple[str, ...] = ()
-    """Paths that a field selector may name."""
+    """Paths that a field selector may use."""
     status: Schema
 
 
@@ -92,12 +92,12 @@ TENANT = CrdKind(
 
 
 def render_crds(docs: Docs) -> dict[str, str]:
-    """File name -> YAML text. `docs` tells what is written beside the fields of a type."""
+    """File name -> YAML text. `docs` returns the attribute docstrings of a type."""
     return {f"{kind.plural}.yaml": HEAD + _yaml(build_crd(kind, docs)) for kind in (MODEL, TENANT)}
 
 
 def build_crd(kind: CrdKind, docs: Docs) -> Schema:
-    """One CustomResourceDefinition."""
+    """Build one CustomResourceDefinition."""
     version: Schema = {
         "name": VERSION,
         "served": True,
@@ -128,7 +128,7 @@ def build_crd(kind: CrdKind, docs: Docs) -> Schema:
 
 
 def _document(kind: CrdKind, docs: Docs) -> Schema:
-    """The schema of the whole object. Kubernetes has its own for metadata."""
+    """The schema of the whole object. Kubernetes validates metadata itself."""
     info = inspect.type_info(kind.document)
     if not isinstance(info, inspect.StructType):
         raise TypeError(f"{kind.document} is not a Struct")
@@ -145,7 +145,7 @@ def _document(kind: CrdKind, docs: Docs) -> Schema:
 
 
 def _refuse(schema: Schema, key: str) -> None:
-    """Puts a key that is not in force yet into the schema, with the rule that refuses it."""
+    """Add a key that is not supported yet to the schema, with the rule that rejects it."""
     *above, last = key.split(".")
     for part in above:
         schema = _properties(schema)[part]
@@ -155,11 +155,11 @@ def _refuse(schema: Schema, key: str) -> None:
 
 
 def _properties(schema: Schema) -> dict[str, Schema]:
-    return cast("dict[str, Schema]", schema["properties"])  # an object of ours always has them
+    return cast("dict[str, Schema]", schema["properties"])  # schemas of our objects always have properties
 
 
 class _Plain(yaml.SafeDumper):
-    """Without anchors: what is the same twice is written twice."""
+    """Dumper without anchors and aliases: equal values are written out each time."""
 
     def ignore_aliases(self, data: object) -> bool:
         del data

@@ -1,8 +1,8 @@
-"""JSON Schema of the documents, generated from their types: for editors, the chart and the API.
+"""Generates JSON Schemas (draft 2020-12) of the documents from their types, for editors, the chart and the API.
 
-Owns the generation (draft 2020-12). The files in docs/schema are its output (`python -m autoscaler.schema
-docs/schema` writes them) and a test keeps them equal. Rules between keys (`replicas.min` <= `max`) are not in a schema;
-`autoscaler.spec.validation` has them. msgspec's own generator cannot show the default of a size, hence this one.
+`python -m autoscaler.schema docs/schema` writes the output; a test keeps the files in docs/schema equal to it. Rules
+between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.spec.validation` has them. msgspec's own
+generator cannot show the default of a size, hence this one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _schema(info: inspect.Type) -> dict[str, object]:
         case inspect.StructType():
             return _part(info)
         case inspect.CustomType() if info.cls is object:
-            return {}  # as Kubernetes has it
+            return {}  # Kubernetes validates it
         case inspect.CustomType():
             return {"anyOf": [{"enum": [AUTO]}, dict(SIZE)]} if info.cls is BytesOrAuto else dict(SIZE)
         case inspect.UnionType():
@@ -66,7 +66,7 @@ def _schema(info: inspect.Type) -> dict[str, object]:
 
 
 def _part(info: inspect.StructType) -> dict[str, object]:
-    """An object whose keys are all known. Its description is the first line of the type's docstring."""
+    """The schema of an object whose keys are all known, described by the first line of the type's docstring."""
     properties = {}
     for field in info.fields:
         properties[field.encode_name] = _schema(field.type)

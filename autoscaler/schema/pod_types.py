@@ -1,8 +1,8 @@
-"""The types of Kubernetes that a Model's `pod` contains, without descriptions. Pure data.
+"""The Kubernetes types that a Model's `pod` contains, without descriptions. Pure data.
 
 Each field has a type of this table or `string`, `bool`, `int32`, `int64`, `Quantity`. `[]` marks a list and `{}` a map;
-`!` after the name of a field marks a required field. Source: k8s.io/api v0.36.3, core/v1. A test on a real API server
-compares the table with the OpenAPI document of that server.
+`!` after the name of a field marks a required field. Source: k8s.io/api v0.36.3, core/v1. A test against a real API
+server compares the table with that server's OpenAPI document.
 """
 
 from __future__ import annotations
@@ -168,6 +168,6 @@ TYPES: Final[Mapping[str, Mapping[str, str]]] = {
         "hostProcess": "bool"
     },
 }  # fmt: skip
-"""Name of a type -> its fields. `Affinity` lacks `nodeAffinity`, which a Model cannot set. `Metadata` has the fields of
+"""Type name -> its fields. `Affinity` lacks `nodeAffinity`, which a Model cannot set. `Metadata` has the fields of
 ObjectMeta that a template of a PersistentVolumeClaim can set.
 """

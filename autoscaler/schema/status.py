@@ -1,7 +1,7 @@
-"""The status of a Model and of a Tenant, as their definitions have it (interfaces, section 2). Pure data.
+"""The status schemas of Model and Tenant for their CustomResourceDefinitions (interfaces, section 2). Pure data.
 
-Owns its form: what the autoscaler writes there, and what it reads after a restart (`learned`). A status is written by
-the autoscaler only, so it has few bounds and no rules.
+A status contains what the autoscaler shows and what it reads after a restart (`learned`). Only the autoscaler writes
+it, so it has few bounds and no rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TIME: Schema = {"type": "string", "format": "date-time"}
 
 
 def to_camel_case(state: str) -> str:
-    """`falling-asleep` as a key."""
+    """Convert a state such as `falling-asleep` to a key."""
     first, *rest = state.split("-")
     return first + "".join(word.capitalize() for word in rest)
 

@@ -1,8 +1,8 @@
-"""The types of documents as structural schemas, the form that Kubernetes wants in a CustomResourceDefinition. Pure.
+"""Translates document types to structural schemas, as Kubernetes requires in a CustomResourceDefinition. Pure.
 
-Translates without references: each value has one type, and a number or a text is `int-or-string`. No field of a spec
-accepts values of unbounded depth: what Kubernetes defines (`affinity`, `volumes`) has the types of `pod_types`. Lists,
-maps and texts are bounded, since the API server estimates the cost of each rule before it accepts the definition.
+The schemas have no references: each value has one type, and a number or string is `int-or-string`. No field of a spec
+accepts values of unbounded depth: fields with Kubernetes types (`affinity`, `volumes`) use `pod_types`. Lists, maps and
+strings are bounded, since the API server estimates the cost of each rule before it accepts the definition.
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources
 """
 
@@ -24,10 +24,10 @@ from autoscaler.spec.validation import ADAPTERS_MAX, NAME_CHARS_MAX
 
 Schema = dict[str, object]
 Docs = Callable[[type], Mapping[str, str]]
-"""A type -> its fields' docstrings by their names in Python."""
+"""A type -> its attribute docstrings, by Python field name."""
 
 ITEMS_MAX, ENTRIES_MAX, TEXT_CHARS_MAX = 256, 1024, 16_384
-"""Of a list, a map and a text in a cluster. Files have no such bounds."""
+"""Maximum size of a list, a map and a string in a cluster. Files have no such bounds."""
 TEXT: Schema = {"type": "string"}
 OBJECT: Schema = {"type": "object"}
 INT_OR_STRING: Schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
@@ -45,7 +45,7 @@ EXTRA: Mapping[tuple[str, str], Schema] = {
     ("Key", "createdAt"): {"format": "date-time"},
     ("Key", "expiresAt"): {"format": "date-time"},
 }
-"""(type, key) -> what its schema says besides."""
+"""(type, key) -> additional schema properties."""
 
 KUBERNETES: Mapping[tuple[str, str], str] = {
     ("Pod", "affinity"): "Affinity",
@@ -53,14 +53,14 @@ KUBERNETES: Mapping[tuple[str, str], str] = {
     ("Pod", "volumeMounts"): "VolumeMount[]",
     ("Pod", "securityContext"): "PodSecurityContext",
 }
-"""(type, key) -> its type of Kubernetes."""
+"""(type, key) -> its Kubernetes type."""
 _NAME_OF_LABEL: Schema = {"type": "string", "maxLength": 63}
 _KUBERNETES_EXTRA: Mapping[tuple[str, str], Schema] = {
     ("Volume", "name"): _NAME_OF_LABEL,
     ("VolumeMount", "name"): _NAME_OF_LABEL,
     ("Affinity", "nodeAffinity"): OBJECT,
 }
-"""What of a type of Kubernetes differs here: bounds for rules, and a key that a rule refuses."""
+"""Deviations from Kubernetes types: bounds for rules, and a key that a rule rejects."""
 _SIMPLE: Mapping[str, Schema] = {
     "string": {"type": "string", "maxLength": TEXT_CHARS_MAX},
     "bool": {"type": "boolean"},
@@ -73,13 +73,13 @@ _SNAKE = re.compile(r"\b([a-z]+)((?:_[a-z]+)+)\b")
 
 
 class Structural:
-    """Makes schemas; `docs` tells what is written beside fields."""
+    """Builds schemas; `docs` returns the attribute docstrings of a type."""
 
     def __init__(self, docs: Docs) -> None:
         self._docs = docs
 
     def part(self, info: inspect.StructType) -> Schema:
-        """An object whose keys are all known."""
+        """The schema of an object whose keys are all known."""
         docs, kind = self._docs(info.cls), info.cls.__name__
         properties = {f.encode_name: self._field(kind, f, docs.get(f.name, "")) for f in info.fields}
         said = (info.cls.__doc__ or "").split("\n\n")[0]
@@ -102,7 +102,7 @@ class Structural:
         return schema | EXTRA.get((kind, field.encode_name), {}) | _rules(RULES.get((kind, field.encode_name), ()))
 
     def _schema(self, info: inspect.Type) -> Schema:
-        """Of one type. Raises NotImplementedError for one that no document uses yet."""
+        """The schema of one type. Raises NotImplementedError for a type that no document uses yet."""
         match info:
             case inspect.Metadata():
                 return self._schema(info.type)
@@ -132,7 +132,7 @@ class Structural:
                 raise NotImplementedError(f"no schema for {info}")
 
     def _union(self, types: list[inspect.Type]) -> Schema:
-        """One of several: whole numbers or words are `int-or-string`; the rest `autoscaler.spec.load` checks."""
+        """The schema of a union: integers or words are `int-or-string`; `autoscaler.spec.load` checks the rest."""
         if len(types) == 1:
             return self._schema(types[0])
         parts = [self.part(one) for one in types if isinstance(one, inspect.StructType)]
@@ -153,18 +153,18 @@ class Structural:
 
 
 def _text_or(part: Schema) -> Schema:
-    """A text or an object. A schema of two types has none, and would accept anything: these bounds limit the depth.
+    """A string or an object. A schema of two types has no type and would accept anything: these bounds limit the depth.
 
-    Numbers and booleans remain, which Pilotlight refuses.
+    Numbers and booleans are still accepted; Pilotlight itself rejects them.
     """
     properties = cast("dict[str, Schema]", part["properties"])
     bounds: Schema = {"maxLength": TEXT_CHARS_MAX, "maxItems": 0, "maxProperties": len(properties)}
-    required: Schema = {"required": list(properties), "properties": properties}  # so that no other key has room
+    required: Schema = {"required": list(properties), "properties": properties}  # leaves no room for other keys
     return {"x-kubernetes-preserve-unknown-fields": True, **bounds, **required}
 
 
 def _kubernetes(name: str) -> Schema:
-    """The schema of a type of `pod_types`."""
+    """The schema of a type in `pod_types`."""
     if name.endswith("[]"):
         return {"type": "array", "maxItems": ITEMS_MAX, "items": _kubernetes(name.removesuffix("[]"))}
     if name.endswith("{}"):
@@ -182,7 +182,7 @@ def _kubernetes(name: str) -> Schema:
 
 
 def _description(doc: str) -> str:
-    """A docstring in the words of documents: their keys are camelCase, and what is None is absent."""
+    """Translate a docstring to the terms of documents: keys are camelCase, and None means absent."""
     keys = _SNAKE.sub(lambda found: found[1] + found[2].title().replace("_", ""), " ".join(doc.split()))
     return keys.replace("None:", "Absent:")
 
@@ -192,7 +192,7 @@ def _map(values: Schema) -> Schema:
 
 
 def _bounds(info: inspect.IntType | inspect.FloatType) -> Schema:
-    """OpenAPI's form: an exclusive bound is a bound and a flag."""
+    """The bounds in OpenAPI form: an exclusive bound is a bound and a flag."""
     bounds: Schema = {}
     for name, exclusive, at, beyond in (("minimum", "exclusiveMinimum", info.ge, info.gt),
                                         ("maximum", "exclusiveMaximum", info.le, info.lt)):  # fmt: skip
@@ -204,7 +204,7 @@ def _bounds(info: inspect.IntType | inspect.FloatType) -> Schema:
 
 
 def _plain(value: object) -> object:
-    """A whole number without its fraction."""
+    """Convert an integral float to an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,7 +1,6 @@
 """Writes the CustomResourceDefinitions: `python -m autoscaler.schema.write_crds charts/pilotlight/crds`. I/O.
 
-Owns the writing, and the reading of what is written beside the fields of a type in its source. What is written is
-`autoscaler.schema.crds`'.
+`autoscaler.schema.crds` generates them; `field_docs` reads the attribute docstrings from the source of the types.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from autoscaler.schema.crds import render_crds
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The docstring of each field of a type and of those that it is made from, in one line."""
+    """The docstring of each field of a type and of its base classes, in one line."""
     docs: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if not one.__module__.startswith("autoscaler."):

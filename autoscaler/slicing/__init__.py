@@ -1,1 +1,1 @@
-"""Kinds of Slices: how a node's Devices are shared, and what a pod must say to get its share. One small file each."""
+"""Slicers: how each sharing mechanism divides a node's devices into slices, and what a pod requests to get one."""

@@ -1,12 +1,9 @@
-"""What a kind of Slice is: a Slicer reads a node as inventory, and says what the pod of a Replica must ask for.
+"""The Slicer protocol and its records, and safe parsing of numbers and sizes from node metadata.
 
-Owns the Protocol and its two records; each kind is one file beside this one. All of it is pure: nodes, labels and
-objects come in as they were read, and what goes out is data. It knows no API server and decides nothing.
-
-Whole numbers and sizes as nodes tell them: in labels, annotations and objects that anybody may have written.
-
-Owns the one way from such a text to a number that may be trusted: None for what is no number, or one that no device
-can have. Must not raise, whatever it is given.
+A Slicer reads a node as an inventory of slices, and returns what the pod of a replica must request. Each sharing
+mechanism is one module of this package. All of it is pure: nodes, labels and objects are passed in as read, and data is
+returned; nothing calls the API server. Anyone may have written the labels, annotations and objects, so the parsers
+never raise: they return None (`parse_count`: 0) for a malformed number, or one that no device can have.
 """
 
 from __future__ import annotations
@@ -20,29 +17,29 @@ from autoscaler.spec.settings import NodeKind
 from autoscaler.state.world import NodeId, Slice
 
 Object = dict[str, Any]
-"""As the Kubernetes API has it."""
+"""A Kubernetes API object."""
 
 
 class NodeFacts(NamedTuple):
-    """What of a node a Slicer reads."""
+    """The node data that a Slicer reads."""
 
     name: NodeId
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     allocatable: Mapping[str, str] = {}
-    """Extended resource -> how many, as it is written there."""
+    """Extended resource -> amount, as written on the node."""
     declared: NodeKind | None = None
-    """What Settings say of it; None: nothing."""
+    """The matching entry of Settings `nodes`; None if there is none."""
     plugin: Mapping[str, Any] = {}
-    """The device plug-in's configuration for it, parsed; empty: it is not known."""
+    """The parsed device plugin configuration of the node; empty if it is unknown."""
     devices: Sequence[Object] = ()
-    """The ResourceSlices (resource.k8s.io/v1) that name it."""
+    """The ResourceSlices (resource.k8s.io/v1) of the node."""
     kept: Sequence[str] = ()
-    """Their entries that are offered before others: those that claims hold, then those that were chosen."""
+    """Entries of those to offer first: entries held by claims, then entries chosen by a placement."""
 
 
 class SliceShare(NamedTuple):
-    """One Slice that a Replica has, and how much of it."""
+    """A slice assigned to a replica, and how much of it."""
 
     slice: Slice
     memory_bytes: int
@@ -50,67 +47,67 @@ class SliceShare(NamedTuple):
 
 
 class PodFields(NamedTuple):
-    """What a pod says to get its Slices; laid over what every pod of ours says."""
+    """The pod fields that request the slices; merged over the fields common to all Pilotlight pods."""
 
     limits: Mapping[str, str] = {}
-    """Of its engine's container: extended resources."""
+    """Extended resources of the engine's container."""
     env: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     memory_fraction: float | None = None
-    """Of each Device, what its engine is told to take; None: it need not be told."""
+    """Fraction of each device's memory that the engine may use; None if no limit is passed to it."""
     scheduler: str = ""
-    """Who places it; empty: the cluster's own."""
+    """Scheduler of the pod; empty for the cluster's default scheduler."""
     claims: tuple[Object, ...] = ()
-    """ResourceClaims that are made before it, each with `metadata.name`; the pod and its container name them."""
+    """ResourceClaims to create before the pod, each with `metadata.name`; the pod and its container reference them."""
     common: frozenset[str] = frozenset()
-    """Names of those that other pods on its Devices have, too."""
+    """Names of the claims that other pods on the same devices share."""
 
 
 class Slicer(Protocol):
-    """One kind. `kind` is its name in Settings and in `Slice.kind`."""
+    """One sharing mechanism. `kind` is its name in Settings and in `Slice.kind`."""
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """The node's Slices of this kind, in order; None: its devices are not shared in this way. What is known in
-        general of a node (labels, taints, health) is not filled in here.
+        """Return the node's slices of this kind, in order; None if its devices are not shared in this way.
+        General node properties (labels, taints, health) are not filled in here.
         """
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """What the pod of that Replica asks for; all parts are of this kind and of one node."""
+        """Return what the replica's pod requests; all parts are of this kind and of one node."""
 
 
 MIB = 1 << 20
 MEMORY_MIB_MAX = 1 << 31
-"""What HAMi and Kubernetes count in has 31 bits; no device has 2 PiB."""
+"""HAMi and Kubernetes count in 31 bits; no device has 2 PiB."""
 COUNT_MAX = 1024
-"""Devices of one node, and parts of one device."""
+"""Maximum number of devices of one node, and of parts of one device."""
 _DIGITS = re.compile(r"[0-9]{1,10}")
 
 
 def parse_bounded_int(said: Any, most: int) -> int | None:
-    """0 to `most`, from a text or a number; None: it is nothing of the kind."""
+    """Parse an integer from 0 to `most` from a string or a number; None if it is not one."""
     if isinstance(said, str) and _DIGITS.fullmatch(said):
         said = int(said)
     return said if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= most else None
 
 
 def parse_count(said: Any) -> int:
-    """How many of something a node has: 0 where it does not say."""
+    """Parse a count of at most COUNT_MAX; 0 if it is missing or invalid."""
     return parse_bounded_int(said, COUNT_MAX) or 0
 
 
 def parse_mebibytes(said: Any) -> int | None:
-    """A size that is told in MiB, in bytes; None: it is not told, or 0."""
+    """Parse a size in MiB and return bytes; None if it is missing, invalid or 0."""
     mib = parse_bounded_int(said, MEMORY_MIB_MAX)
     return mib * MIB if mib else None
 
 
 def parse_size(said: Any) -> int | None:
-    """A Kubernetes quantity in bytes; None: it is none that a device can have, or 0."""
+    """Parse a Kubernetes quantity and return bytes; None if it is invalid, 0 or more than any device has."""
     try:
         found = parse_bytes(said)
     except ValueError:
@@ -119,5 +116,5 @@ def parse_size(said: Any) -> int | None:
 
 
 def in_mib(memory_bytes: int) -> int:
-    """The least MiB that hold so many bytes."""
+    """Convert bytes to MiB, rounded up."""
     return -(-memory_bytes // MIB)

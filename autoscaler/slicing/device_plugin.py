@@ -1,17 +1,12 @@
-"""GPUs that the device plug-in shares by MPS (`sharing.mps`): its server keeps each client to its part. Pure.
+"""Slicers for GPUs that the NVIDIA device plugin offers: shared by MPS, time-sliced, or whole. Pure.
 
-A client gets 1/replicas of the memory and of the threads, as the plug-in sets its control daemon up. The server is the
-fault domain: with it all clients of its Device end.
-
-GPUs that the device plug-in offers several times, their processes taking turns (`sharing.timeSlicing`). Pure.
-
-Nothing keeps one process from the memory of the others, so engines are told how much they may take. Each Slice has an
-equal share: a node's kubelet chooses the GPU of a pod, and whichever it takes, as many shares as a GPU is offered
-times are no more than the GPU has. A fault of one process can end all on its Device.
-
-Whole GPUs, as the device plug-in counts them: one Slice each, for one Replica at a time. Pure.
-
-Also what stands for GPUs that are shared while nobody tells how: they are seen, and closed, with what is to be done.
+- MPS (`sharing.mps`): the plugin's control daemon gives each client 1/replicas of the memory and of the threads, and
+  the MPS server enforces it. The server is the fault domain: if it fails, all clients of its device end.
+- Time-slicing (`sharing.timeSlicing`): nothing protects the memory of one process from the others, so each engine is
+  given its memory fraction. All slices are equal shares: the kubelet chooses a pod's GPU, and the shares on any GPU
+  never exceed its memory. A fault of one process can end all processes on its device.
+- Whole GPUs: one slice each, for one replica at a time. GPUs whose sharing mode is unknown are listed as closed, with
+  the action to take as the reason.
 """
 
 from __future__ import annotations
@@ -26,37 +21,37 @@ from autoscaler.state.world import Slice
 
 
 class Mps:
-    """See the module."""
+    """The Slicer for GPUs shared by MPS."""
 
     kind: Final = nvidia_sharing.MPS
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """See Slicer."""
+        """Return the MPS slices, or None if the node is not shared by MPS."""
         found = nvidia_sharing.read_gpus(node)
         if found is None or found.sharing is None or found.sharing.kind != self.kind:
             return None
         return nvidia_sharing.build_slices(node, found, found.sharing, Isolation.MEMORY)
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """See Slicer."""
+        """Request one unit of the resource per slice."""
         del replica
         return nvidia_sharing.build_pod_limits(parts)
 
 
 class TimeSlice:
-    """See the module."""
+    """The Slicer for time-sliced GPUs."""
 
     kind: Final = nvidia_sharing.TIMESLICE
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """See Slicer."""
+        """Return the time-slicing slices, or None if the node is not time-sliced."""
         found = nvidia_sharing.read_gpus(node)
         if found is None or found.sharing is None or found.sharing.kind != self.kind:
             return None
         return nvidia_sharing.build_slices(node, found, found.sharing, Isolation.NONE)
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """See Slicer."""
+        """Request one unit of the resource per slice, and set the engine's memory fraction."""
         del replica
         return nvidia_sharing.build_pod_limits(parts)._replace(
             memory_fraction=nvidia_sharing.compute_memory_fraction(parts)
@@ -64,12 +59,12 @@ class TimeSlice:
 
 
 class WholeGpu:
-    """See the module."""
+    """The Slicer for whole GPUs, and for GPUs whose sharing mode is unknown (closed)."""
 
     kind: Final = nvidia_sharing.WHOLE
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """See Slicer."""
+        """Return one slice per GPU; closed slices if the sharing mode is unknown; None if the GPUs are shared."""
         found = nvidia_sharing.read_gpus(node)
         if found is None or (found.sharing is not None and found.sharing.kind != self.kind):
             return None
@@ -82,6 +77,6 @@ class WholeGpu:
         )
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """See Slicer."""
+        """Request one GPU per slice."""
         del replica
         return nvidia_sharing.build_pod_limits(parts)

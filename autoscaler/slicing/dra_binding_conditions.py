@@ -1,10 +1,10 @@
-"""Devices that a claim has before they are there: binding conditions (KEP-5007) of claims, and what Slices say of them.
+"""Binding conditions (KEP-5007) of allocated DRA devices that are not attached yet, and their effect on slices.
 
-Owns the reading of both sides: what a ResourceSlice's device asks for is copied into the claim that is given it, and
-whoever attaches it (a fabric's controller) writes conditions into the claim's status. The scheduler binds the pod when
-all that are asked for are true, and takes the device back when one of the failures is, or after ten minutes. Promises:
-what is not as it should be raises nothing, and what nobody has written yet is waited for. Decides nothing, writes
-nothing.
+A ResourceSlice device lists its binding conditions; the scheduler copies them into the claim that is allocated the
+device. The controller that attaches the device (for example of a fabric) sets these conditions in the claim's status.
+The scheduler binds the pod when all binding conditions are true. It deallocates the device when a failure condition is
+true, or after ten minutes. Malformed objects raise no error, and conditions that are not set count as waiting. This
+module only reads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
 from autoscaler.state.world import Slice
 
 SAID_MAX = 200
-"""Characters of a condition's message, in a reason."""
+"""Maximum number of characters of a condition's message in a reason."""
 
 State = Literal["waiting", "ready", "failed"]
 
 
 class Binding(NamedTuple):
-    """A device that a claim was given, and that must be there before its pod is bound."""
+    """An allocated device that must be attached before the pod of its claim is bound."""
 
     entry: str
     """DRIVER/POOL/DEVICE."""
@@ -34,11 +34,11 @@ class Binding(NamedTuple):
     """NAMESPACE/NAME."""
     state: State
     says: str
-    """The condition that decides: one that is not true yet, or the failure; with its reason and message."""
+    """The deciding condition (not true yet, or a failure) with its reason and message."""
 
 
 def read_bindings(claim: Object) -> tuple[Binding, ...]:
-    """Of any claim; none: nothing of it is waited for."""
+    """Return the devices of a claim that have binding conditions; empty if there are none."""
     status = _map(claim.get("status"))
     allocated = _list(_map(_map(status.get("allocation")).get("devices")).get("results"))
     told = {_entry(one): _conditions(one) for one in map(_map, _list(status.get("devices")))}
@@ -52,7 +52,7 @@ def read_bindings(claim: Object) -> tuple[Binding, ...]:
 
 
 def apply_bindings(slices: tuple[Slice, ...], found: Iterable[Binding]) -> tuple[Slice, ...]:
-    """Slices; those that are closed until their device is attached, with how far that is."""
+    """Return the slices; those closed until their device is attached get the attachment state as the reason."""
     words = {one.entry: _words(one) for one in found}
     if not words:
         return slices
@@ -73,7 +73,7 @@ def _words(one: Binding) -> str:
 
 
 def _state(result: Object, conditions: Mapping[str, Object]) -> tuple[State, str]:
-    """As the scheduler judges it: failures first."""
+    """Evaluate the conditions as the scheduler does: failures first."""
     for name in _list(result.get("bindingFailureConditions")):
         if _is_true(conditions.get(str(name))):
             return "failed", _said(str(name), conditions[str(name)])
@@ -94,7 +94,7 @@ def _said(name: str, condition: Object) -> str:
 
 
 def _conditions(device: Object) -> dict[str, Object]:
-    """By type; none where nobody has written any."""
+    """Return the conditions by type; empty if none are set."""
     return {str(one.get("type", "")): one for one in map(_map, _list(device.get("conditions")))}
 
 

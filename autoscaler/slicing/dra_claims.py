@@ -1,22 +1,21 @@
-"""Dynamic Resource Allocation: ResourceSlices as inventory, claims that pin what was chosen, and what they got.
+"""Dynamic Resource Allocation: ResourceSlices as inventory, claims that pin the chosen devices, and their allocations.
 
-Owns the Slicer `dra`. A whole GPU is one Slice, or a shared one where it may be allocated many times (its memory is
-what is consumed), or where Settings let those on it have one claim in common (`autoscaler.slicing.dra_claims`).
-Of entries that cannot be had at once (a GPU and its MIG parts) only such are offered as can be: those that are `kept`,
-then the largest that the counters still allow. So what claims hold must be kept, and so must what was chosen (`places`
-tells what a cut of `autoscaler.slicing.mig_placement` is called here).
+Contains the Slicer `dra`. A whole GPU is one slice. It is shared if it allows multiple allocations (claims consume its
+memory), or if Settings let its replicas share one claim. Of entries that exclude each other (a GPU and its MIG parts),
+it offers first those in `kept`, then the largest that the counters still allow. Devices held by claims and devices
+chosen by a placement must therefore be in `kept` (`places` maps cuts of `autoscaler.slicing.mig_placement` to entries).
 
-The scheduler takes the first entry that a claim admits, and looks at nothing else; so a claim admits one. Of parts that
-do not exist yet NVIDIA's driver tells no place that a claim could name: of one profile on one GPU the first in the
-driver's order is taken, and `read_allocations` tells which it was. So it does where Settings let a claim name others of
-its node (`list_alternatives`) behind the chosen one, for when that is gone by then; and where they let a GPU be cut:
-who was given all of one that nobody is on, and needs less, claims the smallest part that holds it, and what is left is
-offered from then on; of that the same is so, as far as a claim can say where.
+The scheduler takes the first entry that matches a claim, so a claim matches exactly one. Exceptions: for parts that do
+not exist yet, NVIDIA's driver publishes no position that a claim could select, so the first one of the profile on that
+GPU is taken; if Settings allow it, a claim lists alternatives on its node (`list_alternatives`) in case the chosen one
+is taken by then; and if they allow cutting, a replica that was given an unused whole GPU and needs less claims the
+smallest sufficient part (at its position, if a claim can select it), and the rest is offered from then on.
+`read_allocations` returns what was actually allocated.
 
-A GPU that many Replicas share by time-slicing or MPS has one ResourceClaim, which all their pods name. The name of the
-claim is derived from its content, so the first pod creates it, and different content gets another claim. NVIDIA's
-driver shares a GPU only with its feature gate (`TimeSlicingSettings`, `MPSSupport`), and no GPU that several claims may
-allocate. A claim is reserved for at most 256 pods, and an MPS server has at most 48 clients per device.
+A GPU shared by time-slicing or MPS has one ResourceClaim, which all its pods reference. The claim's name is derived
+from its content: the first pod creates it, and different content gets another claim. NVIDIA's driver shares a GPU only
+with its feature gate (`TimeSlicingSettings`, `MPSSupport`), and only a GPU that does not allow multiple allocations. A
+claim is reserved for at most 256 pods, and an MPS server has at most 48 clients per device.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from autoscaler.state.world import DeviceId, Slice, SliceId
 
 Sharing = Literal["timeslice", "mps"]
 CLIENT_BYTES = 256 * MIB
-"""Of an MPS client's limit, kept for its context: that counts, and engines that take a share do not reckon with it."""
+"""Part of an MPS client's limit reserved for its context, which counts but which engines do not allow for."""
 _CONFIG = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
 
 
 class Way(NamedTuple):
-    """How a driver shares a GPU."""
+    """A driver's mode of sharing a GPU."""
 
     strategy: str
     isolation: Isolation
@@ -61,20 +60,20 @@ WAYS: Mapping[Sharing, Way] = {
 
 
 def shared_claim_name(entry: str, where: str, sharing: Sharing) -> str:
-    """What the claim of an entry is called, which all pods on it have."""
+    """Return the name of the claim that all pods on an entry share."""
     short = re.sub(r"[^a-z0-9]+", "-", entry.rpartition("/")[2].lower()).strip("-")[:40]
     return f"{sharing}-{short}-{hashlib.sha256(f'{entry} {where}'.encode()).hexdigest()[:16]}"
 
 
 def shared_claim_config(driver: str, sharing: Sharing, request: str) -> Object:
-    """What the driver is told of that request of the claim."""
+    """Return the driver configuration for that request of the claim."""
     way = WAYS[sharing]
     parameters = {**_CONFIG, "sharing": {"strategy": way.strategy, **way.parameters}}
     return {"requests": [request], "opaque": {"driver": driver, "parameters": parameters}}
 
 
 def sharing_environment(sharing: Sharing, part: SliceShare) -> dict[str, str]:
-    """By what an MPS server holds a client to its part; who has all of its GPU is held to nothing."""
+    """Return the environment by which the MPS server limits a client; empty for a replica that has the whole GPU."""
     said = {
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={in_mib(part.memory_bytes)}M" if part.memory_bytes else "",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(min(100, part.compute_percent) or ""),
@@ -83,7 +82,7 @@ def sharing_environment(sharing: Sharing, part: SliceShare) -> dict[str, str]:
 
 
 def shared_fraction(sharing: Sharing, part: SliceShare) -> float | None:
-    """Of its GPU, what an engine is told to take, in thousandths; None: it has all of it."""
+    """Return the memory fraction for the engine, in thousandths; None if it has the whole GPU."""
     if not part.memory_bytes:
         return None
     all_bytes = part.slice.device_bytes or part.slice.memory_bytes
@@ -99,7 +98,7 @@ UNKNOWN_BYTES = 1 << 30
 
 
 class Smaller(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a GPU that nobody is on, of one profile."""
+    """A part of an unused GPU, of one profile."""
 
     compute_percent: int
     memory_bytes: int
@@ -109,47 +108,47 @@ class Smaller(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Handle(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a Slice's `handle` says, as JSON."""
+    """The content of a slice's `handle`, encoded as JSON."""
 
     entry: str
     """DRIVER/POOL/DEVICE."""
     device_class: str
     where: str
     shared: bool = False
-    """It is consumed by its memory, of which only these amounts are given."""
+    """Claims consume its memory, in the amounts given by the next three fields."""
     least: int = 0
     step: int = 1
     values: tuple[int, ...] = ()
     cuts: tuple[Smaller, ...] = ()
-    """What may be claimed of it by who needs less, the smallest first."""
+    """Parts that a replica with smaller needs may claim instead, smallest first."""
     whole: str = ""
-    """Of a part: the entry that is all of its GPU, which can be had when nobody has a part of it."""
+    """For a part: the entry of its whole GPU, available when no part is in use."""
     sharing: Sharing | None = None
-    """Those on it have one claim in common, by which its driver shares it so."""
+    """Its replicas share one claim, for which the driver shares the device in this way."""
 
 
 class Got(NamedTuple):
-    """What a claim really has."""
+    """An actual allocation of a claim."""
 
     request: str
     """`NAME`, or `NAME/ALTERNATIVE`."""
     entry: str
     memory_bytes: int | None
-    """Consumed; None: all of it is its own."""
+    """Consumed memory; None for the whole device."""
 
 
 class Dra(NamedTuple):
-    """The Slicer of one driver."""
+    """The Slicer of one DRA driver."""
 
     driver: str = NVIDIA
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return "dra"
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """What can be had at once."""
+        """Return the devices that can be allocated at the same time."""
         found = read_pools(node.devices, node.name, self.driver)
         said = node.declared.slicing if node.declared is not None else None
         offered = self._offered(found, node.kept)
@@ -159,7 +158,7 @@ class Dra(NamedTuple):
         return tuple(self._slice(node, one, cuts, wholes) for one in offered) or None
 
     def places(self, node: NodeFacts) -> dict[DeviceId, dict[Cut, str]]:
-        """By Device, what each cut that it may have is called, to be `kept`."""
+        """Return, by device, the entry name of each possible cut, for use in `kept`."""
         named: dict[DeviceId, dict[Cut, str]] = {}
         for entry in read_pools(node.devices, node.name, self.driver).entries:
             if entry.mig and entry.start is not None:
@@ -167,7 +166,7 @@ class Dra(NamedTuple):
         return named
 
     def _offered(self, found: Pools, kept: Sequence[str]) -> list[DraDevice]:
-        rank = {name: number for number, name in enumerate(dict.fromkeys(kept))}  # a claim holds what was chosen
+        rank = {name: number for number, name in enumerate(dict.fromkeys(kept))}  # may be both claimed and chosen
         offered: list[DraDevice] = []
         taken: dict[str, list[DraDevice]] = {}
         for entry in sorted(
@@ -182,9 +181,10 @@ class Dra(NamedTuple):
         return sorted(offered, key=lambda one: one.name)
 
     def _cuts(self, found: Pools, offered: Sequence[DraDevice], kept: Sequence[str]) -> dict[str, tuple[Smaller, ...]]:
-        """By entry that nobody has the parts that can be claimed instead of it, one of each profile: the one after
-        which most is left, where places are told; else the driver takes the first that fits, so there is none where
-        that could be in another that is offered. Without those that have what a GPU has once.
+        """Return, for each unused entry, the parts that can be claimed instead of it, one per profile.
+        If positions are known, it is the part that leaves the most room. Otherwise the driver takes the first that
+        fits, so there is none if the driver could choose it on another offered entry. Profiles with engines that a GPU
+        has only once are excluded.
         """
         gpus: dict[tuple[str, str], list[DraDevice]] = {}
         for one in sorted(
@@ -239,7 +239,7 @@ class Dra(NamedTuple):
         )  # fmt: skip
 
     def _all_of(self, entry: DraDevice, whole: DraDevice | None, memory_bytes: int, percent: int) -> int:
-        """The memory of the GPU that an entry is a part of, as that itself tells it; 0: it is none."""
+        """Return the memory of the GPU of a part, if possible as the GPU reports it; 0 for a whole GPU."""
         known = parent_memory_bytes(entry.product, memory_bytes, percent) if entry.mig else 0
         return whole.memory_bytes or known if known and whole is not None else known
 
@@ -247,7 +247,7 @@ class Dra(NamedTuple):
         return "mig.nvidia.com" if entry.mig and self.driver == NVIDIA else self.driver
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """One claim of the Replica's own; of GPUs that are had in common one for each, which others have too."""
+        """Build one claim for the replica; each GPU shared through a common claim adds that claim."""
         if not 0 < len(parts) <= REQUESTS_MAX:
             raise ValueError(f"{replica}: a claim is for 1 to {REQUESTS_MAX} devices, not {len(parts)}")
         told = [(part, _told(part, alone=len(parts) == 1)) for part in parts]
@@ -258,7 +258,7 @@ class Dra(NamedTuple):
         return asks if sharing is None else self._in_common(asks, sharing, [one for one in told if one[1].sharing])
 
     def _in_common(self, asks: PodFields, sharing: Sharing, told: Sequence[tuple[SliceShare, Handle]]) -> PodFields:
-        """Of one node, so all are shared in one way."""
+        """Add the common claims; all devices are of one node, so they are shared in the same way."""
         names = [shared_claim_name(one.entry, one.where, sharing) for _, one in told]
         config = [shared_claim_config(self.driver, sharing, "gpu")]
         claims = (
@@ -267,13 +267,13 @@ class Dra(NamedTuple):
         )
         asks = asks._replace(claims=(*asks.claims, *claims), common=frozenset(names))
         if len(told) > 1 or asks.claims[1:]:
-            return asks  # who has several devices has all of them
+            return asks  # a replica with several devices uses all of each
         part = told[0][0]
         env, fraction = sharing_environment(sharing, part), shared_fraction(sharing, part)
         return asks._replace(env=env, memory_fraction=fraction)
 
     def either(self, replica: str, choices: Sequence[SliceShare]) -> PodFields:
-        """One of these, the first that can be had: the scheduler takes them in order (a prioritized list)."""
+        """Claim the first available of these: the scheduler tries them in order (prioritized list)."""
         if not 0 < len(choices) <= ALTERNATIVES_MAX:
             raise ValueError(f"{replica}: a claim has 1 to {ALTERNATIVES_MAX} alternatives, not {len(choices)}")
         wishes = [{"name": f"choice-{at}", **_wish(part, _told(part, alone=True))} for at, part in enumerate(choices)]
@@ -285,7 +285,7 @@ def _device(node: NodeFacts, entry: DraDevice) -> DeviceId:
 
 
 def _amounts(entry: DraDevice) -> tuple[int | None, int]:
-    """Its memory, and its percent of its GPU's compute."""
+    """Return its memory, and its percent of the GPU's compute."""
     if not entry.mig:
         return entry.memory_bytes, 100
     known_bytes, slices, of_all = mig_profile_capacity(entry.profile, entry.product)
@@ -294,7 +294,7 @@ def _amounts(entry: DraDevice) -> tuple[int | None, int]:
 
 @lru_cache(maxsize=64)
 def _best_starts(product: str) -> Mapping[str, int]:
-    """By profile, of a GPU that nobody is on; empty: it is not known. Worked out at once: the first costs 0.1 s."""
+    """Return the best start of each profile on an unused GPU; empty if unknown. The first call takes 0.1 s."""
     geometry = geometry_of(product)
     if geometry is None:
         return {}
@@ -309,8 +309,8 @@ def _size_of(cut: Smaller) -> tuple[int, int]:
 
 
 def _told(part: SliceShare, *, alone: bool) -> Handle:
-    """What to claim for it: where that may be cut, and it is the only one, no more than it needs. Who asks for no
-    memory wants all of it.
+    """Return what to claim: a sufficient smaller part if the entry may be cut and is the only one, else the entry.
+    A replica without a memory request gets all of it.
     """
     told = msgspec.json.decode(part.slice.handle, type=Handle)
     one = _smaller(part, told) if alone else None
@@ -349,7 +349,7 @@ def _quantity(bytes_: int) -> str:
     return f"{bytes_ // MIB}Mi" if bytes_ % MIB == 0 else str(bytes_)
 
 
-# --- what claims really have ------------------------------------------------------------------------------------------
+# --- actual allocations of claims -------------------------------------------------------------------------------------
 
 
 class _Result(msgspec.Struct, frozen=True, rename="camel"):
@@ -362,13 +362,13 @@ class _Result(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_allocations(claim: Object) -> tuple[Got, ...]:
-    """Of any claim, ours or not; what was allocated for administration takes nothing from anybody."""
+    """Return the allocations of any claim, ours or not, except admin access, which consumes nothing."""
     found: list[Got] = []
     for said in _results(claim):
         try:
             one = msgspec.convert(said, _Result)
         except msgspec.ValidationError:
-            continue  # the API server admits no such thing
+            continue  # not valid for the API server
         if not one.admin_access:
             consumed = one.consumed_capacity.get("memory", one.consumed_capacity.get(f"{one.driver}/memory"))
             found.append(Got(one.request, f"{one.driver}/{one.pool}/{one.device}", parse_size(consumed)))
@@ -383,8 +383,8 @@ def _results(claim: Object) -> Sequence[object]:
 
 
 def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str]) -> Iterator[Slice]:
-    """Those of its node that would do as well, each the first of those that one claim cannot tell apart. `gone`: ids of
-    Slices that somebody has, names by which they are counted, and Devices that are closed.
+    """Yield equivalent slices of the same node, one for each set that a claim cannot distinguish.
+    `gone`: ids of slices in use, `counted` names of slices in use, and closed devices.
     """
     if of.kind != "dra" or of.shared:
         return
@@ -404,12 +404,12 @@ def _size(of: Slice) -> tuple[object, ...]:
 
 
 def find_slice(got: Got, slices: Iterable[Slice]) -> Slice | None:
-    """Which Slice that is; None: it is none of these, so it must be `kept` to be one."""
+    """Return the slice of an allocation; None if it is not offered (it must be in `kept` to be offered)."""
     return next((one for one in slices if one.kind == "dra" and dra_device_name(one) == got.entry), None)
 
 
 def find_whole_gpu(part: Slice) -> Slice | None:
-    """All of the GPU that a Slice is a part of, as it is offered when nobody has a part; None: it is none, or never."""
+    """Return the whole GPU of a part, as offered when no part is in use; None if this is no part or it has none."""
     if part.kind != "dra" or not part.device_bytes:
         return None
     told = msgspec.json.decode(part.handle, type=Handle)
@@ -429,7 +429,7 @@ def find_whole_gpu(part: Slice) -> Slice | None:
 
 
 def claimed_mig_profile(part: SliceShare) -> str:
-    """Of which profile the part is that will be claimed of a whole GPU; empty: all of it will be."""
+    """Return the profile of the part that will be claimed of a whole GPU; empty if the whole GPU is claimed."""
     if part.slice.kind != "dra":
         return ""
     found = _smaller(part, msgspec.json.decode(part.slice.handle, type=Handle))
@@ -437,12 +437,12 @@ def claimed_mig_profile(part: SliceShare) -> str:
 
 
 def dra_device_name(slice_: Slice) -> str:
-    """Which entry a Slice of this kind is."""
+    """Return the entry name of a slice of this kind."""
     return msgspec.json.decode(slice_.handle, type=Handle).entry
 
 
 def common_claim_name(slice_: Slice) -> str:
-    """What the claim is called that all on it have; empty: each has one of its own."""
+    """Return the name of the claim that all replicas on the slice share; empty if each has its own."""
     if slice_.kind != "dra":
         return ""
     told = msgspec.json.decode(slice_.handle, type=Handle)
@@ -450,13 +450,13 @@ def common_claim_name(slice_: Slice) -> str:
 
 
 def dra_device_name_of_id(id: SliceId, driver: str = NVIDIA) -> str:
-    """Which entry the Slice of that id is, if it is one."""
+    """Return the entry name for a slice id of this kind."""
     node, _, rest = id.partition("/")
     pool, _, device = rest.rpartition("/")
     return f"{driver}/{pool or node}/{device}"
 
 
 def dra_slice_id(entry: str, node: str) -> SliceId:
-    """What an entry of a node is called as a Slice."""
+    """Return the slice id of an entry of a node."""
     pool, _, device = entry.partition("/")[2].rpartition("/")
     return SliceId(f"{node}/{device}" if pool == node else f"{node}/{pool}/{device}")

@@ -1,8 +1,8 @@
-"""What ResourceSlices (resource.k8s.io/v1) say there is on a node: entries, and the counters that some of them share.
+"""Reads the ResourceSlices (resource.k8s.io/v1) of a node: entries, and the counters that some of them share.
 
-Owns the reading of one driver's pools. An entry is what a claim may get: a GPU, or a part of one that does not exist
-until it is claimed; where several cannot be had at once, they say so by consuming counters. Promises: objects that are
-not as they should be raise nothing, and what the scheduler would not give is closed, with the reason. Must not choose.
+Covers the pools of one driver. An entry is a device that a claim may get: a GPU, or a part of one that does not exist
+until it is claimed. Entries that exclude each other consume shared counters. Malformed objects raise no error, and an
+entry that the scheduler would not allocate is closed, with the reason. Chooses nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from autoscaler.slicing.base import MEMORY_MIB_MAX, MIB, Object, parse_size
 Counters = Mapping[tuple[str, str], int]
 """(counter set, counter) -> how much."""
 TYPES = {"gpu", "mig"}
-"""Attribute `type`: others (`vfio`) are another way to the same hardware. One without it is a GPU."""
+"""Values of attribute `type`: others (`vfio`) are another path to the same hardware. An entry without it is a GPU."""
 _LINK = "resource.kubernetes.io", "pcieRoot"
 SURE = ("uuid", "resource.kubernetes.io/pciBusID", "pciAddr")
-"""Attributes that name one entry, the best first."""
+"""Attributes that identify one entry, in order of preference."""
 _MEMORY_SLICE = re.compile(r"memory-?[sS]lice-?([0-9]{1,2})")
 ATTACHED_FIRST = "it is to be attached first"
 _EFFECTS = {"NoSchedule", "NoExecute"}
 
 
 class _Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """Base: what is not named here is not looked at."""
+    """Base class; unknown fields are ignored."""
 
 
 class _Attribute(_Struct, frozen=True):
@@ -98,14 +98,14 @@ class _Slice(_Struct, frozen=True):
 
 
 class Policy(NamedTuple):
-    """What amounts of memory an entry gives. Nothing said: any."""
+    """The amounts of memory that an entry can allocate; any amount if nothing is set."""
 
     least: int = 0
     step: int = 1
     values: tuple[int, ...] = ()
 
     def given(self, asked: int) -> int:
-        """The least that holds so much; what no amount holds stays as it is, and is refused by the scheduler."""
+        """Round up to the least allocatable amount; above the maximum return `asked` (the scheduler rejects it)."""
         if self.values:
             return min((one for one in self.values if one >= asked), default=asked)
         over = max(0, asked - self.least)
@@ -113,45 +113,45 @@ class Policy(NamedTuple):
 
 
 class DraDevice(NamedTuple):
-    """What a claim may get."""
+    """A device that a claim may get."""
 
     name: str
-    """DRIVER/POOL/DEVICE: in the whole cluster."""
+    """DRIVER/POOL/DEVICE, unique in the cluster."""
     pool: str
     device: str
     mig: bool
     profile: str
-    """Of MIG."""
+    """MIG profile."""
     parent: str
-    """Which GPU it is, or is a part of: a UUID, where it is told."""
+    """The GPU that it is or is part of: its UUID if known."""
     start: int | None
-    """Its first memory slice, where it is told."""
+    """First memory slice, if known."""
     product: str
     memory_bytes: int | None
     policy: Policy
     link: str
-    """Of the node's PCIe roots, where it is told."""
+    """PCIe root, if known."""
     shared: bool
     consumes: Counters
     where: str
-    """What is so of no other entry, in CEL: of a part that does not exist yet, of no other GPU's and profile's."""
+    """CEL expression that matches only this entry; for a part that does not exist yet, only its GPU and profile."""
     closed: str
 
     @property
     def placed(self) -> bool:
-        """Whether that says where on its GPU it is."""
+        """Whether `where` determines the position on the GPU."""
         return "memorySlice" in self.where
 
 
 class Pools(NamedTuple):
-    """One driver's, on one node."""
+    """The pools of one driver on one node."""
 
     entries: tuple[DraDevice, ...]
     counters: Mapping[str, Counters]
     """By pool."""
 
     def room(self, pool: str, taken: Iterable[DraDevice]) -> bool:
-        """Whether its counters let all of these be had at once."""
+        """Return whether the pool's counters allow all of these entries at once."""
         left = dict(self.counters.get(pool, {}))
         for entry in taken:
             for counter, much in entry.consumes.items():
@@ -160,13 +160,13 @@ class Pools(NamedTuple):
 
 
 def read_pools(objects: Sequence[Object], node: str, driver: str) -> Pools:
-    """Of each pool its newest generation."""
+    """Read the newest generation of each pool."""
     found: dict[str, list[_Spec]] = {}
     for one in objects:
         try:
             spec = msgspec.convert(one, _Slice).spec
         except msgspec.ValidationError:
-            continue  # its pool is not whole, and says so
+            continue  # reported as an incomplete pool
         if spec.driver == driver:
             found.setdefault(spec.pool.name, []).append(spec)
     entries: list[DraDevice] = []
@@ -191,7 +191,7 @@ _GPU = _Attribute("gpu")
 
 
 def _not_whole(name: str, specs: Sequence[_Spec]) -> str:
-    """Why the scheduler gives nothing of that pool; empty: it does."""
+    """Return why the scheduler allocates nothing from the pool; empty if it does."""
     many = max(spec.pool.resource_slice_count for spec in specs)
     if len(specs) != many:
         return f"its pool {name} has {len(specs)} of {many} ResourceSlices: its driver is about to say more"
@@ -200,7 +200,7 @@ def _not_whole(name: str, specs: Sequence[_Spec]) -> str:
 
 
 def _counters(sets: Iterable[tuple[str, Mapping[str, _Value]]], unknown: int) -> Counters:
-    """`unknown`: what counts for what is no amount."""
+    """Parse counters. `unknown`: value for a malformed amount."""
     return {
         (name, counter): 0 if one.value in (0, "0") else parse_size(one.value) or unknown
         for name, counters in sets
@@ -229,7 +229,7 @@ def _entry(driver: str, pool: str, device: _Device, closed: str) -> DraDevice:
 
 
 def _domain(key: str, driver: str) -> tuple[str, str]:
-    """An attribute's or capacity's domain and name; without one it is its driver's."""
+    """Return domain and name of an attribute or capacity; the default domain is the driver's."""
     domain, slash, name = key.rpartition("/")
     return (domain, name) if slash else (driver, key)
 
@@ -255,7 +255,7 @@ def _policy(memory: _Value | None) -> Policy:
 
 
 def _where(driver: str, told: Mapping[tuple[str, str], str], start: int | None) -> str:
-    """In CEL; empty: nothing is told that is so of it alone."""
+    """Return a CEL expression; empty if no attribute identifies the entry."""
     for key in SURE:
         domain, name = _domain(key, driver)
         if told.get((domain, name)):
@@ -270,11 +270,11 @@ def _where(driver: str, told: Mapping[tuple[str, str], str], start: int | None) 
 
 
 def _is(domain: str, name: str, value: str) -> str:
-    """An attribute that an entry lacks must not be read: that fails the claim, whichever entry it is."""
+    """Build an equality test that checks presence first: reading a missing attribute would fail the claim."""
     of = f"device.attributes[{_text(domain)}]"
     return f"{_text(name)} in {of} && {of}[{_text(name)}] == {_text(value)}"
 
 
 def _text(value: str) -> str:
-    """As CEL writes it."""
+    """Quote a string for CEL."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,13 +1,13 @@
-"""HAMi: cards that many pods share, each up to its memory and cores, as HAMi's own library in each container enforces.
+"""HAMi: cards shared by many pods, each limited in memory and cores by HAMi's library in each container.
 
-Owns the reading of what HAMi writes onto nodes (which cards, how much of each) and pods (which they really got), and
-what a pod must say to get the card that was chosen. A card is one Slice, told as it is told: where its memory is more
-than it has (`deviceMemoryScaling`), that is what may be given out, and nobody's memory is safe there.
+Reads HAMi's annotations on nodes (cards and their capacity) and pods (actual allocations), and builds the pod fields
+that request the chosen card. A card is one slice with the capacity that HAMi registers. If that exceeds the card's
+memory (`deviceMemoryScaling`), the registered amount can be allocated, and no pod's memory is protected.
 
-Promises: what anybody wrote into an annotation raises nothing. Facts: HAMi 2.10, pkg/device/nvidia/device.go (Fit) and
-pkg/device/devices.go. Three that matter here: `gpumem` is per card and in MiB; `gpucores: 100` wants the card alone; a
-card of which all cores are given takes no task that names none. So what fits a Slice, in whole MiB, HAMi takes; but
-where of AMD's or Hygon's cards some tasks say their share of the cores and others do not.
+Malformed annotations raise no error. Source: HAMi 2.10, pkg/device/nvidia/device.go (Fit) and pkg/device/devices.go.
+Three facts matter: `gpumem` is per card and in MiB; `gpucores: 100` requests the card exclusively; a card with all
+cores allocated accepts no task that requests none. So HAMi accepts whatever fits a slice in whole MiB, except on AMD or
+Hygon cards where some tasks request cores and others do not.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from autoscaler.state.world import DeviceId, Slice, SliceId
 CORDON = "hami.io/device-cordon"
 SCHEDULER = "hami-scheduler"
 ALONE = 100
-"""So many cores of a card are all of it."""
+"""Percent of a card's cores: the whole card."""
 TASKS = 10
-"""On a card at most, unless HAMi is told otherwise (`deviceSplitCount`)."""
+"""HAMi's default maximum of tasks per card (`deviceSplitCount`)."""
 CORES_MAX = 100_000
 UNREADABLE_BYTES = 1 << 30
 _PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -48,21 +48,21 @@ _HELD = re.compile(r"([^,:;\[]+)(?:\[[^,:;]*\])?,[^,:;]*,([0-9]+),([0-9]+)(?:,[^
 
 
 class HamiNames(NamedTuple):
-    """What HAMi calls one vendor's devices: in limits, and in annotations of pods and nodes."""
+    """HAMi's names for one vendor's devices: in limits, and in annotations of pods and nodes."""
 
     kind: str
     resource: str
-    """How many."""
+    """Number of devices."""
     memory: str
     cores: str
     use: str
-    """By UUID."""
+    """Selects devices by UUID."""
     register: str
     allocated: str
     priority: str = ""
-    """Empty: it has none."""
+    """Empty if the vendor has none."""
     all_unless_said: bool = False
-    """A task that names no cores gets all of them, and not what others leave."""
+    """A task that requests no cores gets all of them instead of the remaining ones."""
 
 
 NVIDIA = HamiNames(
@@ -74,32 +74,32 @@ _LEFT = "Deleted"
 
 
 class Card(NamedTuple):
-    """One card, as HAMi registered it."""
+    """A card as HAMi registered it."""
 
     uuid: str
     tasks_max: int
-    """How many pods may be on it."""
+    """Maximum number of pods on it."""
     memory_mib: int
-    """That may be given out: scaled, where HAMi overcommits."""
+    """Allocatable memory; scaled if HAMi overcommits."""
     cores: int
-    """Percent that may be given out: above 100 where HAMi overcommits."""
+    """Allocatable percent; above 100 if HAMi overcommits."""
     product: str
     healthy: bool
     mode: str = "hami-core"
 
 
 class HamiAllocation(NamedTuple):
-    """What a pod really has of one card."""
+    """A pod's actual allocation on one card."""
 
     container: int
-    """Its position among the pod's."""
+    """Index of the container in the pod."""
     uuid: str
     memory_bytes: int
     cores: int
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """A card in the JSON form; what is zero or false is left out there."""
+    """A card in the JSON form, which omits zero and false."""
 
     id: str = ""
     count: int = 0
@@ -111,21 +111,21 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class Hami(NamedTuple):
-    """The Slicer of one vendor's, and what is to be said of all pods. `priority`: of their tasks, 0 before 1."""
+    """The Slicer of one vendor under HAMi, with settings for all its pods. `priority`: of their tasks; 0 precedes 1."""
 
     words: HamiNames = NVIDIA
     priority: int | None = None
     node_policy: Literal["binpack", "spread"] = "binpack"
     card_policy: str = "binpack"
-    """`hami.io/gpu-scheduler-policy`; which card it is is ours to say in any case."""
+    """`hami.io/gpu-scheduler-policy`; has no effect on the choice of the card, which is selected by UUID."""
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return self.words.kind
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """One Slice for each card."""
+        """Return one slice per card."""
         said = node.annotations.get(self.words.register)
         if said is None:
             return None
@@ -153,7 +153,7 @@ class Hami(NamedTuple):
         )  # fmt: skip
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """Cards by their UUIDs. HAMi gives each card of a container as much, so all parts are alike."""
+        """Request the cards by UUID. HAMi gives a container the same amount of each card: all parts must be equal."""
         if len({(in_mib(part.memory_bytes), part.compute_percent) for part in parts}) != 1:
             raise ValueError(f"{replica}: HAMi gives as much of each card to a container; ask for equal parts")
         words = self.words
@@ -173,11 +173,11 @@ class Hami(NamedTuple):
 
 
 def _cores(part: SliceShare, words: HamiNames) -> int:
-    """A hundredth less than all that a task may have, so that together they never have all of a card: else one that
-    asks for none could not be beside them. Who has all of the memory may have all cores. Where who asks for none gets
-    all, it asks for nearly as much of them as of the memory.
+    """Return the percent of cores to request: 1 % less than allowed, so that tasks never use all cores of a card.
+    Otherwise a task that requests none could not share it. A task with all of the memory may have all cores. Where a
+    task without a core request would get all cores (`all_unless_said`), it requests nearly its share of the memory.
     """
-    memory_bytes = part.slice.device_bytes or part.slice.memory_bytes  # all of it, also where others have some
+    memory_bytes = part.slice.device_bytes or part.slice.memory_bytes  # the whole card, even if others use some of it
     if part.memory_bytes >= memory_bytes and (part.compute_percent or words.all_unless_said):
         return min(part.compute_percent or ALONE, ALONE)
     percent = (ALONE - 1) * part.compute_percent // ALONE
@@ -197,7 +197,7 @@ def _closed(annotations: Mapping[str, str], card: Card) -> str:
 
 
 def parse_cards(said: str) -> tuple[Card, ...] | None:
-    """What a node's annotation says, in any of its forms; None: it cannot be read."""
+    """Parse a node's annotation in any of its forms; None if it cannot be parsed."""
     told = _of_json(said) if said.lstrip()[:1] == "[" else _of_commas(said)
     names = [card.uuid for card in told or ()]
     return told if len(set(names)) == len(names) else None
@@ -227,13 +227,13 @@ def _of_commas(said: str) -> tuple[Card, ...] | None:
 
 
 def _all(found: Sequence[Card | None]) -> tuple[Card, ...] | None:
-    """None where one is."""
+    """Return the cards; None if one is invalid."""
     good = tuple(card for card in found if card is not None)
     return good if len(good) == len(found) else None
 
 
 def _card(uuid: str, numbers: Sequence[int | str], product: str, healthy: bool, mode: str) -> Card | None:
-    """None: it cannot be."""
+    """Build a card; None if the values are invalid."""
     tasks, memory_mib, cores = (
         parse_count(numbers[0]),
         parse_bounded_int(numbers[1], MEMORY_MIB_MAX),
@@ -245,13 +245,13 @@ def _card(uuid: str, numbers: Sequence[int | str], product: str, healthy: bool, 
 
 
 def drop_healthy_handshake(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Without the handshake while it is well, which is written anew twice a minute."""
+    """Drop the handshake annotation while the plugin is healthy, because it is rewritten twice a minute."""
     return {name: said for name, said in annotations.items() if name != HANDSHAKE or said.startswith(_LEFT)}
 
 
 def parse_allocations(annotations: Mapping[str, str], allocated: str = NVIDIA.allocated) -> tuple[HamiAllocation, ...]:
-    """What any pod, ours or not, has of which cards, as HAMi's scheduler decided; what cannot be read is left out.
-    `allocated`: the annotation of one vendor's.
+    """Return the cards allocated to any pod, ours or not, by HAMi's scheduler; malformed entries are skipped.
+    `allocated`: the annotation of one vendor.
     """
     found: list[HamiAllocation] = []
     for container, devices in enumerate(annotations.get(allocated, "").split(";")):

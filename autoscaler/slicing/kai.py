@@ -1,10 +1,11 @@
-"""KAI: whole GPUs that its scheduler lets several pods share by memory, where Settings `nodes` say so. Pure.
+"""KAI: whole GPUs that the KAI scheduler shares between pods by memory, where Settings `nodes` declare it. Pure.
 
-Owns what a pod says to get a part of one. A GPU is one Slice for many Replicas, up to its memory. Which of a node's
-GPUs a pod gets is KAI's choice: so a Slice counts, as shares of a device plug-in do, and strangers are kept off its
-node (`autoscaler.placement.model.tenant_isolation`). Nobody keeps to what it asked for, so engines are told their part.
-Facts: KAI 0.17, docs/gpu-sharing: `gpu-memory` is MiB of one GPU, beside which no GPU may be in limits, and counts as a
-fraction rounded up to hundredths. So KAI may refuse what just fits here; such a pod waits, and is tried elsewhere.
+A GPU is one slice that many replicas share, up to its memory. KAI chooses which of a node's GPUs a pod gets. Slices are
+therefore counted, like the shares of a device plugin, and other tenants are kept off the node
+(`autoscaler.placement.model.tenant_isolation`). KAI does not enforce the memory limit, so each engine is given its
+memory fraction. Source: KAI 0.17, docs/gpu-sharing. `gpu-memory` is in MiB of one GPU, cannot be combined with a GPU in
+limits, and is rounded up to hundredths of a GPU. KAI may therefore reject a request that just fits here; such a pod
+stays pending and is placed again elsewhere.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from autoscaler.state.world import Slice
 
 SCHEDULER = "kai-scheduler"
 MEMORY = "gpu-memory"
-"""An annotation of pods."""
+"""Pod annotation."""
 RESERVES = "kai-resource-reservation"
-"""The namespace of the pods that keep GPUs which are shared."""
+"""Namespace of KAI's pods that reserve the shared GPUs."""
 _FRACTION, _DEVICES = "gpu-fraction", "gpu-fraction-num-devices"
 
 
 def count_kai_gpus(annotations: Mapping[str, str]) -> int:
-    """Of how many GPUs KAI gives a pod a part: each counts as all of it, for which others are on it is not known."""
+    """Return how many GPUs the pod shares under KAI; each counts as fully used, since its other users are unknown."""
     shares = MEMORY in annotations or _FRACTION in annotations
     return max(1, parse_number(annotations.get(_DEVICES, 1))) if shares else 0
 
 
 class Kai(NamedTuple):
-    """The Slicer."""
+    """The Slicer for GPUs shared by KAI."""
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return KAI
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """One Slice for each GPU; None where the Settings do not say that KAI gives them out."""
+        """Return one slice per GPU, or None unless Settings declare that KAI allocates the node's GPUs."""
         said = node.declared.slicing if node.declared is not None else None
         found = read_gpus(node)
         if found is None or said is None or said.kind != KAI:
@@ -50,7 +51,7 @@ class Kai(NamedTuple):
         return tuple(replace(one, shared=True) for one in build_slices(node, found, Sharing(KAI), Isolation.NONE))
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """So much memory of one GPU, or whole GPUs; ValueError for parts of several."""
+        """Request an amount of memory of one GPU, or whole GPUs. Raises ValueError for parts of several GPUs."""
         part = parts[0]
         if all(one.memory_bytes >= one.slice.memory_bytes for one in parts):
             return PodFields(limits=build_pod_limits(parts).limits, scheduler=SCHEDULER)

@@ -1,12 +1,12 @@
-"""MIG as the NVIDIA device plug-in shows it: cuts that are there, each a Slice of its own, and how a node is cut anew.
+"""MIG as the NVIDIA device plugin offers it: one slice per MIG device, and the configuration for repartitioning.
 
-Owns the reading of both strategies: `mixed`, where each profile is a resource (`nvidia.com/mig-1g.10gb`), and `single`,
-where all cuts are alike and called `nvidia.com/gpu`; and the form in which a layout that was chosen
-(`autoscaler.slicing.mig_placement`) is told to NVIDIA's mig-parted. Must not choose, nor say when a node may be cut.
+Reads both strategies: `mixed`, where each profile is a resource (`nvidia.com/mig-1g.10gb`), and `single`, where all MIG
+devices are alike and named `nvidia.com/gpu`. Writes a chosen layout (`autoscaler.slicing.mig_placement`) in the format
+of NVIDIA's mig-parted. Neither chooses a layout nor decides when a node may be repartitioned.
 
-No label says which GPU a cut is on, and the kubelet takes any cut of the profile. So each cut counts as a Device of its
-own. That is safe: hardware keeps it apart, a program can use one cut at a time (so no Replica has two), and as many
-Replicas get cuts of a profile as there are. What is lost: that two cuts may fail with one GPU is not seen.
+No label names the GPU of a MIG device, and the kubelet assigns any MIG device of the profile. So each one counts as a
+device of its own. That is safe: hardware isolates them, a program can use only one (so no replica has two), and as many
+replicas get MIG devices of a profile as exist. Limitation: two of them may fail with one GPU, which is not visible.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 PRODUCT, STRATEGY = "nvidia.com/gpu.product", "nvidia.com/mig.strategy"
 _SINGLE = re.compile(r"(.+)-MIG-([0-9a-z.+]+?)(-SHARED)?")
 _PROFILE = re.compile(r"([1-9])g\.([0-9]{1,4})gb([+.-][a-z.]{1,12})?")
-"""A whole GI, as NVIDIA says: `1c.3g.20gb` is a part of one, and shares its memory with the others."""
+"""A whole GPU instance in NVIDIA's notation; `1c.3g.20gb` is a part of one and shares its memory with other parts."""
 ALL = 100
 """Percent."""
 _COMPUTE_MOST, _SURE_PERCENT, _GB = 7, 95, 10**9
-"""What is taken of a profile that no table has: sevenths of its GPU, and 95 % of the gigabytes in its name."""
+"""Assumed for profiles missing from the table: sevenths of the GPU, and 95 % of the gigabytes in the name."""
 
 
 class _Resource(NamedTuple):
-    """What pods ask for, and what it is."""
+    """A resource that pods request, and the MIG devices behind it."""
 
     name: str
     profile: str
     product: str
     labels: str
-    """Its own labels begin so."""
+    """Prefix of its labels."""
     shared: bool
 
 
 class Mig(NamedTuple):
-    """The Slicer."""
+    """The Slicer for MIG devices of the device plugin."""
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return "mig"
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """The cuts that the kubelet has, by profile."""
+        """Return the MIG devices that the kubelet has, by profile."""
         found = [slice_ for one in _resources(node) for slice_ in _slices(node, one, self.kind)]
         return tuple(found) or None
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """One cut; ValueError for more."""
+        """Request one MIG device. Raises ValueError for more than one."""
         if len(parts) != 1:
             raise ValueError(f"{replica}: a program can use one MIG device, not {len(parts)}; ask for one larger")
         return PodFields(limits={parts[0].slice.handle: "1"})
@@ -92,7 +92,7 @@ def _resources(node: NodeFacts) -> list[_Resource]:
 
 
 def _replicas(node: NodeFacts, labels: str) -> int:
-    """How many times each cut is offered."""
+    """Return how many times each MIG device is offered."""
     return max(1, parse_count(node.labels.get(f"{labels}.replicas")))
 
 
@@ -116,7 +116,7 @@ def _slices(node: NodeFacts, of: _Resource, kind: str) -> list[Slice]:
 
 
 def _what(node: NodeFacts, of: _Resource) -> tuple[int, int]:
-    """Memory, and percent of its GPU's work, by labels; else as they are known of the profile."""
+    """Return memory and percent of the GPU's compute, from labels if present, else from the profile."""
     memory_bytes, slices, of_all = mig_profile_capacity(of.profile, of.product)
     memory_bytes = parse_mebibytes(node.labels.get(f"{of.labels}.memory")) or memory_bytes
     slices = parse_bounded_int(node.labels.get(f"{of.labels}.slices.gi"), of_all) or slices
@@ -124,7 +124,7 @@ def _what(node: NodeFacts, of: _Resource) -> tuple[int, int]:
 
 
 def mig_profile_capacity(profile: str, product: str) -> tuple[int, int, int]:
-    """Its memory, and its compute slices of how many: by the table of geometries, else by its name."""
+    """Return (memory, compute slices, the GPU's compute slices), by the geometry table, else by the profile's name."""
     geometry, match = geometry_of(product), _PROFILE.fullmatch(profile)
     if geometry is not None and geometry.has(profile):
         found = geometry.profile(profile)
@@ -135,8 +135,8 @@ def mig_profile_capacity(profile: str, product: str) -> tuple[int, int, int]:
 
 
 def parent_memory_bytes(product: str, memory_bytes: int, compute_percent: int) -> int:
-    """The memory of the GPU that a cut of that size is a part of: what a table has, the same for each of its profiles,
-    else about what its share of the work says (a profile's share of the memory is another). 0: it is all of it.
+    """Return the memory of the GPU that a MIG device is part of; 0 if the MIG device is the whole GPU.
+    It comes from the table; for other products it is estimated from the share of compute, not of memory.
     """
     if compute_percent >= ALL:
         return 0
@@ -155,19 +155,18 @@ def _closed(node: NodeFacts, of: _Resource) -> str:
 
 
 def build_mig_slice(node: NodeId, product: str, profile: str) -> Slice:
-    """A cut as its node would show it, were it there."""
+    """Build the slice that the node would report for a hypothetical MIG device."""
     resource = MIXED + profile.replace("+", ".")
     (found,) = Mig().inventory(NodeFacts(node, {PRODUCT: product}, {}, {resource: "1"})) or ()
     return found
 
 
-# --- cutting anew -----------------------------------------------------------------------------------------------------
+# --- repartitioning ---------------------------------------------------------------------------------------------------
 
 
 def build_mig_parted_config(name: str, geometry: Geometry, wanted: Mapping[int, Sequence[str]]) -> Object:
-    """The profiles on each GPU of a node, by its index, in the form of NVIDIA's mig-parted, called `name`.
-
-    It takes how many of each there are, and finds their places itself: places must be read back.
+    """Build a mig-parted configuration called `name` from the profiles on each GPU of a node, by GPU index.
+    mig-parted takes counts per profile and chooses the placements, which must be read back.
     """
     for number, profiles in wanted.items():
         for profile in profiles:
@@ -188,7 +187,7 @@ def build_mig_parted_config(name: str, geometry: Geometry, wanted: Mapping[int, 
 
 
 def build_mig_config_map(name: str, namespace: str, parted_: Object) -> Object:
-    """The ConfigMap from which a node that is cut by mig-parted chooses, by its label CONFIG."""
+    """Build the ConfigMap that mig-parted reads on a node; the node's label CONFIG selects an entry."""
     return {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace},
         "data": {"config.yaml": yaml.safe_dump(parted_, sort_keys=False)},

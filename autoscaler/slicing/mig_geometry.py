@@ -1,13 +1,12 @@
-"""MIG as the hardware has it: the profiles of each Device, where on it each may start, and what still fits.
+"""MIG geometry: the profiles of each GPU model, where each may start, and what still fits.
 
-Owns the table of geometries, which of them a product name means, and the arithmetic of one Device. A cut is a profile
-at a start, counted in memory slices; a layout is all cuts on a Device, sorted. Promises exact answers, found by search
-and remembered within a bound, and one error that names the cut for a layout that no Device can have. Must not choose
-(`autoscaler.slicing.mig_placement` does) nor guess: a product that is not known has no geometry.
+Contains the table of geometries, the mapping from product names, and the arithmetic of one device. A cut is a profile
+at a start, in memory slices; a layout is the sorted tuple of all cuts on a device. Answers are exact, found by search
+and cached within a bound. An impossible layout raises MigError, which names the cut. Unknown products have no geometry.
 
-Names and counts: NVIDIA's MIG User Guide ("Supported MIG Profiles") and the default configuration of mig-parted. Starts
-and sizes: what `nvidia-smi mig -lgipp` prints on A30, A100 and H100 NVL; H200 and the Blackwells are taken to be as
-those, which have the same names and counts. Memory: see Profile.
+Sources: names and counts from NVIDIA's MIG User Guide ("Supported MIG Profiles") and the default configuration of
+mig-parted; starts and sizes from `nvidia-smi mig -lgipp` on A30, A100 and H100 NVL. H200 and Blackwell GPUs are assumed
+to be equal to those, as they have the same names and counts. Memory: see MigProfile.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 MEMO_MAX = 1 << 15
-"""Answers remembered by each question; the least recently asked is forgotten. A Device of eight slices has 2,319
-layouts."""
+"""Maximum cache entries per function (LRU). A device of eight slices has 2,319 layouts."""
 _GIB, _GB = 1 << 30, 10**9
 _UNSEEN_PERCENT = 95
-"""What a profile surely has of the gigabytes in its name, where no driver's own figure is known."""
+"""Percent of the gigabytes in a profile's name that it surely has, if no driver's figure is known."""
 
 
 class MigError(ValueError):
-    """A layout, profile or Device that cannot be; says which and why."""
+    """An invalid layout, profile or device; the message names it and the reason."""
 
 
 class Cut(NamedTuple):
-    """A part of a Device, made or to be made (in NVIDIA's words a GI, with one CI that is all of it)."""
+    """A MIG device, existing or planned (in NVIDIA's terms a GPU instance with one compute instance that spans it)."""
 
     profile: str
     start: int
@@ -46,21 +44,21 @@ class MigProfile(NamedTuple):
     """One size of cut."""
 
     name: str
-    """As NVIDIA writes it: `1g.10gb`, `1g.10gb+me`."""
+    """In NVIDIA's notation: `1g.10gb`, `1g.10gb+me`."""
     compute: int
-    """Compute slices: the work that it can do."""
+    """Number of compute slices."""
     size: int
-    """Memory slices, which nobody else can have."""
+    """Number of memory slices, for its exclusive use."""
     memory_bytes: int
-    """The least that a driver was seen to report, or the gigabytes of its name less 5 %. A Device's own is righter."""
+    """The least that a driver reported, or the gigabytes of the name less 5 %. A device's own figure is better."""
     starts: tuple[int, ...]
     media: bool = False
-    """It has the media engines that a Device has once, so there is one such cut at most (`+me`)."""
+    """It has the media engines, which a device has once; so at most one such cut per device (`+me`)."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Geometry:
-    """What every Device of one kind is like. There is one object for each kind, so equal is the same."""
+    """The MIG geometry of one GPU model. One object per model, so equality is identity."""
 
     name: str
     compute: int
@@ -69,11 +67,11 @@ class Geometry:
     profiles: tuple[MigProfile, ...]
 
     def has(self, profile: str) -> bool:
-        """Whether a Device has the profile."""
+        """Return whether a device has the profile."""
         return any(one.name == profile for one in self.profiles)
 
     def profile(self, name: str) -> MigProfile:
-        """By its name; MigError where a Device has none such."""
+        """Return the profile of that name. Raises MigError if there is none."""
         for one in self.profiles:
             if one.name == name:
                 return one
@@ -85,7 +83,7 @@ def _memory_bytes(gb: int, seen_gib: float | None) -> int:
 
 
 def _eight(name: str, names_gb: Sequence[int], seen_gib: Sequence[float | None] = (None,) * 4) -> Geometry:
-    """Seven compute and eight memory slices: an eighth, a quarter, a half and all of the memory."""
+    """Seven compute and eight memory slices: profiles with an eighth, a quarter, half and all of the memory."""
     eighth, quarter, half, all_ = names_gb
     bytes_ = [_memory_bytes(gb, seen) for gb, seen in zip(names_gb, seen_gib, strict=True)]
     anywhere = tuple(range(7))
@@ -154,12 +152,12 @@ _PRODUCTS = tuple(
     )
 )
 _SUFFIX = re.compile(r"(-MIG-\dG\.\d+GB(\+ME|\.ME)?)?(-SHARED)?$")
-"""What GPU feature discovery adds to a product: the profile of the `single` strategy, and that it is shared."""
+"""Suffixes added by GPU feature discovery: the profile of the `single` strategy, and `-SHARED`."""
 
 
 def geometry_of(product: str) -> Geometry | None:
-    """The geometry of a product, as NVML (`NVIDIA H100 80GB HBM3`) or the label `nvidia.com/gpu.product`
-    (`NVIDIA-H100-80GB-HBM3`) names it; None: it has no MIG, or one that is not known here.
+    """Return the geometry of a product; None if it has no MIG or is unknown.
+    The name is that of NVML (`NVIDIA H100 80GB HBM3`) or the label `nvidia.com/gpu.product` (`NVIDIA-H100-80GB-HBM3`).
     """
     plain = re.sub(r"[\s_-]+", "-", product.strip().upper()).removeprefix("NVIDIA-")
     plain = _SUFFIX.sub("", plain)
@@ -167,7 +165,7 @@ def geometry_of(product: str) -> Geometry | None:
 
 
 def build_layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
-    """The cuts as a layout. MigError names the first that the Device cannot have, alone or beside those before it."""
+    """Build a layout. MigError names the first cut that is impossible, alone or next to the cuts before it."""
     found: Layout = ()
     for name, start in sorted(_cut(geometry, cut) for cut in cuts):
         profile = geometry.profile(name)
@@ -182,22 +180,22 @@ def build_layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
 
 
 def has_conflict(geometry: Geometry, one: Cut, other: Cut) -> bool:
-    """Whether a Device cannot have both: they overlap, or both want its media engines."""
+    """Return whether two cuts exclude each other: they overlap, or both need the media engines."""
     if geometry.profile(one.profile).media and geometry.profile(other.profile).media:
         return True
     return bool(_slices(geometry, one) & _slices(geometry, other))
 
 
 class MigUsage(NamedTuple):
-    """What cuts leave to others: all that decides what still fits beside them, whichever they are."""
+    """What cuts occupy: this alone decides what still fits, whichever cuts they are."""
 
     slices: int = 0
-    """Memory slices that are taken, as bits."""
+    """Occupied memory slices, as a bit mask."""
     media: bool = False
-    """And so are the media engines."""
+    """Whether the media engines are in use."""
 
     def places(self, one: MigProfile) -> Iterator[tuple[int, MigUsage]]:
-        """Where one more cut of a profile may start, ascending, and what is taken then."""
+        """Yield each possible start of one more cut of a profile, ascending, with the resulting usage."""
         bits = (1 << one.size) - 1
         for start in one.starts if not (one.media and self.media) else ():
             if not bits << start & self.slices:
@@ -206,7 +204,7 @@ class MigUsage(NamedTuple):
 
 @lru_cache(maxsize=MEMO_MAX)
 def compute_usage(geometry: Geometry, on: Layout) -> MigUsage:
-    """By all cuts of a layout."""
+    """Return the usage of all cuts of a layout."""
     slices = 0
     for cut in on:
         slices |= _slices(geometry, cut)
@@ -214,25 +212,25 @@ def compute_usage(geometry: Geometry, on: Layout) -> MigUsage:
 
 
 def free_slices(geometry: Geometry, on: Layout) -> int:
-    """Memory slices that no cut has."""
+    """Return the number of memory slices that no cut has."""
     return geometry.size - compute_usage(geometry, on).slices.bit_count()
 
 
 @lru_cache(maxsize=MEMO_MAX)
 def list_starts(geometry: Geometry, on: Layout, profile: str) -> tuple[int, ...]:
-    """Where one more cut of `profile` may start beside those in `on`, ascending. MigError where there is no such."""
+    """Return where one more cut of `profile` may start in layout `on`, ascending. MigError if there is no such."""
     has = compute_usage(geometry, on)
     return tuple(start for start, _ in has.places(geometry.profile(profile)))
 
 
 @lru_cache(maxsize=MEMO_MAX)
 def count_free_cuts_by_profile(geometry: Geometry, on: Layout) -> tuple[int, ...]:
-    """For each profile, in the geometry's order, how many more of it alone fit beside those in `on` at most."""
+    """Return, by profile in the geometry's order, the maximum number of further cuts of it alone in layout `on`."""
     return tuple(count_free_cuts(geometry, on, profile.name) for profile in geometry.profiles)
 
 
 def count_free_cuts(geometry: Geometry, on: Layout, profile: str) -> int:
-    """How many more cuts of `profile` fit beside those in `on` at most."""
+    """Return the maximum number of further cuts of `profile` in layout `on`."""
     possible = list_starts(geometry, on, profile)
     one = geometry.profile(profile)
     return min(1, len(possible)) if one.media else _most(possible, one.size)
@@ -240,7 +238,7 @@ def count_free_cuts(geometry: Geometry, on: Layout, profile: str) -> int:
 
 @lru_cache(maxsize=MEMO_MAX)
 def _most(possible: tuple[int, ...], size: int) -> int:
-    """How many of these starts, ascending, can be had at once: the first is taken or left."""
+    """Return how many of these starts (ascending) can be used together: take or skip the first, recursively."""
     if not possible:
         return 0
     beyond = tuple(start for start in possible if start >= possible[0] + size)
@@ -248,12 +246,12 @@ def _most(possible: tuple[int, ...], size: int) -> int:
 
 
 def _slices(geometry: Geometry, cut: Cut) -> int:
-    """Its memory slices, as bits."""
+    """Return its memory slices as a bit mask."""
     return ((1 << geometry.profile(cut.profile).size) - 1) << cut.start
 
 
 def _cut(geometry: Geometry, cut: tuple[str, int]) -> Cut:
-    """What is given as a cut, if it is one."""
+    """Validate and convert a cut."""
     name, start = cut
     if not isinstance(name, str) or not isinstance(start, int) or isinstance(start, bool):
         raise MigError(f"a cut of {geometry.name} is the name of a profile and a whole number, not {cut!r}")

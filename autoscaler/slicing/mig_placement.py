@@ -1,13 +1,13 @@
-"""Which Device is cut where when a MIG profile is wanted, so that the profiles that will be wanted still fit.
+"""Chooses the device and position for a new MIG device, so that the profiles expected next still fit.
 
-Owns a Fleet: MIG Devices with the cuts on them, in use or idle, and the choice of one more: the place whose price is
-least. The price is what the Fleet loses by it, in two parts. The room of each profile (how many more of it would fit),
-which is worth the share of demand that it has, times its work, the more the less of it is left. And the filling of that
-Device: the work that would be done on it if profiles came as they are wanted until none fits.
+A Fleet holds MIG devices and their cuts, in use or idle, and places one more cut where its price is least. The price is
+what the fleet loses, in two parts. First, the room of each profile (how many more would fit), weighted by its share of
+demand and its compute, and more the less room is left. Second, the filling of that device: the expected work placed on
+it if profiles arrive by their shares until none fits.
 
-Promises: no cut in use is touched or overlapped, the same Fleet gives the same answer whatever its history, and one
-more Device never makes an answer a refusal. An idle cut may be undone for another, so it is room like any; where that
-costs no more, one is used as it is. Must not know how a Device is cut anew, nor when: its caller says what was done.
+Invariants: cuts in use are never changed or overlapped; the answer depends on the fleet, not on its history; an added
+device never turns a placement into a refusal. An idle cut may be deleted for another, so it counts as room; at equal
+cost an existing one is reused. When and how devices are repartitioned is left to the caller, who reports what was done.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from autoscaler.slicing.mig_geometry import (
 from autoscaler.state.world import DeviceId
 
 NOW = 16
-"""Room now counts as much as so much that any one of the Device's cuts gives when it ends."""
+"""Weight of room that exists now, relative to room that appears when any one cut of the device ends."""
 FILLING_LEAST, FILLING_EACH = 3, 1 / 12
-"""Filling is worth what room is of which so much is left: for 3 more, and for one more on a twelfth of the Devices."""
+"""A filling is weighted like room of which this much is left: 3, plus 1/12 per device."""
 SHARE_MAX = 2**53
 WORK = 1.3
-"""The power of compute slices that is the work of a filling: what is large is harder to place."""
-# These, and the square in `Fleet._weights`, were chosen on nine mixes, those of bench/packing/mig.py among them, with
-# other seeds than it shows; those near by do as well.
+"""Exponent of compute slices in the work of a filling: large profiles are harder to place."""
+# These values, and the square in `Fleet._weights`, were tuned on nine mixes, including those of bench/packing/mig.py
+# with other seeds; nearby values perform as well.
 
 
 class MigPlacement(NamedTuple):
-    """Where a profile is to be had."""
+    """Where to place a profile."""
 
     device: DeviceId
     profile: str
     start: int
     undo: tuple[Cut, ...] = ()
-    """Idle cuts that must be undone first."""
+    """Idle cuts to delete first."""
     there: bool = False
-    """The very cut is there, idle: nothing is to be made."""
+    """The exact cut exists and is idle: nothing needs to be created."""
 
     @property
     def cut(self) -> Cut:
-        """What is had."""
+        """The placed cut."""
         return Cut(self.profile, self.start)
 
 
 class MigRefusal(NamedTuple):
-    """It is not to be had now."""
+    """The profile cannot be placed now."""
 
     profile: str
     reason: str
@@ -76,9 +76,9 @@ class _Move(NamedTuple):
     start: int
     after: Layout
     cost: tuple[tuple[str, int], ...]
-    """What it takes of the room of which profiles, in 1/NOW of a cut; below 0: it gives."""
+    """Loss of room per profile, in 1/NOW of a cut; negative for a gain."""
     free: int
-    """Memory slices free before."""
+    """Number of free memory slices before."""
 
 
 @dataclass(slots=True)
@@ -90,26 +90,26 @@ class _Device:
 
 
 class Fleet:
-    """MIG Devices, and what may be had of them. `shares`: see `learn`."""
+    """MIG devices and the choice of placements on them. `shares`: see `learn`."""
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
         self._devices: dict[DeviceId, _Device] = {}
         self._alike: dict[tuple[Geometry, Layout], dict[Layout, list[DeviceId]]] = {}
-        """Open Devices by what is in use, then by what is idle; in order of their ids."""
+        """Open devices by cuts in use, then by idle cuts; sorted by id."""
         self._room: dict[str, int] = {}
-        """By profile: how many more of it alone would fit on all open Devices."""
+        """By profile: how many more of it alone would fit on all open devices."""
         self._kinds: dict[Geometry, int] = {}
-        """How many Devices of each there are, open or not."""
+        """Number of devices per geometry, open or closed."""
         self._open = 0
         self._shares: dict[str, float] = {}
         self._fillings: dict[tuple[Geometry, MigUsage], float] = {}
-        """Remembered while shares and geometries stay; as many as there are layouts."""
+        """Cache, valid until shares or geometries change; bounded by the number of layouts."""
         self.learn(shares or {})
 
     def learn(self, shares: Mapping[str, float]) -> None:
-        """How often each profile is wanted, in any unit; those not named never. Empty: all alike, but for media.
+        """Set the demand share of each profile, in any unit; 0 for others. Empty: equal shares, but 0 for `media` ones.
 
-        What is new costs the next `find` about 0.1 s for each geometry.
+        After a change, the next `find` takes about 0.1 s more per geometry.
         """
         for profile, share in shares.items():
             if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= SHARE_MAX:
@@ -126,7 +126,7 @@ class Fleet:
         idle: Iterable[tuple[str, int]] = (),
         closed: str = "",
     ) -> None:
-        """A Device as it is seen. MigError where it is there already or its cuts cannot be."""
+        """Add a device in its observed state. Raises MigError if it exists already or its cuts are impossible."""
         if not isinstance(device, str) or not device:
             raise MigError(f"a Device has a name, not {device!r}")
         if device in self._devices:
@@ -138,26 +138,26 @@ class Fleet:
         self._enter(device)
 
     def remove(self, device: DeviceId) -> None:
-        """It is gone, with all that was on it."""
+        """Remove a device and all its cuts."""
         self._leave(device)
         self._kind(self._devices.pop(device).geometry, -1)
 
     def close(self, device: DeviceId, why: str) -> None:
-        """Nothing new goes there, and it is no room; empty: it does again."""
+        """Exclude a device from placement and from room; an empty reason reopens it."""
         self._leave(device)
         self._devices[device].closed = why
         self._enter(device)
 
     def used(self, device: DeviceId) -> Layout:
-        """Its cuts in use: none of these may be undone, and while there is one its Device is not laid out anew."""
+        """Return its cuts in use, which must not be deleted; while there is one, the device is not repartitioned."""
         return self._known(device).used
 
     def idle(self, device: DeviceId) -> Layout:
-        """Its cuts that may be undone."""
+        """Return its cuts that may be deleted."""
         return self._known(device).idle
 
     def find(self, profile: str, among: Collection[DeviceId] | None = None) -> MigPlacement | MigRefusal:
-        """Where one more is to be had at the least cost. `among`: only on these. Changes nothing."""
+        """Find the cheapest placement for a profile, optionally only on devices in `among`. Changes nothing."""
         best, ties = (0.0, 0), list[tuple[dict[Layout, list[DeviceId]], _Move]]()
         shares = self._wanted()
         weights, worth = self._weights(shares), 1 / (1 + FILLING_LEAST + FILLING_EACH * self._open) ** 2
@@ -179,14 +179,14 @@ class Fleet:
         return MigPlacement(device, profile, start, undo, there)
 
     def start(self, profile: str, among: Collection[DeviceId] | None = None) -> MigPlacement | MigRefusal:
-        """As `find`, and what is found is in use from now on."""
+        """Like `find`, and mark the placement as in use."""
         found = self.find(profile, among)
         if isinstance(found, MigPlacement):
             self.use(found.device, found.cut)
         return found
 
     def use(self, device: DeviceId, cut: Cut) -> None:
-        """The cut is in use from now on, made or as it was; idle ones in its way are gone. MigError: one in use is."""
+        """Mark a cut as in use and drop idle cuts that conflict. Raises MigError if it conflicts with a cut in use."""
         seen = self._known(device)
         used = build_layout(seen.geometry, (*seen.used, cut))
         undo, _ = self._undone(device, cut)
@@ -195,7 +195,7 @@ class Fleet:
         self._enter(device)
 
     def stop(self, device: DeviceId, cut: Cut) -> None:
-        """The cut is idle from now on."""
+        """Mark a cut as idle."""
         seen = self._known(device)
         if cut not in seen.used:
             raise MigError(f"{device} has no {cut.profile} at {cut.start} in use")
@@ -204,7 +204,7 @@ class Fleet:
         self._enter(device)
 
     def undo(self, device: DeviceId, cut: Cut) -> None:
-        """The cut is gone. MigError while it is in use."""
+        """Delete an idle cut. Raises MigError if it is in use or does not exist."""
         seen = self._known(device)
         if cut not in seen.idle:
             state = "is in use" if cut in seen.used else "is not there"
@@ -214,14 +214,14 @@ class Fleet:
         self._enter(device)
 
     def _wanted(self) -> dict[str, float]:
-        """The share of each profile; they sum to 1."""
+        """Return the demand share of each profile; the shares sum to 1."""
         if self._shares:
             return self._shares
         plain = {one.name for geometry in self._kinds for one in geometry.profiles if not one.media}
         return dict.fromkeys(plain, 1 / len(plain)) if plain else {}
 
     def _weights(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """What 1/NOW of the room for one more of each profile is worth."""
+        """Return, per profile, the value of 1/NOW of the room for one more."""
         works = {one.name: one.compute for geometry in self._kinds for one in geometry.profiles}
         return {
             profile: shares.get(profile, 0.0) * work / (1 + self._room.get(profile, 0)) ** 2 / NOW
@@ -229,8 +229,8 @@ class Fleet:
         }
 
     def _filling(self, geometry: Geometry, has: MigUsage, shares: Mapping[str, float]) -> float:
-        """Work done beside what is taken if profiles come as they are wanted, each at its best start, until none fits.
-        Of 2,319 layouts of eight slices fewer than 512 differ in what they take.
+        """Return the expected work if profiles arrive by their shares, each at its best start, until none fits.
+        The 2,319 layouts of eight slices have fewer than 512 different usages.
         """
         known = self._fillings.get((geometry, has))
         if known is not None:
@@ -247,18 +247,18 @@ class Fleet:
         return filling
 
     def _kind(self, geometry: Geometry, more: int) -> None:
-        """So many more Devices of a geometry."""
+        """Add `more` to the device count of a geometry."""
         before = self._kinds.get(geometry, 0)
         self._kinds[geometry] = before + more
         if not before + more:
             del self._kinds[geometry]
-        if not self._shares and not (before and before + more):  # who is wanted is who is there
+        if not self._shares and not (before and before + more):  # the default shares depend on the geometries present
             self._fillings.clear()
 
     def _exact(
         self, alike: Mapping[Layout, list[DeviceId]], profile: str, move: _Move, among: Collection[DeviceId] | None
     ) -> Iterator[tuple[int, bool, int, DeviceId]]:
-        """Of Devices that cost the same, by what is idle on them: those where the least is to be undone or made."""
+        """Yield, of devices with equal cost, those that need the fewest deletions or no creation."""
         for ids in alike.values():
             device = next((id for id in ids if among is None or id in among), None)
             if device is not None:
@@ -266,7 +266,7 @@ class Fleet:
                 yield len(undo), not there, move.start, device
 
     def _undone(self, device: DeviceId, cut: Cut) -> tuple[tuple[Cut, ...], bool]:
-        """Idle cuts in the way of this one, and whether it is there."""
+        """Return the idle cuts that conflict with this one, and whether it exists already."""
         seen = self._devices[device]
         if cut in seen.idle:
             return (), True
@@ -278,14 +278,14 @@ class Fleet:
         return self._devices[device]
 
     def _enter(self, device: DeviceId) -> None:
-        """It is room from now on, unless it is closed."""
+        """Count the device as room, unless it is closed."""
         seen = self._devices[device]
         if not seen.closed:
             insort(self._alike.setdefault((seen.geometry, seen.used), {}).setdefault(seen.idle, []), device)
             self._count(seen, 1)
 
     def _leave(self, device: DeviceId) -> None:
-        """It is no room any more."""
+        """Stop counting the device as room."""
         seen = self._known(device)
         if seen.closed:
             return
@@ -306,7 +306,7 @@ class Fleet:
             self._room[profile.name] = self._room.get(profile.name, 0) + sign * more
 
     def _reason(self, profile: str, among: Collection[DeviceId] | None) -> str:
-        """Why it is not to be had."""
+        """Explain why the profile cannot be placed."""
         asked = [seen for id, seen in self._devices.items() if among is None or id in among]
         having = [seen for seen in asked if seen.geometry.has(profile)]
         if not having:
@@ -319,7 +319,7 @@ class Fleet:
 
 @lru_cache(maxsize=MEMO_MAX)
 def _moves(geometry: Geometry, on: Layout, profile: str) -> tuple[_Move, ...]:
-    """All ways to have one more of a profile beside what is in use; none where the Device has no such."""
+    """Return all ways to add one cut of a profile to the cuts in use; empty if the device lacks the profile."""
     if not geometry.has(profile):
         return ()
     before, moves = _hopes(geometry, on), []
@@ -333,7 +333,7 @@ def _moves(geometry: Geometry, on: Layout, profile: str) -> tuple[_Move, ...]:
 
 @lru_cache(maxsize=MEMO_MAX)
 def _hopes(geometry: Geometry, on: Layout) -> tuple[int, ...]:
-    """Room for each profile, in 1/NOW of a cut: what there is, and a little of what there will be when one cut ends."""
+    """Return the room for each profile in 1/NOW of a cut: what is free now, plus what one ending cut would add."""
     now = count_free_cuts_by_profile(geometry, on)
     hopes = [NOW * each for each in now]
     for gone in on:

@@ -1,8 +1,8 @@
-"""What is known of a node's NVIDIA GPUs, and who told how they are shared. Pure.
+"""NVIDIA GPUs of a node and how they are shared. Pure.
 
-Owns the reading of labels (GPU feature discovery's), of the device plug-in's configuration and of the Settings, in this
-order: the first that tells wins. Who says that nothing is shared is not believed where the plug-in offers more GPUs
-than there are. Numbers come from outside: one that is none, or beyond all reason, counts as not told.
+Reads, in this order, the labels of GPU feature discovery, the device plugin's configuration and Settings; the first
+source with an answer wins. An answer "not shared" is ignored if the plugin offers more GPUs than there are. Input is
+untrusted: malformed or implausible numbers count as missing.
 """
 
 from __future__ import annotations
@@ -18,64 +18,64 @@ from autoscaler.text import format_count
 
 WHOLE, TIMESLICE, MPS, KAI, VOLCANO = "whole", "timeslice", "mps", "kai", "volcano"
 GPU_SHARED = GPU + ".shared"
-"""What a plug-in with `renameByDefault` offers instead."""
+"""Resource name used instead by a plugin with `renameByDefault`."""
 RESOURCES = (GPU_SHARED, GPU)
 PRODUCT, MEMORY_MIB, COUNT = GPU + ".product", GPU + ".memory", GPU + ".count"
 STRATEGY, REPLICAS = GPU + ".sharing-strategy", GPU + ".replicas"
 SHARED = "-SHARED"
-"""After the product's name, where it is shared and not renamed."""
+"""Suffix of the product name if the GPU is shared and the resource is not renamed."""
 UNKNOWN_BYTES = 1 << 30
-"""Of a GPU whose memory nobody tells: little, so that nothing is placed on a guess."""
+"""Memory assumed for a GPU of unknown memory: small, so that nothing is placed on a guess."""
 REPLICAS_MAX = 1000
-"""Of one device."""
+"""Maximum per device."""
 SLICES_MAX = 1024
-"""Of one node."""
+"""Maximum per node."""
 NUMBER_DIGITS_MAX = 9
 
 _SHORT = GPU.partition("/")[2]
-"""A plug-in knows it by that, too."""
+"""Short resource name that the plugin also accepts."""
 _STRATEGIES = {"time-slicing": TIMESLICE, "mps": MPS}
 _SECTIONS = (("mps", MPS), ("timeSlicing", TIMESLICE))
-"""Of a configuration's `sharing`; where both are there the plug-in takes the first."""
+"""Sections of `sharing` in the configuration; if both exist, the plugin uses the first."""
 
 
 class Sharing(NamedTuple):
-    """Each device of a node is offered so many times."""
+    """How often each device of a node is offered, and by which mechanism."""
 
     kind: str
     replicas: int = 1
 
 
 class Gpus(NamedTuple):
-    """A node's GPUs, all of a kind."""
+    """The GPUs of a node, all of the same kind."""
 
     resource: str
-    """What pods ask for."""
+    """The resource that pods request."""
     offered: int
-    """How many of it."""
+    """Allocatable amount of it."""
     product: str
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     devices: int | None
-    """How many there are; None: nobody tells."""
+    """Number of devices; None if unknown."""
     sharing: Sharing | None
-    """None: they are shared, and nobody tells how."""
+    """None if the GPUs are shared in an unknown way."""
 
 
 def parse_number(text: object) -> int:
-    """A whole number as labels and amounts have it; 0 for whatever is none."""
+    """Parse a non-negative integer from a label or amount; 0 if it is invalid."""
     said = str(text)
     return int(said) if len(said) <= NUMBER_DIGITS_MAX and said.isascii() and said.isdecimal() else 0
 
 
 def read_offered_gpus(amounts: Mapping[str, Any]) -> tuple[str, int]:
-    """(resource, how many of it): of a node's allocatable."""
+    """Return (resource, amount) from a node's allocatable."""
     name = next((one for one in RESOURCES if parse_number(amounts.get(one, 0))), GPU)
     return name, min(parse_number(amounts.get(name, 0)), SLICES_MAX)
 
 
 def read_gpus(node: NodeFacts) -> Gpus | None:
-    """What is known of them; None: it offers none."""
+    """Return the node's GPUs; None if it offers none."""
     resource, many = read_offered_gpus(node.allocatable)
     if not many:
         return None
@@ -93,8 +93,8 @@ def read_gpus(node: NodeFacts) -> Gpus | None:
 def build_slices(
     node: NodeFacts, found: Gpus, sharing: Sharing, isolation: Isolation, closed: str = ""
 ) -> tuple[Slice, ...]:
-    """Its devices, each in as many equal Slices; never more in all than are offered. A Slice's id is NODE/gpuN, with
-    /sM behind it where it is a share: a plug-in's counting, for which of them a pod gets is its kubelet's choice.
+    """Divide each device into equal slices; never more in total than the plugin offers.
+    Ids are NODE/gpuN, with /sM appended for a share. The numbers are ordinals: the kubelet chooses the actual GPU.
     """
     replicas = sharing.replicas
     devices = found.offered // replicas if found.devices is None else found.devices
@@ -112,7 +112,7 @@ def build_slices(
 
 
 def explain_unknown_sharing(found: Gpus) -> str:
-    """Why nothing is placed on a node, since nobody tells how its plug-in shares."""
+    """Explain why nothing is placed on a node whose sharing mode is unknown."""
     of = "" if found.devices is None else f" of {format_count(found.devices, 'device')}"
     return (
         f"its node's device plug-in offers {found.offered} {found.resource}{of}, and nobody tells how they are shared: "
@@ -121,19 +121,19 @@ def explain_unknown_sharing(found: Gpus) -> str:
 
 
 def build_pod_limits(parts: Sequence[SliceShare]) -> PodFields:
-    """One of its resource for each Slice."""
+    """Request one unit of its resource for each slice."""
     names = [part.slice.handle or GPU for part in parts]
     return PodFields(limits={name: str(names.count(name)) for name in dict.fromkeys(names)})
 
 
 def compute_memory_fraction(parts: Sequence[SliceShare]) -> float | None:
-    """The part of its Device that each Slice is, in thousandths and never more than it; None: one is a whole Device."""
+    """Return each slice's fraction of its device, rounded down to thousandths; None if one is a whole device."""
     if not all(part.slice.device_bytes for part in parts):
         return None
     return min(part.slice.memory_bytes * 1000 // part.slice.device_bytes for part in parts) / 1000
 
 
-# --- who tells --------------------------------------------------------------------------------------------------------
+# --- sources of the sharing mode --------------------------------------------------------------------------------------
 
 
 def _sharing(node: NodeFacts, *, is_shared: bool) -> Sharing | None:
@@ -144,8 +144,8 @@ def _sharing(node: NodeFacts, *, is_shared: bool) -> Sharing | None:
 
 
 def _attached(node: NodeFacts, many: int, *, counted: bool) -> int:
-    """How many devices there are that are offered so often, where some may have been attached since they were counted
-    (Settings `devicesMax`); 0: that does not explain it. `format_count`: labels tell how many there are, or were.
+    """Return the device count if later attached devices (Settings `devicesMax`) explain the offered amount; else 0.
+    `counted`: the labels give a device count, which may be outdated.
     """
     most = node.declared.devices_max if node.declared is not None else None
     sharing = _by_labels(node.labels) or _by_plugin(node.plugin) or _declared(node)
@@ -163,7 +163,7 @@ def _declared(node: NodeFacts) -> Sharing | None:
 
 
 def _by_labels(labels: Mapping[str, str]) -> Sharing | None:
-    """Before there was MPS no label told the strategy: what had replicas was time-sliced."""
+    """Before MPS support, no label gave the strategy: anything with replicas was time-sliced."""
     replicas, strategy = parse_number(labels.get(REPLICAS)), labels.get(STRATEGY, "")
     kind = _STRATEGIES.get(strategy) or (TIMESLICE if not strategy else None)
     if kind is not None and 2 <= replicas <= REPLICAS_MAX:
@@ -174,7 +174,7 @@ def _by_labels(labels: Mapping[str, str]) -> Sharing | None:
 
 
 def _by_plugin(plugin: Mapping[str, Any]) -> Sharing | None:
-    """What its configuration says; one that says nothing of sharing says that there is none."""
+    """Read the plugin's configuration; one without a sharing section means that GPUs are not shared."""
     if not plugin:
         return None
     for section, kind in _SECTIONS:

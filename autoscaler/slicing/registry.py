@@ -1,9 +1,9 @@
-"""The kinds of Slices that there are, and a node's or a Replica's way through them. Pure.
+"""All Slicers, and the functions that apply them to a node or a replica. Pure.
 
-Owns the order in which they are asked. Kinds that may be about the same devices are a family, each maker's its own; in
-it the first that knows a node's devices has them, so that no device is offered twice. Of NVIDIA's, KAI, HAMi, Volcano
-and MIG come before what counts GPUs, and ResourceSlices count where nobody else offers a GPU. Where Settings `nodes`
-say which kind gives devices out, no other does.
+Slicers that may cover the same devices form a family, one family per vendor. In each family the first Slicer that
+recognizes a node's devices gets them, so no device is offered twice. For NVIDIA, KAI, HAMi, Volcano and MIG come before
+the Slicers that count GPUs, and ResourceSlices apply only if no other Slicer offers a GPU. Where Settings `nodes`
+declare the mechanism that allocates the devices, no other one is used.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ GIVERS = {
     "mig": f"offers no {MIXED}..., and no label says that its GPUs are cut: is its device plug-in told MIG's strategy?",
     "dra": "has no ResourceSlice of its own: does a DRA driver run there?",
 }
-"""Kinds that Settings `nodes` may say before a node shows them, and what is said until it does."""
+"""Kinds that Settings `nodes` may declare before a node shows them, with the reason reported until it does."""
 _REGISTERS = (
     NVIDIA.register, VOLCANO.register, *(one.register for one in vendors.HAMI), *(one.register for one in vendors.NPUS),
     *(one.register for one in vendors.VENDORS if one.register),
 )  # fmt: skip
 ANNOTATIONS = frozenset({CORDON, HANDSHAKE, *_REGISTERS})
-"""Of nodes: what any kind reads."""
+"""Node annotations that any Slicer reads."""
 _ALLOCATED = (
     NVIDIA.allocated, VOLCANO.allocated, *(one.allocated for one in vendors.HAMI),
     *(one.allocated for one in vendors.NPUS),
@@ -54,34 +54,34 @@ AMOUNTS = frozenset(
     | {name for one in _WORDS for name in (one.resource, one.memory, one.cores, one.priority) if name}
 )
 AMOUNTS_BEGIN = (MIXED, *(one.resource for one in vendors.NPUS))
-"""Resources that are amounts of devices, or of their memory or cores: whole names, and beginnings of names."""
+"""Resources that count devices, or their memory or cores: full names (`AMOUNTS`) and name prefixes (this)."""
 _DOMAINS = sorted({name.partition("/")[0] for name in AMOUNTS})
 CHOICES = frozenset({*_ALLOCATED, *(one.use for one in _WORDS)})
 CHOICES_BEGIN = (
     "hami.io/", "huawei.com/", "volcano.sh/vgpu-", "gpu-fraction", "gpu-memory",
     *(f"{domain}/{verb}-" for domain in _DOMAINS for verb in ("use", "nouse")),
 )  # fmt: skip
-"""Annotations by which a pod chooses its cards with HAMi, Ascend's plug-in, Volcano and KAI, in the same two forms."""
+"""Pod annotations that select devices (HAMi, Ascend, Volcano, KAI): full names (`CHOICES`) and prefixes (this)."""
 _COUNTED = frozenset({*RESOURCES, *(one.resource for one in vendors.VENDORS)})
 
 
 def is_device_resource(resource: str) -> bool:
-    """Whether an extended resource is an amount of devices, or of their memory or cores."""
+    """Return whether an extended resource is an amount of devices, or of their memory or cores."""
     return resource in AMOUNTS or resource.startswith(AMOUNTS_BEGIN)
 
 
 def is_device_annotation(annotation: str) -> bool:
-    """Whether an annotation of a pod chooses its devices, or how much of them it gets."""
+    """Return whether a pod annotation selects the pod's devices, or how much of them it gets."""
     return annotation in CHOICES or annotation.startswith(CHOICES_BEGIN)
 
 
 def list_slices(node: NodeFacts) -> tuple[Slice, ...]:
-    """All Slices of a node, in order."""
+    """Return all slices of a node, in order."""
     return tuple(one for family in FAMILIES for one in _of(family, node))
 
 
 def _of(family: tuple[Slicer, ...], node: NodeFacts) -> tuple[Slice, ...]:
-    """Of one family; closed is what must wait for the kind that gives these devices out."""
+    """Return the slices of one family; closed if the declared mechanism does not show on the node yet."""
     kind = node.declared.slicing.kind if node.declared is not None and node.declared.slicing is not None else ""
     said = [one for one in family if kind in GIVERS and one.kind.partition("-")[0] == kind]
     slices = _first(said or family, node)
@@ -97,12 +97,12 @@ def _first(family: Iterable[Slicer], node: NodeFacts) -> tuple[Slice, ...] | Non
 
 
 def is_counted_resource(resource: str) -> bool:
-    """Whether any kind has Slices of which as many are gone as pods have of that resource."""
+    """Return whether slices of some kind are counted by this resource: each unit that a pod requests takes one."""
     return resource in _COUNTED or resource.startswith(MIXED)
 
 
 def parse_hami_allocations(annotations: Mapping[str, str]) -> tuple[HamiAllocation, ...]:
-    """What a pod has of cards that HAMi shares, whoever made them."""
+    """Return what a pod has of cards shared by HAMi, of any vendor."""
     return tuple(one for allocated in _ALLOCATED for one in parse_allocations(annotations, allocated))
 
 
@@ -112,8 +112,8 @@ def build_pod_fields(
     ranked: PriorityClass | None = None,
     instead: Sequence[Slice] = (),
 ) -> PodFields | None:
-    """What the pod of a Replica asks for, whose Slices are all of one kind; None: they are not known (any more).
-    `ranked`: what Settings say of its Model's priority; `instead`: what its one Slice may be replaced by.
+    """Build the resource request of a replica's pod; None if a slice is unknown. All slices are of one kind.
+    `ranked`: Settings of its model's priority class; `instead`: alternatives to its only slice.
     """
     if not replica.slices or not all(id in known for id in replica.slices):
         return None

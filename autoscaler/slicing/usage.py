@@ -1,12 +1,11 @@
-"""What others have of cards and of ResourceSlices' entries, and what that leaves of the Slices that these are. Pure.
+"""Usage of devices by other pods, and the slices that a replica's pod actually got. Pure.
 
-Owns that arithmetic, for Slices of which it is known who has which one. Where only a number is known, of a resource's
-name, it is not here (`World.others`).
+Subtracts what other pods use of cards and of ResourceSlice entries from the slices, where the exact slice is known.
+Where only a count per resource name is known, `World.others` holds it instead.
 
-What a pod of ours really has, where that is not what was chosen for it. Pure.
-
-Owns that comparison: of cards by what HAMi wrote onto the pod, of claims by what was allocated, and else by the node
-that it is bound to: a device plug-in gives any device of a node, and which one is nobody's business.
+Compares the slices that a pod got with the chosen ones: cards by HAMi's annotation on the pod, DRA devices by the
+claim's allocation, all others by the node that the pod is bound to. A device plugin may assign any device of the node,
+so for it only the node matters.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ FULL = "others have all of it"
 
 
 class DeviceUsage(NamedTuple):
-    """What one of others has of a Slice's Device."""
+    """What one pod or claim uses of a slice's device."""
 
     memory_bytes: int | None
-    """None: all."""
+    """None means all of it."""
     compute_percent: int = 0
     ours: bool = False
-    """It is a pod's of ours, of which it is not known yet that it has that."""
+    """It belongs to one of our pods, which is not yet known to have it."""
 
 
 def list_card_usage(node: str, held: Iterable[HamiAllocation]) -> list[tuple[str, DeviceUsage]]:
-    """By `Slice.counted`."""
+    """Return usage keyed by `Slice.counted`."""
     return [(f"{node} {one.uuid}", DeviceUsage(one.memory_bytes, one.cores)) for one in held]
 
 
 def list_dra_usage(slices: Iterable[Slice], got: Iterable[Got], *, ours: bool = False) -> list[tuple[str, DeviceUsage]]:
-    """By `Slice.counted`, of those that are Slices."""
+    """Return usage keyed by `Slice.counted`, for the entries that are slices."""
     known = {dra_device_name(one): one.counted for one in slices if one.kind == "dra"}
     return [(known[one.entry], DeviceUsage(one.memory_bytes, ours=ours)) for one in got if one.entry in known]
 
@@ -48,7 +47,7 @@ def list_dra_usage(slices: Iterable[Slice], got: Iterable[Got], *, ours: bool = 
 def subtract_usage(
     slices: Sequence[Slice], taken: Iterable[tuple[str, DeviceUsage]]
 ) -> tuple[tuple[Slice, ...], dict[str, int]]:
-    """The Slices, of those that are shared what is left; and of the others, by `counted`, how many are gone."""
+    """Reduce shared slices by their usage; for all others return, by `counted`, how many are taken."""
     found: dict[str, list[DeviceUsage]] = {}
     for counted, one in taken:
         found.setdefault(counted, []).append(one)
@@ -64,13 +63,13 @@ def subtract_usage(
 
 
 def _beside(slice_: Slice, found: Mapping[str, Sequence[DeviceUsage]], parts: Mapping[str, int]) -> Slice:
-    """With how many others have it, where it alone is what they are known by."""
+    """Set `theirs`, the number of other pods on the slice, if `counted` identifies this slice alone."""
     theirs = sum(not one.ours for one in found.get(slice_.counted, ())) if parts.get(slice_.counted) == 1 else 0
     return replace(slice_, theirs=theirs) if theirs else slice_
 
 
 def _parts(slice_: Slice, taken: DeviceUsage) -> int:
-    """How many Slices of that size it is."""
+    """Convert usage to a number of slices of this size, rounded up."""
     return 1 if taken.memory_bytes is None else -(-taken.memory_bytes // slice_.memory_bytes)
 
 
@@ -98,9 +97,10 @@ def resolve_actual_slices(
     cards: Sequence[HamiAllocation] = (),
     got: Sequence[Got] = (),
 ) -> tuple[SliceId, ...]:
-    """Empty: it has what was chosen, or nobody can say yet. A device that is no Slice has the id that it would have.
-    `held`: what others of ours have, asked for only where it matters: where it is one among several that are alike, it
-    is none of these.
+    """Return the slices that a pod actually has; empty if they are the chosen ones or not known yet.
+
+    A device that is not a slice gets the id that it would have. `held` returns the slices of our other replicas, and is
+    called only if needed: among identical slices, one that is not held is preferred.
     """
     if not chosen or not node:
         return ()
@@ -122,7 +122,7 @@ def _cards(
     held: Callable[[], Collection[SliceId]],
     uuids: Iterable[str],
 ) -> tuple[SliceId, ...]:
-    """By UUID. A card may be several Slices, of which it is one."""
+    """Resolve cards by UUID. A card may have several slices; choose one of them."""
     mine = {known[one].handle: one for one in chosen if one in known and known[one].node == node}
     found = dict[SliceId, None]()
     for uuid in dict.fromkeys(uuids):
@@ -135,14 +135,14 @@ def _cards(
 
 
 def _free(parts: Sequence[SliceId], held: Collection[SliceId]) -> SliceId:
-    """The first that nobody has, as far as there is one."""
+    """Return the first part that is not held, else the first part."""
     return next((one for one in parts if one not in held), parts[0])
 
 
 def _elsewhere(
     chosen: Sequence[SliceId], node: str, known: Mapping[SliceId, Slice], held: Collection[SliceId]
 ) -> tuple[SliceId, ...]:
-    """On a node that was not chosen: as many of what they are there, which nobody has as far as there are such."""
+    """Return as many equivalent slices on the node that was not chosen, preferring slices that are not held."""
     found = dict[SliceId, None]()
     for one in chosen:
         same = SliceId(f"{node}/{one.partition('/')[2]}")

@@ -1,10 +1,9 @@
-"""Devices of other makers, as data: what clusters call them, how much memory they have, and what shares them.
+"""Devices of other vendors, as data: resource names, memory sizes and sharing mechanisms.
 
-Owns the table, and the Slicers that read it: whole devices, which a pod gets by a resource's name; HAMi's shared cards
-(`autoscaler.slicing.hami`); and Ascend's NPUs, in parts of one template where Settings name one, which HAMi cuts. A
-resource that several pods may have of one device, where nobody tells which, is closed. Facts: HAMi 2.10 (charts/hami,
-pkg/device), AMD's node labeller, Intel's device plug-ins; the memory of Intel's GPUs is that of their data sheets, less
-5 %.
+Contains the table and the Slicers that read it: whole devices, requested by a resource name; cards shared by HAMi
+(`autoscaler.slicing.hami`); and Ascend NPUs, which HAMi divides by one template if Settings name one. A resource that
+counts shares of devices is closed if the device of a share is unknown. Sources: HAMi 2.10 (charts/hami, pkg/device),
+AMD's node labeller, Intel's device plugins; for Intel GPUs the memory is that of the data sheets less 5 %.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ _SURE_MIB_OF_GB = 10**9 * 95 // 100 // MIB
 
 
 class Vendor(NamedTuple):
-    """Devices that pods ask for by one resource."""
+    """Devices that pods request by one resource."""
 
     kind: str
     resource: str
-    """How many."""
+    """Number of devices."""
     product: str = ""
-    """What they are called where no label says it."""
+    """Product name if no label gives it."""
     memory_mib: int = 0
-    """Of one, where no label says it; 0: it differs."""
+    """Memory of one device if no label gives it; 0 if it varies."""
     product_label: str = ""
     memory_label: str = ""
-    """A quantity."""
+    """Its value is a quantity."""
     count_label: str = ""
     products: Mapping[str, int] = {}
-    """Memory in MiB by what the label says."""
+    """Memory in MiB by product label."""
     register: str = ""
-    """HAMi's annotation on nodes where it shares them."""
+    """HAMi's node annotation, where HAMi shares these devices."""
     parts: bool = False
-    """The resource counts shares of devices: which are on one device is not known."""
+    """The resource counts shares; which of them are on one device is unknown."""
 
 
 class Template(NamedTuple):
-    """A part that an Ascend NPU can be cut into."""
+    """A size into which an Ascend NPU can be divided."""
 
     name: str
     memory_mib: int
@@ -52,27 +51,27 @@ class Template(NamedTuple):
 
 
 class Npu(NamedTuple):
-    """An Ascend NPU, as HAMi knows it."""
+    """An Ascend NPU model, as HAMi defines it."""
 
     word: str
     memory_mib: int
-    """That can be given out."""
+    """Allocatable memory."""
     cores: int
     templates: tuple[Template, ...]
 
     @property
     def resource(self) -> str:
-        """How many; those of its memory and cores begin so."""
+        """Resource of the NPU count; the memory and core resources start with this name."""
         return f"huawei.com/{self.word}"
 
     @property
     def register(self) -> str:
-        """On nodes."""
+        """Node annotation."""
         return f"hami.io/node-register-{self.word}"
 
     @property
     def allocated(self) -> str:
-        """On pods."""
+        """Pod annotation."""
         return f"hami.io/{self.word}-devices-allocated"
 
 
@@ -105,7 +104,7 @@ HAMI = (
         "hami.io/node-dcu-register", "hami.io/dcu-devices-allocated", all_unless_said=True,
     ),
 )  # fmt: skip
-"""What takes memory in MiB and tells each card by its UUID."""
+"""Vendors whose cards HAMi requests with memory in MiB and selects by UUID."""
 VENDORS = (
     Vendor(
         "amd", "amd.com/gpu", product_label="amd.com/gpu.product-name", memory_label="amd.com/gpu.vram",
@@ -135,7 +134,7 @@ VENDORS = (
     ),
 )  # fmt: skip
 RESOURCES = frozenset({*(one.resource for one in VENDORS), *(one.resource for one in HAMI)})
-"""Of which pods ask for devices; nodes that have some are often tainted with that name."""
+"""Resources by which pods request devices; nodes with such devices often have a taint of that name."""
 
 
 class WholeDevice(NamedTuple):
@@ -145,11 +144,11 @@ class WholeDevice(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return self.vendor.kind
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """One Slice for each; of shares one in all, which is closed. None where HAMi gives them out."""
+        """Return one slice per device; for shares, one closed slice in total. None if HAMi allocates the devices."""
         vendor, device = self.vendor, node.declared.device if node.declared is not None else None
         many = parse_count(node.allocatable.get(vendor.resource))
         if not many or vendor.register in node.annotations:
@@ -174,19 +173,19 @@ class WholeDevice(NamedTuple):
         )  # fmt: skip
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """As many of the resource."""
+        """Request one unit of the resource per slice."""
         del replica
         return PodFields(limits={self.vendor.resource: str(len(parts))})
 
 
 class Ascend(NamedTuple):
-    """The Slicer of one Ascend NPU where HAMi cuts it: all of it, or equal parts of the template that Settings name."""
+    """The Slicer of one Ascend NPU model under HAMi: whole NPUs, or equal parts by the template in Settings."""
 
     npu: Npu
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return f"hami-{self.npu.word.lower()}"
 
     @property
@@ -194,7 +193,7 @@ class Ascend(NamedTuple):
         return Template("", self.npu.memory_mib, self.npu.cores)
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """Of each NPU as many Slices as it has room for parts; hardware keeps them apart."""
+        """Return as many slices per NPU as parts fit; they are isolated in hardware."""
         said = node.annotations.get(self.npu.register)
         there = parse_cards(said) if said is not None else None
         if there is None:
@@ -216,7 +215,7 @@ class Ascend(NamedTuple):
         ]  # fmt: skip
 
     def _part(self, node: NodeFacts) -> tuple[Template, str]:
-        """What each Slice is of its NPU, and why it is closed."""
+        """Return the template of each slice, and why it is closed."""
         asked = (
             node.declared.slicing.template if node.declared is not None and node.declared.slicing is not None else ""
         )
@@ -227,7 +226,7 @@ class Ascend(NamedTuple):
         return self._all, f"Settings `nodes` say template {asked}, and an {self.npu.word} has {known}"
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """NPUs by their UUIDs. A part is asked for by its memory, and is one NPU's; ValueError for more."""
+        """Request NPUs by UUID. A part is requested by its memory, on one NPU; raises ValueError for several parts."""
         first = parts[0].slice
         if first.device_bytes and len(parts) != 1:
             raise ValueError(f"{replica}: HAMi gives one part of an {self.npu.word}, or whole ones, not {len(parts)}")
@@ -238,7 +237,7 @@ class Ascend(NamedTuple):
 
 
 def build_slicer_families() -> tuple[tuple[Slicer, ...], ...]:
-    """One of each kind, those of one maker's devices together, HAMi's first."""
+    """Return the Slicers, grouped by vendor, HAMi's first."""
     told: list[tuple[str, Slicer]] = [
         *((words.resource, Hami(words)) for words in HAMI), *((npu.resource, Ascend(npu)) for npu in NPUS),
         *((vendor.resource, WholeDevice(vendor)) for vendor in VENDORS),

@@ -1,8 +1,8 @@
-"""Volcano's vGPUs: cards that many pods share, as HAMi's library in each container enforces, placed by Volcano. Pure.
+"""Volcano vGPUs: cards shared by many pods, enforced by HAMi's library in each container, scheduled by Volcano. Pure.
 
-Owns its words. A card is one Slice, as Volcano's device plug-in registers it on the node; a pod asks for that card by
-its UUID. The rest is as with HAMi (`autoscaler.slicing.hami`), whose code it is, there too. Which queue its pods are in
-is the Settings' to say (`pod.annotations`).
+Defines Volcano's resource and annotation names. A card is one slice, as Volcano's device plugin registers it on the
+node; a pod requests that card by its UUID. The code is shared with HAMi (`autoscaler.slicing.hami`). The Volcano queue
+of the pods is set by Settings `pod.annotations`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ WORDS = HamiNames(
 
 
 class Volcano(NamedTuple):
-    """The Slicer."""
+    """The Slicer for Volcano vGPUs."""
 
     @property
     def kind(self) -> str:
-        """See Slice.kind."""
+        """The value of `Slice.kind`."""
         return WORDS.kind
 
     def inventory(self, node: NodeFacts) -> tuple[Slice, ...] | None:
-        """One Slice for each card."""
+        """Return one slice per card."""
         return Hami(WORDS).inventory(node)
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
-        """Cards by their UUIDs, of each as much."""
+        """Request the cards by UUID, with the same amount of each."""
         asked = Hami(WORDS).fields(replica, parts)
         return PodFields(
             limits=asked.limits, annotations={WORDS.use: asked.annotations[WORDS.use]}, scheduler=SCHEDULER

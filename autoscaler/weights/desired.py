@@ -1,13 +1,11 @@
-"""Which weights a node's store brings, and which an engine fetches itself. Pure.
+"""Decides which weights the nodes of a cluster are to have, and tracks those of a replica. Pure: of a snapshot.
 
-Owns that line for a cluster. What an engine is told by name, of the Hub, it fetches with its own login into its own
-pod, and needs no agent; a pattern of its files (`?include=`) no engine knows.
+Covers what agents are asked and what they report about weights, and which of them an engine loads. A failure, and a
+copy, count only for the replica that the agent names: a retry is a new try, and a replica without permission does not
+get weights just because they are there.
 
-Which weights the nodes of a cluster are to have, and how far those of a Replica are. Pure: of a snapshot.
-
-Owns both sides of what agents are told and say of weights. Promises: a failure, and a Copy, count only for the Replica
-that the agent names, so that another try is one, and whoever may not have weights is not given them because they are
-there. Which of the weights an engine loads is decided here, too.
+Not all weights come from a node's store: an artifact of the Hub that is passed to an engine by name is fetched by the
+engine, with its own login, into its own pod, and needs no agent. No engine supports a pattern of files (`?include=`).
 """
 
 from __future__ import annotations
@@ -42,14 +40,14 @@ from autoscaler.weights.mounts import ArtifactFacts
 
 
 def find_unfetched_artifact(model: Model) -> str | None:
-    """Where a Model's weights lie that its engine does not fetch itself; None: it does, or there are none."""
+    """The model's artifact, if its engine does not fetch it itself; None: it does, or there is none."""
     artifact = model.spec.artifact
     return None if artifact is None or is_fetched_by_engine(artifact, ENGINES[model.spec.engine]) else artifact
 
 
 AGENT_S_MAX = 30.0
-"""A Replica waits so long for an agent that says nothing of its node's weights; then its start has failed. One that is
-replaced is back sooner."""
+"""How long a replica waits for an agent that reports nothing about its node's weights before its start fails. An agent
+that is replaced is back sooner."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
@@ -63,15 +61,13 @@ class WeightsPending(NamedTuple):
 
 
 class WeightsFailed(NamedTuple):
-    """Weights that did not come."""
+    """Weights that could not be provided."""
 
     reason: str
 
 
 def build_wishes(world: World, model: Model) -> dict[str, WeightsRequest]:
-    """As `collect_weights_requests`, as nodes are asked now: what pods mount as an image is looked at, and not
-    brought.
-    """
+    """As `collect_weights_requests`, by the present settings: weights mounted as an image are inspected, not pulled."""
     settings, facts = world.settings, world.mounting
     return {
         name: wish._replace(look=mounts.is_image_mount(wish.artifact, settings, facts))
@@ -80,21 +76,21 @@ def build_wishes(world: World, model: Model) -> dict[str, WeightsRequest]:
 
 
 def find_artifact_facts(world: World, model: Model, part: str = OWN) -> ArtifactFacts | None:
-    """What is known of an artifact of it, wherever it is; None: nobody has looked."""
+    """What is known of an artifact of it, on any node; None if no agent has inspected it."""
     wish = collect_weights_requests(model).get(part)
     said = None if wish is None else world.looked.get(wish._replace(look=True))
     return None if said is None else ArtifactFacts(said.digest, image=said.image, why=said.no_image)
 
 
 def should_read_header(model: Model) -> bool:
-    """Whether its artifact's header says what its document does not: how much memory it takes, or how that is made."""
+    """Whether the artifact's header has what its document lacks: its memory, or what that consists of."""
     gpu = model.spec.gpu
     made = gpu.elastic_percent is not None or gpu.growth_percent is not None or ENGINES[model.spec.engine].pages
     return gpu.count > 0 and (made or not gpu.memory_bytes)
 
 
 def node_of(world: World, replica: Replica) -> NodeId | None:
-    """Where it is placed; None: its scheduler chooses."""
+    """Where it is placed; None if its scheduler chooses."""
     if not replica.slices:
         return None
     slice_ = world.slices.get(replica.slices[0])
@@ -102,7 +98,7 @@ def node_of(world: World, replica: Replica) -> NodeId | None:
 
 
 def list_promised_placements(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
-    """Where who waits for room will be: who Calls wait for, or `replicas.min` asks for, and has a place promised."""
+    """Nodes promised to models that lack room: models with waiting requests or required by `replicas.min`."""
     at = ((one.model, world.slices[id].node) for one in unmet for id in one.slices if id in world.slices)
     return tuple(sorted({(name, node) for name, node in at if name in world.models}))
 
@@ -114,9 +110,10 @@ def build_node_wants(
     looks: Iterable[tuple[NodeId, WeightsRequest]] = (),
     fabric: Mapping[NodeId, tuple[FabricWant, ...]] = NO_FABRIC,
 ) -> dict[NodeId, NodeWants]:
-    """What each node is to have, where that is anything. `early`: of `list_promised_placements`. `images`: see
-    `autoscaler.weights.image_prepull`. `looks`: of `autoscaler.weights.inspection`. `fabric`: of
-    `autoscaler.capacity.fabric_agents`.
+    """What each node is to have; nodes without any are left out.
+
+    `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `looks`: from
+    `autoscaler.weights.inspection`; `fabric`: from `autoscaler.capacity.fabric_agents`.
     """
     waiting: dict[NodeId, dict[WeightsRequest, list[Replica]]] = {}
     held: dict[NodeId, set[str]] = {}
@@ -159,7 +156,7 @@ def build_node_wants(
 def assess_weights(
     world: World, replica: Replica, model: Model, since_s: float, now_s: float
 ) -> Laid | WeightsPending | WeightsFailed:
-    """How far the weights of a Replica are that waits for them since `since_s`."""
+    """Progress of the weights of a replica that has waited for them since `since_s`."""
     name = node_of(world, replica)
     if name is None:
         return WeightsFailed(explain_no_node(model))
@@ -182,19 +179,19 @@ def assess_weights(
             return WeightsFailed(str(error))
     now = world.models.get(model.name)
     if now is not None and now.spec_hash() != replica.spec_hash:
-        return WeightsFailed("its Model was changed while they came")  # `build_node_wants` speaks of it no more
+        return WeightsFailed("its Model was changed while they came")  # `build_node_wants` no longer requests them
     return WeightsPending(_so_far(node, set(asked.values())))
 
 
 def _said(node: NodeAgentStatus, wish: WeightsRequest, replica: Replica) -> WeightsReport | None:
-    """What its agent says of them to this Replica."""
+    """What its agent reports about them for this replica."""
     return next(
         (one for one in node.report.weights if replica.id in one.replicas and read_weights_request(one) == wish), None
     )
 
 
 def _unseen(world: World, said: WeightsReport) -> str:
-    """Why pods cannot mount what was looked at; empty: they can, or it was brought."""
+    """Why pods cannot mount what was inspected; empty: they can, or it was pulled."""
     if not said.look or said.image is not None or not said.digest:
         return ""
     settings, facts = world.settings, world.mounting or ClusterFacts()
@@ -204,7 +201,7 @@ def _unseen(world: World, said: WeightsReport) -> str:
 
 
 def _so_far(node: NodeAgentStatus, wishes: set[WeightsRequest]) -> str:
-    """How far those are that are under way, as one sum: for whom is no matter."""
+    """Total progress of these pulls, whichever replicas they are for."""
     coming = {
         wish: one for one in node.report.weights if (wish := read_weights_request(one)) in wishes and one.total_bytes
     }.values()
@@ -217,7 +214,7 @@ def _so_far(node: NodeAgentStatus, wishes: set[WeightsRequest]) -> str:
 
 
 def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
-    """All of them are there. Raises EngineError."""
+    """Describe weights that are all there. Raises EngineError."""
     adapters = tuple(
         LaidAdapter(name, one.folder, choose_adapter(one.adapters, name), one.digest, one.image)
         for name, one in said.items()
@@ -230,13 +227,13 @@ def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
 
 
 def explain_no_node(model: Model) -> str:
-    """Of one whose node is its scheduler's choice."""
+    """Why weights cannot be pulled for a replica whose scheduler chooses the node."""
     artifact = next(iter(collect_weights_requests(model).values())).artifact
     return f"{artifact} is brought to one node, and a scheduler chooses among all: ask for a device (gpu)"
 
 
 def choose_gguf(ggufs: Sequence[str], model: Model) -> str:
-    """Which of these GGUF files an engine loads, of all in its artifact; empty: the folder. Raises EngineError."""
+    """Which GGUF file of its artifact an engine loads; empty: the directory. Raises EngineError."""
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:
@@ -249,7 +246,7 @@ def choose_gguf(ggufs: Sequence[str], model: Model) -> str:
 
 
 def choose_adapter(found: Sequence[str], name: str) -> str:
-    """Which of these files or folders the adapter is, of all in its artifact that could be one. Raises EngineError."""
+    """Which of these files or directories of its artifact is the adapter. Raises EngineError."""
     if len(found) != 1:
         what = (
             f"{len(found)} adapters: {', '.join(sorted(found)[:4])}" if found else "no adapter (GGUF, or PEFT's files)"

@@ -1,10 +1,9 @@
-"""Which engine images nodes are to have ahead of a start, so that no Call waits for one. Pure: of a snapshot.
+"""Selects engine images that nodes pull ahead of a start, so that no request waits for one. Pure: of a snapshot.
 
-Owns what agents are told of images; they bring them (`pilotlight.agent.kubelet.image_pull`), and a kubelet pulls what
-they have not. An image is wanted where a Replica begins, beside its weights and not after them; where who waits for
-room will be; and, of a Model that is used, on so many more nodes that could hold it that the next start finds it,
-wherever that is. What a node has, or its agent is not known, is not asked for. Of a Model that nobody uses nothing is
-brought.
+Agents pull them (`pilotlight.agent.kubelet.image_pull`); a kubelet pulls what is missing. An image is wanted where a
+replica starts, in parallel with its weights; where an unplaced request will be placed; and, for a model in use, on
+enough other suitable nodes that the next start finds it, wherever that is. Images that a node has are not requested,
+nor from a node without a known agent, nor for a model that is not in use.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, SliceId, World
 
 NODES_ENOUGH: Final = 2
-"""Of a Model that is used: on so many nodes that could hold it its image is to be, one more than a Replica needs."""
+"""Suitable nodes that are to have the image of a model in use: one more than a replica needs."""
 NODE_MAX: Final = 8
-"""Images told to one node at once: those of Replicas that begin first."""
+"""Images requested from one node at once: those of replicas that start first."""
 ALIKE_MAX: Final = 1024
-"""Different things to ask for whose nodes are kept."""
+"""Different kinds of requests whose nodes are cached."""
 BEGINS: Final = frozenset({S.PENDING, S.STARTING})
 
 
 class ImageWants:
-    """Knows nothing at first; what it says does not depend on what it was asked before."""
+    """Computes the images that nodes are to pull. Results do not depend on earlier calls."""
 
     def __init__(self) -> None:
         self._where = Whereabouts()
@@ -44,12 +43,12 @@ class ImageWants:
         self._spare: dict[NodeId, list[ImageWant]] = {}
         self._place: tuple[object, ...] = ()
         self._places = 0
-        """How often that changed."""
+        """How often `_place` changed."""
         self._could: dict[tuple[RequestShape, NodeConstraints], Set[NodeId]] = {}
-        """Where what is asked for alike could be. Images come and go all the time, and change nothing of that."""
+        """Suitable nodes by kind of request; independent of images, which come and go all the time."""
 
     def of(self, world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[NodeId, tuple[ImageWant, ...]]:
-        """By node, the most urgent first. `ahead`: where who waits for room will be."""
+        """By node, the most urgent first. `ahead`: where unplaced requests will be placed."""
         if not world.nodes:
             return {}
         found: dict[NodeId, dict[ImageWant, None]] = {}
@@ -68,7 +67,7 @@ class ImageWants:
         return {node: lacking for node, lacking in there if lacking}
 
     def _spares(self, world: World) -> Mapping[NodeId, list[ImageWant]]:
-        """Of Models that are used; worked out again where anything is another that it depends on."""
+        """Images for models in use; computed again if an input changed."""
         self._where.tell(world.images)
         used = frozenset(name for name, model in world.models.items() if model.spec.image and _used(world, model))
         place = world.slices, world.settings, frozenset(world.nodes)
@@ -102,7 +101,7 @@ class ImageWants:
 
 
 def model_want(model: Model) -> ImageWant:
-    """Its engine's."""
+    """The image of its engine."""
     return ImageWant(image=model.spec.image, pull_secret=model.spec.pull_secret or "")
 
 
@@ -112,7 +111,7 @@ def _add(found: dict[NodeId, dict[ImageWant, None]], node: NodeId, model: Model)
 
 
 def _lacking(world: World, node: NodeId, wants: Iterable[ImageWant]) -> tuple[ImageWant, ...]:
-    """Of those, what an agent there is to bring."""
+    """Those of the images that an agent there is to pull."""
     if node not in world.nodes:
         return ()
     has = {name for some in world.images.get(node, NONE) for one in some for name in one.names}
@@ -120,7 +119,7 @@ def _lacking(world: World, node: NodeId, wants: Iterable[ImageWant]) -> tuple[Im
 
 
 def _used(world: World, model: Model) -> bool:
-    """Replicas of it are there, or always wanted."""
+    """Whether replicas of it exist, or are always wanted."""
     return not model.spec.paused and bool(model.spec.replicas.min or world.by_model.get(model.name))
 
 
@@ -129,7 +128,7 @@ def _differ(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 
 
 def _could_hold(world: World, kind: RequestShape, choice: NodeConstraints) -> set[NodeId]:
-    """Nodes with an agent and a Slice that could hold it, were nobody there."""
+    """Nodes with an agent and a slice that could hold it, if empty."""
     if not kind.devices:
         return set()
     lanes: dict[object, bool] = {}
@@ -151,5 +150,5 @@ def _node_of(world: World, id: SliceId) -> NodeId:
 
 
 def _order(image: str, node: NodeId) -> int:
-    """Another of each image, so that not all come to one node; and the same at each asking."""
+    """Order of nodes that differs by image, so that not all use one node, and stays the same between calls."""
     return zlib.crc32(f"{image} {node}".encode())

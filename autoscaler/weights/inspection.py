@@ -1,8 +1,8 @@
-"""Who looks at artifacts that nobody has looked at: one agent for each, and another where it is silent. Pure.
+"""Assigns artifacts that no agent has inspected: one agent for each, and another if it is silent. Pure.
 
-Owns that choice, and until when it stands. Promises: all agents have a part; whoever hears us and says nothing of a
-wish is relieved within SILENT_S, and one that does not find out is after SLOW_S, so that one node's trouble (its
-registry out of reach, a look that hangs) costs a Model no more than that. Time is an argument.
+Decides who inspects, and for how long. Guarantees: all agents take part; a connected agent that reports nothing about
+its task is replaced within SILENT_S, and one that does not find out within SLOW_S, so that one node's trouble (its
+registry unreachable, an inspection that hangs) costs a model no more than that. Time is an argument.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from autoscaler.state.world import NodeId, World
 from autoscaler.weights.desired import build_wishes, should_read_header
 
 SILENT_S = 6.0
-"""An agent says within a second or two what it does; `autoscaler.planner.reconcile` waits for two of them."""
+"""An agent reports what it does within one or two seconds; `autoscaler.planner.reconcile` waits for two agents."""
 SLOW_S = 60.0
-"""As long as an agent leaves between two tries of its own."""
+"""As long as an agent waits between two tries of its own."""
 
 
 class _Turn(NamedTuple):
     node: NodeId
     since_s: float | None
-    """None: before any step."""
+    """None before any step."""
     tried: frozenset[NodeId] = frozenset()
-    """Who had it before, and did not find out."""
+    """Nodes that had it before, and did not find out."""
 
 
 class InspectionAssigner:
-    """Of one process that hears agents."""
+    """Assignments by one process to which agents connect."""
 
     def __init__(self) -> None:
         self._turns: dict[WeightsRequest, _Turn] = {}
         self.next_s = inf
-        """When time alone changes who looks."""
+        """When time alone changes an assignment."""
 
     def looks(
         self, world: World, agents: Collection[NodeId], now_s: float | None
     ) -> Iterator[tuple[NodeId, WeightsRequest]]:
-        """Who looks at what now. `agents`: those that hear us; `now_s`: None where no step has told it yet."""
+        """The assignments now. `agents`: those connected; `now_s`: None if no step has set it yet."""
         before, self._turns, self.next_s = self._turns, {}, inf
         live = frozenset(agents if now_s is None else (one for one in agents if _lives(world, one, now_s)))
         for wish in sorted(list_uninspected_artifacts(world)) if agents else ():
@@ -54,7 +54,7 @@ class InspectionAssigner:
 
 
 def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
-    """What nobody has looked at, and somebody has to."""
+    """Artifacts that no agent has inspected, and one has to."""
     return {
         look
         for model in world.models.values()
@@ -64,8 +64,10 @@ def list_uninspected_artifacts(world: World) -> set[WeightsRequest]:
 
 
 def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> bool:
-    """Whether all is known of it: `image`, that it is one (what is none no pod starts with, and nobody else would see
-    that it was pushed anew), and `header`, what that says.
+    """Whether all that is needed is known.
+
+    `image`: that it is an image (if not, no pod starts with it, so that only an inspection would notice a new push);
+    `header`: what its header states.
     """
     said = world.looked.get(look) or WeightsReport(artifact=look.artifact)
     return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
@@ -78,7 +80,7 @@ def _turn(
     if before is not None and before.since_s is not None and (now_s or 0.0) >= _ends_s(world, before, wish):
         tried |= {before.node}
     left = live - tried
-    if not left:  # all had it: from the first on again
+    if not left:  # all had it: start over
         tried, left = frozenset(), live
     node = min(left, key=lambda one: (zlib.crc32(f"{one} {wish}".encode()), one))
     same = before is not None and before.node == node and before.tried == tried

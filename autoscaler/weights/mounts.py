@@ -1,10 +1,10 @@
-"""How an engine's pod sees its weights: which kind of volume, and why that one. Pure.
+"""Chooses the kind of volume by which an engine's pod gets its weights, and explains why. Pure.
 
-Owns the choice and its words. Of what a node's agent pulls (`oci://` and the like) the node's Copy is mounted, as a
-volume of that node; else the artifact itself as an image volume, where it is an image and all who mount it can; the
-node's folder by hostPath only where Settings say so, since pod security `restricted` refuses it. A claim (`pvc://`) is
-mounted as it is, and so is a Dataset of Fluid, which makes a claim of its own name. Kubernetes: KEP-4639 for images
-(beta and on from 1.35), containerd from 2.1, CRI-O from 1.31.
+If a node's agent pulls the weights (`oci://` and the like), the node's copy is mounted, as a volume of that node; else
+the artifact itself as an image volume, if it is an image and all that mount it support that. The node's directory is
+mounted by hostPath only if the Settings say so, since pod security `restricted` rejects it. A claim (`pvc://`) is
+mounted as it is, and so is a Dataset of Fluid, which creates a claim of its own name. Image volumes: Kubernetes
+KEP-4639 (beta and enabled from 1.35), containerd from 2.1, CRI-O from 1.31.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from autoscaler.state.world import ClusterFacts, Version
 Way = Literal["volume", "image", "claim", "hostPath"]
 
 MOUNT = "/weights"
-"""Where an engine's container sees them."""
+"""Mount path of the weights in an engine's container."""
 ADAPTERS = "/adapters"
-"""And adapters' weights, each below its name."""
+"""Mount path of adapters' weights, each below its name."""
 IMAGES_FROM, IMAGES_BY_DEFAULT = (1, 31), (1, 35)
-"""Versions of Kubernetes that know image volumes, where somebody switched them on; and that have them on."""
+"""Versions of Kubernetes that support image volumes where they are enabled; and that enable them by default."""
 _RUNTIMES: dict[str, Version] = {"containerd": (2, 1), "cri-o": (1, 31)}
 _VERSION = re.compile(r"v?([0-9]+)\.([0-9]+)")
 _TAG = re.compile(r"(@[a-z0-9]+:[0-9a-f]+)$|(:[^/:@]+)?(@[a-z0-9]+:[0-9a-f]+)?$")
@@ -31,42 +31,42 @@ HOST_PATH = "or say weights.mount: hostPath in the Settings, where pod security 
 
 
 class NodeMountFacts(NamedTuple):
-    """What a node says of itself."""
+    """What a node reports about itself."""
 
     name: str
     hostname: str = ""
-    """Its label, by which volumes are bound to it."""
+    """Its label, to which volumes are bound."""
     kubelet: str = ""
-    """Its version."""
+    """Version of its kubelet."""
     runtime: str = ""
-    """As it says: `containerd://2.1.4`."""
+    """Its container runtime, as reported: `containerd://2.1.4`."""
 
 
 class ArtifactFacts(NamedTuple):
-    """What is known of an artifact."""
+    """What is known about an artifact."""
 
     digest: str = ""
-    """Of its manifest."""
+    """Digest of its manifest."""
     folder: str = ""
-    """Of its Copy on the node, below the store; empty: there is none."""
+    """Directory of its copy on the node, below the store; empty if there is none."""
     file: str = ""
-    """What the engine loads, below that folder; empty: all of it."""
+    """What the engine loads, below that directory; empty: all of it."""
     image: str | None = None
-    """It is an image whose layers are a file system, and the model lies in this folder of it; None: it is none."""
+    """Directory of the model in the image, if it is an image whose layers are a file system; None if not."""
     why: str = ""
-    """Why it is none, as far as that is known."""
+    """Why it is not an image, as far as that is known."""
 
 
 class MountChoice(NamedTuple):
-    """`way` None: there is none."""
+    """The chosen mount; `way` is None if there is none."""
 
     way: Way | None
     reason: str
-    """The end of a sentence about the Model's weights."""
+    """Ends a sentence about the model's weights."""
 
 
 def is_mounted(artifact: str | None) -> bool:
-    """Whether such weights come into a pod by a volume of ours."""
+    """Whether such weights reach a pod by a volume of ours."""
     return is_stored(artifact) or (artifact or "").startswith("pvc://")
 
 
@@ -77,14 +77,14 @@ def claim_of(artifact: str) -> tuple[str, str]:
 
 
 def path_of(artifact: str | None) -> str | None:
-    """What the engine is told to load out of a claim; None: they are in none."""
+    """Path in a claim from which the engine loads; None if the weights are in no claim."""
     if artifact is None or not artifact.startswith("pvc://"):
         return None
     return "/".join(filter(None, (MOUNT, claim_of(artifact)[1])))
 
 
 def image_of(artifact: str, digest: str) -> str:
-    """The reference of `oci://registry/repository:tag` by its digest, as kubelets take it."""
+    """Reference of `oci://registry/repository:tag` by its digest, in the form of kubelets."""
     return f"{_TAG.sub('', artifact.removeprefix('oci://'))}@{digest}"
 
 
@@ -95,7 +95,7 @@ def choose_mount(
     node: NodeMountFacts | None = None,
     found: ArtifactFacts | None = None,
 ) -> MountChoice:
-    """`node`: where its pod will be; None: that is not known yet. `found`: of its artifact; None: the same."""
+    """Choose it. `node`: where the pod will be, None if not known yet; `found`: its artifact, None likewise."""
     if artifact.startswith("pvc://"):
         return MountChoice("claim", f"are in the claim {claim_of(artifact)[0]}, which is mounted as it is")
     mount = settings.weights.mount
@@ -112,7 +112,7 @@ def choose_mount(
 
 
 def is_image_mount(artifact: str, settings: Settings, facts: ClusterFacts | None) -> bool:
-    """Whether pods will mount it as an image, or not at all: nothing of it is to be brought to any node."""
+    """Whether pods will mount it as an image, or not at all: then it is not pulled to any node."""
     if facts is None:
         return settings.weights.mount == "image" and artifact.startswith("oci://")
     return choose_mount(artifact, settings, facts).way == "image"
@@ -122,7 +122,7 @@ def explain_unmountable(
     artifact: str | None, settings: Settings, facts: ClusterFacts | None, what: str = "its weights",
     found: ArtifactFacts | None = None,
 ) -> str:  # fmt: skip
-    """Why no pod can see such weights, wherever it is; empty: nothing is known to stand in the way."""
+    """Why no pod on any node can mount such weights; empty if nothing is known to prevent it."""
     if artifact is None or facts is None or not is_mounted(artifact):
         return ""
     choice = choose_mount(artifact, settings, facts, found=found)
@@ -138,7 +138,7 @@ def _fix(mount: str, facts: ClusterFacts) -> str:
 
 
 def _no_volume(facts: ClusterFacts, node: NodeMountFacts | None) -> str:
-    """Why a volume of the node's store is impossible; empty: it is not."""
+    """Why a volume of the node's store is impossible; empty if it is not."""
     if not facts.volumes:
         return "no right is there to make PersistentVolumes"
     if node is not None and not node.hostname:
@@ -149,7 +149,7 @@ def _no_volume(facts: ClusterFacts, node: NodeMountFacts | None) -> str:
 def _no_image(
     artifact: str, settings: Settings, facts: ClusterFacts, node: NodeMountFacts | None, found: ArtifactFacts | None
 ) -> str:
-    """Why an image volume is impossible; empty: it is not, or nobody knows yet."""
+    """Why an image volume is impossible; empty if it is not, or that is not known yet."""
     weights = settings.weights
     least = IMAGES_FROM if weights.mount == "image" else IMAGES_BY_DEFAULT
     if not artifact.startswith("oci://"):
@@ -179,7 +179,7 @@ def _no_image_on(node: NodeMountFacts, least: Version) -> str:
 
 
 def parse_version(text: str) -> Version | None:
-    """The first two numbers of `v1.36.3`; None: it is no version."""
+    """The first two numbers of `v1.36.3`; None if it is no version."""
     found = _VERSION.match(text)
     return None if found is None else (int(found[1]), int(found[2]))
 

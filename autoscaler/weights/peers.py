@@ -1,8 +1,8 @@
-"""Which agents may have an artifact that another is about to pull: asked of them first, before its registry. Pure.
+"""Selects the agents that may have an artifact, to be asked before its registry. Pure.
 
-Owns this answer: those that have it whole first, then those that bring it or are to. Nobody is told of more than
-PEERS_MAX, and each of others, so that an answer stays small and no node has all the asking. What agents then give each
-other, and to whom, is between them: this is no right to anything.
+Agents that have all of it come first, then those that pull it or are to. An answer names at most PEERS_MAX of them, and
+different ones to each node, so that it stays small and no node serves all. It grants no access: what agents give each
+other, and to whom, is between them.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.state.world import Copy, NodeId, World
 
 PEERS_MAX = 16
-"""Told of to one that asks; as many are asked by one pull (`artifacts.peers.selection`)."""
+"""Peers named in one answer; as many are asked by one pull (`artifacts.peers.selection`)."""
 KEPT_S = 1.0
-"""How old an answer's ground may be: nodes that begin together ask together, and all of them are looked at for each."""
+"""Maximum age of a cached list: nodes that start together ask together, and each list examines all nodes."""
 KEPT_MAX = 64
 
 
 class NodePeer(Message, frozen=True):
-    """One agent that may have it."""
+    """One agent that may have the artifact."""
 
     node: str
     url: str
     digest: str = ""
-    """What it has under that name, as far as it said; empty: it did not, or has not all of it."""
+    """The digest that it reported under that name; empty: it reported none, or has not all of it."""
 
 
 class NodePeers(Message, frozen=True):
-    """The answer."""
+    """The answer to an agent."""
 
     peers: tuple[NodePeer, ...] = ()
 
 
 class Having(NamedTuple):
-    """Of one artifact, in order of nodes."""
+    """Peers for one artifact, in order of nodes."""
 
     whole: tuple[NodePeer, ...]
     coming: tuple[NodePeer, ...]
 
 
 class PeerCache:
-    """Answers, of a World that goes on."""
+    """Answers agents, from lists that are cached for KEPT_S."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, Having]] = {}
@@ -54,7 +54,7 @@ class PeerCache:
     def peers(
         self, world: World, wants: Mapping[NodeId, NodeWants], node: NodeId, artifact: str, now_s: float
     ) -> NodePeers:
-        """For the agent of `node`. `wants`: what nodes are to have."""
+        """Peers for the agent of `node`. `wants`: what nodes are to have."""
         kept = self._kept.get(artifact)
         if kept is None or now_s >= kept[0] + KEPT_S:
             if len(self._kept) >= KEPT_MAX:
@@ -64,7 +64,7 @@ class PeerCache:
 
 
 def list_peers(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s: float) -> Having:
-    """All whose agents give weights to others, and have this or are to."""
+    """All agents that share weights and have this artifact, or are to."""
     whole, coming = list[NodePeer](), list[NodePeer]()
     for name in sorted(world.nodes):
         report = world.nodes[name].report
@@ -79,20 +79,20 @@ def list_peers(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, n
 
 
 def select_peers(of: Having, node: NodeId) -> tuple[NodePeer, ...]:
-    """Others than `node`, PEERS_MAX at most."""
+    """Peers other than `node`, PEERS_MAX at most."""
     first = _some(of.whole, node, PEERS_MAX)
     return first + _some(of.coming, node, PEERS_MAX - len(first))
 
 
 def _some(of: Sequence[NodePeer], node: NodeId, count: int) -> tuple[NodePeer, ...]:
-    """So many that stand in a row, which begins at another place for each node."""
+    """Consecutive peers, from a starting point that differs by node."""
     begin = zlib.crc32(node.encode())
     some = [of[(begin + number) % len(of)] for number in range(min(count + 1, len(of)))]
     return tuple(one for one in some if one.node != node)[:count]
 
 
 def _digest(report: NodeReport, artifact: str) -> tuple[str, bool]:
-    """(what it says that it has under that name; whether it brings it). Who only looked has nothing of it."""
+    """(Digest reported under that name; whether it pulls it.) An agent that only inspected it has none of it."""
     told = [one for one in report.weights if one.artifact == artifact and not one.look]
     return next((one.digest for one in told if one.digest), ""), bool(told)
 

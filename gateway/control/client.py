@@ -1,7 +1,8 @@
-"""The way from a gateway to one autoscaler: HTTP on a Unix socket, or over TCP with TLS and a token.
+"""Client for one autoscaler: HTTP over a Unix socket, or over TCP with TLS and a token.
 
-Owns the connections, their clocks, how the gateway shows who it is, and one line when the other side does not believe
-it, or is not believed. A refusal is a broken link like any other: it is tried again, with what the files say then.
+Handles the connections, their timeouts and the gateway's authentication, and logs one line when authentication of
+either side fails. An authentication failure is a LinkError like any other: it is retried, with the current contents of
+the credential files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gateway.control.sync import LinkError
 
 REPORT_TIMEOUT_S = 2.0
 STREAM_SILENT_S = 3.0
-"""A stream that says nothing for three heartbeats is dead and is opened anew."""
+"""A stream without data for three heartbeats is considered dead and is reopened."""
 LINE_BYTES_MAX = 64 << 20
 
 log = logging.getLogger("pilotlight.gateway.link")
@@ -28,10 +29,10 @@ _decode_answer = make_decoder(ReportAnswer)
 
 
 class HttpLink:
-    """`unix:PATH`, `http://host:port` or `https://host:port`; at most three connections (two streams, one report).
+    """A link to `unix:PATH`, `http://host:port` or `https://host:port`, with at most two streams and one report.
 
-    `token` and `tls` give what is shown and believed now; absent: no token, the system's authorities. `server_name`:
-    whose certificate is expected where the URL names an address.
+    `token` and `tls` return the current credentials and trust settings; absent: no token, the system's CAs.
+    `server_name`: the name expected in the certificate if the URL contains an address.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class HttpLink:
         self._tls = tls
         self._server_name = server_name
         self._distrust = ""
-        """Why one side did not believe the other, as it was last said."""
+        """The authentication failure that was last logged."""
         self._session: aiohttp.ClientSession | None = None
 
     def _connected(self) -> aiohttp.ClientSession:
@@ -58,7 +59,7 @@ class HttpLink:
         return self._session
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
-        """The lines of a stream until it ends; LinkError when it breaks or falls silent."""
+        """Yield the lines of a stream until it ends. Raises LinkError when it breaks or times out."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REPORT_TIMEOUT_S, sock_read=STREAM_SILENT_S)
         try:
             async with self._connected().get(
@@ -72,7 +73,7 @@ class HttpLink:
             raise self._broken(error) from error
 
     async def report(self, report: Report) -> ReportAnswer:
-        """Posts one report. Raises LinkError."""
+        """Post one report. Raises LinkError."""
         timeout = aiohttp.ClientTimeout(total=REPORT_TIMEOUT_S)
         url = self._base + "/v1/report"
         try:
@@ -85,7 +86,7 @@ class HttpLink:
             raise self._broken(error) from error
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -106,7 +107,7 @@ class HttpLink:
 
 
 def explain_auth_failure(error: Exception) -> str:
-    """Why gateway and autoscaler do not believe each other; empty for every other error."""
+    """Explain why authentication between gateway and autoscaler failed; empty for every other error."""
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
         return "the autoscaler refuses our token: --token-file must hold one of its tokens"
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 403:
@@ -122,7 +123,7 @@ def explain_auth_failure(error: Exception) -> str:
 
 
 def is_disconnect(error: Exception) -> bool:
-    """Whether the other side ended a connection that was there: over TLS 1.3 it refuses a certificate so, too."""
+    """Return whether the peer ended an established connection; with TLS 1.3 this also means a rejected certificate."""
     return isinstance(error, aiohttp.ClientOSError | aiohttp.ServerDisconnectedError) and not isinstance(
         error, aiohttp.ClientConnectorError
     )

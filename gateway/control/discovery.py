@@ -1,8 +1,8 @@
-"""Which autoscalers there are behind a name, as they come and go. I/O.
+"""Discovers the autoscalers behind a DNS name and keeps the links up to date. I/O.
 
-Owns the looking-up of one name, and the links that follow from it. The name stands for every address that it has (a
-headless Service of Kubernetes has one for each pod), because all autoscalers are followed and reported to, whoever
-leads. While it cannot be looked up, those that it stood for last stay: a gateway does not lose its leader with its DNS.
+The name stands for all its addresses (a headless Service of Kubernetes has one per pod), because a gateway follows and
+reports to every autoscaler, whichever leads. If a lookup fails, the previous addresses are kept: a gateway does not
+lose its leader when DNS fails.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from gateway.control.sync import Link, Sync
 
 LOOK_S = 2.0
-"""A name is looked up this often: an autoscaler that is new is heard so late."""
+"""Lookup interval, and so the delay until a new autoscaler is found."""
 ADDRESSES_MAX = 16
-"""More are not followed, in order of addresses."""
+"""Further addresses, in sorted order, are ignored."""
 
 log = logging.getLogger("pilotlight.gateway.finding")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""(name, port) -> its addresses. Raises OSError."""
+"""(name, port) -> addresses. Raises OSError."""
 
 
 async def resolve_addresses(name: str, port: int) -> Sequence[str]:
-    """As the system does it. Raises OSError."""
+    """Resolve a name with the system resolver. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 class Discovery:
-    """Keeps `sync` on everybody behind a name. `link` makes the way to an address."""
+    """Keeps `sync` linked to every address of a name. `link` builds the link for an address."""
 
     def __init__(
         self, host: str, port: int, link: Callable[[str], Link], sync: Sync, resolve: Resolve = resolve_addresses
@@ -47,7 +47,7 @@ class Discovery:
         self._unknown = False
 
     async def run(self) -> None:
-        """Looks until cancelled, then closes its links."""
+        """Look up the name until canceled, then close the links."""
         try:
             while True:
                 await self.look()
@@ -57,7 +57,7 @@ class Discovery:
                 await link.close()
 
     async def look(self) -> None:
-        """Looks the name up once."""
+        """Look up the name once."""
         try:
             found = set(sorted(set(await self._resolve(self._host, self._port)))[:ADDRESSES_MAX])
         except OSError as error:

@@ -1,7 +1,8 @@
-"""What a gateway keeps on disk: the last catalogue and Routes, so that it can serve while no autoscaler answers.
+"""The snapshot of catalogue and Routes on disk, so that a gateway can serve while no autoscaler responds.
 
-Owns one 0600 file, replaced whole. It holds key hashes and engine addresses, never a key, prompt or answer. Holds are
-kept as 0: whoever reads it has no grant, and falls under the stated bound for a silent leader (interfaces, section 6).
+One file with mode 0600, replaced atomically. It contains key hashes and engine addresses, never a key, prompt or
+response. Holds are saved as 0: a process that loads the file has no allocation, and the stated bound for a silent
+leader applies (interfaces, section 6).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from autoscaler.contract import CatalogueDelta, RoutesDelta, make_decoder
 
 
 class GatewaySnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of both, as full deltas."""
+    """Catalogue and Routes as full deltas."""
 
     catalogue: CatalogueDelta = CatalogueDelta(epoch=0, version=0, full=True)
     routes: RoutesDelta = RoutesDelta(epoch=0, version=0, full=True)
 
 
 def with_catalogue(known: GatewaySnapshot, delta: CatalogueDelta) -> GatewaySnapshot:
-    """`known` after a change of the catalogue; as it is, where another autoscaler's was newer."""
+    """Return `known` with a change of the catalogue applied; unchanged if the delta is older."""
     before = known.catalogue
     if (delta.epoch, delta.version) < (before.epoch, before.version):
         return known
@@ -42,7 +43,7 @@ def with_catalogue(known: GatewaySnapshot, delta: CatalogueDelta) -> GatewaySnap
 
 
 def with_routes(known: GatewaySnapshot, delta: RoutesDelta) -> GatewaySnapshot:
-    """`known` after a change of Routes; as it is, where another autoscaler's were newer."""
+    """Return `known` with a change of Routes applied; unchanged if the delta is older."""
     before = known.routes
     if (delta.epoch, delta.version) < (before.epoch, before.version):
         return known
@@ -62,7 +63,7 @@ def with_routes(known: GatewaySnapshot, delta: RoutesDelta) -> GatewaySnapshot:
 
 
 def save_snapshot(path: Path, known: GatewaySnapshot) -> None:
-    """Replaces the file. Raises OSError."""
+    """Replace the file. Raises OSError."""
     fresh = path.with_suffix(".tmp")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(known))
@@ -70,7 +71,7 @@ def save_snapshot(path: Path, known: GatewaySnapshot) -> None:
 
 
 def load_snapshot(path: Path) -> GatewaySnapshot | None:
-    """What was kept; None when there is nothing. Raises msgspec.DecodeError or OSError when it cannot be read."""
+    """Return the saved snapshot; None if there is none. Raises msgspec.DecodeError or OSError if it cannot be read."""
     try:
         return make_decoder(GatewaySnapshot)(path.read_bytes())
     except FileNotFoundError:

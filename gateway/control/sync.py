@@ -1,10 +1,10 @@
-"""Keeps one gateway in step with the autoscalers: follows catalogue and Routes, reports levels (interfaces, section 6).
+"""Synchronizes a gateway with the autoscalers: follows catalogue and Routes, reports levels (interfaces, section 6).
 
-Owns the connections to the autoscalers and the pace of the reports; decides nothing. Every autoscaler gets every one;
-dispatch ignores Routes of older epochs, so whoever leads is heard; who does not lead says blank lines, which are no
-word of a leader. Autoscalers come and go: `follow` takes those that there are. What fails is tried again with a
-growing, jittered pause; meanwhile the gateway serves from what it knows. What it knows is kept in a 0600 file, from the
-moment that it is whole; from it a gateway that restarts while no autoscaler answers serves at once.
+Manages the connections to all autoscalers and the pace of reports; decides nothing. Every autoscaler gets every report.
+Dispatch ignores Routes of older epochs, so the leader prevails; the others send blank lines, which do not count as a
+sign of life of the leader. Failed connections are retried with exponential backoff and jitter, while the gateway serves
+from its current state. Once complete, this state is saved to a 0600 file, from which a gateway that restarts while no
+autoscaler responds serves at once.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ log = logging.getLogger("pilotlight.gateway.sync")
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 UNFOLDED_MAX = 256
 KEEP_S = 1.0
-"""How long an autoscaler may take to answer at the start, and the least time between two writes of what is kept."""
+"""How long to wait for an autoscaler at the start, and the minimum time between two writes of the snapshot."""
 
 T = TypeVar("T")
 
 
 class LinkError(Exception):
-    """The link broke, timed out or was refused; trying again is right."""
+    """The link broke, timed out or was rejected; retry."""
 
 
 class Link(Protocol):
-    """The way to one autoscaler (`gateway.control.client` over HTTP; the simulation has its own)."""
+    """The link to one autoscaler (`gateway.control.client` over HTTP; the simulation has its own)."""
 
     def lines(self, path: str) -> AsyncIterator[bytes]:
-        """The messages of a stream, until it ends. Raises LinkError."""
+        """Yield the messages of a stream, until it ends. Raises LinkError."""
 
     async def report(self, report: Report) -> ReportAnswer:
-        """Posts one report. Raises LinkError."""
+        """Post one report. Raises LinkError."""
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
 
 
 class Follower(Protocol):
-    """What sync keeps in step (the gateway's front)."""
+    """The part that sync keeps up to date (`gateway.gateway.Gateway`)."""
 
     def catalogue(self, delta: CatalogueDelta) -> None:
-        """Takes a change of the catalogue."""
+        """Apply a change of the catalogue."""
 
     def routes(self, delta: RoutesDelta) -> None:
-        """Takes a change of Routes."""
+        """Apply a change of Routes."""
 
     def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
-        """Takes what was kept: nobody was heard, so the bound for a silent leader holds at once."""
+        """Apply a saved snapshot: no autoscaler responded, so the bound for a silent leader applies at once."""
 
     def report(self) -> Report:
-        """The levels as they are now."""
+        """Return the current levels."""
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
-        """An autoscaler has taken the report of that sequence."""
+        """Handle an autoscaler's answer to the report of that sequence."""
 
     def busy(self) -> bool:
-        """Whether anything waits, here or elsewhere."""
+        """Return whether anything waits, here or in another gateway."""
 
 
 class Sync:
-    """Follows all `links`, reports to all. `edge` is to be called on every ReportNow. `boot` is that of the reports."""
+    """Follows all `links` and reports to all. Call `edge` on every ReportNow. `boot` is that of the reports."""
 
     def __init__(
         self,
@@ -99,15 +99,15 @@ class Sync:
         self._unfolded: list[CatalogueDelta | RoutesDelta] = []
         self._heard: set[type[CatalogueDelta | RoutesDelta]] = set()
         self._whole = asyncio.Event()
-        """Both were heard."""
+        """Set once both catalogue and Routes have arrived."""
 
     def edge(self) -> None:
-        """Something happened that the autoscaler should know at once."""
+        """Request an immediate report."""
         self._pace.edge(asyncio.get_running_loop().time())
         self._poke.set()
 
     async def run(self) -> None:
-        """Follows and reports until cancelled."""
+        """Follow and report until canceled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._running = tasks
@@ -122,14 +122,14 @@ class Sync:
             self._sending.clear()
 
     def join(self, link: Link) -> None:
-        """Follows one autoscaler more, and reports to it."""
+        """Add an autoscaler: follow it and report to it."""
         self._links.append(link)
         if self._running is not None:
             self._open(self._running, link)
         self._poke.set()
 
     def leave(self, link: Link) -> None:
-        """That autoscaler is gone. What it said stays; the caller closes the link."""
+        """Remove an autoscaler. Its data stays in effect; the caller closes the link."""
         self._links.remove(link)
         for stream in self._streams.pop(link, ()):
             stream.cancel()
@@ -142,7 +142,7 @@ class Sync:
         ]
 
     async def flush(self) -> None:
-        """Reports once more, to whoever answers: after a drain this says that nothing runs here."""
+        """Report once more to all autoscalers: after a drain, this says that nothing runs here."""
         report = self._follower.report()
         await asyncio.gather(*(self._send(link, report) for link in self._links))
 
@@ -156,12 +156,12 @@ class Sync:
             self._remember(delta)
         self._follower.routes(delta)
         if delta.full:
-            self.edge()  # a leader that just came, or came back, waits for our levels
+            self.edge()  # a new or restarted leader waits for our levels
         else:
-            self._poke.set()  # others may wait now: reports are due more often then
+            self._poke.set()  # others may wait now, and reports are due more often then
 
     def _remember(self, delta: CatalogueDelta | RoutesDelta) -> None:
-        """Puts it aside for `_keep`: folding the whole for every moved hold would cost more than the hold."""
+        """Queue a delta for `_keep`: merging it into the whole for every changed hold would be too expensive."""
         self._unfolded.append(delta)
         self._heard.add(type(delta))
         if self._heard == {CatalogueDelta, RoutesDelta}:
@@ -192,7 +192,7 @@ class Sync:
             retry_s = min(retry_s * 2, RETRY_S_MAX)
 
     async def _keep(self, path: Path) -> None:
-        """Serves from the file if no autoscaler answers at the start; once it has heard all, keeps the file true."""
+        """Serve from the file if no autoscaler responds at the start; once all data is there, keep the file current."""
         try:
             async with asyncio.timeout(KEEP_S):
                 await self._whole.wait()
@@ -212,7 +212,7 @@ class Sync:
             await asyncio.sleep(KEEP_S)
 
     def _restore(self, path: Path) -> None:
-        """The follower serves from the file, if there is one that can be read."""
+        """Let the follower serve from the file, if it exists and is readable."""
         try:
             known = snapshot_file.load_snapshot(path)
         except (OSError, msgspec.DecodeError) as error:
@@ -223,7 +223,7 @@ class Sync:
             self._follower.restored(known.catalogue, known.routes)
 
     async def _report(self) -> None:
-        """Sends when due. A link that is still sending is skipped: levels make the next report say it all."""
+        """Send reports when due. A link that is still sending is skipped: the next report contains all levels."""
         now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as tasks:
             while True:

@@ -1,8 +1,8 @@
-"""One Call: an accepted inference request, from admission to its one Outcome.
+"""Call: an admitted inference request, from admission to its single outcome.
 
-Owns the record that dispatch and the shell share (whose Call is a ProxiedCall). It is mutable on purpose (one per
-request, on the hot path), but each field has one writer, named beside it. A Call has no behaviour; its life is decided
-in `gateway.dispatch.dispatcher`.
+The record is shared by dispatch and the gateway's server (as ProxiedCall). It is mutable on purpose (one per request,
+on the hot path), but each field has one writer, stated at the field. It has no behaviour; `gateway.dispatch.dispatcher`
+decides what happens to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """How a Call ended; it has exactly one."""
+    """How a request ended; each has exactly one outcome."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 
 class CallState(StrEnum):
-    """Where a Call is (written by dispatch only)."""
+    """State of a request (written by dispatch only)."""
 
     NEW = "new"
     PARKED = "parked"
@@ -35,7 +35,7 @@ class CallState(StrEnum):
 
 
 class Call:
-    """An admitted request. Times are monotonic seconds; `deadline_s` bounds the first byte, not the whole answer."""
+    """An admitted request. Times are monotonic seconds; `deadline_s` limits the first byte, not the whole response."""
 
     __slots__ = (
         "arrived_s", "body_bytes", "cold", "deadline_s", "dialect", "first_byte_s", "fled", "granted_s", "hold", "id",
@@ -43,7 +43,7 @@ class Call:
         "tokens_out",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0917  one per request: keywords would cost as much again
+    def __init__(  # noqa: PLR0917  one per request: keywords would double the cost
         self,
         id: str,
         tenant: TenantName,
@@ -56,8 +56,8 @@ class Call:
         dialect: str = "openai",
     ) -> None:
         self.id = id
-        """The request id. Written once, by the edge, like all up to `deadline_s`; but whether a form that goes on while
-        it comes wants a stream may be known only at its end.
+        """The request id. Set once at admission, like all fields up to `deadline_s`.
+        Exception: for a form that is forwarded while it arrives, `stream` may be known only at its end.
         """
         self.tenant = tenant
         self.model = model
@@ -68,22 +68,22 @@ class Call:
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.sent_s = self.first_byte_s = 0.0
-        """When it went to an engine and when the answer began; 0.0 before. Written by the shell, like its tokens."""
+        """When sent to an engine, and when the response began; 0.0 before. Written by the server, like the tokens."""
         self.tokens_in = self.tokens_out = 0
         self.state = CallState.NEW
-        """Written by dispatch, like all below."""
+        """Written by dispatch, like all fields below."""
         self.line: TenantQueue | None = None
-        """The Calls of its kind, once it is admitted."""
+        """Its tenant's queue, once it is admitted."""
         self.hold: Hold | None = None
-        """Where it runs."""
+        """The replica where it runs."""
         self.cold = False
-        """It waited for a start or a wake."""
+        """It waited for a start or a wake-up."""
         self.granted_s: float | None = None
         self.replica: ReplicaId | None = None
         self.moves = 0
-        """Times it went back to the queue after an engine took its bytes."""
+        """How often it returned to the queue after an engine had received its bytes."""
         self.fled: Hold | None = None
-        """What it moved off without a reason of which Routes knew then. Once: perhaps it is the Call that kills."""
+        """The replica that failed it without a reason in Routes. Only once: this request may be what kills engines."""
 
     def __repr__(self) -> str:
         where = f" on {self.replica}" if self.replica else ""

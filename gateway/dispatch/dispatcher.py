@@ -1,10 +1,10 @@
-"""Dispatch: every Call of one gateway from admission to its one Outcome (architecture, section 6).
+"""Dispatch: every request of one gateway from admission to its single outcome (architecture, section 6).
 
-Owns the desks of all Models, what the autoscaler said, and the reports. Promises: one Outcome per Call; no Call waits
-while a Slot that it may use is free; nothing is granted above what is allowed (interfaces, section 6, Holds) or after
-its deadline; priority first, then fair over Tenants, then first come first served; every queue is bounded. Pure and
-single-writer: all methods are synchronous, times are monotonic seconds that are passed in, and what is to be done is
-returned as Effects, to be performed in order. It must not know of connections, bodies or what an engine's answer means.
+Contains the dispatchers of all models, the autoscaler's data, and the reports. Invariants: one outcome per request; no
+request waits while a slot that it may use is free; nothing is granted above the allowed slots (interfaces, section 6,
+Holds) or after its deadline; priority first, then fair over tenants, then first come, first served; bounded queues.
+Pure, single writer: all methods are synchronous, times are monotonic seconds passed in, and the returned Effects are to
+be performed in order. Knows nothing about connections, bodies or the meaning of an engine's response.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REPORT_NOW = ReportNow()
 
 
 class Dispatch:
-    """The core of one gateway. `boot` differs at every start of it."""
+    """The core of one gateway. `boot` differs at every start."""
 
     def __init__(self, gateway: GatewayId, boot: str) -> None:
         self._gateway = gateway
@@ -42,19 +42,19 @@ class Dispatch:
         self._catalogue = (0, 0)
         self._routes = Routes()
         self._desks: dict[ModelName, ModelDispatcher] = {}
-        """As many as catalogue and Routes name."""
+        """One per model named by catalogue or Routes."""
         self._tally = SharedCounters()
         self._suspected: set[ModelName] = set()
-        """Models with a Replica that did not take a connection."""
+        """Models with a replica that did not accept a connection."""
         self._others_wait: set[ModelName] = set()
         self._said_waiting = False
-        """The last report said that Calls wait: that they do no more must not wait for the next second."""
+        """The last report contained waiting requests."""
         self._closing = False
 
-    # --- what the autoscaler says ---------------------------------------------------------------------------
+    # --- input from the autoscaler --------------------------------------------------------------------------
 
     def catalogue(self, delta: CatalogueDelta, now_s: float) -> list[Effect]:
-        """Takes a change of the catalogue, unless it is old. Calls parked for Models gone or paused are refused."""
+        """Apply a change of the catalogue, unless it is old. Requests queued for removed or paused models fail."""
         out: list[Effect] = []
         if (delta.epoch, delta.version) < self._catalogue:
             return out
@@ -75,7 +75,7 @@ class Dispatch:
         return self._done(out)
 
     def routes(self, delta: RoutesDelta, now_s: float) -> list[Effect]:
-        """Takes a change of Routes, or ignores it when it is older than what is known. Grants what fits then."""
+        """Apply a change of Routes, unless it is older than the current state, and grant what fits."""
         out: list[Effect] = []
         epoch = self._routes.epoch
         changes = self._routes.apply(delta, now_s)
@@ -97,10 +97,10 @@ class Dispatch:
             self._retire(desk)
         return self._done(out)
 
-    # --- the life of a Call ---------------------------------------------------------------------------------
+    # --- life cycle of a request ----------------------------------------------------------------------------
 
     def arrive(self, call: Call, now_s: float) -> list[Effect]:
-        """A new Call: granted, parked or refused."""
+        """Grant, queue or reject a new request."""
         out: list[Effect] = []
         if now_s >= self._routes.silent_at_s:
             self._fall_silent(now_s, out)
@@ -118,32 +118,32 @@ class Dispatch:
         return self._done(out) if self._tally.edge else out
 
     def leave(self, call: Call, now_s: float) -> list[Effect]:
-        """The client left, wherever the Call is. Nothing for a Call that has ended."""
+        """The client disconnected, in whatever state its request is. No-op for a request that has ended."""
         return self.finish(call, now_s, Outcome.ABANDONED)
 
     def finish(self, call: Call, now_s: float, outcome: Outcome) -> list[Effect]:
-        """The Call has ended; its Slot goes to who waits. Nothing for a Call that has ended before."""
+        """The request has ended; its slot goes to a waiting request. No-op for a request that has ended before."""
         out: list[Effect] = []
         if call.state is _RUNNING or call.state is _PARKED:
             self._desks[call.model].finish(call, now_s, outcome, out)
         return self._done(out) if self._tally.edge else out
 
     def heard(self, call: Call, now_s: float) -> list[Effect]:
-        """Bytes of the answer to a running Call came lately; to be said now and then while they do."""
+        """Response bytes of a running request arrived; call it now and then while they do."""
         out: list[Effect] = []
         if call.state is _RUNNING:
             self._desks[call.model].heard(call, now_s, out)
         return self._done(out)
 
     def give_up(self, call: Call, now_s: float) -> list[Effect]:
-        """A parked Call is not to wait any longer; while its Model is cold that still is demand. Else nothing."""
+        """End the wait of a queued request; if its model is cold, it still counts as demand. No-op in other states."""
         out: list[Effect] = []
         if call.state is _PARKED and call.line is not None:
             self._desks[call.model].expire(call.line, call, now_s, out)
         return self._done(out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce) -> list[Effect]:
-        """The engine failed before the commit point: the Call moves at most once, within the Model's retry budget."""
+        """The engine failed before the commit point: the request moves at most once, within the retry budget."""
         out: list[Effect] = []
         if call.state is _RUNNING:
             if reason == "connect":
@@ -153,7 +153,7 @@ class Dispatch:
         return self._done(out)
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Time has passed: deadlines expire, a leader falls silent, suspect Replicas are probed."""
+        """Handle the passage of time: expired deadlines, a silent leader, probes of suspect replicas."""
         out: list[Effect] = []
         if now_s >= self._routes.silent_at_s:
             self._fall_silent(now_s, out)
@@ -168,10 +168,10 @@ class Dispatch:
         return self._done(out)
 
     def next_s(self) -> float | None:
-        """When `tick` has something to do, at the latest; None when nothing is due."""
+        """Return the latest time for the next `tick`; None if nothing is due."""
         due_s = self._tally.deadlines.next_s()
         if due_s is None:
-            return None  # nothing waits: then neither silence nor a probe is urgent
+            return None  # nothing waits, so neither silence nor a probe is urgent
         due_s = min(due_s, self._routes.silent_at_s)
         for name in self._suspected:
             desk = self._desks.get(name)
@@ -181,7 +181,7 @@ class Dispatch:
         return due_s
 
     def shutdown(self, now_s: float) -> list[Effect]:
-        """The gateway stops: parked and new Calls are refused, running ones go on."""
+        """Stop: queued and new requests are rejected, running ones continue."""
         self._closing = True
         out: list[Effect] = []
         for desk in self._desks.values():
@@ -190,12 +190,12 @@ class Dispatch:
 
     @property
     def parked(self) -> Parked:
-        """The small bodies that wait."""
+        """Small bodies of queued requests."""
         return self._tally.parked
 
     @property
     def pressure(self) -> Pressure:
-        """How short the gateway's memory is; written by the shell."""
+        """Memory pressure of the gateway; set by `gateway.gateway`."""
         return self._tally.pressure
 
     @pressure.setter
@@ -205,7 +205,7 @@ class Dispatch:
     # --- reports --------------------------------------------------------------------------------------------
 
     def report(self, now_s: float) -> Report:
-        """The levels as they are now, and the counts that nobody has acknowledged."""
+        """Build a report: the current levels, and the unacknowledged counts."""
         self._sequence += 1
         levels = self._levels(now_s)
         self._said_waiting = any(level.waiting for level in levels)
@@ -221,7 +221,7 @@ class Dispatch:
         )
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
-        """An autoscaler has the report `sequence`. Only the leader's counts, or one that lacks everything."""
+        """An autoscaler has report `sequence`. Only the leader's answer counts, or one that requests a resend."""
         if answer.epoch < self._routes.epoch:
             return
         if answer.resend:
@@ -230,16 +230,16 @@ class Dispatch:
             self._tally.accounts.acknowledged(sequence)
 
     def busy(self) -> bool:
-        """Whether anything waits, here or elsewhere, or the last report said so: reports are due more often then."""
+        """Return whether anything waits, here or elsewhere, or did in the last report: reports are then frequent."""
         return self._tally.waiting > 0 or bool(self._others_wait) or self._said_waiting
 
-    # --- what others want to know ---------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     def wait_note(self, call: Call, now_s: float) -> tuple[int, float | None]:
-        """For a parked Call: its position among its Tenant's Calls of the same priority (1 is next), and the estimate.
+        """Return a queued request's position among its tenant's of the same priority (1 is next), and the estimate.
 
-        Others' queues are nobody's business. One that left from the middle is counted until those before it are gone.
-        (0, None) for a Call that is not parked.
+        Other tenants' queues are not disclosed. A request removed from the middle counts until those before it are
+        gone. (0, None) for a request that is not queued.
         """
         if call.state is not _PARKED:
             return 0, None
@@ -249,30 +249,30 @@ class Dispatch:
         return min(position, len(calls)), None if desk.part.ready else desk.part.expected_wait_s(now_s)
 
     def model_state(self, model: ModelName) -> str:
-        """What Routes say of the Model: zero, starting, ready, draining or failed."""
+        """Return the model's state in Routes: zero, starting, ready, draining or failed."""
         desk = self._desks.get(model)
         return "zero" if desk is None else desk.part.route.state
 
     def phases_ms(self, model: ModelName) -> dict[str, float]:
-        """The phases of the Model's last start, for Server-Timing."""
+        """Return the phases of the model's last start, for Server-Timing."""
         desk = self._desks.get(model)
         return {} if desk is None else desk.part.route.phases_ms
 
     def expected_wait_s(self, model: ModelName, now_s: float) -> float | None:
-        """Seconds until a cold Call would be answered: 0 with a ready Replica, None when nobody knows."""
+        """Return the estimated wait of a cold request in seconds: 0 with a ready replica, None if unknown."""
         desk = self._desks.get(model)
         if desk is None:
             return None
         return 0.0 if desk.part.ready else desk.part.expected_wait_s(now_s)
 
     def counts(self) -> Iterator[tuple[ModelName, int, int]]:
-        """(Model, Calls waiting, Calls running) of every Model, for metrics."""
+        """Return (model, waiting, running) for every model, for metrics."""
         return ((name, desk.queue.waiting, desk.running) for name, desk in self._desks.items())
 
     # --- steps ----------------------------------------------------------------------------------------------
 
     def _done(self, out: list[Effect]) -> list[Effect]:
-        """The Effects of one method, ReportNow at the end if there was an edge."""
+        """Return the effects of one method, with ReportNow at the end if there was an edge."""
         if self._tally.edge:
             self._tally.edge = False
             out.append(_REPORT_NOW)
@@ -285,7 +285,7 @@ class Dispatch:
         return desk
 
     def _retire(self, desk: ModelDispatcher) -> None:
-        """Forgets a Model that neither catalogue nor Routes name and that has no Call."""
+        """Drop a model that neither catalogue nor Routes name and that has no request."""
         if desk.orphaned:
             self._desks.pop(desk.name, None)
             self._others_wait.discard(desk.name)
@@ -297,7 +297,7 @@ class Dispatch:
             self._desk(name).look(now_s, out)
 
     def _weigh(self, delta: CatalogueDelta) -> None:
-        """Takes the Tenants' weights."""
+        """Apply the tenants' weights."""
         steps = {} if delta.full else self._tally.steps
         for name in delta.tenants_gone:
             steps.pop(name, None)
@@ -308,7 +308,7 @@ class Dispatch:
                 line.step = steps.get(tenant, 1.0)
 
     def _levels(self, now_s: float) -> tuple[Level, ...]:
-        """One Level per line with a Call; lines without leave the list, and an idle Model forgets its lines."""
+        """Return one Level per line with a request; other lines leave the list, and an idle model drops its lines."""
         levels: list[Level] = []
         kept: list[TenantQueue] = []
         for line in self._tally.listed:

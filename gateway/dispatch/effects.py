@@ -1,4 +1,4 @@
-"""What dispatch tells its shell to do. Owns the words; the shell performs them in the order they are returned."""
+"""Effects that dispatch returns; the caller performs them in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.errors import CallError
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Send the Call to this Replica now; it has a Slot there until `finish` or `bounce`."""
+    """Send the request to this replica now; it has a slot there until `finish` or `bounce`."""
 
     call: Call
     replica: ReplicaId
@@ -18,14 +18,14 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Answer the Call with this error; it has ended (its Outcome is failed)."""
+    """Answer the request with this error; it has ended (outcome: failed)."""
 
     call: Call
     error: CallError
 
 
 class ReportNow(msgspec.Struct, frozen=True):
-    """An edge: the next report is due at once (sync keeps the least gap)."""
+    """An edge: the next report is due at once (sync keeps the minimum gap)."""
 
 
 Effect = Grant | Refuse | ReportNow

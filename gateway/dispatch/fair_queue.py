@@ -1,12 +1,12 @@
-"""The queue of one Model in one gateway, and the deadlines of all queued Calls.
+"""The queue of one model in one gateway, and the deadlines of all queued requests.
 
-Order: priority first, then fair over Tenants, then first come, first served. Fairness is start-time fair queueing
-(Goyal, Vin, Cheng 1997) within one priority: every grant advances the Tenant's tag by 1 / weight, and the lowest tag is
-next. A Tenant that returns starts at the tag of the last grant, so that idle time is not saved up. A line is one
-(Tenant, priority). The queue does not decide who may wait or who is refused. Each operation takes O(1) or O(log n).
+Order: priority first, then fair over tenants, then first come, first served. Fairness is start-time fair queueing
+(Goyal, Vin, Cheng 1997) within one priority: every grant advances the tenant's tag by 1 / weight, and the lowest tag is
+next. A tenant that returns starts at the tag of the last grant, so that idle time is not saved up. A line is one
+(tenant, priority). The queue does not decide which requests may wait or are rejected. Operations take O(1) or O(log n).
 
-Deadlines: one heap over the lines, each of which knows its own soonest deadline. A change takes O(log lines). Entries
-that no longer hold are dropped when they reach the top, or all at once when they are the majority.
+Deadlines: one heap over the lines, each of which knows its own soonest deadline. A change takes O(log lines). Stale
+entries are dropped when they reach the top, or all at once when they are the majority.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gateway.dispatch.reports import Account
 from gateway.http.body import LARGE_BYTES
 
 COMPACT_MIN = 64
-"""A deadline heap is rebuilt when more than half of it, and more than this, is dead."""
+"""A deadline heap is rebuilt when more than half of it, and more than this number, is stale."""
 
 
 class PriorityBand:
-    """One priority of one Model: `tag` is the start tag of its latest grant."""
+    """One priority of one model: `tag` is the start tag of its latest grant."""
 
     __slots__ = ("priority", "tag")
 
@@ -36,7 +36,7 @@ class PriorityBand:
 
 
 class TenantQueue:
-    """The Calls of one Tenant with one priority for one Model: those parked in order, and how many run."""
+    """The requests of one tenant with one priority for one model: the queued ones in order, and how many run."""
 
     __slots__ = (
         "account", "calls", "deadlines", "entry", "lane", "listed", "model", "running", "step", "tag", "tickets",
@@ -48,65 +48,65 @@ class TenantQueue:
         self.lane = lane
         self.account = account
         self.step = step
-        """1 / weight of the Tenant."""
+        """1 / weight of the tenant."""
         self.calls: OrderedDict[Call, int] = OrderedDict()
-        """Parked Calls -> their ticket, which rises from head to tail."""
+        """Queued requests -> their ticket, which rises from head to tail."""
         self.tickets = 0
         self.running = 0
         self.tag = 0.0
-        """Start tag of its next grant, unless the lane has moved past it."""
+        """Start tag of its next grant, unless the priority band has moved past it."""
         self.entry: float | None = None
-        """The tag under which the Queue's heap knows it; any other entry of it there is stale."""
+        """The tag of its valid entry in the Queue's heap; any other entry of it there is stale."""
         self.deadlines: list[tuple[float, int, Call]] = []
         self.watch_s: float | None = None
-        """The time at which Deadlines looks at it; written by Deadlines only."""
+        """The time of its entry in Deadlines; written by Deadlines only."""
         self.listed = False
-        """Among the lines that reports look at; written by dispatch only."""
+        """Whether it is among the lines to report; written by dispatch only."""
 
     def soonest_s(self) -> float | None:
-        """The soonest deadline of its parked Calls, None when none is parked."""
+        """Return the soonest deadline of its queued requests; None if none is queued."""
         heap, calls = self.deadlines, self.calls
         while heap and heap[0][2] not in calls:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def soonest(self) -> Call:
-        """The Call with the soonest deadline; `soonest_s` has just said that there is one."""
+        """Return the request with the soonest deadline; call it only after `soonest_s` has returned one."""
         return self.deadlines[0][2]
 
     def first(self) -> Call:
-        """The Call that is granted next; the line is not empty."""
+        """Return the next request to grant; the line is not empty."""
         return next(iter(self.calls))
 
     def compact(self) -> None:
-        """Keeps the deadline heap in proportion to what is parked."""
+        """Keep the deadline heap in proportion to the number of queued requests."""
         if len(self.deadlines) > 2 * len(self.calls) + COMPACT_MIN:
             self.deadlines = [(call.deadline_s, number, call) for number, call in enumerate(self.calls)]
             heapify(self.deadlines)
 
 
 class Parked:
-    """Bytes of small bodies that wait, of all Models of a gateway. Large ones are counted where they are read."""
+    """Bytes of small bodies of queued requests, for all models. Large ones are counted by the body budget."""
 
     __slots__ = ("bytes", "bytes_max")
 
     def __init__(self) -> None:
         self.bytes = 0
         self.bytes_max = 1 << 60
-        """The gateway's memory says how much (`gateway.memory.body_budget`)."""
+        """Set from the gateway's memory (`gateway.memory.body_budget`)."""
 
     def full(self, size: int) -> bool:
-        """Whether a body more would be too much."""
+        """Return whether one more body would exceed the maximum."""
         return size <= LARGE_BYTES and self.bytes + size > self.bytes_max
 
     def add(self, size: int, sign: int) -> None:
-        """One more, or one less."""
+        """Add a body (`sign` 1) or remove it (-1)."""
         if size <= LARGE_BYTES:
             self.bytes += sign * size
 
 
 class Queue:
-    """The parked Calls of one Model."""
+    """The queued requests of one model."""
 
     __slots__ = ("_heap", "_lanes", "_numbers", "_parked_here", "bytes", "lines", "model", "waiting")
 
@@ -114,17 +114,18 @@ class Queue:
         self.model = model
         self._parked_here = parked or Parked()
         self.lines: dict[tuple[TenantName, int], TenantQueue] = {}
-        """At most Tenants x priorities of the catalogue; all are forgotten whenever the Model has no Call."""
+        """At most tenants x priorities of the catalogue; all are dropped when the model has no request."""
         self.waiting = 0
         self.bytes = 0
         self._lanes: dict[int, PriorityBand] = {}
         self._heap: list[tuple[int, float, int, TenantQueue]] = []
-        """(-priority, tag, number, line): one valid entry per line. Stale ones come from moved Calls and emptied lines
-        only, and go when they reach the top or when nothing waits."""
+        """(-priority, tag, number, line): one valid entry per line.
+        Stale entries come only from moved requests and emptied lines; dropped at the top or when the queue is empty.
+        """
         self._numbers = count()
 
     def open(self, tenant: TenantName, priority: int, account: Account, step: float) -> TenantQueue:
-        """A new line, level with the least served one."""
+        """Add a line, level with the least served one."""
         lane = self._lanes.get(priority)
         if lane is None:
             lane = self._lanes[priority] = PriorityBand(priority)
@@ -132,13 +133,13 @@ class Queue:
         return line
 
     def full(self, call: Call, limits: QueueLimits) -> bool:
-        """Whether the Call would break a bound."""
+        """Return whether the request would exceed a limit."""
         if self._parked_here.full(call.body_bytes):
             return True
         return self.waiting >= limits.calls_max or self.bytes + call.body_bytes > limits.bytes_max
 
     def park(self, line: TenantQueue, call: Call) -> None:
-        """The Call waits behind those of its line; a line that comes back starts level with the least served one."""
+        """Append the request to its line; a line that was empty starts level with the least served one."""
         if not line.calls:
             line.tag = max(line.tag, line.lane.tag)
         line.tickets += 1
@@ -146,11 +147,11 @@ class Queue:
         self._parked(line, call, next(self._numbers))
 
     def park_first(self, line: TenantQueue, call: Call) -> None:
-        """A granted Call comes back to the head of its line, and the line gets back what the grant cost it."""
+        """Put a granted request back at the head of its line, and refund the cost of the grant to the line."""
         line.tag = max(line.tag, line.lane.tag) - line.step
         line.calls[call] = line.calls[line.first()] - 1 if line.calls else line.tickets
         line.calls.move_to_end(call, last=False)
-        self._parked(line, call, -next(self._numbers))  # before all that are level with it
+        self._parked(line, call, -next(self._numbers))  # before all lines with the same tag
 
     def _parked(self, line: TenantQueue, call: Call, number: int) -> None:
         self.waiting += 1
@@ -163,12 +164,12 @@ class Queue:
             heappush(self._heap, (-line.lane.priority, line.tag, number, line))
 
     def remove(self, line: TenantQueue, call: Call) -> None:
-        """The Call leaves from wherever it is in its line."""
+        """Remove a request from any position of its line."""
         del line.calls[call]
         self._removed(line, call)
 
     def pop(self) -> tuple[TenantQueue, Call]:
-        """The next Call in order, charged to its line. Raises IndexError when nothing waits."""
+        """Remove and return the next request, and charge its line. Raises IndexError if the queue is empty."""
         heap = self._heap
         while True:
             _, tag, _, line = heap[0]
@@ -190,7 +191,7 @@ class Queue:
         return line, call
 
     def charge(self, line: TenantQueue) -> None:
-        """A grant to a Call that never parked costs its line the same."""
+        """Charge a line for the grant of a request that was never queued."""
         lane = line.lane
         lane.tag = max(lane.tag, line.tag)
         line.tag = lane.tag + line.step
@@ -206,13 +207,13 @@ class Queue:
             self._heap.clear()
 
     def forget(self) -> None:
-        """The Model has no Call: what its Tenants were served is history."""
+        """The model has no request: drop the service history of its tenants."""
         self.lines.clear()
         self._lanes.clear()
 
 
 class Deadlines:
-    """Lines by the time at which they are to be looked at: never later than their soonest deadline."""
+    """Lines by the time of their next check: never later than their soonest deadline."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, TenantQueue]] = []
@@ -224,7 +225,7 @@ class Deadlines:
         return len(self._heap)
 
     def watch(self, line: TenantQueue, deadline_s: float) -> None:
-        """A Call with this deadline parked in the line."""
+        """Register the deadline of a request queued in the line."""
         if line.watch_s is not None and line.watch_s <= deadline_s:
             return
         self._watched += line.watch_s is None
@@ -235,7 +236,7 @@ class Deadlines:
             heapify(self._heap)
 
     def next_s(self) -> float | None:
-        """The soonest deadline of all, None when nothing is parked."""
+        """Return the soonest deadline of all; None if nothing is queued."""
         heap = self._heap
         while heap:
             at_s, _, line = heap[0]
@@ -254,6 +255,6 @@ class Deadlines:
         return None
 
     def due(self, now_s: float) -> Iterator[TenantQueue]:
-        """The lines with an overdue Call; who iterates takes those Calls out before going on."""
+        """Yield lines with an overdue request; the caller must remove those requests before continuing."""
         while (at_s := self.next_s()) is not None and at_s <= now_s:
             yield self._heap[0][2]

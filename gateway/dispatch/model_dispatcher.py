@@ -1,9 +1,9 @@
-"""One Model at one gateway: its Calls from admission to their one Outcome, its queue and its share of the Routes.
+"""Dispatch of one model in one gateway: its requests, its queue and its share of the Routes.
 
-Owns the states of the Model's Calls, who is granted, parked, moved or refused, and the retry budget. Promises that
-after every public method no Call waits while a Slot that it may use is free, and that nothing is granted after its
-deadline. Effects are appended to a list that is passed in; `SharedCounters` is what all desks of a gateway share. Knows
-no other Model.
+Decides which requests are granted, queued, moved or rejected, and keeps the retry budget. Invariants: after every
+public method no request waits while a slot that it may use is free, and nothing is granted after its deadline. Effects
+are appended to a list that is passed in. `SharedCounters` is shared by all models of a gateway; apart from it a
+dispatcher knows no other model.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gateway.dispatch.slots import Hold, ModelRoutes
 from gateway.errors import MAX_RETRY_AFTER_S, CallError
 
 RETRY_AFTER_S = 1.0
-"""What a client is told when nothing better is known."""
+"""Retry-After if no better value is known."""
 PAUSED_RETRY_AFTER_S = 60.0
 RETRIES_PER_GRANT, RETRIES_MAX = 0.1, 10.0
-"""The retry budget of a Model: a token bucket, so that a broken Model costs at most a tenth more."""
+"""The retry budget of a model: a token bucket, so that a broken model costs at most a tenth more."""
 
 _LAST_WORDS: dict[str, Callable[[], CallError]] = {
     "connect": errors.upstream_error,
@@ -34,7 +34,7 @@ _LAST_WORDS: dict[str, Callable[[], CallError]] = {
     "timeout": errors.upstream_timeout,
     "busy": lambda: errors.service_unavailable("overloaded", "the engine takes no more calls now", RETRY_AFTER_S),
 }
-"""What a Call that cannot move is told."""
+"""Errors for requests that cannot move."""
 
 Bounce = Literal["connect", "reset", "busy", "timeout"]
 """How an engine failed before the commit point."""
@@ -44,7 +44,7 @@ _NO_ENTRY = QueueLimits()
 
 
 class SharedCounters:
-    """What the desks of one gateway share."""
+    """State shared by the dispatchers of one gateway."""
 
     __slots__ = ("accounts", "deadlines", "edge", "listed", "parked", "pressure", "steps", "waiting")
 
@@ -52,9 +52,9 @@ class SharedCounters:
         self.accounts = Accounts()
         self.deadlines = Deadlines()
         self.listed: list[TenantQueue] = []
-        """Lines that had a Call since the last report."""
+        """Lines that had a request since the last report."""
         self.steps: dict[TenantName, float] = {}
-        """Tenant -> 1 / weight; 1 for those that are not in it."""
+        """Tenant -> 1 / weight; 1 if missing."""
         self.waiting = 0
         self.parked = Parked()
         self.pressure = Pressure.NONE
@@ -63,7 +63,7 @@ class SharedCounters:
 
 
 class ModelDispatcher:
-    """One Model at this gateway."""
+    """One model in this gateway."""
 
     __slots__ = ("_routes", "_tally", "closed", "entry", "name", "part", "queue", "retries", "running", "was_ready")
 
@@ -75,7 +75,7 @@ class ModelDispatcher:
         self.running = 0
         self.retries = RETRIES_MAX
         self.closed = True
-        """Nothing may park: the Model is unknown, paused or refused by the autoscaler."""
+        """Nothing may be queued: the model is unknown, paused or rejected by the autoscaler."""
         self.was_ready = False
         self._routes = routes
         self._tally = tally
@@ -85,18 +85,18 @@ class ModelDispatcher:
 
     @property
     def idle(self) -> bool:
-        """It has no Call."""
+        """Whether it has no request."""
         return not self.running and not self.queue.waiting
 
     @property
     def orphaned(self) -> bool:
-        """Nothing is left of it: neither catalogue nor Routes name it, and it has no Call."""
+        """Whether it can be dropped: neither catalogue nor Routes name it, and it has no request."""
         return self.entry is None and not self.part.holds and not self.part.named and self.idle
 
-    # --- what changes around it -----------------------------------------------------------------------------
+    # --- changes of catalogue and Routes --------------------------------------------------------------------
 
     def look(self, now_s: float, out: list[Effect]) -> None:
-        """Document or Routes have changed: refuses what may not wait any more, grants what fits."""
+        """Catalogue or Routes have changed: reject requests that may no longer wait, grant what fits."""
         refusal = self.part.route.refusal
         self.closed = self.entry is None or self.entry.paused or refusal is not None
         if self.was_ready and not self.part.ready:
@@ -109,7 +109,7 @@ class ModelDispatcher:
         self.settle(now_s, out)
 
     def refusal(self) -> CallError:
-        """Why it is closed."""
+        """Return why it is closed."""
         if self.entry is None:
             return errors.model_not_found()
         why = self.part.route.refusal
@@ -118,7 +118,7 @@ class ModelDispatcher:
         return errors.service_unavailable(why.code, why.message, why.retry_after_s)
 
     def turn_away(self, call: Call, now_s: float, out: list[Effect]) -> None:
-        """An arrival at a closed desk. While the autoscaler refuses the Model it still is demand for one start."""
+        """Reject a new request while closed. If the autoscaler rejects the model, it counts as demand for one start."""
         why = self.part.route.refusal
         if self.entry is not None and not self.entry.paused and why is not None:
             self._count_cold(call, why.retry_after_s, now_s)
@@ -126,7 +126,7 @@ class ModelDispatcher:
         out.append(Refuse(call, self.refusal()))
 
     def refuse_parked(self, error: Callable[[], CallError], now_s: float, out: list[Effect]) -> None:
-        """All that wait get this error."""
+        """Reject all queued requests with this error."""
         if not self.queue.waiting:
             return
         for line in self.queue.lines.values():
@@ -136,7 +136,7 @@ class ModelDispatcher:
                 self._refuse(line, call, error(), now_s, out)
 
     def _refuse_hasty(self, now_s: float, out: list[Effect]) -> None:
-        """Those that give up before capacity comes, which the Model waits for."""
+        """Reject queued requests whose deadline comes before the capacity that the model waits for."""
         wait_s = self.part.capacity_wait_s(now_s)
         if wait_s is None or not self.queue.waiting:
             return
@@ -146,13 +146,13 @@ class ModelDispatcher:
                 self._unpark(line, call, now_s)
                 self._refuse(line, call, self._late(call, now_s), now_s, out)
 
-    # --- the life of a Call ---------------------------------------------------------------------------------
+    # --- life cycle of a request ----------------------------------------------------------------------------
 
     def arrive(self, call: Call, now_s: float, out: list[Effect]) -> None:
-        """A new Call at an open desk: granted, parked or refused."""
+        """Grant, queue or reject a new request while open."""
         part = self.part
         if part.suspects and self.queue.waiting:
-            self.serve(now_s, out)  # a probe may have come due: those who wait go first
+            self.serve(now_s, out)  # a probe may be due: waiting requests go first
         hold = part.choose(now_s) if part.free or part.suspects else None
         if hold is None:
             error = self._hopeless(call, now_s)
@@ -170,12 +170,12 @@ class ModelDispatcher:
             self._park(line, call, first=False)
         else:
             if not self.running:
-                self._tally.edge = True  # 0 -> 1: whoever counts its idle window must stop
+                self._tally.edge = True  # 0 -> 1: the idle timeout must stop
             self.queue.charge(line)
             out.append(self._grant(line, hold, call, now_s))
 
     def finish(self, call: Call, now_s: float, outcome: Outcome, out: list[Effect]) -> None:
-        """A parked or running Call has ended; its Slot goes to who waits."""
+        """A queued or running request has ended; its slot goes to a waiting one."""
         line = _line(call)
         if call.state is _RUNNING:
             hold = self._release(line, call, now_s)
@@ -190,17 +190,17 @@ class ModelDispatcher:
             self.settle(now_s, out)
 
     def heard(self, call: Call, now_s: float, out: list[Effect]) -> None:
-        """A running Call is being answered; a Replica that was suspect takes Calls again."""
+        """Response bytes arrive for a running request; a suspect replica accepts requests again."""
         if call.hold is not None and call.hold.heard(call.granted_s or 0.0, now_s):
             self.settle(now_s, out)
 
     def bounce(self, call: Call, now_s: float, reason: Bounce, closing: CallError | None, out: list[Effect]) -> None:
-        """The engine failed before the commit point: the Call moves, or is refused (`closing`: it may not park).
+        """The engine failed before the commit point: move the request, or reject it (`closing`: it may not be queued).
 
-        A refused connection took no byte, so it does not count, and neither does an engine that was told to end; what
-        took bytes else moves once, for a Call may be what kills its engines. Only an engine that says it is busy is
-        spared by the retry budget: a Replica that died is no overload, and all its Calls move. Where the Model takes no
-        Calls any more, who may move hears that, as those that wait do.
+        A refused connection does not count, because the engine received nothing; neither does an engine with a planned
+        shutdown. Otherwise a request that the engine received moves once, because the request itself may kill its
+        engines. Only a busy engine uses up the retry budget: a replica that died is no overload, and all its requests
+        move. If the model no longer accepts requests, a request that could move gets the same error as the queued ones.
         """
         line = _line(call)
         failed = call.replica
@@ -212,7 +212,7 @@ class ModelDispatcher:
             self._tally.edge = True
         spent = (counts and call.fled is not None and not call.fled.leaves) or (busy and self.retries < 1.0)
         if reason == "timeout" and hold.byte_s is not None and hold.byte_s > (call.granted_s or 0.0):
-            spent = True  # it serves others: elsewhere this Call would wait as long again
+            spent = True  # the engine serves others: on another one this request would wait as long again
         if spent or self.closed or call.deadline_s <= now_s:
             error = self.refusal() if self.closed and not spent else _LAST_WORDS[reason]()
             self._refuse(line, call, error, now_s, out)
@@ -231,12 +231,12 @@ class ModelDispatcher:
         self.settle(now_s, out)
 
     def expire(self, line: TenantQueue, call: Call, now_s: float, out: list[Effect]) -> None:
-        """A parked Call's deadline is reached."""
+        """Reject a queued request at its deadline."""
         self._unpark(line, call, now_s)
         self._refuse(line, call, self._late(call, now_s), now_s, out)
 
     def serve(self, now_s: float, out: list[Effect]) -> None:
-        """Grants free Slots to those who wait, in order."""
+        """Grant free slots to waiting requests, in order."""
         queue, part = self.queue, self.part
         while queue.waiting:
             hold = part.choose(now_s)
@@ -250,7 +250,7 @@ class ModelDispatcher:
                 out.append(self._grant(line, hold, call, now_s))
 
     def settle(self, now_s: float, out: list[Effect]) -> None:
-        """Grants what fits; then a hold that is not used while others wait goes back at once."""
+        """Grant what fits; then return unused holds at once if others wait."""
         if self.queue.waiting and (self.part.free or self.part.suspects):
             self.serve(now_s, out)
         if self.part.route.others_wait and self._routes.give_back(self.part, waiting=self.queue.waiting):
@@ -259,7 +259,7 @@ class ModelDispatcher:
     # --- steps ----------------------------------------------------------------------------------------------
 
     def _hopeless(self, call: Call, now_s: float) -> CallError | None:
-        """Why a Call that finds no free Slot may not park, if so. An unknown estimate never refuses."""
+        """Return why a request without a free slot may not be queued, if so. An unknown estimate is no reason."""
         expected_s = None if self.part.ready else self.part.expected_wait_s(now_s)
         if self._tally.pressure and not self.part.ready:
             error = errors.out_of_memory()
@@ -273,7 +273,7 @@ class ModelDispatcher:
         return None
 
     def _late(self, call: Call, now_s: float) -> CallError:
-        """The error of a Call whose deadline is reached or cannot be met; a cold one counts as demand."""
+        """Return the error for a deadline that has passed or cannot be met; a cold request counts as demand."""
         if self.part.ready:
             return errors.deadline_reached(RETRY_AFTER_S)
         expected_s, comes_s = self.part.expected_wait_s(now_s), self.part.capacity_wait_s(now_s)
@@ -297,7 +297,7 @@ class ModelDispatcher:
             self._tally.listed.append(line)
 
     def _grant(self, line: TenantQueue, hold: Hold, call: Call, now_s: float) -> Grant:
-        """The Call runs; its account has been touched."""
+        """Run the request; its account has been touched."""
         call.state = _RUNNING
         call.granted_s = now_s
         call.replica = hold.replica
@@ -306,14 +306,14 @@ class ModelDispatcher:
         line.running += 1
         line.account.running += 1
         self.running += 1
-        if self.retries < RETRIES_MAX and not call.moves:  # what a move earned would pay for further moves
+        if self.retries < RETRIES_MAX and not call.moves:  # else moves would pay for further moves
             self.retries = min(RETRIES_MAX, self.retries + RETRIES_PER_GRANT)
         if not line.listed:
             self._list(line)
         return Grant(call, hold.replica, hold.address)
 
     def _park(self, line: TenantQueue, call: Call, *, first: bool) -> None:
-        """The Call waits; its account has been touched."""
+        """Queue the request; its account has been touched."""
         if not line.calls:
             self._tally.edge = True  # 0 -> 1
         call.state = _PARKED
@@ -338,7 +338,7 @@ class ModelDispatcher:
         line.account.waiting -= 1
 
     def _release(self, line: TenantQueue, call: Call, now_s: float) -> Hold:
-        """The Call leaves its Replica. A Slot above a lowered hold, or the last of a draining Replica, is an edge."""
+        """Release its slot. A slot above a lowered hold, or the last one of a draining replica, is an edge."""
         hold = call.hold
         if hold is None:
             raise ValueError(f"{call!r} runs nowhere")
@@ -352,7 +352,7 @@ class ModelDispatcher:
         return hold
 
     def _refuse(self, line: TenantQueue, call: Call, error: CallError, now_s: float, out: list[Effect]) -> None:
-        """An admitted Call fails with this error; it has left queue and Replica."""
+        """Fail an admitted request with this error; it has left queue and replica."""
         self._end(line, call, now_s)
         out.append(Refuse(call, error))
 
@@ -361,11 +361,11 @@ class ModelDispatcher:
         line.account.finished += 1
         line.account.active_s = now_s
         if not self.running and not self.queue.waiting:
-            self._tally.edge = True  # the last Call is gone
+            self._tally.edge = True  # the last request has ended
 
 
 def _line(call: Call) -> TenantQueue:
-    """The line of an admitted Call."""
+    """Return the line of an admitted request."""
     if call.line is None:
         raise ValueError(f"{call!r} was never admitted")
     return call.line

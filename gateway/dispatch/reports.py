@@ -1,8 +1,8 @@
-"""What a gateway reports and when (interfaces, section 6): the pace of reports and the cumulative counts in them.
+"""Contents and pace of a gateway's reports (interfaces, section 6): when to send, and the cumulative counts.
 
-Owns Pace, which the shell and the simulation both ask when the next report is due, and Accounts, the counts per
-(Model, Tenant) since the gateway's boot. Promises that a change is in every report until one that held it was
-acknowledged, so that a lost report costs nothing. There is one account per pair in use: the catalogue bounds them.
+Pace says when the next report is due, for the gateway and the simulation. Accounts holds the counts per (model, tenant)
+since the gateway's boot. A change is included in every report until one that contains it is acknowledged, so a lost
+report does no harm. There is one account per pair in use: the catalogue bounds them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ class Pace:
         self._sent_s = -math.inf
 
     def edge(self, now_s: float) -> None:
-        """Something happened that the autoscaler should know at once (monotonic seconds)."""
+        """Make a report due at once (monotonic seconds)."""
         self._edge_s = min(self._edge_s, now_s)
 
     def sent(self, now_s: float) -> None:
-        """A report was made now; it holds every edge so far."""
+        """Record that a report was made now; it contains every edge so far."""
         self._edge_s = math.inf
         self._sent_s = now_s
 
     def due_s(self, now_s: float, *, busy: bool) -> float:
-        """When to send the next report, never before `now_s`. `busy`: something waits, here or elsewhere."""
+        """Return when to send the next report, never before `now_s`. `busy`: something waits, here or elsewhere."""
         period_s = BUSY_PERIOD_S if busy else HEARTBEAT_S
         wanted_s = min(self._edge_s, self._sent_s + period_s)
         return max(now_s, wanted_s, self._sent_s + REPORT_GAP_S)
 
 
 class Account:
-    """Cumulative counts of one (Model, Tenant). `waiting` and `running` are levels; the seconds are their integrals."""
+    """Cumulative counts of one (model, tenant). `waiting` and `running` are levels; the seconds are their integrals."""
 
     __slots__ = (
         "active_s", "admitted", "busy_s", "changed", "finished", "model", "refused_cold", "retry_after_s", "running",
@@ -53,12 +53,12 @@ class Account:
         self.tokens_in = self.tokens_out = 0
         self.busy_s = self.waited_s = self.since_s = 0.0
         self.active_s = 0.0
-        """When a Call last arrived or finished."""
+        """When a request last arrived or finished."""
         self.retry_after_s = 0.0
         self.changed = False
 
     def total(self, now_s: float) -> Total:
-        """The counts as the report says them."""
+        """Return the counts for a report."""
         return Total(
             model=self.model,
             tenant=self.tenant,
@@ -75,19 +75,19 @@ class Account:
 
 
 class Accounts:
-    """All accounts of one gateway, and which of them the autoscaler has not acknowledged as they are."""
+    """All accounts of one gateway, and which of them have unacknowledged changes."""
 
     def __init__(self) -> None:
         self._accounts: dict[tuple[ModelName, TenantName], Account] = {}
         self._changed: list[Account] = []
         """Changed since the last report."""
         self._reported: dict[Account, int] = {}
-        """Reported but not acknowledged -> the report that first held all of its changes."""
+        """Reported but not acknowledged -> the first report that contained all of its changes."""
         self._gone: dict[tuple[ModelName, TenantName], Account] = {}
-        """Of Models that are gone, until the autoscaler has what they came to: one that comes back goes on from it."""
+        """Accounts of removed models until acknowledged; a model that is added again continues its account."""
 
     def of(self, model: ModelName, tenant: TenantName) -> Account:
-        """The account of a pair; a new one starts at zero."""
+        """Return the account of a pair; a new one starts at zero."""
         account = self._accounts.get((model, tenant))
         if account is None:
             account = self._gone.pop((model, tenant), None) or Account(model, tenant)
@@ -95,7 +95,7 @@ class Accounts:
         return account
 
     def touch(self, account: Account, now_s: float) -> None:
-        """To be called before every change of an account: books its levels up to now and marks it as changed."""
+        """Add up the time at the current levels and mark the account changed; call it before every change."""
         past_s = now_s - account.since_s
         if past_s > 0.0:
             account.busy_s += account.running * past_s
@@ -107,7 +107,7 @@ class Accounts:
             self._changed.append(account)
 
     def refused_cold(self, model: ModelName, tenant: TenantName, now_s: float, retry_after_s: float) -> None:
-        """A Call was refused because its Model is cold: demand for one start (interfaces, section 3, Cold Calls)."""
+        """Count a request rejected by a cold model: demand for one start (interfaces, section 3, Cold Calls)."""
         account = self.of(model, tenant)
         self.touch(account, now_s)
         account.refused_cold += 1
@@ -115,36 +115,36 @@ class Accounts:
         account.retry_after_s = max(account.retry_after_s, retry_after_s)
 
     def cooled(self, model: ModelName) -> None:
-        """The Model went cold: Retry-Afters given before its last start bind nobody any more."""
+        """The model became cold: drop the Retry-After values sent before its last start."""
         for account in self._accounts.values():
             if account.model == model:
                 account.retry_after_s = 0.0
 
     def totals(self, now_s: float, sequence: int) -> tuple[Total, ...]:
-        """What the report `sequence` says: every account that changed since an acknowledged one."""
+        """Return the totals of report `sequence`: all accounts with unacknowledged changes."""
         for account in self._changed:
             account.changed = False
             self._reported[account] = sequence
         self._changed.clear()
         for account in self._reported:
             if account.running or account.waiting:
-                self.touch(account, now_s)  # its seconds go on: it is in the next report as well
+                self.touch(account, now_s)  # its seconds keep growing, so it is in the next report as well
         return tuple(account.total(now_s) for account in self._reported)
 
     def acknowledged(self, sequence: int) -> None:
-        """The leader has the report `sequence`: what did not change after it need not be said again."""
+        """The leader has report `sequence`: accounts not changed since then need not be reported again."""
         self._reported = {account: at for account, at in self._reported.items() if at > sequence}
         if self._gone:
             self._gone = {pair: a for pair, a in self._gone.items() if a.changed or a in self._reported}
 
     def resend(self) -> None:
-        """Somebody knows nothing of this boot: the next report says everything."""
+        """Report all accounts again, because an autoscaler does not know this boot."""
         for account in self._accounts.values():
             if not account.changed:
                 account.changed = True
                 self._changed.append(account)
 
     def forget(self, model: ModelName) -> None:
-        """The Model is gone and has no Call here: its accounts are said once more and then no more."""
+        """Remove the accounts of a removed model without requests; they are reported one last time."""
         for pair in [pair for pair in self._accounts if pair[0] == model]:
             self._gone[pair] = self._accounts.pop(pair)

@@ -1,10 +1,9 @@
-"""Routes as one gateway acts on them: which Replicas there are, and its hold on each.
+"""Routes as one gateway applies them: the replicas, and the gateway's hold on each.
 
-Owns the snapshot of Routes and what each delta changes of it; the use of a hold is in `gateway.dispatch.slots`.
-Promises that nothing older than what is known is applied, that a hold rises only by a newer grant of the leader
-(interfaces, section 6, Holds), that use above a lowered hold is never cut, and that a silent leader is replaced by the
-stated bound and by nothing else.
-It must not know of queues or Tenants.
+Applies each delta to the current Routes; slot usage is in `gateway.dispatch.slots`. Invariants: nothing older than the
+current state is applied; a hold rises only by a newer allocation of the leader (interfaces, section 6, Holds); requests
+above a lowered hold are never cut; while the leader is silent, exactly the stated bound applies. Knows nothing about
+queues or tenants.
 """
 
 from __future__ import annotations
@@ -19,43 +18,43 @@ from gateway.dispatch.slots import Hold, ModelRoutes
 READY = "ready"
 GONE = "gone"
 LEAVING = frozenset(("draining", "stopping"))
-"""What Routes say of a Replica that somebody ends; one that broke they name no more."""
+"""States of a replica with a planned shutdown; a failed replica is removed from Routes."""
 
 
 class Changes(NamedTuple):
-    """What a delta changed: Models to look at again, and whether the leader should hear of it at once."""
+    """Result of a delta: models to re-evaluate, and whether to report to the leader at once."""
 
     models: set[ModelName]
     acknowledge: bool
 
 
 class Routes:
-    """The Routes of one gateway, from deltas. Replicas that are gone stay known until their last Call has left."""
+    """The Routes of one gateway, built from deltas. Removed replicas are kept until their last request ends."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self.version = 0
         self.gateways = 1
         self.silent = False
-        """The leader has not been heard for too long: the stated bound holds."""
+        """No message of the leader for too long: the stated bound applies."""
         self.silent_at_s = math.inf
-        """When the leader will count as silent; infinite before the first word and while it is."""
+        """When the leader will count as silent; infinite before its first message and while it is silent."""
         self.models: dict[ModelName, ModelRoutes] = {}
         self.holds: dict[ReplicaId, Hold] = {}
 
     def of(self, name: ModelName) -> ModelRoutes:
-        """The Model's part; the same object until `drop`."""
+        """Return the model's part; the same object until `drop`."""
         routes = self.models.get(name)
         if routes is None:
             routes = self.models[name] = ModelRoutes(name)
         return routes
 
     def drop(self, name: ModelName) -> None:
-        """Nobody needs the Model's part any more."""
+        """Drop the model's part."""
         self.models.pop(name, None)
 
     def apply(self, delta: RoutesDelta, now_s: float) -> Changes | None:
-        """Takes a delta; None when it is older than what is known."""
+        """Apply a delta; None if it is older than the current state."""
         if (delta.epoch, delta.version) < (self.epoch, self.version):
             return None
         risen = delta.epoch > self.epoch
@@ -70,16 +69,16 @@ class Routes:
         return Changes(changed, acknowledge or risen)
 
     def fall_silent(self) -> list[ModelName]:
-        """The leader is silent: what may be used follows the stated bound until it is heard again."""
+        """Apply the stated bound for a silent leader until its next message."""
         self.silent, self.silent_at_s = True, math.inf
         for routes in self.models.values():
             self._allow(routes)
         return list(self.models)
 
     def give_back(self, part: ModelRoutes, *, waiting: int) -> bool:
-        """Others wait: lowers holds that are not used here to their use, unless a Call waits here and may use them.
+        """Lower holds unused here to their use because others wait, unless requests waiting here can use them.
 
-        True when one was lowered. A silent leader would not hand them to anybody.
+        Returns whether one was lowered. No-op while the leader is silent: it could not reallocate them.
         """
         lowered = False
         for hold in () if self.silent else part.holds.values():
@@ -91,7 +90,7 @@ class Routes:
         return lowered
 
     def uses(self, now_s: float) -> Iterator[ReplicaUse]:
-        """Every Replica with a hold, a Call or failed connects, for the report."""
+        """Yield every replica with a hold, a request or failed connects, for the report."""
         for hold in self.holds.values():
             if hold.held or hold.in_use or hold.connect_failures:
                 yield ReplicaUse(
@@ -103,7 +102,7 @@ class Routes:
                 )
 
     def release(self, hold: Hold) -> None:
-        """A Call left; a Replica that is gone goes with its last one."""
+        """Return a request's slot; a removed replica is dropped with its last request."""
         hold.give()
         if hold.state == GONE and not hold.in_use:
             self._remove(hold)
@@ -116,13 +115,13 @@ class Routes:
         return set(self.models)
 
     def _replicas(self, delta: RoutesDelta, changed: set[ModelName], *, risen: bool) -> bool:
-        """Applies the Replicas; True when the leader waits for word of it: a lowered hold, or a Replica that drains."""
+        """Apply the replicas; True if the leader waits for an acknowledgement (lowered hold or draining replica)."""
         acknowledge = False
         for route in delta.replicas:
             hold = self.holds.get(route.replica) or self._add(route)
             before = (hold.held, hold.ready)
             if risen or (hold.state, hold.address) != (route.state, route.address):
-                hold.connect_failures = 0  # news of the Replica itself; a hold that moved says nothing of it
+                hold.connect_failures = 0  # the replica itself changed; a changed hold alone says nothing about it
             self._update(hold, route, delta.epoch)
             acknowledge |= hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"
             changed.add(hold.model.name)
@@ -160,7 +159,7 @@ class Routes:
             changed.add(route.model)
 
     def _allow(self, routes: ModelRoutes) -> None:
-        """What may be used: the hold; with a silent leader max(hold, floor(slots / gateways), 1 where none is held)."""
+        """Set the allowed slots: the hold; if the leader is silent max(hold, slots // gateways, 1 if none is held)."""
         least = 0
         if self.silent and not any(hold.held for hold in routes.holds.values()):
             least = 1

@@ -1,8 +1,8 @@
-"""What one gateway holds of each Replica, what it uses of that, and which Replica of a Model a Call is granted.
+"""Slot usage of one gateway per replica, and the choice of a replica for a request.
 
-Owns the use of Slots: one Call takes one and gives it back. Promises that no more than what is allowed is in use by a
-grant, and that a Replica which did not take a connection gets one Call at a time until it is confirmed. What a hold is,
-`gateway.dispatch.routes` says. It must not know of queues or Tenants.
+One request takes one slot and returns it. Slots in use never exceed the number allowed at the time of a grant. A
+replica that did not accept a connection gets one request at a time until it is confirmed. `gateway.dispatch.routes`
+sets the holds. Knows nothing about queues or tenants.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from autoscaler.contract import ModelName, ModelRoute, ReplicaId
 
 SUSPECT_S = 1.0
-"""A Replica that did not take a connection gets one Call per this time until it is confirmed."""
+"""Interval of probe requests to a replica that did not accept a connection, until it is confirmed."""
 
 
 class Hold:
-    """One Replica as this gateway uses it. `held` is the grant it acts on, `allowed` what it may use now."""
+    """One replica as this gateway uses it. `held`: slots allocated to this gateway; `allowed`: slots it may use now."""
 
     __slots__ = (
         "address", "allowed", "byte_s", "connect_failures", "granted", "held", "in_use", "leaves", "model", "open",
@@ -29,27 +29,27 @@ class Hold:
         self.slots = 0
         self.held = 0
         self.granted = (-1, 0)
-        """(epoch, version) of the grant of `held`."""
+        """(epoch, version) of the allocation of `held`."""
         self.allowed = 0
         self.in_use = 0
         self.ready = False
         self.leaves = False
-        """Its end was ordered, so Routes say or said: what it cuts is no Call's fault."""
+        """Its shutdown is planned according to Routes: connections it cuts do not count against a request."""
         self.open = False
-        """Ready and not suspect: takes new Calls."""
+        """Ready and not suspect: accepts new requests."""
         self.connect_failures = 0
         self.suspect_s = 0.0
-        """When it last became suspect; it is while `connect_failures` is not 0."""
+        """When it last became suspect; it is suspect while `connect_failures` is not 0."""
         self.probe_s = 0.0
-        """When a suspect Replica takes its next Call."""
+        """When a suspect replica gets its next request."""
         self.byte_s: float | None = None
-        """When a byte of an answer last came from it, as far as `heard` was told; None: never here."""
+        """When response bytes last arrived from it, as reported to `heard`; None if never."""
 
     def __repr__(self) -> str:
         return f"<Hold {self.replica} {self.state} {self.in_use}/{self.allowed}>"
 
     def take(self, now_s: float) -> None:
-        """One Call more on it."""
+        """Take a slot."""
         self.in_use += 1
         if self.open:
             self.model.free -= 1
@@ -57,20 +57,20 @@ class Hold:
             self.probe_s = now_s + SUSPECT_S
 
     def give(self) -> None:
-        """One Call less on it."""
+        """Return a slot."""
         self.in_use -= 1
         if self.open and self.in_use < self.allowed:
             self.model.free += 1
 
     def suspect(self, now_s: float) -> None:
-        """A connect failed: not used until it is confirmed, but for one Call after a while."""
+        """Mark it suspect after a failed connect: it gets only probe requests until it is confirmed."""
         self.connect_failures += 1
         self.suspect_s = now_s
         self.probe_s = now_s + SUSPECT_S
         self.model.recount()
 
     def heard(self, granted_s: float, now_s: float) -> bool:
-        """It answers a Call granted at `granted_s`. True when that ends a suspicion: the Call was granted after it."""
+        """Record response bytes for a request granted at `granted_s`; True if that ends an earlier suspicion."""
         self.byte_s = now_s
         if not self.connect_failures or granted_s <= self.suspect_s:
             return False
@@ -80,7 +80,7 @@ class Hold:
 
 
 class ModelRoutes:
-    """What Routes say of one Model, and this gateway's holds on its Replicas."""
+    """The Routes of one model, and this gateway's holds on its replicas."""
 
     __slots__ = ("free", "heard_s", "holds", "name", "named", "opened", "ready", "route", "suspects")
 
@@ -88,32 +88,32 @@ class ModelRoutes:
         self.name = name
         self.route = ModelRoute(model=name)
         self.named = False
-        """Routes name the Model."""
+        """Routes contain the model."""
         self.heard_s = 0.0
         """When `route` arrived."""
         self.holds: dict[ReplicaId, Hold] = {}
         self.opened: list[Hold] = []
-        """Those that take new Calls, by id."""
+        """Replicas that accept new requests, by id."""
         self.suspects: list[Hold] = []
         self.ready = False
-        """Some Replica is ready: the Model is not cold."""
+        """Some replica is ready: the model is not cold."""
         self.free = 0
-        """Slots free on open Replicas: the sum of what is allowed and not used."""
+        """Free slots on open replicas: allowed minus in use."""
 
     def expected_wait_s(self, now_s: float) -> float | None:
-        """Time until a cold Call would be answered; counts down once the start is under way. None: unknown."""
+        """Return the estimated wait of a cold request; counts down once the start is under way. None if unknown."""
         expected_s = self.route.expected_wait_s
         if expected_s is None or self.route.state == "zero":
             return expected_s
         return max(0.0, expected_s - (now_s - self.heard_s))
 
     def capacity_wait_s(self, now_s: float) -> float | None:
-        """Time until more capacity is there, that a cold Model waits for; None: it waits for none, or nobody knows."""
+        """Return the time until the capacity that a cold model waits for; None if it waits for none, or unknown."""
         wait_s = self.route.capacity_wait_s
         return None if self.ready or wait_s is None else max(0.0, wait_s - (now_s - self.heard_s))
 
     def recount(self) -> None:
-        """Derives what follows from the holds; to be called after any change but take and give."""
+        """Recompute derived values; call it after any change other than take and give."""
         ready = sorted((hold for hold in self.holds.values() if hold.ready), key=lambda hold: hold.replica)
         for hold in ready:
             hold.open = not hold.connect_failures
@@ -123,9 +123,9 @@ class ModelRoutes:
         self.free = sum(max(0, hold.allowed - hold.in_use) for hold in self.opened)
 
     def choose(self, now_s: float, avoid: ReplicaId | None = None) -> Hold | None:
-        """The open Replica with most free Slots, then fewest in use, then first id; `avoid` only if no other has any.
+        """Return the open replica with most free slots, then fewest in use, then first id; `avoid` is the last choice.
 
-        A suspect Replica whose time for a probe has come is taken when no other has a free Slot.
+        If no other replica has a free slot, a suspect replica that is due for a probe is returned.
         """
         best: Hold | None = None
         if self.free:
@@ -146,5 +146,5 @@ class ModelRoutes:
         return None
 
     def probe_s(self) -> float | None:
-        """When a suspect Replica may next take a Call, None when there is none with room."""
+        """Return when a suspect replica may next get a request; None if none has room."""
         return min((hold.probe_s for hold in self.suspects if hold.in_use < hold.allowed), default=None)

@@ -1,10 +1,10 @@
-"""A request's body: bytes where it is small, Pieces where it is not. Pure.
+"""A request's body: bytes if it is small, ChunkedBody if it is large. Pure.
 
-Promises: a large body is never joined, only cut where an edit changes it; memory stays near the bytes received however
-small the pieces are; a body that was edited shares its pieces with the one that came, and one that is still coming may
-go on (Growing). Pieces may be sent again and
-again: nothing takes them apart. What is over LARGE_BYTES lies in blocks of its own (mmap(2)): the allocator never sees
-it, and a block that is dropped is the kernel's again at once, whatever else was allocated meanwhile.
+A large body is never joined, and split only where an edit changes it. Memory stays near the bytes received, however
+small the pieces are. An edited body shares its pieces with the original, and a body may be forwarded while it arrives
+(StreamingBody). Pieces can be sent repeatedly, since sending does not consume them. Bytes above LARGE_BYTES are stored
+in blocks of their own (mmap(2)), outside the allocator: a dropped block returns to the kernel at once, whatever else
+was allocated meanwhile.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from gateway.http.incremental import Scan
 
 LARGE_BYTES = 256 << 10
-"""A larger body is read by a Scan, in steps, instead of in one go. Up to here one go takes 1 to 2 ms."""
+"""A larger body is read by a Scan, in steps, instead of at once. Up to this size, reading takes 1 to 2 ms."""
 _SMALL_BYTES, _SHARED_BYTES = 16 << 10, 64 << 10
-"""Smaller pieces share a buffer, which is left alone once it is so long."""
+"""Smaller pieces share a buffer, which gets no more pieces once it has this length."""
 _BLOCK_BYTES = 1 << 20
-"""Of memory, which the kernel gives page by page as it is filled."""
+"""Memory that the kernel provides page by page as it is filled."""
 
 
 Part = bytes | bytearray | memoryview
 
 
 class Edit(NamedTuple):
-    """A change: body[start:end] becomes `text`."""
+    """An edit: body[start:end] becomes `text`."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class Edit(NamedTuple):
 
 
 class ChunkedBody:
-    """Bytes that arrive in pieces. Small ones share a buffer: tiny ones do not cost an object each."""
+    """A body that arrives in pieces. Small pieces share a buffer, so that tiny ones do not cost an object each."""
 
     __slots__ = ("_block", "_filled", "parts", "reserved", "scan", "size")
 
@@ -43,18 +43,18 @@ class ChunkedBody:
         self.parts: list[Part] = []
         self.size = 0
         self.reserved = 0
-        """Bytes taken for it of the gateway's room (`gateway.memory.body_budget`)."""
+        """Bytes reserved for it in the gateway's budget (`gateway.memory.body_budget`)."""
         self._block: memoryview | None = None
         self._filled = 0
-        """How much of the block, which is the last part."""
+        """Used bytes of the block, which is the last part."""
         self.scan: Scan | None = None
-        """What has been read of it so far, where somebody reads it while it arrives."""
+        """The scan that reads it while it arrives, if any."""
 
     def __len__(self) -> int:
         return self.size
 
     def add(self, piece: bytes) -> None:
-        """Keeps the piece."""
+        """Append a piece."""
         before = self.size
         self.size = before + len(piece)
         if before >= LARGE_BYTES:
@@ -70,7 +70,7 @@ class ChunkedBody:
             self.parts.append(bytearray(piece))
 
     def _copy(self, piece: bytes) -> None:
-        """Into blocks."""
+        """Copy a piece into blocks."""
         at, size = 0, len(piece)
         while at < size:
             block, filled = self._block, self._filled
@@ -85,11 +85,11 @@ class ChunkedBody:
             at += step
 
     def join(self) -> bytes:
-        """All of it."""
+        """Return the whole body."""
         return b"".join(self.parts)
 
     def edited(self, edits: list[Edit]) -> ChunkedBody:
-        """The body with these changes, which do not overlap and come in order."""
+        """Return the body with these edits, which are in order and do not overlap."""
         out = ChunkedBody()
         at = 0
         for start, end, text in edits:
@@ -106,18 +106,18 @@ class ChunkedBody:
 
 
 class StreamingBody:
-    """A body of a known length that goes on while it comes, with one change. Places are those after the change."""
+    """A body of known length that is forwarded while it arrives, with one edit. Offsets are those after the edit."""
 
     __slots__ = ("_all", "_edit", "length", "pieces", "ready")
 
     def __init__(self, pieces: ChunkedBody, length: int, ready: int) -> None:
         self.pieces = pieces
         self.length = length
-        """As the client said it."""
+        """The client's content-length."""
         self.ready = ready
-        """So many of the client's bytes may go on."""
+        """Number of the client's bytes that may be forwarded."""
         self._all: list[Part] = []
-        """Once it is whole: what becomes of the pieces then is no matter."""
+        """Set when the body is complete; later changes of the pieces have no effect."""
         self._edit = Edit(0, 0, b"")
 
     def __len__(self) -> int:
@@ -126,24 +126,24 @@ class StreamingBody:
 
     @property
     def parts(self) -> list[Part]:
-        """As they came."""
+        """The pieces as they arrived."""
         return self._all or self.pieces.parts
 
     def end(self) -> None:
-        """All of it is here and may go on."""
+        """All of it has arrived and may be forwarded."""
         self.ready = self.length
         self._all = [*self.pieces.parts]
 
     def edited(self, edits: list[Edit]) -> StreamingBody:
-        """The same, from now on with this one change."""
+        """Set the one edit and return the same object."""
         (self._edit,) = edits
         return self
 
     def take(self, at: int, size: int) -> list[Part]:
-        """What stands there and may go on, at most `size` bytes. What is changed has come."""
+        """Return up to `size` forwardable bytes at offset `at`. The edited range has arrived already."""
         start, end, text = self._edit
         grown = start + len(text) - end
-        """How far what follows the change has moved."""
+        """Offset of the bytes that follow the edit."""
         stop, parts = min(at + size, self.ready + grown), self.parts
         if stop <= at:
             return []
@@ -157,12 +157,12 @@ Body = bytes | ChunkedBody | StreamingBody
 
 
 def copy_range(parts: list[Part], start: int, end: int) -> bytes:
-    """A copy of what stands there."""
+    """Return a copy of a range."""
     return b"".join(view_range(parts, start, end))
 
 
 def view_range(parts: list[Part], start: int, end: int) -> list[Part]:
-    """What stands there, uncopied."""
+    """Return a range without copying."""
     found: list[Part] = []
     base = 0
     for part in parts:

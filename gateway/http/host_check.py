@@ -52,7 +52,7 @@ def host_name(header: str) -> str | None:
 
 
 def is_registrable(name: str) -> bool:
-    """Whether anybody can register this DNS name, given as `host_name` returns it."""
+    """Whether anyone can register this DNS name, given as `host_name` returns it."""
     is_single_label = "." not in name and ":" not in name
     return not is_single_label and not name.endswith(LOCAL_SUFFIXES) and not _is_address(name)
 

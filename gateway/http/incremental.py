@@ -1,9 +1,9 @@
-"""Reads a large body where it lies, in steps that are bounded whatever is in it. Pure.
+"""Incremental reading of a large body in place, in bounded steps. Pure.
 
-Owns Scan, a walk over the parts of Pieces that goes on when more has arrived. Promises: the same bytes are read the
-same way however they are cut; a step does about STEP_UNITS of work, so that nobody else waits long; nothing is joined
-or kept but what a reader asks for. What the bytes mean is the matter of those who walk: `gateway.request.json_scanner`
-(JSON) and `gateway.request.multipart`.
+Scan walks over the parts of a ChunkedBody and continues when more has arrived. The result does not depend on how the
+bytes are split. A step does about STEP_UNITS of work, so that other connections do not wait long. Nothing is joined or
+stored unless a subclass requests it. The subclasses interpret the bytes: `gateway.request.json_scanner` (JSON) and
+`gateway.request.multipart`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from gateway.http.body import Part
 STEP_UNITS = 1_500_000
 """Work of one step; a unit is about a nanosecond."""
 WINDOW_BYTES = 16 << 10
-"""What is looked at in one go."""
+"""Bytes examined at once."""
 
 
 class Scan:
-    """A walk over Pieces, which may still grow. What it finds wrong is raised at the end (`check`)."""
+    """A walk over a ChunkedBody that may still grow. Errors that it finds are raised at the end (`check`)."""
 
     __slots__ = ("_at", "_index", "_token_bytes_max", "_units", "error", "offset", "parts", "size")
 
     def __init__(self, parts: list[Part], token_bytes_max: int) -> None:
         self.parts = parts
-        """Of the Pieces: the Scan is theirs, and does not hold them in turn."""
+        """The parts only: the ChunkedBody refers to its Scan, which must not refer back."""
         self.size = 0
-        """How much of them has arrived."""
+        """Bytes that have arrived."""
         self.error: CallError | None = None
         self.offset = 0
-        """Bytes that are done with."""
+        """Bytes already processed."""
         self._token_bytes_max = token_bytes_max
         self._units = 0
-        """Left for this step."""
+        """Remaining work of this step."""
         self._index = self._at = 0
-        """`offset` is in pieces.parts[_index] at _at."""
+        """`offset` is in parts[_index] at position _at."""
 
     def step(self, size: int, units: int = STEP_UNITS) -> bool:
-        """Goes on, now that so many bytes are here; True once they are read (or something in them was wrong)."""
+        """Continue up to `size` bytes; True once they are processed (or an error was found)."""
         self.size, self._units = size, units
         try:
             while self.offset < size and self.error is None:
@@ -50,7 +50,7 @@ class Scan:
                     if len(window) >= self._token_bytes_max:
                         raise self._refusal()
                     if self.offset + len(window) >= size:
-                        break  # the rest of it is still to come
+                        break  # the rest is yet to arrive
                 self.offset += used
                 self._at += used
         except CallError as error:
@@ -58,7 +58,7 @@ class Scan:
         return True
 
     def check(self, size: int) -> None:
-        """To be called when all has arrived: reads what is left. Raises CallError 400."""
+        """Process the rest after everything has arrived. Raises CallError 400."""
         while not self.step(size):
             pass
         if self.error is None:
@@ -70,7 +70,7 @@ class Scan:
             raise self.error.with_traceback(None)
 
     def _take(self, size: int) -> bytes:
-        """The next bytes: `size`, or fewer, but never so few that a token could not be seen when all of it is here."""
+        """Return the next bytes: `size`, or fewer, but enough to contain a whole token if it has arrived."""
         parts = self.parts
         while self._at >= len(parts[self._index]) and self._index + 1 < len(parts):
             self._at -= len(parts[self._index])
@@ -84,15 +84,15 @@ class Scan:
         return found
 
     def _wanted(self) -> int:
-        """Bytes to look at in one go."""
+        """Return the number of bytes to examine at once."""
         return WINDOW_BYTES
 
     def _read(self, window: bytes) -> int:
-        """Reads on; how many bytes are done with. 0: more are needed."""
+        """Process a window; return the number of processed bytes, 0 if more are needed."""
         raise NotImplementedError
 
     def _ended(self) -> None:
-        """Raises when the body must not end here."""
+        """Raise if the body must not end here."""
 
     def _refusal(self) -> CallError:
         return invalid_request("the body is malformed")

@@ -1,7 +1,7 @@
-"""The JSON that a gateway reads and writes, as msgspec takes it: parts of bodies, chunks and errors; events of Calls.
+"""Structs of the JSON that a gateway reads and writes: parts of bodies, chunks and errors; request events.
 
-Owns their Structs and nothing else, for a module with Structs is never compiled (pyproject.toml, `compiled`): msgspec
-makes them of the class body as Python runs it.
+They have a module of their own, because modules with Structs are never compiled (pyproject.toml, `compiled`): msgspec
+needs a class body that Python executes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from msgspec import Raw
 
 
 class LargeMembers(msgspec.Struct):
-    """The members of a body that may hold much JSON of their own."""
+    """Members of a body that may contain much nested JSON."""
 
     messages: Raw = Raw()
     input: Raw = Raw()
@@ -22,7 +22,7 @@ class LargeMembers(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """What matters of one chat or completion chunk."""
+    """The relevant fields of a chat or completion chunk."""
 
     choices: list[Raw] | None = None
     usage: dict[str, Raw] | None = None
@@ -35,7 +35,7 @@ class ErrorDocument(msgspec.Struct):
 
 
 class Ended(msgspec.Struct, frozen=True, tag_field="event", tag="call"):
-    """The event of one Call. Times are whole microseconds; all of it is told as one JSON object on a line."""
+    """The event of one request. Times are in whole microseconds; written as one JSON object per line."""
 
     id: str
     model: str
@@ -55,7 +55,7 @@ class Ended(msgspec.Struct, frozen=True, tag_field="event", tag="call"):
 
 
 class TurnedAway(msgspec.Struct, frozen=True, tag_field="event", tag="turned_away"):
-    """The event of a request that did not become a Call."""
+    """The event of a request that was rejected before admission."""
 
     id: str
     code: str

@@ -1,8 +1,8 @@
-"""How a request body ends: by its length, or chunk by chunk (RFC 9112, 6 and 7.1). Pure.
+"""Reads request bodies by length or by chunks (RFC 9112, 6 and 7.1). Pure.
 
-Promises: each byte is kept once, as `gateway.http.body` does. Chunk sizes are 1 to 16 hex digits, extensions are
-refused, line ends are exact, trailers are checked, bounded and dropped. The body's limit is checked against a chunk's
-size before any of it is kept.
+Each byte is stored once, as in `gateway.http.body`. Chunk sizes are 1 to 16 hex digits, extensions are rejected, line
+ends are exact, trailers are validated, bounded and dropped. The body limit is checked against a chunk's size before any
+of its bytes are stored.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from gateway.http.body import ChunkedBody
 from gateway.http.request_head import TRAILERS, malformed_request
 
 CHUNKS_MAX, CHUNK_BYTES_MEAN = 4096, 64
-"""A body may come in so many chunks, however small, and in one more for each so many bytes; above it 400. Each costs as
-much as some hundred bytes do, and nobody who means well sends thousands that are smaller.
+"""A body may have CHUNKS_MAX chunks of any size, and one more per CHUNK_BYTES_MEAN bytes; above that 400.
+Each chunk costs as much as some hundred bytes, and no well-meaning client sends thousands of smaller ones.
 """
 TRAILER_BYTES_MAX = 8 << 10
-"""All trailers of one body with the closing empty line; above it 431."""
+"""Limit of all trailers of one body with the final empty line; above it 431."""
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,16}\r?)?")
 
 
 class LengthReader:
-    """Reads one body of a known length."""
+    """Reads one body of known length."""
 
     __slots__ = ("length", "missing", "pieces")
 
@@ -36,11 +36,11 @@ class LengthReader:
 
     @property
     def buffered(self) -> int:
-        """Bytes held."""
+        """Number of stored bytes."""
         return self.pieces.size
 
     def feed(self, data: bytes) -> bytes | None:
-        """What follows the body once it is complete; None while it is not."""
+        """Return the bytes after the body once it is complete, else None."""
         missing = self.missing
         if len(data) < missing:
             self.pieces.add(data)
@@ -66,15 +66,15 @@ class ChunkReader:
         self._last = False
         """The last chunk was read, trailers are due."""
         self._rest = b""
-        """An unfinished line; at most TRAILER_BYTES_MAX."""
+        """An incomplete line; at most TRAILER_BYTES_MAX."""
 
     @property
     def buffered(self) -> int:
-        """Bytes held."""
+        """Number of stored bytes."""
         return self.pieces.size + len(self._rest)
 
     def feed(self, data: bytes) -> bytes | None:
-        """What follows the body once it is complete; None while it is not."""
+        """Return the bytes after the body once it is complete, else None."""
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -122,7 +122,7 @@ class ChunkReader:
         return None
 
     def _trailers(self, data: bytes, at: int) -> bytes | None:
-        """From the CRLF that ends the last chunk's size to the empty line."""
+        """Read from the CRLF that ends the last chunk's size to the empty line."""
         end = data.find(b"\r\n\r\n", at, at + TRAILER_BYTES_MAX)
         if end < 0:
             if len(data) - at >= TRAILER_BYTES_MAX:

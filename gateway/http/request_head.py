@@ -1,10 +1,10 @@
-"""The head of one HTTP/1.1 request: bytes -> Head and how its body is framed (RFC 9112, RFC 9110). Pure.
+"""Parses the head of one HTTP/1.1 request and determines how its body is framed (RFC 9112, RFC 9110). Pure.
 
-Promises: a head either matches one anchored grammar as a whole or raises a CallError that closes the connection.
-There is no recovery, no folding, no decoding: what is accepted has one reading only. Targets are origin-form,
-versions 1.0 and 1.1. Only headers in `KEPT` survive; every other one is checked for its grammar and forgotten, so
-nothing can be passed on by accident. A kept header that may not be a list is refused when it comes twice.
-A client says the same head again and again but for the length of the body: such heads are read once and remembered.
+A head either matches one anchored grammar completely or raises a CallError that closes the connection. There is no
+recovery, folding or decoding: an accepted head is unambiguous. Targets are in origin-form, versions 1.0 and 1.1. Only
+headers in `KEPT` are stored. All others are validated and dropped, so nothing is passed on by accident. A kept header
+that may not be a list is rejected if it is repeated. A client's heads mostly differ only in the body's length; such
+heads are parsed once and cached.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from gateway.http.body import Body
 from gateway.http.host_check import HostCheck, host_name
 
 HEAD_BYTES_MAX = 64 << 10
-"""With its closing empty line; above it 431."""
+"""Including the final empty line; above it 431."""
 HEADERS_MAX = 100
 """Header lines in one head; above it 431."""
 CHUNKED = -1
-"""A body's length when Transfer-Encoding tells it."""
+"""Body length if Transfer-Encoding determines it."""
 KNOWN_MAX, KNOWN_BYTES_MAX = 512, 2 << 10
-"""So many heads of up to so many bytes are remembered as read: at most a few MiB."""
+"""Cache of parsed heads: number of entries, and maximum bytes of one; at most a few MiB."""
 
 TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 """RFC 9110, 5.6.2."""
 FIELD = rb"\r\n" + TOKEN + rb"++:[\t\x20-\x7e\x80-\xff]*+"
-"""One header line with the line end before it: no space before the colon, no folding, no CR, LF, NUL or other
-control.
-"""
+"""One header line with the preceding line end: no space before the colon, no folding, no control characters."""
 TRAILERS = re.compile(rb"(?:" + FIELD + rb")*+")
-"""Header lines behind a body in chunks (RFC 9112, 7.1.2), without the empty line at their end."""
+"""Header lines after a chunked body (RFC 9112, 7.1.2), without the final empty line."""
 
 _LINE = rb"(?!CONNECT )(" + TOKEN + rb"{1,32}+) (/[!\"$->@-~]*+)(?:\?([!\"$-~]*+))? HTTP/1\.([01])"
 _HEAD = re.compile(_LINE + rb"((?:" + FIELD + rb")*+)")
@@ -41,7 +39,7 @@ _BARE = re.compile(rb"[^\r]\n|\r[^\n]|\0")
 _LENGTH_DIGITS_MAX = 19
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})(?=\r\n|\Z)")
 LENGTH_DIGITS_MAX = 9
-"""Of a length in a head that is remembered; the body is far smaller."""
+"""Digits of the content-length in a cached head; actual bodies are far smaller."""
 
 LISTS = frozenset(
     {
@@ -49,20 +47,21 @@ LISTS = frozenset(
         b"openai-beta", b"prefer", b"sec-fetch-site", b"tracestate",
     }
 )  # fmt: skip
-"""Kept headers that RFC 9110, 5.3 lets come in several lines; they are joined by a comma. So is `sec-fetch-site`: it
-matters on few ports, and the others need not refuse a request that repeats it."""
+"""Kept headers that may be repeated (RFC 9110, 5.3); the values are joined by a comma.
+`sec-fetch-site` is one of them: few ports use it, and the others need not reject a request that repeats it.
+"""
 KEPT = LISTS | {
     b"access-control-request-method", b"anthropic-version", b"api-key", b"authorization", b"content-encoding",
     b"content-length", b"content-type", b"expect", b"host", b"origin", b"traceparent", b"transfer-encoding",
     b"user-agent", b"x-api-key", b"x-model", b"x-priority", b"x-request-id", b"x-stainless-read-timeout",
 }  # fmt: skip
-"""All headers that anything here reads, lower-case."""
+"""All headers that the gateway reads, in lower case."""
 
 
 class Head:
-    """A request's head as the client sent it, nothing decoded. Shared between requests, so never changed.
+    """A request's head as the client sent it, not decoded. Shared between requests, so it is never changed.
 
-    `headers` holds KEPT names only, without what frames the body.
+    `headers` contains only KEPT names, without those that frame the body.
     """
 
     __slots__ = (
@@ -87,19 +86,19 @@ class Head:
         self.query = query
         self.minor = minor
         self.keep_alive = keep_alive
-        """False: the answer is the connection's last. HTTP/1.0 is answered close-delimited, so never kept."""
+        """False: the connection ends after the response, as always with HTTP/1.0 (close-delimited)."""
         self.expects_continue = expects_continue
         """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
         self.host = host
         """The name or address in Host (`gateway.http.host_check.host_name`)."""
         self.passed: HostCheck | None = None
-        """The last host check that it passed: the result holds until the settings change."""
+        """The last host check that it passed, valid until the settings change."""
         self.derived: object = None
         """A value that a caller derives from the head, once for all requests that share it."""
 
 
 class Request:
-    """One whole request."""
+    """A complete request."""
 
     __slots__ = ("body", "head")
 
@@ -112,7 +111,7 @@ class Request:
 
 
 class CachedHead:
-    """A head that was read: what stands before the digits of its length, and after them up to the body."""
+    """A parsed head: the bytes before the digits of its length, and those after them up to the body."""
 
     __slots__ = ("after", "before", "head")
 
@@ -123,10 +122,10 @@ class CachedHead:
 
 
 def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, CachedHead | None]:
-    """The head in data[start:end], without its closing CRLFCRLF, and its body's length in bytes or CHUNKED.
+    """Parse data[start:end], a head without its final CRLFCRLF; return it with the body's length in bytes or CHUNKED.
 
-    What differs between two heads of one client is nearly always the length alone. A head with one can be Known; then
-    the same bytes around other digits need not be read again.
+    Two heads of one client mostly differ only in the length. A head with a length is therefore cached as a CachedHead:
+    the same bytes around other digits need not be parsed again.
     """
     found = _LENGTH.search(data, start, end) if end - start <= KNOWN_BYTES_MAX else None
     if found is None:
@@ -138,12 +137,12 @@ def read_head(data: bytes, start: int, end: int) -> tuple[Head, int, CachedHead 
 
 @lru_cache(KNOWN_MAX)
 def cached_head(before: bytes, after: bytes) -> CachedHead:
-    """Reads a head around the digits of its length, and remembers it: nothing else depends on them."""
+    """Parse and cache a head around the digits of its length, on which nothing else depends."""
     return CachedHead(before, after, parse_head(before + b"0" + after[:-4])[0])
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
-    """A whole head without its closing CRLFCRLF, and its body's length. Raises CallError."""
+    """Parse a complete head without its final CRLFCRLF; return it with the body's length. Raises CallError."""
     match = _HEAD.fullmatch(data)
     if match is None:
         raise malformed_request()
@@ -173,17 +172,17 @@ def parse_head(data: bytes) -> tuple[Head, int]:
 
 
 def read_line(data: bytes, start: int) -> Head | None:
-    """The request line that begins at data[start], of a head that was refused: it tells the dialect of the refusal."""
+    """Parse the request line at data[start] of a rejected head: it determines the format of the error."""
     match = _FIRST_LINE.match(data, start)
     return None if match is None else Head(match[1], match[2], {}, match[3] or b"", int(match[4]), keep_alive=False)
 
 
 def check_partial_head(data: bytes | bytearray, start: int, size: int) -> None:
-    """Raises when a head that is not complete cannot become one. `size` is its bytes so far (the last ones of data),
-    `start` where the new ones begin: old ones are not looked at twice, so that a trickle stays cheap.
+    """Raise if an incomplete head can no longer become valid.
 
-    Lets a client that speaks something else (bare line feeds, TLS, HTTP/0.9) know at once instead of at the header
-    clock.
+    `size`: its bytes so far (the last ones of data); `start`: where the new ones begin. Old ones are not checked again,
+    so that a trickle stays cheap. A client that uses another protocol (bare line feeds, TLS, HTTP/0.9) gets an error at
+    once instead of at the header timeout.
     """
     begin = len(data) - size
     limit = begin + HEAD_BYTES_MAX
@@ -198,12 +197,12 @@ def check_partial_head(data: bytes | bytearray, start: int, size: int) -> None:
 
 
 def malformed_request() -> CallError:
-    """400 for everything that is not the grammar; it does not say which byte, and echoes nothing."""
+    """400 for any violation of the grammar; it does not name the byte, and echoes nothing."""
     return invalid_request("the request is not well-formed HTTP/1.1", close=True)
 
 
 def _kept(fields: bytes) -> dict[bytes, bytes]:
-    """The headers we read, by lower-case name, without the white space around their values."""
+    """Return the KEPT headers by lower-case name, with values stripped of white space."""
     lines = fields.split(b"\r\n")
     if len(lines) > HEADERS_MAX + 1:
         raise header_too_large()
@@ -222,7 +221,7 @@ def _kept(fields: bytes) -> dict[bytes, bytes]:
 
 
 def _host(headers: dict[bytes, bytes], *, needed: bool) -> str | None:
-    """The name or address in Host. Raises CallError where it is malformed, or missing but needed (HTTP/1.1)."""
+    """Return the name or address in Host. Raises CallError if it is malformed, or missing but required (HTTP/1.1)."""
     header = headers.get(b"host")
     if header is None:
         if needed:
@@ -235,12 +234,12 @@ def _host(headers: dict[bytes, bytes], *, needed: bool) -> str | None:
 
 
 def connection_names(value: bytes) -> list[bytes]:
-    """The members of a Connection header, lower-case: `close`, `keep-alive`, or names that must not travel on."""
+    """Return the members of a Connection header, lower-case: `close`, `keep-alive`, or names not to be forwarded."""
     return [name.strip(b" \t") for name in value.lower().split(b",")]
 
 
 def _body_length(headers: dict[bytes, bytes], minor: int) -> int:
-    """RFC 9112, 6.3, without its leniences: one Content-Length, or `chunked` alone on HTTP/1.1, never both."""
+    """Apply RFC 9112, 6.3, without its leniencies: one Content-Length, or `chunked` alone on HTTP/1.1, never both."""
     length = headers.pop(b"content-length", None)
     coding = headers.pop(b"transfer-encoding", None)
     if coding is not None:

@@ -1,9 +1,9 @@
-"""The request side of HTTP/1.1 without I/O: bytes of one client connection -> Requests, one at a time.
+"""The request side of HTTP/1.1 without I/O: parses the bytes of one client connection into Requests, one at a time.
 
-Owns framing and its bounds. Promises: the same bytes give the same Requests and the same refusal, however they are
-cut; garbage is read as Requests or raises CallError (`close` set), never anything else; nothing is buffered past a
-limit. After a refusal the reader is dead. What a client pipelines waits unread until `next` is called, so there is
-one Call at a time. The clocks belong to the edge, which sees `waiting_for` and `buffered`.
+Handles framing and its limits. The same bytes give the same Requests and the same error, however they are split. Any
+input gives Requests or raises CallError (`close` set), never anything else. Nothing is buffered beyond a limit. After
+an error the reader is unusable. Pipelined bytes stay unread until `next` is called, so there is one request at a time.
+The caller applies the timeouts, using `waiting_for` and `buffered`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from gateway.http.request_head import (
 __all__ = ["AHEAD_BYTES_MAX", "Request", "RequestReader"]
 
 AHEAD_BYTES_MAX = 64 << 10
-"""Bytes sent ahead of their turn. Reading must go on, else nobody would see a client leave; above it 400."""
+"""Maximum of pipelined bytes; above it 400. Reading must continue, or a disconnect would go unnoticed."""
 
 
 class RequestReader:
-    """Reads one connection. `feed` what arrived; it returns a Request when one is complete. Answer it, then call
-    `next`.
-    """
+    """Reads one connection. `feed` returns a Request when one is complete; after the response, call `next`."""
 
     __slots__ = (
         "_ahead", "_at", "_body", "_body_bytes_max", "_dropping", "_failure", "_head", "_known", "pending",
@@ -43,24 +41,23 @@ class RequestReader:
 
     def __init__(self, body_bytes_max: int) -> None:
         self.waiting_for: Literal["head", "body", "drop", "nothing"] = "head"
-        """`nothing`: a Request is out (or the reader is dead) and `next` was not called yet. `drop`: the rest of a body
-        that was answered early."""
+        """`nothing`: a Request was returned, or the reader is unusable. `drop`: skip a body after an early response."""
         self.pending: Head | None = None
-        """While waiting for a body, and when it was refused: its head, so that the edge can answer it early. Of a head
-        that was refused its first line, where that could be read.
+        """The head whose body is being read or was rejected, so that the caller can respond early.
+        For a rejected head, its first line if that could be parsed.
         """
         self._body: ChunkReader | LengthReader | None = None
         """Set together with `pending`."""
         self._body_bytes_max = body_bytes_max
         self._head = bytearray()
-        """An unfinished head; at most HEAD_BYTES_MAX plus one read."""
+        """An incomplete head; at most HEAD_BYTES_MAX plus one read."""
         self._known: CachedHead | None = None
         """The connection's last head, which is probably its next one, too."""
         self._ahead = b""
         self._at = 0
-        """Where in `_ahead` the next request begins."""
+        """Start of the next request in `_ahead`."""
         self._dropping = 0
-        """Bytes that are still to come and are dropped."""
+        """Bytes still to arrive and to be dropped."""
         self._failure: CallError | None = None
 
     @property
@@ -70,27 +67,25 @@ class RequestReader:
 
     @property
     def buffered(self) -> int:
-        """Bytes held of a request that is not complete, and ahead of their turn."""
+        """Stored bytes of an incomplete request, and of pipelined ones."""
         return len(self._head) + (self._body.buffered if self._body is not None else 0) + self.ahead
 
     @property
     def pieces(self) -> ChunkedBody | None:
-        """What is here of the body that is being read (or was, when it was refused)."""
+        """The received part of the body that is being read (or was, when it was rejected)."""
         return None if self._body is None else self._body.pieces
 
     @property
     def length(self) -> int | None:
-        """Of the body that is being read; None where only its last chunk will tell."""
+        """Length of the body that is being read; None if it is chunked."""
         return self._body.length if isinstance(self._body, LengthReader) else None
 
     def told(self) -> Head | None:
-        """What is known of the request that is not whole, or was refused: its head, or only its first line; None where
-        not even that is here.
-        """
+        """Return what is known of an incomplete or rejected request: its head, else its first line, else None."""
         return self.pending or read_line(bytes(self._head), 0)
 
     def feed(self, data: bytes) -> Request | None:
-        """Takes what arrived; a complete Request or None. Raises CallError when it is not HTTP as we accept it."""
+        """Take received bytes; return a complete Request or None. Raises CallError for HTTP that is not accepted."""
         if self._failure is not None:
             raise self._failure
         at = min(self._dropping, len(data))
@@ -108,7 +103,7 @@ class RequestReader:
         return None
 
     def next(self) -> Request | None:
-        """The answer is out: reads on, and returns the next Request if the client has already sent all of it."""
+        """The response is sent: continue, and return the next Request if all of it has arrived."""
         if self._failure is not None or self.waiting_for != "nothing":
             return None
         self.waiting_for = "head"
@@ -123,8 +118,8 @@ class RequestReader:
             raise
 
     def drop(self, bytes_max: int) -> bool:
-        """The request whose body is being read has its answer: the rest of the body is dropped as it comes. False when
-        that is too long, or nobody knows how long: then the connection must end.
+        """Drop the rest of a body whose request has been answered.
+        False if the rest is too long or of unknown length: then the connection must end.
         """
         body = self._body
         if not isinstance(body, LengthReader) or body.missing > bytes_max:
@@ -142,9 +137,7 @@ class RequestReader:
         return self._read_head(data, dropped) if dropped < len(data) else None
 
     def _fail(self, error: CallError, data: bytes, at: int = 0) -> None:
-        """The reader is dead, and keeps nothing any more; a body is the edge's to discard. A head that did not come to
-        its end begins at data[at].
-        """
+        """Make the reader unusable and drop its buffers (not the body). An incomplete head is at data[at]."""
         self._failure = error
         if self.waiting_for == "head" and self.pending is None:
             self.pending = read_line(data, at)
@@ -154,7 +147,7 @@ class RequestReader:
         self._ahead, self._at = b"", 0
 
     def _read_head(self, data: bytes, start: int) -> Request | None:
-        """A head that begins at data[start]."""
+        """Read a head that starts at data[start]."""
         known = self._known
         if known is not None and data.startswith(known.before, start):
             at = start + len(known.before)
@@ -183,7 +176,7 @@ class RequestReader:
         return self._read_on(read, length, data, end + 4)
 
     def _read_on(self, head: Head, length: int, data: bytes, start: int) -> Request | None:
-        """The body, or as much of it as is here, begins at data[start]."""
+        """Read the body, or the part of it that has arrived, from data[start]."""
         if length > self._body_bytes_max:
             self.pending = head
             raise too_large(self._body_bytes_max)

@@ -1,9 +1,9 @@
-"""The response side of HTTP/1.1 without I/O: an engine's bytes -> its head, and where its body ends (RFC 9112).
+"""The response side of HTTP/1.1 without I/O: reads an engine's head and finds the end of its body (RFC 9112).
 
-Owns what we accept from an engine and what of its head goes on to the client. A body is walked, not re-framed: `walk`
-gives back the very bytes that arrived, less the end marker, which the client gets from us once the end was really seen.
-Promises: what is odd in any way raises FramingError, and such a connection is never used again; a last chunk is told by
-its place in the framing, never by how some bytes look (a head whose last line ends in `max=100` ends as a body does).
+Defines what is accepted from an engine and which headers are passed on to the client. A body is walked, not re-framed:
+`walk` returns the received bytes except the end marker, which the gateway sends itself once the real end has arrived.
+Anything irregular raises FramingError, and the connection is never reused. A last chunk is recognized by its position
+in the framing, never by its bytes (a header line ending in `max=100` looks the same).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Final, NamedTuple
 from gateway.http.request_head import FIELD, TRAILERS, connection_names
 
 HEAD_BYTES_MAX = 64 << 10
-"""Of one response head, interim ones before it included."""
+"""Limit of one response head, including preceding interim ones."""
 INTERIM_MAX = 8
-"""1xx heads before the final one; more is odd."""
+"""Maximum number of 1xx heads before the final one."""
 KNOWN_MAX, KNOWN_BYTES_MAX = 256, 1 << 10
-"""So many heads of up to so many bytes are remembered as read."""
+"""Cache of parsed heads: number of entries, and maximum bytes of one."""
 TRAILER_BYTES_MAX = 4 << 10
-"""The last chunk's line, trailers and the empty line; they are read and dropped."""
+"""Limit of the last chunk's line, trailers and the empty line; they are read and dropped."""
 TAIL_PIECES: Final = 4
 TAIL_PIECE_BYTES: Final = 2 << 10
-"""What is remembered of a body's end: of each of the last pieces, its last bytes."""
+"""The end of a body is remembered as the last bytes of each of the last pieces."""
 CRUMB_BYTES: Final = 64
-"""A piece smaller than this is remembered with the one before it, else a few of them would be all that is."""
+"""A smaller piece is merged with the one before it, since otherwise the tail would hold only a few of them."""
 
 STEP_BYTES: Final = 16 << 10
-"""Of a body whose bytes cost work (chunks, events) so much is walked in one step: it may be cut into single bytes."""
+"""Bytes walked per step if the body costs work per byte (chunks, events): it may consist of one-byte pieces."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 
 _HEAD = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?((?:" + FIELD + rb")*+)")
 _NO_HEAD = re.compile(rb"[^\r]\n|\r[^\n]|[^\t\r\n\x20-\x7e\x80-\xff]")
-"""What is in no head: half of a line end, control characters."""
+"""Bytes invalid in any head: half of a line end, control characters."""
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
-"""Chunk extensions are odd: no engine sends any, and a client might read them otherwise than we do."""
+"""Chunk extensions are rejected: no engine sends any, and a client might parse them differently."""
 SIZE_BEGUN = re.compile(rb"(?:[0-9A-Fa-f]{1,8}\r?)?")
 _LENGTH_DIGITS_MAX = 15
 
@@ -48,12 +48,12 @@ PASSED = frozenset(
         b"retry-after",
     }
 )  # fmt: skip
-"""Headers of an engine that go on to the client. All others stay here: hop-by-hop ones and the engine's internals."""
+"""Engine headers passed on to the client. All others are dropped: hop-by-hop headers and internals of the engine."""
 _ONCE = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"})
 
 
 class FramingError(Exception):
-    """The engine's bytes are not the response that HTTP/1.1 lets us read in one way only."""
+    """The engine's bytes are not an unambiguous HTTP/1.1 response."""
 
 
 class ResponseHead(NamedTuple):
@@ -63,14 +63,14 @@ class ResponseHead(NamedTuple):
     chunked: bool
     length: int | None
     keep_alive: bool
-    """The engine means to keep the connection; never so when its end is the body's end."""
+    """The engine keeps the connection open; False if the close ends the body."""
     content_type: bytes
     fields: bytes
-    """The PASSED header lines, each as `name: value CRLF`, ready to go into our own head."""
+    """The PASSED header lines, each as `name: value CRLF`, ready for the gateway's own head."""
 
     @property
     def elsewhere(self) -> bool:
-        """It says `not now` or `elsewhere`: no answer for a client, whose Call moves (commit point, RFC 9110, 15.4)."""
+        """Whether the request moves instead (busy or redirect): not a response for the client (RFC 9110, 15.4)."""
         return self.status in (429, 503) or 300 <= self.status < 400
 
     @property
@@ -80,7 +80,7 @@ class ResponseHead(NamedTuple):
 
 
 class HeadReader:
-    """Collects one response head; `feed` gives it with the body bytes that came along. Made anew by `reset`."""
+    """Collects one response head; `feed` returns it with the first body bytes. `reset` prepares for the next one."""
 
     __slots__ = ("_held", "_interim")
 
@@ -90,16 +90,16 @@ class HeadReader:
 
     @property
     def begun(self) -> bool:
-        """Whether any byte of the response has come."""
+        """Whether any byte of the response has arrived."""
         return bool(self._held) or self._interim > 0
 
     def reset(self) -> None:
-        """The next response begins."""
+        """Prepare for the next response."""
         self._held = b""
         self._interim = 0
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """The final head and what follows it; None while it is incomplete. Interim heads are skipped."""
+        """Return the final head and the bytes after it; None while it is incomplete. Interim heads are skipped."""
         seen = len(self._held)
         if seen:
             data = self._held + data
@@ -120,9 +120,9 @@ class HeadReader:
 
 
 def _refuse_unfinished(data: bytes, seen: int) -> None:
-    """Raises when what is not a whole head cannot become one: its engine may wait for us, and would do so for long.
+    """Raise if an incomplete head can no longer become valid, because its engine may wait for the gateway.
 
-    `seen`: bytes that were looked at before. They are not looked at twice, so that a trickle stays cheap.
+    `seen`: bytes checked before. They are not checked again, so that a trickle stays cheap.
     """
     fresh = max(0, seen - 1)
     line_end = data.find(b"\r\n")
@@ -136,7 +136,7 @@ def _refuse_unfinished(data: bytes, seen: int) -> None:
 
 
 def parse_head(data: bytes) -> ResponseHead | None:
-    """A head without its empty line; None for an interim one (1xx; 101 is odd: we offer nothing to switch to)."""
+    """Parse a head without its empty line; None for an interim one (1xx). 101 is an error: no upgrade is offered."""
     match = _HEAD.fullmatch(data)
     if match is None:
         raise FramingError("malformed head")
@@ -171,11 +171,11 @@ def parse_head(data: bytes) -> ResponseHead | None:
 
 
 known_head = lru_cache(KNOWN_MAX)(parse_head)
-"""The same: an engine that is busy says the same head many times within a second."""
+"""Cached `parse_head`: a busy engine sends the same head many times per second."""
 
 
 def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:
-    """Lower-case names with their values (lists joined), and the lines that go on."""
+    """Return lower-case names with their values (lists joined), and the header lines to pass on."""
     known: dict[bytes, bytes] = {}
     fields = b""
     for line in lines.split(b"\r\n")[1:]:
@@ -193,16 +193,17 @@ def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:
 
 
 def extract_tail(body: bytes) -> bytes:
-    """The ends of a whole body, as `BodyWalker.tail`."""
+    """Return the start and end of a whole body, like `BodyWalker.tail`."""
     if len(body) <= 2 * TAIL_PIECE_BYTES:
         return body
     return body[:TAIL_PIECE_BYTES] + body[-TAIL_PIECE_BYTES:]
 
 
 class BodyWalker:
-    """Walks one body. After `ended` more bytes only set `excess`: the response is whole, the connection odd.
+    """Walks one body. After `ended`, further bytes only set `excess`: the connection must not be reused.
 
-    What is much work is done in steps of STEP_BYTES: while there is `unread`, another one is due, in a later turn.
+    Expensive bodies are walked in steps of STEP_BYTES: while `unread` is not empty, another step is due in a later
+    turn.
     """
 
     __slots__ = (
@@ -212,17 +213,17 @@ class BodyWalker:
     def __init__(self, head: ResponseHead) -> None:
         self._chunked = head.chunked
         self._left = -1 if head.length is None else head.length
-        """Length: bytes to come (-1: until close). Chunked: bytes of this chunk to come, with its CRLF."""
+        """With a length: bytes to come (-1: until close). Chunked: bytes of this chunk to come, with its CRLF."""
         if head.chunked:
             self._left = 0
         self._held = b""
-        """An unfinished line of the framing: not given back before it is known what it is."""
+        """An incomplete line of the framing, held back until it is complete."""
         self._last = False
         self._stepped = head.chunked or head.event_stream
         self.unread = b""
-        """What came and waits for a further step (`walk` or `strip`, of nothing or of more): at most one read."""
+        """Bytes for a further step (`walk` or `strip`, with or without new data): at most one read."""
         self.between = head.chunked
-        """Exactly between two chunks: nothing of the next one is known."""
+        """Exactly between two chunks: no byte of the next one has arrived."""
         self.ended = head.length == 0
         self.excess = False
         self.first = b""
@@ -230,32 +231,32 @@ class BodyWalker:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether what was given back so far ends between two chunks."""
+        """Whether the bytes returned so far end between two chunks."""
         return self._chunked and self._left == 0
 
     @property
     def left_of_chunk(self) -> int:
-        """Bytes that are still to come of the chunk that was begun, with its line end; 0 between two, or in a size."""
+        """Bytes to come of the current chunk, with its line end; 0 between two chunks or within a size line."""
         return self._left if self._chunked and not self.unread else 0
 
     @property
     def until_close(self) -> bool:
-        """Whether the end of the connection is the end of the body."""
+        """Whether the close of the connection ends the body."""
         return not self._chunked and self._left < 0
 
     def tail(self) -> bytes:
-        """The last bytes of the body, framing included; and its first ones before them."""
+        """Return the first and last bytes of the body, framing included."""
         recent = self.recent
         if recent and recent[0] is self.first:
             return recent[0] if len(recent) == 1 else b"".join(recent)
         return b"".join((self.first, *recent))
 
     def walk(self, data: bytes) -> bytes:
-        """Takes what arrived; gives back what may go on now, framing included, the end marker not."""
+        """Take received bytes and return those to forward now, with framing, without the end marker."""
         return self._walk(data, None)
 
     def strip(self, data: bytes) -> bytes:
-        """As `walk`, but gives back the content alone."""
+        """Like `walk`, but return the content without framing."""
         content: list[bytes] = []
         plain = self._walk(data, content)
         return b"".join(content) if self._chunked else plain
@@ -268,7 +269,7 @@ class BodyWalker:
         return self._chunks(data, content) if self._chunked else self._plain(data)
 
     def _step(self, data: bytes) -> bytes:
-        """What is walked now."""
+        """Return the bytes for this step."""
         if self.unread:
             data = self.unread + data
         if self._stepped and len(data) > STEP_BYTES:
@@ -278,7 +279,7 @@ class BodyWalker:
         return data
 
     def skip(self, data: bytes) -> None:
-        """Remembers bytes that went by: whole chunks (it is still between two), or what is about to be walked."""
+        """Remember bytes for `tail`: whole chunks (the position stays between two), or bytes about to be walked."""
         if len(data) > TAIL_PIECE_BYTES:
             if not self.first:
                 self.first = data[:TAIL_PIECE_BYTES]
@@ -306,7 +307,7 @@ class BodyWalker:
         return data[:left]
 
     def _chunks(self, data: bytes, content: list[bytes] | None) -> bytes:
-        """Advances over data; gives back what may go on, and appends the chunks' contents to `content`."""
+        """Advance over data; return the bytes to forward, and append the chunks' contents to `content`."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -315,7 +316,7 @@ class BodyWalker:
         return data if stop == len(data) else data[:stop]
 
     def _advance(self, data: bytes, content: list[bytes] | None) -> int:
-        """Up to where data may go on."""
+        """Return up to where data may be forwarded."""
         size, at, left = len(data), 0, self._left
         while not self._last:
             if left:
@@ -353,7 +354,7 @@ class BodyWalker:
         self._held = line
 
     def _trailers(self, data: bytes, at: int) -> None:
-        """From the CRLF of the last chunk's size to the empty line; dropped."""
+        """Read from the CRLF of the last chunk's size to the empty line, and drop it."""
         if self.ended:
             self.excess = True
             return

@@ -1,7 +1,7 @@
-"""The bytes that we ourselves say to a client: heads, whole small answers, errors. Pure.
+"""Renders the gateway's own responses: heads, small bodies, errors. Pure.
 
-Owns our response heads. Promises: every head carries the request id and frames its body in one way; what an engine said
-goes in only through `walker.PASSED`; HTTP/1.0 is answered close-delimited.
+Every head carries the request id and frames its body in one way. Engine headers are passed on only if they are in
+`gateway.http.response_reader.PASSED`. HTTP/1.0 responses end with the close of the connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFLIGHT = (
     b"access-control-allow-headers: authorization, content-type, x-api-key, api-key, x-request-id, x-model, x-priority,"
     b" prefer, anthropic-version, anthropic-beta, openai-beta\r\naccess-control-max-age: 600\r\n"
 )
-"""What answers a preflight from an allowed origin, beside what every answer to it has."""
+"""Additional headers of a preflight response to an allowed origin."""
 
 
 def _line(status: int) -> bytes:
@@ -32,7 +32,9 @@ _LINES = {status: _line(status) for status in range(200, 600)}
 def render_head(
     status: int, fields: bytes, request_id: bytes, *, length: int | None, chunked: bool, close: bool, more: bytes = b""
 ) -> bytes:
-    """A response head. `fields` and `more` are whole header lines; without length and chunks the end is the close."""
+    """Render a response head. `fields` and `more` are complete header lines.
+    Without length and chunks the body ends with the close.
+    """
     if close:
         more += _CLOSE
     line = _LINES[status]
@@ -46,18 +48,18 @@ def render_head(
 def render_response(
     status: int, body: bytes, request_id: bytes, *, close: bool, more: bytes = b"", kind: bytes = b"application/json"
 ) -> bytes:
-    """A whole small answer of our own."""
+    """Render a complete small response."""
     fields = b"content-type: %b\r\n" % kind
     return render_head(status, fields, request_id, length=len(body), chunked=False, close=close, more=more) + body
 
 
 def no_content(request_id: bytes, *, close: bool, more: bytes) -> bytes:
-    """204, which has neither body nor length."""
+    """Render a 204, which has neither body nor length."""
     return render_head(204, b"", request_id, length=None, chunked=False, close=close, more=more)
 
 
 def render_error(failure: CallError, request_id: bytes, dialect: str, *, close: bool, more: bytes = b"") -> bytes:
-    """A whole error answer."""
+    """Render a complete error response."""
     lines = [b"%b: %b\r\n" % line for line in errors.render_error_headers(failure)]
     if failure.status == 401:
         lines.append(b"www-authenticate: Bearer\r\n")
@@ -66,18 +68,18 @@ def render_error(failure: CallError, request_id: bytes, dialect: str, *, close: 
 
 
 def early_head(request_id: bytes, *, chunked: bool, close: bool, more: bytes) -> bytes:
-    """The head of a stream that is still parked."""
+    """Render the head of a stream that is still queued."""
     fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
     return render_head(200, fields, request_id, length=None, chunked=chunked, close=close, more=more)
 
 
 def server_timing(queued_s: float, upstream_s: float, phases_ms: dict[str, float]) -> bytes:
-    """W3C Server-Timing: what is known when the head is sent, in milliseconds.
+    """Render W3C Server-Timing: what is known when the head is sent, in milliseconds.
 
-    `ready` is told to a Call that waited for the whole start: what it waited after that.
+    For a request that waited for the whole start, `ready` is the wait after the start.
     """
     if not phases_ms:
-        queued, upstream = int(queued_s * 1e4), int(upstream_s * 1e4)  # tenths, since to print a float takes longer
+        queued, upstream = int(queued_s * 1e4), int(upstream_s * 1e4)  # tenths: formatting a float is slower
         return b"queue;dur=%d.%d, upstream;dur=%d.%d" % (queued // 10, queued % 10, upstream // 10, upstream % 10)
     rest_ms = queued_s * 1e3 - sum(phases_ms.values())
     told = phases_ms | {"ready": rest_ms} if rest_ms >= 0.0 else phases_ms

@@ -1,9 +1,9 @@
-"""How many bytes of bodies one gateway may hold, and who may bring more. Pure.
+"""The budget for request bodies in a gateway's memory. Pure.
 
-Owns that one number. Promises: what was let in is never more than `size`; a large body with a length is let in whole or
-not at all, so that none waits for another half read; large ones wait in order, and leave a quarter to small ones; a
-small one takes what has come of it, so that nobody fills the room with promises. It must
-not know connections: who waits is told that it may go on.
+Invariants: admitted bytes never exceed the total size. A large body of known length is admitted entirely or not at all,
+so that no body waits half read for another one. Large bodies are admitted in order and leave a quarter of the budget to
+small ones. A small body takes only the bytes that have arrived, so nobody reserves memory without sending. Knows no
+connections: a waiter is notified when it may continue.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Protocol
 from gateway.http.body import LARGE_BYTES, ChunkedBody
 
 DEFAULT_BYTES = 1 << 30
-"""Where no limit of memory is known."""
+"""Size if no memory limit is known."""
 SHARE = 0.5
-"""Of the limit; the rest is for connections, Calls and answers."""
+"""Share of the memory limit; the rest is for connections, requests and responses."""
 LARGE_SHARE = 0.75
-"""Of the room: above it no large body is let in."""
+"""Share of the budget above which no large body is admitted."""
 TLS_BYTES = 512 << 10
-"""What a body that comes over TLS has in buffers beside itself, at most."""
+"""Maximum additional buffers of a body received over TLS."""
 STEP_BYTES = 1 << 20
-"""A body that does not say its length is let in by so much at a time."""
+"""A body of unknown length is admitted in steps of this size."""
 
 
 class Waiter(Protocol):
-    """Who waits until its body has room."""
+    """A connection whose body waits for room."""
 
     def let_in(self) -> None:
-        """There is room now, and it is taken."""
+        """Called when room for the body has been taken."""
 
 
 class BodyBudget:
-    """The bytes that bodies take, from the first that is read to the last that is given back."""
+    """The bytes taken by bodies, from the first byte read until the body is released."""
 
     __slots__ = ("_refused", "_waiting", "held_bytes", "large_bytes", "size_bytes", "staked_bytes", "stakes_bytes")
 
@@ -42,24 +42,25 @@ class BodyBudget:
         self.stakes_bytes = (self.size_bytes - self.large_bytes) // 2
         self.held_bytes = 0
         self.staked_bytes = 0
-        """Of them what those hold who wait; apart from large bodies, else they could wait for each other."""
+        """The part held by waiting bodies; not counted towards large ones, or these could wait for each other."""
         self._waiting: dict[Waiter, tuple[ChunkedBody, int]] = {}
-        """In order; bounded by what they hold: what was read with their heads."""
+        """In order; bounded by the bytes they hold (those read together with their heads)."""
         self._refused = False
-        """Since the last look."""
+        """Since the last `looked`."""
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits, or was refused since the last look."""
+        """Whether a body waits, or was rejected since the last `looked`."""
         return self._refused or bool(self._waiting)
 
     def looked(self) -> None:
-        """Everybody has been asked to make room."""
+        """Record that all connections have been checked for bodies that are too slow."""
         self._refused = False
 
     def admit(self, pieces: ChunkedBody, length: int | None, tls: int = 0) -> bool:
-        """Takes room for a large body of that length, or for what has come of a small one or of one that does not say
-        it, and for what lies in TLS's own buffers. False: there is none for it now.
+        """Take room for a body and its TLS buffers; False if there is none now.
+        A large body with a length takes all of it; a small one, or one without a length, takes the bytes that have
+        arrived.
         """
         if length is None or length <= LARGE_BYTES:
             missing = pieces.size + tls - pieces.reserved
@@ -71,7 +72,7 @@ class BodyBudget:
         return not self._waiting and self._take(pieces, length + tls - pieces.reserved, self.large_bytes)
 
     def wait(self, waiter: Waiter, pieces: ChunkedBody, length: int, tls: int = 0) -> bool:
-        """The body waits with what has come of it; False: there is not even room for that."""
+        """Let the body wait with the bytes that have arrived; False if there is no room even for these."""
         stake = pieces.size + tls
         if self.staked_bytes + stake > self.stakes_bytes or not self._take(pieces, stake - pieces.reserved):
             return False
@@ -80,18 +81,18 @@ class BodyBudget:
         return True
 
     def waits(self, waiter: Waiter) -> bool:
-        """Whether it does."""
+        """Return whether it waits."""
         return waiter in self._waiting
 
     def forget(self, waiter: Waiter) -> None:
-        """It waits no longer; those behind it may fit."""
+        """Stop waiting; the next waiters may fit."""
         waited = self._waiting.pop(waiter, None)
         if waited is not None:
             self.staked_bytes -= waited[0].reserved
             self._fill()
 
     def release(self, pieces: ChunkedBody) -> None:
-        """The body is gone."""
+        """Release the room of a body."""
         self.held_bytes -= pieces.reserved
         pieces.reserved = 0
         self._fill()

@@ -1,8 +1,7 @@
-"""How much memory this process has, and how much it may have. I/O: reads /proc and the cgroup's files, and asks the
-allocator to give back.
+"""Memory use and memory limit of this process. I/O: reads /proc and the cgroup files, and calls the allocator.
 
-Owns where these numbers are: the resident set (proc(5), statm), and the limit of the process's cgroup, version 2 or 1
-(https://docs.kernel.org/admin-guide/cgroup-v2.html). Where there is no such file there is no number, and no bound.
+Sources: the resident set (proc(5), statm), and the limit of the process's cgroup, version 2 or 1
+(https://docs.kernel.org/admin-guide/cgroup-v2.html). Without these files there is no figure and no limit.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 STATM = Path("/proc/self/statm")
 UNLIMITED_BYTES = 1 << 60
-"""Version 1 says `no limit` as a number near 2^63."""
+"""Version 1 reports `no limit` as a number near 2^63."""
 
 
 def resident_bytes() -> int | None:
-    """What this process holds of the machine's memory."""
+    """Return the resident set size of this process; None if it is unknown."""
     try:
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -27,7 +26,7 @@ def resident_bytes() -> int | None:
 
 
 def _allocator() -> Callable[[int], object]:
-    """malloc_trim(3) of glibc, which gives the kernel every whole page that is free. Others do so by themselves."""
+    """Return glibc's malloc_trim(3), which returns free pages to the kernel. Other allocators do so by themselves."""
     try:
         trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -36,11 +35,11 @@ def _allocator() -> Callable[[int], object]:
 
 
 give_back = _allocator()
-"""give_back(0): what was allocated and freed is the kernel's again. It takes about 0.1 ms for each MiB."""
+"""give_back(0) returns freed memory to the kernel. It takes about 0.1 ms per MiB."""
 
 
 def limit_bytes(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The least limit of this process's cgroup and all above it; None without one."""
+    """Return the lowest limit of this process's cgroup and its ancestors; None if there is none."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -56,7 +55,7 @@ def limit_bytes(root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup"
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """The limits on the way from `path` up to the root of its hierarchy, which a container sees as its own."""
+    """Return the limits from `path` up to the root of its hierarchy (a container sees its own cgroup as the root)."""
     here = root / path.strip("/")
     found = []
     for folder in (here, *here.parents):

@@ -1,8 +1,7 @@
-"""Weighs one gateway's memory, and gives back what the allocator keeps. Shell: calls `gateway.memory.guard` and takes
-time.
+"""Samples a gateway's memory and returns free allocator pages to the kernel. I/O: uses `gateway.memory.guard`.
 
-Owns when memory is given back, and what is taken for used: the resident set, unless what we count says that most of it
-is only kept. Promises: giving back takes no noticeable share of the loop's time. Without a limit there is no pressure.
+Decides when to trim, and what counts as used: the resident set, unless the accounted bytes show that most of it is only
+kept by the allocator. Trimming takes no noticeable share of the loop's time. Without a limit there is no pressure.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from gateway.dispatch.memory_pressure import Pressure, compute_pressure, estimat
 from gateway.memory import guard
 
 ENOUGH_SHARE = 0.5
-"""Up to so much of the limit, and where there is none, the allocator may keep what it has."""
+"""Below this share of the limit, or without a limit, memory that the allocator keeps is not trimmed."""
 GROWTH_BYTES = 16 << 20
-"""Grown by so much since memory was last given back: it is tried again."""
+"""Growth since the last trim after which it is tried again."""
 GIVE_BACK_S_MIN = 1.0
-"""Not sooner than so long after the last time,"""
+"""Minimum seconds between two trims."""
 GIVE_BACK_SHARE = 0.01
-"""and never for more of the time than this."""
+"""Maximum share of the time spent on trimming."""
 
 
 class MemoryGuard:
-    """One process's memory; `limit_bytes` is what it may have."""
+    """The memory of one process; `limit_bytes` is its limit."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
         self._enough_bytes = limit_bytes * ENOUGH_SHARE if limit_bytes else math.inf
         self._base_bytes: int | None = None
-        """What it had when nobody was here."""
+        """Resident set when idle."""
         self._least_bytes = 0
-        """The least since memory was last given back."""
+        """Minimum since the last trim."""
         self._due_s = 0.0
 
     def weigh(self, now_s: float, counted_bytes: int, before: Pressure) -> Pressure:
-        """The step now. `counted_bytes`: twice what bodies, connections and Calls take."""
+        """Return the current pressure step. `counted_bytes`: twice the bytes of bodies, connections and requests."""
         resident = guard.resident_bytes()
         if resident is None:
             return before

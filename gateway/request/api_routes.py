@@ -1,12 +1,12 @@
-"""The paths of the inference port and their operations. `find_operation` is the only entry.
+"""The paths of the inference port and their operations. `find_operation` is the only entry point.
 
-A path that is not in a table does not exist. Paths are compared byte by byte as they were received, so `//`, `%2f` and
-`..` match nothing, and no other path of an engine can be reached. For a method that a path does not take, the result
-names the methods that it takes. Only a model's name in a path may be percent-encoded, as official clients send it; it
-is decoded once and must be a valid name.
+A path that is not in a table does not exist. Paths are compared byte by byte as received, so `//`, `%2f` and `..` match
+nothing, and no other path of an engine can be reached. For a method that a path does not support, the result names the
+supported methods. Only a model's name in a path may be percent-encoded, as official clients send it; it is decoded once
+and must be a valid name.
 
-The tables have the OpenAI paths (also under /openai, and Azure's deployments), the Anthropic paths, Jina's and Cohere's
-rerank and score, and vLLM's tokenizer.
+The tables contain the OpenAI paths (also under /openai, and Azure's deployments), the Anthropic paths, Jina's and
+Cohere's rerank and score, and vLLM's tokenizer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Dialect = Literal["openai", "anthropic", "jina", "vllm"]
 
 
 class Kind(Enum):
-    """What the edge does with a request."""
+    """How the gateway handles a request."""
 
     INFER = "infer"
-    """A Call: goes to an engine."""
+    """Forwarded to an engine."""
     LIST_MODELS = "list_models"
     GET_MODEL = "get_model"
     HEALTH = "health"
@@ -30,26 +30,26 @@ class Kind(Enum):
     PREFLIGHT = "preflight"
     """OPTIONS on a path that exists."""
     NOT_ALLOWED = "not_allowed"
-    """A path that exists, with a method that it does not take: 405 (RFC 9110, 15.5.6)."""
+    """A path that exists, with a method that it does not support: 405 (RFC 9110, 15.5.6)."""
 
 
 class Operation(NamedTuple):
-    """One row. Only INFER has an `engine_path`: the path at the engine, ours and literal, never the client's bytes."""
+    """One operation. Only INFER has an `engine_path`, a literal of the gateway, never the client's bytes."""
 
     kind: Kind
     engine_path: bytes = b""
     dialect: Dialect = "openai"
-    """Whose form errors take, and what an engine must speak to serve it."""
+    """Determines the format of errors, and the API that the engine must support."""
     multipart: bool = False
     """The body may also be multipart/form-data."""
     usage: bool = False
-    """Its streams take `stream_options.include_usage`."""
+    """Its streams support `stream_options.include_usage`."""
     salted: bool = False
-    """Engines that keep prefix caches apart take `cache_salt` here, and those that want `lora` take it."""
+    """Supported fields: `cache_salt` for engines that isolate prefix caches, and `lora` for those that require it."""
     model: str | None = None
-    """The model's name where the path holds it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""
+    """The model's name if the path contains it (Azure's deployments, GET /v1/models/NAME), percent-decoded."""
     allow: bytes = b""
-    """Of NOT_ALLOWED: the methods that the path takes, as the `Allow` header says them (RFC 9110, 10.2.1)."""
+    """For NOT_ALLOWED: the supported methods, as in the `Allow` header (RFC 9110, 10.2.1)."""
 
 
 def _infer(name: str, *, multipart: bool = False, usage: bool = False, salted: bool = False) -> tuple[bytes, Operation]:
@@ -79,7 +79,7 @@ GET = {root + b"models": Operation(Kind.LIST_MODELS) for root in ROOTS}
 GET_MODEL_ROOTS = tuple(root + b"models/" for root in ROOTS)
 DEPLOYMENTS = b"/openai/deployments/"
 DEPLOYED = sorted(((b"/" + name, operation) for name, operation in INFER.items()), key=lambda row: -len(row[0]))
-"""What may follow a deployment's name; longest first, for `/chat/completions` ends in `/completions`."""
+"""Suffixes after a deployment's name; longest first, because `/chat/completions` ends in `/completions`."""
 ANTHROPIC = {
     path: Operation(Kind.INFER, path, dialect="anthropic") for path in (b"/v1/messages", b"/v1/messages/count_tokens")
 }
@@ -98,9 +98,9 @@ _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def find_operation(method: bytes, path: bytes) -> Operation | None:
-    """The Operation of a method (case-sensitive) and a literal path without its query; None is 404.
+    """Return the operation for a method (case-sensitive) and a literal path without its query; None means 404.
 
-    HEAD finds nothing anywhere: its answer has no body that could say more.
+    HEAD never matches: its response has no body for an error message.
     """
     if method == b"POST":
         return _posted(path) or _not_allowed(_got(path), b"GET, OPTIONS")
@@ -122,12 +122,12 @@ def _got(path: bytes) -> Operation | None:
 
 
 def _not_allowed(known: Operation | None, allow: bytes) -> Operation | None:
-    """Of a path that is known with another method: the refusal takes its dialect."""
+    """Return the 405 of a path known with another method, in its dialect."""
     return None if known is None else Operation(Kind.NOT_ALLOWED, dialect=known.dialect, allow=allow)
 
 
 def _deployed(path: bytes) -> Operation | None:
-    """Azure: the model's name stands between the root and the operation."""
+    """Match Azure's paths: the model's name is between the root and the operation."""
     if not path.startswith(DEPLOYMENTS):
         return None
     for suffix, operation in DEPLOYED:
@@ -146,9 +146,9 @@ def _model(path: bytes) -> Operation | None:
 
 
 def _name(raw: bytes) -> str | None:
-    """The name that stands in a path, percent-decoded once (RFC 3986, 2.1); None where that is not a name.
+    """Return the percent-decoded name from a path (decoded once, RFC 3986, 2.1); None if it is invalid.
 
-    A `%` that is left, a byte that is not ASCII and a control character are in no name.
+    A remaining `%`, non-ASCII bytes and control characters are invalid.
     """
     if len(raw) > 3 * _NAME_BYTES_MAX:
         return None

@@ -1,8 +1,8 @@
-"""Who may call what: an API key gives a Tenant, a name gives a Model that this Tenant may call (interfaces, section 3).
+"""Authentication and authorization: from API key to tenant, from name to a permitted model (interfaces, section 3).
 
-Owns the directory of Tenants, keys and names as the catalogue says them. Promises the same answer and the same work for
-a missing, an unknown and an expired key, and the same answer for a Model that does not exist and one that is forbidden,
-so that neither can be found out by asking. Keeps hashes of keys, never a key. Pure; the time is passed in.
+Contains the directory of tenants, keys and names from the catalogue. A missing, an unknown and an expired key give the
+same response and cost the same work. A model that does not exist and a forbidden one give the same response. So neither
+can be found out by probing. Stores hashes of keys, never a key. Pure; the time is passed in.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from autoscaler.contract import (
 from gateway.errors import invalid_api_key, model_not_found
 
 RESOLVED_MAX = 10_000
-"""Permissions remembered; above that they are forgotten and worked out again. Only Models that exist take a place."""
+"""Permission cache size; above it the cache is cleared. Only existing models take an entry."""
 SALTS_MAX = 10_000
-"""Salts of Tenants remembered; others are worked out anew."""
+"""Cache size for tenants' salts."""
 CALLING_ROLES = frozenset({"tenant", "operator"})
-"""Roles whose keys may call a Model; viewer and finance only read on the operations port."""
+"""Roles whose keys may call a model; viewer and finance only read on the operations port."""
 
 _NOBODY = (0.0, TenantEntry(name=TenantName("")))
 
 
 class Directory:
-    """Tenants, keys and Models by the names that clients use."""
+    """Tenants, keys and models by the names that clients use."""
 
     def __init__(self) -> None:
         self.settings = FrontSettings()
         self.known = False
-        """The catalogue has been told. Before, nobody can say what exists or who may call."""
+        """The catalogue has arrived. Before, requests cannot be authenticated."""
         self._version = (0, 0)
         self._tenants: dict[TenantName, TenantEntry] = {}
         self._models: dict[ModelName, ModelEntry] = {}
         self._keys: dict[str, tuple[float, TenantEntry]] = {}
-        """Hash of a key that may call -> when it expires, and whose it is."""
+        """Hash of a key with a calling role -> its expiry and tenant."""
         self._names: dict[str, ModelEntry] = {}
         self._resolved: dict[tuple[TenantName, str], ModelEntry] = {}
-        """What was permitted before."""
+        """Cache of permitted models."""
         self._default = TenantEntry(name=DEFAULT_TENANT)
 
     def apply(self, delta: CatalogueDelta) -> None:
-        """Takes a change of the catalogue, or ignores it when it is older than what is known."""
+        """Apply a change of the catalogue, unless it is older than the current state."""
         if (delta.epoch, delta.version) < self._version:
             return
         self._version = (delta.epoch, delta.version)
@@ -72,9 +72,9 @@ class Directory:
         self._index()
 
     def authenticate(self, key_sha256: str | None, now_unix_s: float) -> TenantEntry:
-        """Whose Call it is, by the hash of the key that was sent. Raises CallError 401.
+        """Return the tenant of a key, given by its hash. Raises CallError 401.
 
-        Without `keys_needed` everybody is Tenant `default`.
+        Without `keys_needed` every request belongs to tenant `default`.
         """
         if not self.settings.keys_needed:
             return self._default
@@ -84,9 +84,9 @@ class Directory:
         return tenant
 
     def resolve(self, tenant: TenantEntry, name: str) -> ModelEntry:
-        """The Model that the Tenant means by a name or alias. Raises CallError 404, also when it may not call it.
+        """Return the model for a name or alias. Raises CallError 404, also if the tenant may not call it.
 
-        Of `model:adapter` it is the Model's entry with the adapter's `served_name` and `lora`; all else is the Model's.
+        For `model:adapter` it is the model's entry with the adapter's `served_name` and `lora`.
         """
         known = self._resolved.get((tenant.name, name))
         if known is not None:
@@ -100,7 +100,7 @@ class Directory:
         return model
 
     def visible(self, tenant: TenantEntry) -> list[ModelEntry]:
-        """The Models that the Tenant may call and that are listed, by name."""
+        """Return the listed models that the tenant may call, by name."""
         return [
             model
             for name, model in sorted(self._models.items())
@@ -108,7 +108,7 @@ class Directory:
         ]
 
     def _index(self) -> None:
-        """Derives keys and names. Documents give a name to one Model; should two have it, it is the older one's."""
+        """Derive keys and names. Documents give a name to one model; if two have it, the older model gets it."""
         self._resolved.clear()
         self._default = self._tenants.get(DEFAULT_TENANT, TenantEntry(name=DEFAULT_TENANT))
         self._keys = {
@@ -132,18 +132,18 @@ class Directory:
 
 @lru_cache(SALTS_MAX)
 def cache_salt(tenant: TenantName) -> str:
-    """What keeps a Tenant's prefix cache apart from others' in an engine, which need not learn the name.
+    """Return the salt that isolates a tenant's prefix cache in an engine, without disclosing the tenant's name.
 
-    It is no secret: no client can send one.
+    It is no secret: clients cannot send one.
     """
     return sha256(f"pilotlight/cache-salt/{tenant}".encode()).hexdigest()[:32]
 
 
 def is_permitted(tenant: TenantEntry, model: ModelEntry) -> bool:
-    """Whether the Tenant may call the Model: neither document may rule it out.
+    """Return whether the tenant may call the model: neither document may forbid it.
 
-    A Model that lists Tenants is for those only. A Tenant that lists globs may call what matches one; one that lists
-    none may call the Models that list no Tenants, and those that list it.
+    A model that lists tenants is only for those. A tenant that lists globs may call models that match one. A tenant
+    that lists none may call models that list no tenants, and those that list it.
     """
     if model.tenants is not None and tenant.name not in model.tenants:
         return False

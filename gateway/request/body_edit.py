@@ -1,9 +1,8 @@
-"""What is read from a body, and the few edits made to it: named top-level members, nothing else (interfaces, section
-3). Pure.
+"""Reads and edits named top-level members of a request body, nothing else (interfaces, section 3). Pure.
 
-Promises: a body is read in one way only. Keys are compared decoded, a top-level member that comes twice is refused,
-and so is what is not UTF-8 or not JSON. What is not edited stays byte for byte. Work is linear in the body, and
-bounded where many tiny members would make it slow. It must not look into messages, and never dereferences anything.
+An accepted body is unambiguous: keys are compared decoded, and repeated top-level members, invalid UTF-8 and invalid
+JSON are rejected. Unedited parts are unchanged byte for byte. The work is linear in the size of the body, and bounded
+where many tiny members would make it slow. Messages are never inspected, and nothing is dereferenced.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from gateway.request.multipart import Form, edit_multipart, read_multipart, scan
 __all__ = ["Form", "Peek", "edit_body", "edit_json", "edit_multipart", "read_body", "read_json", "read_multipart"]
 
 _COLONS_MAX = 20_000
-"""A body with more is only taken apart when most of them are inside the members that may be large."""
+"""A body with more is parsed only if most of them are inside the members that may be large."""
 
 
 class Peek:
-    """What we know of a JSON body."""
+    """What the gateway reads of a JSON body."""
 
     __slots__ = ("body", "body_model", "members", "model", "stream", "wants_usage")
 
-    def __init__(  # noqa: PLR0917  one per Call: keywords would cost as much again
+    def __init__(  # noqa: PLR0917  one per request: keywords would double the cost
         self,
         body: bytes | ChunkedBody,
         model: str,
@@ -43,14 +42,14 @@ class Peek:
     ) -> None:
         self.body = body
         self.model = model
-        """The model asked for: the path's, the body's, or the header's."""
+        """The requested model: from the path, the body, or the header."""
         self.stream = stream
         self.wants_usage = wants_usage
-        """The client itself set `stream_options.include_usage`; if not, the added chunk is removed from the answer."""
+        """The client set `stream_options.include_usage`; if not, the added chunk is removed from the response."""
         self.body_model = body_model
-        """What the body itself says; None where only the path or a header named the model."""
+        """The model named in the body; None if only the path or a header names it."""
         self.members = members
-        """All top-level members in order, by decoded name; of a large body only those that we read."""
+        """All top-level members in order, by decoded name; for a large body only those that the gateway reads."""
 
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
@@ -63,7 +62,7 @@ _MEMBER_END = re.compile(rb"[ \t\r\n]*([,}])")
 
 
 def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes) -> None:
-    """Lets a large body be read while it arrives, if it can be read at all."""
+    """Start reading a large body while it arrives, if its type allows it."""
     if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
         pieces.scan = JsonScan(pieces.parts)
     elif operation.multipart and content_type[:19].lower() == b"multipart/form-data":
@@ -71,14 +70,14 @@ def start_scan(operation: Operation, pieces: ChunkedBody, content_type: bytes) -
 
 
 def check_media(operation: Operation, content_type: bytes) -> None:
-    """Raises 415 for what the path does not take."""
+    """Raise 415 for a media type that the path does not accept."""
     multipart = operation.multipart and content_type[:19].lower() == b"multipart/form-data"
     if not multipart and _JSON_TYPE.fullmatch(content_type) is None:
         raise unsupported_media_type()
 
 
 def read_body(operation: Operation, body: Body, content_type: bytes, header_model: str | None = None) -> Peek | Form:
-    """The body of a Call, by its media type. Raises 415 for what the path does not take, 400 for what is unreadable."""
+    """Read a body by its media type. Raises 415 if the path does not accept the type, 400 if the body is malformed."""
     if content_type == b"application/json" or _JSON_TYPE.fullmatch(content_type):
         if not isinstance(body, StreamingBody):
             return read_json(body, path_model=operation.model, header_model=header_model)
@@ -90,9 +89,9 @@ def read_body(operation: Operation, body: Body, content_type: bytes, header_mode
 def edit_body(
     operation: Operation, peek: Peek | Form, served_name: str, cache_salt: str | None = None, lora: str = ""
 ) -> Body:
-    """The body as the engine gets it: its own name for the model, usage asked for where streams can tell it, and whose
-    prefix cache it may use, where the engine asks and the path takes that. `lora` says which adapters apply: raises 400
-    where the path takes none of that.
+    """Return the body for the engine, with its model name, usage requested for streams, and a cache salt.
+    The salt is set only if the engine supports it and the path allows it. `lora` selects adapters: raises 400 if the
+    path does not support that.
     """
     if lora and not operation.salted:
         raise invalid_request(
@@ -105,8 +104,8 @@ def edit_body(
 
 
 def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
-    """Reads `model`, `stream` and `stream_options.include_usage`. The path's model overrules the body's (Azure's
-    clients send both); the header's must equal it. Raises 400 saying what to fix.
+    """Read `model`, `stream` and `stream_options.include_usage`. Raises 400 that says what to fix.
+    The path's model overrides the body's (Azure's clients send both); the header's must be equal to it.
     """
     if isinstance(body, bytes):
         members = _members(body)
@@ -128,10 +127,9 @@ def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, heade
 def edit_json(
     peek: Peek, *, model: str | None, include_usage: bool, cache_salt: str | None = None, lora: str = ""
 ) -> Body:
-    """The body with `model` set, usage asked for if it streams, our `cache_salt`, or none, for the client's, and `lora`
-    where it is not empty (a client's own was refused).
+    """Return the body with `model` set, usage requested if it streams, the gateway's `cache_salt` or none, and `lora`.
 
-    The same object when nothing changes; else the members are joined anew, their values byte for byte.
+    The same object if nothing changes; otherwise the members are joined again, with unchanged values.
     """
     renamed = model is not None and model != peek.body_model
     asking = include_usage and peek.stream and not peek.wants_usage
@@ -158,7 +156,7 @@ def edit_json(
 
 
 def _scanned(body: ChunkedBody) -> dict[str, Raw]:
-    """The members that we read of a large body."""
+    """Return the members of a large body that the gateway reads."""
     found = body.scan = body.scan if isinstance(body.scan, JsonScan) else JsonScan(body.parts)
     found.check(len(body))
     forbidden_fields.check_members(found.names)
@@ -166,14 +164,14 @@ def _scanned(body: ChunkedBody) -> dict[str, Raw]:
 
 
 def _spliced(body: ChunkedBody, edits: dict[str, bytes | None]) -> Body:
-    """A large body with these edits: cut where they are, everything else as it came."""
+    """Return a large body with these edits, otherwise unchanged."""
     if not isinstance(body.scan, JsonScan):
         raise TypeError("this body was not read as JSON")
     return body.edited(body.scan.splices(edits))
 
 
 def chosen_model(body_model: str | None, path_model: str | None, header_model: str | None) -> str:
-    """The one model that is meant (interfaces, section 3)."""
+    """Return the requested model (interfaces, section 3)."""
     model = path_model or body_model or header_model
     if not model:
         raise invalid_request("name the model in the top-level member model", param="model")
@@ -183,7 +181,7 @@ def chosen_model(body_model: str | None, path_model: str | None, header_model: s
 
 
 def _members(body: bytes) -> dict[str, Raw]:
-    """The top-level members, proven to be UTF-8 and to come once each."""
+    """Return the top-level members; checked to be UTF-8 and not repeated."""
     try:
         if not body.isascii():
             body.decode()
@@ -199,7 +197,7 @@ def _members(body: bytes) -> dict[str, Raw]:
     count = len(members)
     if count > MEMBERS_MAX:
         raise _too_broad()
-    # Without white space, escapes in names and repeated members the body is exactly this long; any of them adds to it.
+    # Bytes beyond the shortest form: white space, escapes in names, or repeated members.
     excess = len(body) - len("".join(members)) - sum(map(len, members.values())) - 4 * count - 1
     if excess and not (excess == 2 * count - 1 and _spaced(members) == body):
         _check_once(body, members)
@@ -207,14 +205,15 @@ def _members(body: bytes) -> dict[str, Raw]:
 
 
 def _spaced(members: dict[str, Raw]) -> bytes:
-    """The object as Python's json writes it. A body equal to this has these members and no others."""
+    """Return the object as Python's json writes it. A body equal to this has these members and no others."""
     return b"{%b}" % b", ".join([b'"%b": %b' % (name.encode(), value) for name, value in members.items()])
 
 
 def _check_once(body: bytes, members: dict[str, Raw]) -> None:
-    """Walks the members as they stand. Where one is repeated, `members` holds the last value, so an earlier one
-    either differs from it or is followed by a name that was seen. Two values that begin at one place cannot be
-    prefixes of each other and both end there, so comparing bytes is enough. Whoever cannot be followed is refused.
+    """Walk the members in order and reject repeated ones.
+    Of a repeated member, `members` holds the last value, so an earlier one either differs from it or is followed by a
+    known name. Two values at one position cannot be prefixes of each other and both end there, so comparing bytes is
+    enough. A body that cannot be followed is rejected.
     """
     at = body.index(b"{") + 1
     seen: set[str] = set()
@@ -234,7 +233,7 @@ def _check_once(body: bytes, members: dict[str, Raw]) -> None:
 
 
 def _check_breadth(body: bytes) -> None:
-    """Refuses what would be an endless dict: every member has a colon, so those outside the large members bound it."""
+    """Reject a body with too many members: each has a colon, so the colons outside the large members bound them."""
     large = _LARGE.decode(body)
     inside = sum(bytes(getattr(large, name)).count(b":") for name in LargeMembers.__struct_fields__)
     if body.count(b":") - inside > _COLONS_MAX:
@@ -266,7 +265,7 @@ def _flag(raw: Raw, name: str) -> bool:
 
 
 def _options(raw: Raw) -> dict[str, Raw]:
-    """`stream_options` as members; null is none."""
+    """Return the members of `stream_options`; empty for null."""
     if bytes(raw) == b"null":
         return {}
     try:
@@ -280,7 +279,7 @@ def _options(raw: Raw) -> dict[str, Raw]:
 
 
 def _check_unused(raw: Raw) -> None:
-    """`stream_options` of a Call that does not stream may be anything, but its names must be unambiguous."""
+    """Without streaming, `stream_options` may be anything, but its names must be unambiguous."""
     try:
         names = _MEMBERS.decode(raw)
     except msgspec.ValidationError:
@@ -302,8 +301,8 @@ def _with_usage(raw: Raw | None) -> bytes:
 
 
 def _join(members: dict[str, Raw | bytes]) -> bytes:
-    """One JSON object in its shortest form."""
-    if "".join(members).isidentifier():  # no name can need an escape
+    """Return a JSON object in its shortest form."""
+    if "".join(members).isidentifier():  # no name needs an escape
         parts = [b'"%b":%b' % (name.encode(), value) for name, value in members.items()]
     else:
         parts = [b"%b:%b" % (msgspec.json.encode(name), value) for name, value in members.items()]

@@ -1,9 +1,8 @@
-"""Members of a body that would send a Call, or a part of it, somewhere else than to its Model's Replica, or have it
-served from what an engine keeps for others. Pure.
+"""Forbidden body fields: those that would redirect a request, or let it use cached data of other requests. Pure.
 
-Owns their names. Where a Call goes is the gateway's own decision, and what an engine talks to is its operator's; so
-a body that names such a place is refused as a whole, and not silently stripped: whoever sent it meant something by it.
-Only top-level members and parts of forms are meant: everything below them is content, which nobody here reads.
+The gateway decides where a request is sent, and the operator which hosts an engine contacts. A body with such a field
+is rejected, not silently stripped, because the client meant something by it. Only top-level members and form parts are
+checked: everything below is content, which the gateway does not read.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from gateway.errors import CallError, invalid_request
 
 PLACES = frozenset(
     {
-        # Where a proxy shall send the call (LiteLLM; CVE-2024-6587).
+        # Where a proxy sends the request (LiteLLM; CVE-2024-6587).
         "api_base", "base_url",
-        # Which files an engine shall load as adapters (SGLang; vLLM-Omni), or which it shall apply (llama.cpp).
+        # Files that an engine loads as adapters (SGLang; vLLM-Omni), or adapters that it applies (llama.cpp).
         "lora_path", "lora",
-        # Whom an engine shall fetch a prefill, or what was read of an image, from (SGLang; vLLM: remote_host in them).
+        # Hosts from which an engine fetches a prefill or an encoded image (SGLang; vLLM: remote_host in them).
         "bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params", "ec_transfer_params",
-        # Which of an engine's ranks shall serve it, or did its prefill: each has a cache of its own (SGLang).
+        # The rank of an engine that serves it, or did its prefill: each has its own cache (SGLang).
         "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank",
-        # Which of an engine's slots, with the prompt that it still holds, however busy (llama.cpp, now and once).
+        # The slot of an engine, including the prompt it still holds, even if busy (llama.cpp, new and old name).
         "id_slot", "slot_id",
-        # Whose cached prefixes it may use: appended to cache_salt, or an open session to go on with (SGLang).
+        # Selects cached prefixes: appended to cache_salt, or an open session to continue (SGLang).
         "extra_key", "session_params",
-        # Under which name the engine keeps it: one that is in use breaks the call that has it (SGLang).
+        # The engine's id of the request: reusing an active one breaks the request that has it (SGLang).
         "rid",
     }
 )  # fmt: skip
 
 READ = frozenset({"model", "stream", "stream_options", "cache_salt"})
-"""The top-level members, and parts of forms, that a gateway reads or changes."""
+"""Top-level members and form parts that a gateway reads or changes."""
 _KNOWN = PLACES | READ
 
 USUAL = frozenset(
@@ -45,7 +44,7 @@ USUAL = frozenset(
         "thinking",
     }
 )  # fmt: skip
-"""Names of the OpenAI and Anthropic APIs that need no check: a body with no other names takes one test of sets."""
+"""Common fields of the OpenAI and Anthropic APIs that need no check: a body with only these takes one set test."""
 _ADAPTER, _CACHE = "an adapter is called as model:adapter", "whose cache a call may use is decided here"
 _FIXES = {
     "lora": _ADAPTER, "lora_path": _ADAPTER, "cache_salt": _CACHE, "extra_key": _CACHE, "session_params": _CACHE,
@@ -54,7 +53,7 @@ _FIXES = {
 
 
 def check_members(names: Collection[str]) -> None:
-    """Raises CallError 400 when one of these names is a place. The message names it: it is ours, from `PLACES`."""
+    """Raise CallError 400 if one of these names is forbidden. The message contains the name from `PLACES`."""
     if USUAL.issuperset(names):
         return
     if not PLACES.isdisjoint(names):
@@ -63,10 +62,10 @@ def check_members(names: Collection[str]) -> None:
 
 
 def check_case(names: Collection[str], known: frozenset[str]) -> None:
-    """Raises CallError 400 if a name differs from a known one only in case.
+    """Raise CallError 400 if a name differs from a known one only in case.
 
-    Engines whose JSON decoder ignores case (Go's encoding/json, and so Ollama) take such a member for the known one,
-    and of two the last. Case folding covers U+017F and U+212A, which Go folds to s and k.
+    Engines whose JSON decoder ignores case (Go's encoding/json, and so Ollama) treat such a member as the known one,
+    and use the last of two. Case folding covers U+017F and U+212A, which Go folds to s and k.
     """
     text = "".join(names)
     if text.isascii() and text == text.lower():
@@ -79,7 +78,7 @@ def check_case(names: Collection[str], known: frozenset[str]) -> None:
 
 
 def check_part(name: str) -> None:
-    """The same for a part of a form. A `cache_salt` is refused there: of a form nothing is taken out."""
+    """Do the same for a form part. A `cache_salt` is rejected there, because nothing is removed from a form."""
     if name in PLACES or name == "cache_salt":
         raise _refusal(name)
     check_case((name,), _KNOWN)

@@ -1,8 +1,8 @@
-"""What a request's headers say about its Call, and the head that goes to the engine in their place. Pure.
+"""The meaning of a request's headers, and the head that is sent to the engine. Pure.
 
-Owns deadline, priority, request id, key and the allow-list upwards (interfaces, section 3). Promises: an engine sees
-a head that is entirely our own serialisation: no key, no `Connection`-named header, no header of ours forged from
-outside, one length, one host. A key is taken from headers only, never from the query.
+Reads deadline, priority, request id and key, and applies the allow-list of forwarded headers (interfaces, section 3).
+The head sent to an engine is entirely serialized by the gateway: no key, no header named by `Connection`, no forged
+gateway header, one length, one host. A key is read from headers only, never from the query.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gateway.http.request_head import Head, connection_names
 from gateway.request.api_routes import Operation
 
 READ_TIMEOUT_SHARE = 0.9
-"""Of the client's own read timeout we use this much, so that it sees our answer and not its timeout (540 of 600 s)."""
+"""Share of the client's read timeout to use, so that the client gets a response before its timeout (540 of 600 s)."""
 PRIORITY_ABSOLUTE_MAX = 100
-"""X-Priority beyond it is refused: every priority is a row in reports."""
+"""X-Priority beyond this is rejected: every priority is a row in reports."""
 UPSTREAM_HEAD_BYTES_MAX = 8 << 10
-"""Engines take this much; above it 431."""
+"""Engines accept this much; above it 431."""
 _OUR_LINES_BYTES = 1 << 10
-"""Of it for what we say ourselves: what is too large is known, and refused, before the Call may wait."""
+"""Of these for the gateway's own lines, so that a head that is too large is rejected before the request is queued."""
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _PRIORITY = re.compile(rb"-?[0-9]{1,3}")
@@ -40,30 +40,30 @@ _FORWARDED = (
     b"content-type", b"accept", b"accept-language", b"user-agent",
     b"anthropic-version", b"anthropic-beta", b"openai-beta",
 )  # fmt: skip
-"""All that travels to an engine from the client's head, beside the trace context (W3C) where it is one."""
+"""All client headers that are forwarded to an engine, in addition to a valid trace context (W3C)."""
 _TRACE = (b"traceparent", b"tracestate")
 
 
 class Asked(NamedTuple):
-    """All that a head alone says about its Call."""
+    """Everything that a head says about its request."""
 
     key_sha256: str | None
-    """The API key as its hash, in lower-case hex. None without one."""
+    """The API key as a lower-case hex hash; None if there is none."""
     error: CallError | None
-    """What of the rest cannot be meant; for those only whose key is good."""
+    """Error in the other headers; disclosed only if the key is valid."""
     model: str | None
     """`X-Model`."""
     wait_s: float
-    """How long the client waits for a first byte; infinite where it does not say."""
+    """How long the client waits for the first byte; infinite if not given."""
     priority: int
     """`X-Priority`; 0 when absent."""
     content_type: bytes
     upwards: bytes
-    """The header lines that go to an engine, each ending in CRLF."""
+    """The header lines for an engine, each ending in CRLF."""
 
 
 def get_call_headers(head: Head) -> Asked:
-    """What the head says; worked out once. Raises CallError 400 for two keys that differ."""
+    """Return the parsed headers, cached in the head. Raises CallError 400 for two different keys."""
     known = head.derived
     if isinstance(known, Asked):
         return known
@@ -72,7 +72,7 @@ def get_call_headers(head: Head) -> Asked:
 
 
 def read_call_headers(headers: dict[bytes, bytes]) -> Asked:
-    """The same from the headers alone."""
+    """Parse the headers."""
     key = api_key(headers)
     error, model, priority = None, None, 0
     try:
@@ -94,9 +94,9 @@ def read_call_headers(headers: dict[bytes, bytes]) -> Asked:
 
 
 def _wait_s(headers: dict[bytes, bytes]) -> float:
-    """The sooner of `Prefer: wait=N` (RFC 7240, 4.3) and the SDK's own read timeout.
+    """Return the lower of `Prefer: wait=N` (RFC 7240, 4.3) and the SDK's own read timeout.
 
-    Both headers are hints: a value that cannot be read is ignored, as RFC 7240, 2 asks.
+    Both headers are hints: malformed values are ignored, as RFC 7240, 2 requires.
     """
     wait_s = math.inf
     timeout = headers.get(b"x-stainless-read-timeout")
@@ -108,7 +108,7 @@ def _wait_s(headers: dict[bytes, bytes]) -> float:
 
 
 def _preferred_wait_s(prefer: bytes) -> int | None:
-    """The first `wait` of the list counts (RFC 7240, 2); None when there is none that can be read."""
+    """Return the first `wait` of the list (RFC 7240, 2); None if there is none or it is malformed."""
     at = 0
     while (match := _PREFERENCE.match(prefer, at)) is not None:
         if match[1].lower() == b"wait":
@@ -138,9 +138,9 @@ def _model(headers: dict[bytes, bytes]) -> str | None:
 
 
 def api_key(headers: dict[bytes, bytes]) -> bytes | None:
-    """The key the client sent: `Authorization: Bearer`, `x-api-key` or `api-key`. None without one.
+    """Return the client's key from `Authorization: Bearer`, `x-api-key` or `api-key`; None if there is none.
 
-    Raises 400 when two differ. Other schemes of Authorization are no key.
+    Raises 400 if two differ. Other Authorization schemes are ignored.
     """
     found = None
     bearer = headers.get(b"authorization")
@@ -156,7 +156,7 @@ def api_key(headers: dict[bytes, bytes]) -> bytes | None:
 
 
 def _upwards(headers: dict[bytes, bytes]) -> bytes:
-    """The header lines for an engine. What the client's Connection header names stays here (RFC 9110, 7.6.1)."""
+    """Return the header lines for an engine, without headers named by the client's Connection (RFC 9110, 7.6.1)."""
     named = connection_names(headers.get(b"connection", b""))
     traced = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"")) is not None
     names = _FORWARDED + (_TRACE if traced else ())
@@ -164,13 +164,13 @@ def _upwards(headers: dict[bytes, bytes]) -> bytes:
 
 
 def request_id(head: Head) -> str | None:
-    """The client's own id when it is 1 to 128 of [A-Za-z0-9._-], else None."""
+    """Return the client's own id if it is 1 to 128 of [A-Za-z0-9._-], else None."""
     value = head.headers.get(b"x-request-id")
     return value.decode("ascii") if value is not None and _ID.fullmatch(value) else None
 
 
 def upstream_head(upwards: bytes, operation: Operation, authority: bytes, body_bytes: int, request_id: bytes) -> bytes:
-    """The whole head for an engine (`authority`: its Host), with the empty line that ends it. The body follows."""
+    """Return the complete head for an engine (`authority`: its Host), including the final empty line."""
     head = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (
         operation.engine_path,
         authority,

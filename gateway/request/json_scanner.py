@@ -1,11 +1,10 @@
-"""The outline of a large JSON object, read while it arrives: its top-level members, and where those stand that we edit.
-Pure.
+"""Incremental scan of a large JSON object: its top-level members, and the positions of those to edit. Pure.
 
-Promises: what is read has one reading only. All of it is UTF-8, the top level is strict JSON with every name once, and
-inside values strings are strict (control characters, escapes), brackets match by kind, and between strings is nothing
-but what JSON is written with: no comment, no other quote and no escape can hide a bracket or a quote from anybody.
-What it does not prove of values inside brackets: that commas, colons, words and numbers stand as they should. The
-engine reads them, and refuses. Names, numbers and nesting are bounded more tightly than in a small body.
+An accepted body is unambiguous: all of it is UTF-8; the top level is strict JSON without repeated names; strings in
+values are strict (control characters, escapes), brackets match by kind, and only characters of JSON occur between
+strings. So no comment, other quote or escape can hide a bracket or a quote from another parser. Not checked inside
+brackets: the positions of commas, colons, words and numbers; the engine parses these and rejects errors. Names, numbers
+and nesting have tighter limits than in a small body.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from gateway.request.forbidden_fields import READ
 MEMBERS_MAX = 1000
 """Top-level members of one body; above it 400."""
 NESTING_MAX = 200
-"""Levels inside one member of a large body; above it 400."""
+"""Nesting depth within one member of a large body; above it 400."""
 VALUE_BYTES_MAX = 4 << 10
-"""Of a member that we read; above it 400."""
+"""Size of a member that the gateway reads; above it 400."""
 TOKEN_BYTES_MAX = 2 << 10
-"""Of a top-level name, number or word; above it 400."""
+"""Size of a top-level name, number or word; above it 400."""
 _FIRST_BYTES, _LAST_BYTES = 256, 64
-"""What is looked at in one go: at a value's begin, and where its end is near."""
+"""Window sizes at the start of a value, and near its end."""
 _BRACKETS = 2 << 10
-"""With more of them a window is made smaller."""
+"""With more brackets the window is reduced."""
 
 _START, _FIRST, _NAME, _COLON, _VALUE, _COMMA, _END, _STRING, _NEST = range(9)
 
@@ -48,7 +47,7 @@ _RUNS = re.compile(rb"[\[{]+|[\]}]+")
 _CONTROLS = bytes(range(32))
 _BRACKETS_ONLY = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _BETWEEN = b"[]{},: \t\r\n0123456789+-.eEtrufalsn"
-"""All that strict JSON has outside of strings."""
+"""All characters of strict JSON outside of strings."""
 _OPENING = b"[{"
 _RISE = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _CLOSING = bytes.maketrans(b"[{", b"]}")
@@ -56,21 +55,21 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 class Member:
-    """Where a member stands that we read."""
+    """Position of a member that the gateway reads."""
 
     __slots__ = ("after", "before", "end", "start")
 
     def __init__(self, before: int, start: int) -> None:
         self.before = before
-        """Of its comma, or of its name where it is the first."""
+        """Start of its comma, or of its name if it is the first."""
         self.start = start
-        """Of its value."""
+        """Start of its value."""
         self.end = self.after = -1
-        """After its value, and after the comma that follows it; -1 without one."""
+        """End of its value (`end`), and of the following comma (`after`); -1 if there is none."""
 
 
 class JsonScan(Scan):
-    """The walk over a JSON object."""
+    """The scan of a JSON object."""
 
     __slots__ = (
         "_before", "_brace", "_checked", "_decoder", "_first", "_inside", "_member", "_name", "_near",
@@ -80,28 +79,28 @@ class JsonScan(Scan):
     def __init__(self, parts: list[Part]) -> None:
         super().__init__(parts, TOKEN_BYTES_MAX)
         self.values: dict[str, bytes] = {}
-        """The members of READ as they are written; of `cache_salt` only that it is there."""
+        """The members of READ as written; for `cache_salt` only its presence."""
         self.members: dict[str, Member] = {}
-        """Where they stand."""
+        """Their positions."""
         self.names: set[str] = set()
         """All top-level names so far."""
         self._state = _START
         self._name = ""
         self._member: Member | None = None
-        """The last one of READ, until what follows it is known."""
+        """The last member of READ, until the end of its comma is known."""
         self._before = self._brace = self._first = -1
-        """Where the member begins that is read now; where the object ends; where its first name is."""
+        """Start of the current member, end of the object, and start of its first name."""
         self._stack = b""
-        """Brackets that are open inside the member."""
+        """Open brackets within the member."""
         self._inside = False
-        """In a string inside brackets."""
+        """Within a string inside brackets."""
         self._size, self._near = _FIRST_BYTES, False
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._checked, self._pending = 0, False
-        """So far it is UTF-8; the last character is not whole."""
+        """Bytes checked as UTF-8; whether the last character is incomplete."""
 
     def splices(self, edits: dict[str, bytes | None]) -> list[Edit]:
-        """The changes that set members of READ, or remove them (None)."""
+        """Return the edits that set members of READ, or remove them (None)."""
         found: list[Edit] = []
         added: list[bytes] = []
         left = len(self.names)
@@ -171,7 +170,7 @@ class JsonScan(Scan):
         return at
 
     def _token(self, window: bytes, at: int) -> int:
-        """The end of the token that begins there; -1 while it is not whole."""
+        """Return the end of the token at `at`; -1 while it is incomplete."""
         byte, state = window[at : at + 1], self._state
         if state in (_FIRST, _NAME) and byte == b'"':
             return self._key(window, at)
@@ -216,7 +215,7 @@ class JsonScan(Scan):
         return match.end()
 
     def _begin(self, window: bytes, at: int) -> int:
-        """A value begins."""
+        """Start a value."""
         byte = window[at : at + 1]
         end = at + 1
         if byte == b'"':
@@ -238,7 +237,7 @@ class JsonScan(Scan):
         return end
 
     def _end(self, end: int) -> None:
-        """The value ends."""
+        """End a value."""
         self._state = _COMMA
         member, name = self._member, self._name
         if member is None or name not in READ:
@@ -254,9 +253,7 @@ class JsonScan(Scan):
     # --- values ------------------------------------------------------------------------------------------------------
 
     def _blank(self, window: bytes) -> bytes:
-        """The window with escaped quotes and backslashes blanked (by what may stand in strings only), up to an escape
-        that is not whole. All escapes in it are good.
-        """
+        """Blank escaped quotes and backslashes, up to an incomplete escape. Raises CallError for an invalid escape."""
         escapes = window.count(b"\\")
         if escapes == 0:
             return window
@@ -270,7 +267,7 @@ class JsonScan(Scan):
         return window.replace(b'\\"', b"__")
 
     def _string(self, window: bytes) -> int:
-        """Inside a string that is a top-level value."""
+        """Scan within a string that is a top-level value."""
         window = self._blank(window)
         quote = window.find(b'"')
         end = len(window) if quote < 0 else quote
@@ -283,7 +280,7 @@ class JsonScan(Scan):
         return end
 
     def _nest(self, window: bytes) -> int:
-        """Inside brackets. Most windows are weighed as a whole; the one with the value's end is narrowed down to it."""
+        """Scan within brackets, whole windows at once; the window with the value's end is narrowed down to it."""
         blank = self._blank(window)
         size, inside = len(blank), int(self._inside)
         if size == 0:
@@ -319,8 +316,8 @@ class JsonScan(Scan):
         return size
 
     def _balance(self, brackets: bytes) -> tuple[bytes, bytes, int]:
-        """Brackets without those that close each other: what closes earlier ones, what stays open; and a bound of how
-        high they rise. Pairs with nothing between are taken out as long as that pays, then whole runs.
+        """Cancel matching brackets: return those closing earlier ones, those left open, and a bound on the depth.
+        Remove adjacent pairs as long as that pays, then process whole runs.
         """
         passes, size = 0, 2 * len(brackets)
         while 8 * len(brackets) < 7 * size:
@@ -345,7 +342,7 @@ class JsonScan(Scan):
         return closing, bytes(opening), passes + highest
 
     def _last(self, window: bytes) -> int:
-        """The end of the value is in this short (blanked) window."""
+        """Find the end of the value, which is in this short (blanked) window."""
         depth, inside = len(self._stack), self._inside
         for match in _MARKS.finditer(window):
             byte = match[0]
@@ -369,5 +366,5 @@ def _invalid() -> CallError:
 
 
 def _peak(brackets: bytes) -> int:
-    """How high they rise above where they begin."""
+    """Return the maximum depth above the start."""
     return max(accumulate(array("b", brackets.translate(_RISE))))

@@ -1,9 +1,9 @@
-"""What is read from a multipart/form-data body (RFC 7578, RFC 2046), and the one edit made to it. Pure.
+"""Reads a multipart/form-data body (RFC 7578, RFC 2046), and edits its `model` part. Pure.
 
-Promises: the body is one flat list of parts, each with a head of our grammar and one `name`; a boundary is looked for
-only at the start of a line; names of parts are words that nobody trims; the parts that we read (`model`, `stream`)
-come once. File parts are not looked into, and stay byte for byte. Anything unusual (a preamble, a missing last
-boundary, folded headers, encoded parts) is refused.
+The body is a flat list of parts, each with a head of a strict grammar and one `name`. A boundary is recognized only at
+the start of a line. Part names are words that no parser trims. The parts that the gateway reads (`model`, `stream`)
+must not be repeated. File parts are not inspected, and stay byte for byte. Anything unusual (a preamble, a missing last
+boundary, folded headers, encoded parts) is rejected.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PARTS_MAX = 1000
 """Parts of one form; above it 400."""
 PART_HEAD_BYTES_MAX = 8 << 10
 VALUE_BYTES_MAX = 4 << 10
-"""Of the parts we read; above it 400."""
+"""Size of a part that the gateway reads; above it 400."""
 
 
 class Form(NamedTuple):
-    """What we know of a multipart body."""
+    """What the gateway reads of a multipart body."""
 
     body: Body
     model: str
-    """The model asked for: the path's, the form's, or the header's."""
+    """The requested model: from the path, the form, or the header."""
     stream: bool
     start: int
-    """The value of the part `model` is body[start:end]; without such a part both are where one may be inserted."""
+    """The value of part `model` is body[start:end]; without such a part both are 0."""
     end: int
     boundary: bytes
     has_model: bool
@@ -55,15 +55,15 @@ _FLAGS = {"true": True, "True": True, "1": True, "false": False, "False": False,
 
 
 def scan_multipart(pieces: ChunkedBody, content_type: bytes) -> None:
-    """Lets a large body be read while it arrives, if its boundary is good."""
+    """Start reading a large body while it arrives, if its boundary is valid."""
     try:
         pieces.scan = FormScan(pieces.parts, _boundary(content_type))
     except CallError:
-        return  # read_multipart will say so
+        return  # read_multipart reports the error
 
 
 def names_model(pieces: ChunkedBody) -> bool:
-    """Whether the part `model` is among what was read."""
+    """Return whether the part `model` has been read."""
     scan = pieces.scan
     return isinstance(scan, FormScan) and scan.error is None and any(name == b"model" for name, _, _ in scan.found)
 
@@ -71,9 +71,7 @@ def names_model(pieces: ChunkedBody) -> bool:
 def read_multipart(
     body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
 ) -> Form:
-    """Finds the parts `model` and `stream`, of a body that grows among those that have come. Raises 400 saying what to
-    fix.
-    """
+    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises 400 that says what to fix."""
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
     for name, start, end in _parts(body, boundary) if isinstance(body, bytes) else _scanned(body, boundary):
@@ -97,7 +95,7 @@ def read_multipart(
 
 
 def edit_multipart(form: Form, *, model: str) -> Body:
-    """The body with the value of `model` replaced (or the part put first, where only the path named it)."""
+    """Return the body with the value of `model` replaced (or the part inserted first, if the form has none)."""
     value, body = model.encode(), form.body
     if b"\r" in value or b"\n" in value:
         raise invalid_request("the model's name has a line end", param="model")
@@ -123,9 +121,9 @@ def _boundary(content_type: bytes) -> bytes:
 
 
 def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, int, int]]:
-    """Name and span of every part's value. The body begins with the first boundary line and ends with the last."""
+    """Return name and span of every part's value. The body starts and ends with a boundary line."""
     mark = b"\r\n--" + boundary
-    # Some readers take a boundary after a bare line feed for one, too.
+    # Some parsers also accept a boundary after a bare line feed.
     if not body.startswith(mark[2:]) or body.count(mark) != body.count(mark[1:]):
         raise _malformed()
     at = len(mark) - 2
@@ -136,7 +134,7 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, int, int]]:
             raise _malformed()
         start = head_end + 4
         end = body.find(mark, start)
-        # A boundary inside a head, or right after it without a value between, is read differently by different parsers.
+        # Parsers differ on a boundary inside a head, or right after it without a value in between.
         if end < 0 or body.find(mark, at, start + len(mark) - 2) >= 0:
             raise _malformed()
         parts.append((_part_name(body, at, head_end), start, end))
@@ -151,7 +149,7 @@ _BEGIN, _AFTER_MARK, _IN_VALUE, _TAIL = range(4)
 
 
 class FormScan(Scan):
-    """The same list of parts, of a large body while it arrives."""
+    """The incremental scan for the parts of a large body."""
 
     __slots__ = ("_line", "_name", "_start", "_state", "found")
 
@@ -161,7 +159,7 @@ class FormScan(Scan):
         self._line = b"\n--" + boundary
         self._name = b""
         self._start = 0
-        """Where the part's value begins."""
+        """Start of the part's value."""
         self._state = _BEGIN
 
     def _wanted(self) -> int:
@@ -183,7 +181,7 @@ class FormScan(Scan):
         return len(mark)
 
     def _head(self, window: bytes) -> int:
-        """What follows a boundary: the end, or a part's head."""
+        """Read what follows a boundary: the end, or a part's head."""
         if len(window) < 2:
             return 0
         if window[:2] == b"--":
@@ -205,7 +203,7 @@ class FormScan(Scan):
         return start
 
     def _value(self, window: bytes) -> int:
-        """Up to the next boundary. What may be the begin of one, with the byte before it, waits for more."""
+        """Scan to the next boundary. A possible start of one, with the preceding byte, waits for more bytes."""
         at = window.find(self._line)
         if at < 0:
             return max(0, len(window) - len(self._line))
@@ -228,7 +226,7 @@ class FormScan(Scan):
 
 
 def _part_name(body: bytes, at: int, end: int) -> bytes:
-    """A part's head is body[at:end]; exactly one disposition, with one name."""
+    """Return the name in a part's head, body[at:end]; exactly one disposition, with one name."""
     if _PART_HEAD.fullmatch(body, at, end) is None:
         raise _malformed()
     head = body[at:end]

@@ -1,8 +1,8 @@
-"""How a body that is not whole at once comes in: what `gateway.server.connection` builds on.
+"""Receives bodies that do not arrive at once: base class of `gateway.server.connection`.
 
-Owns the body that is being read, from its head to the Call that takes it. Promises: nothing is read of a body that its
-head alone refuses, or that has no room; a large one is read a step in each turn of the loop, while it arrives; a form
-goes on while it arrives, once its model is known, and no engine has all of it before all of it was judged.
+Holds the body that is being read, from its head until a request takes it. No body is read that its head alone rules
+out, or that has no room in memory. A large body is read one step per loop iteration, while it arrives. A form is
+forwarded while it arrives, once its model is known, but no engine gets all of it before all of it has been checked.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
-"""While room is wanted: a body that comes more slowly, after so long, is refused."""
+"""While room is wanted, a body that is slower than this after the grace period is rejected."""
 REST_S_MAX, GROWING_S_MAX = 1.0, 3.0
-"""A form goes on while it comes when its rest is expected within so long; what then has not come is not waited for."""
+"""A form is forwarded while it arrives if its rest is expected within the first; after the second it is rejected."""
 
 
 class BodyIntake(ClientTransport):
-    """One client connection, as far as it brings bodies."""
+    """The part of a client connection that receives bodies."""
 
     __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader")
 
@@ -44,59 +44,59 @@ class BodyIntake(ClientTransport):
         self._continued = False
         """100 Continue was sent for the request that is being read."""
         self._intake: ChunkedBody | None = None
-        """The body that is being read, until a Call has it."""
+        """The body that is being read, until a request takes it."""
         self._growing: StreamingBody | None = None
-        """The same, while it goes on as it comes: `exchange` is its Call."""
+        """The same body while it is forwarded as it arrives; `exchange` is its request."""
         self._grows_since_s = 0.0
         self._held: Request | None = None
-        """Whole, but its large body is not read yet."""
+        """A complete request whose large body has not been read yet."""
 
-    # --- what the edge does ------------------------------------------------------------------------------------------
+    # --- implemented by Connection -----------------------------------------------------------------------------------
 
     def _serve(self, request: Request | None) -> None:
-        """Answers a request that is whole, and what is whole after it."""
+        """Answer a complete request and the complete ones after it."""
         raise NotImplementedError
 
     def _answer(self, request: Request) -> None:
-        """Answers one request, or makes it a Call."""
+        """Answer one request, or pass it to dispatch."""
         raise NotImplementedError
 
     def _call(self, request: Request, operation: Operation) -> None:
-        """Makes a request a Call. Raises CallError."""
+        """Pass a request to dispatch. Raises CallError."""
         raise NotImplementedError
 
     def _answer_early(self, head: Head, operation: Operation | None, error: CallError) -> None:
-        """Refuses a request whose body is still coming."""
+        """Reject a request whose body is still arriving."""
         raise NotImplementedError
 
     def _refuse_bytes(self, error: CallError) -> None:
-        """Refuses what came; nothing after it can be read."""
+        """Reject the received bytes; nothing after them can be read."""
         raise NotImplementedError
 
     def _occupied(self) -> bool:
-        """Whether the next request must wait."""
+        """Return whether the next request must wait."""
         raise NotImplementedError
 
-    # --- what comes --------------------------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------------------------------
 
     def _wait_for_more(self) -> None:
-        """A request is not whole yet, or comes before its turn."""
+        """A request is incomplete, or was sent ahead of its turn."""
         reader = self._reader
         if reader.waiting_for == "body":
             head, pieces = reader.pending, reader.pieces
             if head is not None and pieces is not None and self._may_come(head, pieces, reader.length):
                 self._body_comes(head, pieces)
         elif reader.waiting_for == "head":
-            if self._clock == "linger":  # what was dropped has ended
+            if self._clock == "linger":  # the dropped body has ended
                 self._run("idle")
             if self._clock == "idle" and reader.buffered:
                 self._run("head")
 
     def _may_come(self, head: Head, pieces: ChunkedBody, length: int | None) -> bool:
-        """Whether more of this body may come now; if never, that has been answered."""
+        """Return whether more of this body may arrive now; if never, an error has been sent."""
         room = self._front.room
         if self._growing is not None:
-            return True  # its Call runs
+            return True  # its request runs
         if self._clock != "body" or (length is None and pieces.size > precheck.DROP_BYTES_MAX):
             operation = find_operation(head.method, head.path)
             try:
@@ -124,7 +124,7 @@ class BodyIntake(ClientTransport):
         return False
 
     def let_in(self) -> None:
-        """There is room for the body that waits: it comes now, and has all of its time."""
+        """There is room for the waiting body: read it now, with its full timeout."""
         self._run("body")
         head, pieces = self._reader.pending, self._reader.pieces
         if head is not None and pieces is not None:
@@ -133,7 +133,7 @@ class BodyIntake(ClientTransport):
 
     def _body_comes(self, head: Head, pieces: ChunkedBody) -> None:
         if pieces.size > LARGE_BYTES and self._reading:
-            self._stop_reading()  # one piece in each turn of the loop, however many are here already
+            self._stop_reading()  # one piece per loop iteration, even if more have arrived
             self._has_read(head, pieces)
             asyncio.get_running_loop().call_soon(self._turn)
         if head.expects_continue and not self._continued:
@@ -141,7 +141,7 @@ class BodyIntake(ClientTransport):
             self.write(responses.CONTINUE)
 
     def _has_read(self, head: Head, body: ChunkedBody) -> bool:
-        """Reads a step of a large body, mostly while it arrives, so that nobody waits long; False: there is more."""
+        """Read a step of a large body, mostly while it arrives, to keep pauses short; False if there is more."""
         if body.scan is None:
             operation = find_operation(head.method, head.path)
             if operation is not None and operation.kind is Kind.INFER:
@@ -149,14 +149,14 @@ class BodyIntake(ClientTransport):
         return body.scan is None or body.scan.step(body.size)
 
     def _turn(self) -> None:
-        """The next turn, for a request that is held back, or for a body that arrives."""
+        """The next loop iteration, for a held request or an arriving body."""
         request = self._held
-        if self._lingers:  # all is said
+        if self._lingers:  # no further responses
             self._held = None
             self._resume_reading()
             return
         if request is not None:
-            if self._growing is not None or not self.paused:  # else it goes on when the client reads
+            if self._growing is not None or not self.paused:  # else it continues when the client reads
                 self._held = None
                 self._resume_reading()
                 self._serve(request)
@@ -173,7 +173,7 @@ class BodyIntake(ClientTransport):
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _answer_large(self, request: Request, body: ChunkedBody) -> None:
-        """Not before all of it is read."""
+        """Answer a request only after its large body has been read."""
         if not self._has_read(request.head, body):
             self._hold(request)
         elif self._growing is not None:
@@ -185,15 +185,15 @@ class BodyIntake(ClientTransport):
             self._intake = None
 
     def _hold(self, request: Request) -> None:
-        """It goes on in the next turn of the loop."""
+        """Continue with the request in the next loop iteration."""
         self._held = request
         self._stop_reading()
         asyncio.get_running_loop().call_soon(self._turn)
 
-    # --- a form that goes on while it comes --------------------------------------------------------------------------
+    # --- forms that are forwarded while they arrive ------------------------------------------------------------------
 
     def _pass_on(self, head: Head, pieces: ChunkedBody) -> None:
-        """What was read of it may go on; its Call begins with its model."""
+        """Forward the bytes read; the request starts once its model is known."""
         growing, scan, length = self._growing, pieces.scan, self._reader.length
         if scan is None or length is None:
             return
@@ -211,7 +211,7 @@ class BodyIntake(ClientTransport):
             exchange.more()
 
     def _is_soon_whole(self, size: int, length: int) -> bool:
-        """Whether the rest comes soon, at the pace so far: a Slot is not for waiting."""
+        """Return whether the rest arrives soon, at the pace so far, so that a slot is not occupied by waiting."""
         return (self._front.clock() - self._since_s) * (length - size) <= REST_S_MAX * size
 
     def _begin(self, request: Request, operation: Operation) -> None:
@@ -221,7 +221,7 @@ class BodyIntake(ClientTransport):
             self._answer_early(request.head, operation, error)
 
     def _is_whole(self, request: Request, growing: StreamingBody) -> None:
-        """Of a Call that is running."""
+        """The body of a running request is complete."""
         exchange = self.exchange
         self._clock, self._since_s = "busy", self._front.clock()
         if exchange is None:
@@ -241,19 +241,19 @@ class BodyIntake(ClientTransport):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _drop_intake(self) -> None:
-        """The body is of no use, or is small and has been joined."""
+        """Drop a body that is no longer needed, or was small and has been joined."""
         pieces, self._intake, self._growing = self._intake, None, None
         if pieces is not None:
             self._front.room.forget(self)
             self._front.discard(pieces)
 
     def _end_intake(self) -> None:
-        """The Call has its answer before all of its body came: the rest is dropped, and then it is the end."""
+        """The response was sent before the whole body arrived: drop the rest, then close."""
         self._drop_intake()
         self._linger()
 
     def _lags(self, past_s: float) -> bool:
-        """While room is wanted, a body comes at some pace, or makes room; one that goes on at once has to come soon."""
+        """Return whether the body is too slow while room is wanted, or a form being forwarded takes too long."""
         room, pieces = self._front.room, self._intake
         if self._growing is not None and self._front.clock() - self._grows_since_s > GROWING_S_MAX:
             return True

@@ -1,9 +1,9 @@
 """The inference port: one asyncio.Protocol per client connection around `gateway.http.request_reader`.
 
-Owns client connections: their clocks, their bounds, one request at a time in order, and answers that need no engine.
-Promises: every answer carries the request id; a client that leaves (end of stream, reset, half-close) is noticed at
-once, for reading goes on while its Call runs; one that does not read stops the engine's reading and is cut in the end;
-what is refused before it was read whole is answered, and then the connection ends.
+Handles a connection's timeouts and limits, one request at a time in order, and responses that need no engine. Every
+response carries the request id. A disconnect (end of stream, reset, half-close) is noticed at once, because reading
+continues while a request runs. A client that does not read pauses its engine and is disconnected after a timeout. A
+request rejected before it was read completely gets a response; then the connection ends.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 ANSWERS_A_TURN = 32
-"""Of requests that were pipelined, in one turn of the loop: about a millisecond."""
+"""Pipelined requests answered per loop iteration: about a millisecond."""
 
 
 class Connection(BodyIntake):
-    """One client connection. `exchange` is its running Call."""
+    """One client connection. `exchange` is its running request."""
 
     __slots__ = ("_serving", "address", "cors", "id_bytes", "request_id")
 
     def __init__(self, front: Gateway) -> None:
         super().__init__(front)
         self._serving = False
-        """`_serve` is on the stack: it takes the next request itself."""
+        """`_serve` is on the stack and takes the next request itself."""
         self.address = ""
         self.request_id = ""
         self.id_bytes = b""
@@ -49,7 +49,7 @@ class Connection(BodyIntake):
     # --- asyncio -----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is here; one too many from its address is closed unanswered."""
+        """Register a client; one above its address's limit is disconnected without a response."""
         peer = self._made(transport).get_extra_info("peername")
         self._since_s = self._front.clock()
         self.address = peer[0] if isinstance(peer, tuple) else ""
@@ -57,7 +57,7 @@ class Connection(BodyIntake):
             self._abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
+        """Take bytes of a request."""
         if self._lingers:
             return
         try:
@@ -73,18 +73,18 @@ class Connection(BodyIntake):
             self._wait_for_more()
 
     def eof_received(self) -> None:
-        """The client sends no more: it has left, also when it only half-closed."""
+        """The client has disconnected; a half-close counts as well."""
         self._left()
         self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         del exc
         self.let_go()
         self._left()
         self._transport = None
         self._drop_intake()
-        self._held, self._lingers = None, True  # a turn that is still to come finds nothing to do
+        self._held, self._lingers = None, True  # a pending turn finds nothing to do
         self._front.closed(self)
 
     def _fell_behind(self) -> None:
@@ -93,16 +93,16 @@ class Connection(BodyIntake):
             self.exchange.pause()
         else:
             self._run("stall")
-            self._stop_reading()  # who does not read its answers is not asked for more
+            self._stop_reading()  # read no further requests until it reads its responses
 
     def _caught_up(self) -> None:
         if self.exchange is not None:
             self.exchange.resume()
         elif not self._lingers and not self._serving:
-            asyncio.get_running_loop().call_soon(self._read_on)  # a transport that says so cannot bear to be closed
+            asyncio.get_running_loop().call_soon(self._read_on)  # the transport must not be closed in this callback
 
     def _read_on(self) -> None:
-        """Goes on where the client stopped reading."""
+        """Continue where the client stopped reading."""
         if self._held is not None:
             self._turn()
         elif self._occupied():
@@ -116,7 +116,7 @@ class Connection(BodyIntake):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _serve(self, request: Request | None) -> None:
-        """Answers what has been read, in order, until a Call runs or nothing whole is left; some in each turn."""
+        """Answer the requests read, in order, until one is in dispatch or all are done; a few per loop iteration."""
         self._serving = True
         for _ in range(ANSWERS_A_TURN):
             if request is None:
@@ -171,7 +171,7 @@ class Connection(BodyIntake):
         self._front.begin(exchange, now_s)
 
     def answered(self, *, close: bool) -> None:
-        """The answer is written: the next request, or the end."""
+        """The response is written: continue with the next request, or close."""
         self.exchange = None
         if self._growing is not None:
             self._end_intake()
@@ -183,7 +183,7 @@ class Connection(BodyIntake):
             self._next()
 
     def broke_off(self, *, told: bool) -> None:
-        """The answer ends before its end; where nothing in it says so, a reset does."""
+        """The response ends early; if nothing in it says so (`told`), reset the connection."""
         self.exchange = None
         if told and self._growing is not None:
             self._end_intake()
@@ -193,7 +193,7 @@ class Connection(BodyIntake):
             self._reset()
 
     def say_error(self, error: CallError, dialect: str, head: Head | None = None, *, close: bool = False) -> None:
-        """Writes a whole error answer."""
+        """Write a complete error response."""
         close = close or self._front.closing or (head is not None and not head.keep_alive)
         out = responses.render_error(error, self.id_bytes, dialect, close=close, more=self.cors)
         if head is not None and head.method == b"HEAD":
@@ -206,7 +206,7 @@ class Connection(BodyIntake):
             self._serve(request)
 
     def _take_next(self) -> Request | None:
-        """The next request if the client has sent all of it; else its clock begins."""
+        """Return the next request if all of it has arrived; else start its timeout."""
         self._run("idle")
         reader = self._reader
         ahead = reader.ahead
@@ -232,7 +232,7 @@ class Connection(BodyIntake):
         )
 
     def _answer_early(self, head: Head, operation: Operation | None, error: CallError) -> None:
-        """The head was enough. A short rest of the body is dropped; else, or where it may never come, it is the end."""
+        """Answer a request from its head. A short rest of the body is dropped; otherwise the connection ends."""
         self._named(head)
         self._drop_intake()
         self._front.telemetry.turned_away(self.request_id, error.code)
@@ -246,11 +246,11 @@ class Connection(BodyIntake):
             self._linger()
 
     def _refuse_bytes(self, error: CallError) -> None:
-        """What came is no request; nothing after it can be read."""
+        """Reject bytes that are no valid request; nothing after them can be read."""
         if self.exchange is not None and self._growing is not None:
             self.exchange.fail(error)
             return
-        if self.exchange is not None:  # sent ahead of its turn: the answer to the request before it is not out yet
+        if self.exchange is not None:  # pipelined: the response to the previous request is not sent yet
             self._abort()
             return
         head = self._reader.told()
@@ -262,7 +262,7 @@ class Connection(BodyIntake):
         self._linger()
 
     def _named(self, head: Head | None) -> None:
-        """Gives the request that is read its id, and its answer what a browser wants."""
+        """Set the request's id, and the CORS headers of its response."""
         front = self._front
         self.request_id = (None if head is None else headers.request_id(head)) or front.make_id()
         self.id_bytes = self.request_id.encode()
@@ -273,7 +273,7 @@ class Connection(BodyIntake):
     # --- clocks and ends ---------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """About twice a second: has the clock that runs run out?"""
+        """Check the running timeout; called about twice per second."""
         limits, past_s = self._front.limits, now_s - self._since_s
         if self.paused or self._clock == "stall":
             if past_s > LINGER_S and self._said_all():
@@ -297,12 +297,12 @@ class Connection(BodyIntake):
             self._abort()
 
     def close_if_idle(self) -> None:
-        """The gateway stops."""
+        """The gateway stops: close if no request runs."""
         if self.exchange is None and self._clock in ("idle", "head"):
             self._close()
         elif self.exchange is None and self._clock == "body":
-            self._refuse_bytes(errors.shutting_down())  # it is no Call yet, and would hold up the stop until it is
+            self._refuse_bytes(errors.shutting_down())  # not admitted yet, and would delay the shutdown
 
     def _short(self) -> bool:
-        """Memory is very short: connections that do nothing hold some of it, too."""
+        """Whether memory is very short: idle connections use some of it, too."""
         return self._front.dispatch.pressure is Pressure.NO_CALLS

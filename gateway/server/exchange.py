@@ -1,9 +1,9 @@
-"""One Call in the shell: from a Request to its Outcome, between one client connection and one engine at a time.
+"""A request in progress: from admission to its outcome, between one client connection and one engine at a time.
 
-Owns what the client has been told so far, and the Call's clocks. Promises: the client gets one answer or one error; the
-first body byte of an engine's answer is the commit point: before it the Call may move, after it never; a stream
-that breaks is told so between two events and then ends without its last chunk, never with `[DONE]`; whoever leaves, the
-engine is let go of at once. It decides nothing about queues and Slots: dispatch does, and is told everything.
+Tracks what has been sent to the client, and the request's timeouts. The client gets one response or one error. The
+first body byte of an engine's response is the commit point: before it the request may move, after it never. A stream
+that breaks gets an error event between two events and ends without its last chunk, never with `[DONE]`. If the client
+disconnects, the engine's connection is aborted at once. Dispatch decides about queues and slots and gets every event.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from gateway.server.connection import Connection
 
 PARKED, SENT, RELAYING, ENDED = range(4)
-"""Waits for a grant; is with an engine that has answered nothing; is being answered (committed); has its Outcome."""
+"""Waits for a grant; sent to an engine that has not responded; being answered (committed); has its outcome."""
 
 BREATHS_S = (0.05, 1.0)
-"""Before a Call moves off an engine that broke its connection, and again: by then it refuses, or Routes have told. One
-that is killed may end connections before it stops listening; the second move is only off one that they say ends."""
+"""Delay before the first and the second move off an engine that broke its connection.
+By then it refuses connections, or Routes have an update. A killed engine may end connections before it stops listening;
+the second move is only off an engine with a planned shutdown.
+"""
 
 Reason = Literal["connect", "reset", "busy", "timeout"]
 
@@ -51,11 +53,11 @@ _NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
 
 
 def admit_call(front: Gateway, client: Connection, request: Request, operation: Operation, now_s: float) -> ProxiedCall:
-    """The Call that a Request asks for, not yet known to dispatch. Raises CallError."""
+    """Build the Call for a Request, not yet known to dispatch. Raises CallError."""
     head = request.head
     tenant, wish = front.tenant(head), get_call_headers(head)
     if wish.error is not None:
-        raise wish.error.with_traceback(None)  # it is remembered, and would remember every place where it was raised
+        raise wish.error.with_traceback(None)  # it is cached, and would keep every traceback
     if operation.model or wish.model:
         early.check_model(front, tenant, operation, wish)
     peek = body_edit.read_body(operation, request.body, wish.content_type, wish.model)
@@ -75,7 +77,7 @@ def admit_call(front: Gateway, client: Connection, request: Request, operation: 
 
 
 class ProxiedCall(Call):
-    """The shell's Call, and the Sink of its engine's response (`gateway.upstream.connection`)."""
+    """A Call with its client connection; also the Sink of its engine's response (`gateway.upstream.connection`)."""
 
     __slots__ = (
         "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
@@ -86,33 +88,33 @@ class ProxiedCall(Call):
     def connect(  # noqa: PLR0917  as Call.__init__
         self, front: Gateway, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: Body
     ) -> None:
-        """Whom it is for and what it sends. To be called once, before anything else."""
-        self._moved = False  # bytes came since the last sweep; this and the next three are one line of a cache
+        """Set client and content. Call it once, before anything else."""
+        self._moved = False  # bytes arrived since the last sweep; shares a cache line with the next three
         self._walker = _NO_BODY
-        self._answer = _NO_ANSWER  # what the engine's bytes become, once committed
+        self._answer = _NO_ANSWER  # the relayed response, once committed
         self._front = front
         self._client = client
         self._operation = operation
         self._entry = entry
         self._upwards = get_call_headers(head).upwards
         self._body: Body = body
-        self.drop_usage = False  # the usage chunk is our wish, not the client's
+        self.drop_usage = False  # the gateway requested the usage chunk, not the client
         self.engine: EngineConnection | None = None
-        self._breath: asyncio.TimerHandle | None = None  # it is about to move
+        self._breath: asyncio.TimerHandle | None = None  # pending move
         self._stage = PARKED
         self._framed = head.minor == 1
-        """What we frame ourselves goes out in chunks; else (HTTP/1.0) bare, and the end is the close."""
+        """The gateway's own content is sent in chunks; HTTP/1.0: unframed, ended by the close."""
         self._close = not head.keep_alive or front.closing or isinstance(body, StreamingBody)
-        self._early = False  # the head went out while the Call was parked
+        self._early = False  # the head was sent while queued
         self._told_s = self.arrived_s
-        """When a parked stream last heard something."""
+        """When the last keep-alive of a queued stream was sent."""
         self._response = _NO_HEAD
         self._alive_s = 0.0
 
-    # --- what dispatch says ----------------------------------------------------------------------------------------
+    # --- called by dispatch ----------------------------------------------------------------------------------------
 
     def granted(self, address: str) -> None:
-        """A Slot is ours: the request goes out."""
+        """A slot was granted: send the request."""
         self._stage = SENT
         self.sent_s = 0.0
         body = self._body
@@ -122,25 +124,25 @@ class ProxiedCall(Call):
         except CallError as error:
             self._refuse(error)
             return
-        except ValueError:  # Routes name no address: an autoscaler of another version, perhaps
+        except ValueError:  # invalid address in Routes, perhaps from another version
             self._refuse(errors.upstream_error())
             return
         single = self.stream and self._entry.closes_after_stream
         pool.send(self, (head, body), single=single)
 
     def refused(self, error: CallError) -> None:
-        """Dispatch has ended the Call with an error."""
+        """Dispatch has ended the request with an error."""
         self._end(Outcome.FAILED, error.code)
         self._say(error)
 
-    # --- what the engine says (Sink) -------------------------------------------------------------------------------
+    # --- called by the engine's connection (Sink) ------------------------------------------------------------------
 
     def engine_sent(self) -> None:
-        """The request is on its way."""
+        """The request has been sent."""
         self.sent_s = self._alive_s = self._front.clock()
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
-        """A head does not commit us yet; one that says `not now` or `elsewhere` never will."""
+        """Take the head, which does not commit yet; a busy response or a redirect moves the request."""
         if head.elsewhere:
             self._bounce("busy" if head.status >= 400 else "reset")
             return None
@@ -149,9 +151,9 @@ class ProxiedCall(Call):
         return self._commit
 
     def engine_end(self) -> None:
-        """The engine's answer is whole."""
+        """The engine's response is complete."""
         if self._stage == SENT:
-            if self._walker.until_close:  # not one byte of a body whose end only the close tells: it broke
+            if self._walker.until_close:  # close-delimited body without a byte: broken
                 self.engine_lost("reset")
                 return
             self._commit(b"")
@@ -164,7 +166,7 @@ class ProxiedCall(Call):
         self._finish(self._response.status, self._walker.tail())
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
-        """An answer that came in one piece goes on in one."""
+        """Forward a response that arrived in one piece."""
         if self._early or head.elsewhere:
             walker = BodyWalker(head)
             if self.engine_head(head, walker) is not None:
@@ -178,7 +180,7 @@ class ProxiedCall(Call):
         self._finish(head.status, extract_tail(body))
 
     def _finish(self, status: int, tail: bytes) -> None:
-        """The client has the whole answer; `extract_tail` holds the ends of its body."""
+        """The client has the whole response; `tail` holds the ends of its body."""
         if status < 400:
             self.tokens_in, self.tokens_out = token_usage.parse_token_usage(tail)
             self._end(Outcome.COMPLETED, _CODES[status])
@@ -187,7 +189,7 @@ class ProxiedCall(Call):
         self._client.answered(close=self._close)
 
     def engine_lost(self, loss: Loss) -> None:
-        """Before the commit point the Call may move; after it the client is told as well as its protocol allows."""
+        """Before the commit point the request may move; after it the client gets an error if the protocol allows it."""
         if self._stage != SENT:
             self._break(errors.upstream_error())
         elif loss == "connect":
@@ -196,26 +198,26 @@ class ProxiedCall(Call):
             breath_s = BREATHS_S[self.fled is not None]
             self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, "reset")
 
-    # --- what the client does --------------------------------------------------------------------------------------
+    # --- called by the client's connection -------------------------------------------------------------------------
 
     def client_left(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client has disconnected."""
         self._let_go()
         self._end(Outcome.ABANDONED, "client_closed")
 
     def more(self) -> None:
-        """More of a body that grows may go on."""
+        """More of a streaming body may be forwarded."""
         if self.engine is not None:
             self.engine.send_more()
 
     def whole(self, request: Request, growing: StreamingBody) -> bool:
-        """A body that grew is whole; False: it is needed no longer. Raises CallError where it is not one after all."""
+        """A streaming body is complete; False if it is no longer needed. Raises CallError if it is invalid."""
         if self._stage == ENDED:
             return False
         wish = get_call_headers(request.head)
         peek = body_edit.read_body(self._operation, request.body, wish.content_type, wish.model)
         growing.end()
-        if self._stage == RELAYING:  # an engine that answers while it reads still wants the rest
+        if self._stage == RELAYING:  # an engine that responds while it reads still needs the rest
             self._body = request.body
         else:
             self.stream, self.sent_s = peek.stream, self.sent_s and self._front.clock()
@@ -227,7 +229,7 @@ class ProxiedCall(Call):
         return True
 
     def pause(self) -> None:
-        """The client does not keep up: neither shall the engine."""
+        """The client does not keep up: pause the engine."""
         if self.engine is not None:
             self.engine.pause()
 
@@ -236,10 +238,10 @@ class ProxiedCall(Call):
         if self.engine is not None:
             self.engine.resume()
 
-    # --- the clocks ------------------------------------------------------------------------------------------------
+    # --- timeouts --------------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """Every 100 ms or so: has one of the Call's clocks run out?"""
+        """Check the request's timeouts; called about every `CALLS_SWEEP_S`."""
         stage, clocks = self._stage, self._entry.clocks
         if stage == PARKED:
             self._sweep_parked(now_s)
@@ -257,7 +259,7 @@ class ProxiedCall(Call):
                 self._break(errors.upstream_timeout())
 
     def fail(self, error: CallError) -> None:
-        """It ends here: the gateway stops and the grace is over, or the rest of its body cannot be had."""
+        """End it now: the grace period of a shutdown is over, or the rest of its body cannot be read."""
         if self._stage == RELAYING:
             self._break(error)
         elif self._stage != ENDED:
@@ -273,7 +275,7 @@ class ProxiedCall(Call):
             self._front.perform(self._front.dispatch.give_up(self, now_s))
 
     def _say_waiting(self, now_s: float) -> None:
-        """The early head, then a comment each time (interfaces, section 3, Cold Calls)."""
+        """Send the early head, then a keep-alive each time (interfaces, section 3, Cold Calls)."""
         client, out = self._client, b""
         if not self._early:
             self._early = True
@@ -286,7 +288,7 @@ class ProxiedCall(Call):
     # --- the body --------------------------------------------------------------------------------------------------
 
     def _commit(self, data: bytes) -> None:
-        """The first body byte, or an empty body: from here on the answer is this engine's."""
+        """The first body byte, or an empty body: from here on the response is this engine's."""
         head, engine, early = self._response, self.engine, self._early
         self.first_byte_s = self._front.clock()
         self._answer = answer = Answer(
@@ -303,7 +305,7 @@ class ProxiedCall(Call):
         out = answer.take(data)
         if not early:
             out = self._relayed_head(head, length=answer.length, chunked=answer.chunked) + out
-        self._stage = RELAYING  # not before: an odd first byte still lets the Call move
+        self._stage = RELAYING  # not earlier: after an irregular first byte the request may still move
         self._moved = True
         self._drop_body()
         if engine is not None:
@@ -313,7 +315,7 @@ class ProxiedCall(Call):
         self._client.write(out)
 
     def _relay(self, data: bytes) -> None:
-        """The hot path: one piece of the body, straight into the client's transport."""
+        """Forward one piece of the body to the client's transport (hot path)."""
         self._moved = True
         answer = self._answer
         out = answer.shape(data)
@@ -354,12 +356,12 @@ class ProxiedCall(Call):
             self._breath = None
 
     def _drop_body(self) -> None:
-        """It will not be sent again."""
+        """Drop the body, which will not be sent again."""
         body, self._body = self._body, b""
         self._front.discard(body)
 
     def _bounce(self, reason: Reason) -> None:
-        """Nothing of an answer came through: dispatch says where to, or that it was enough."""
+        """The engine gave no response: dispatch moves the request or rejects it."""
         self._let_go()
         self._stage = PARKED
         front = self._front
@@ -367,13 +369,13 @@ class ProxiedCall(Call):
         front.perform(front.dispatch.bounce(self, front.clock(), reason))
 
     def _refuse(self, error: CallError) -> None:
-        """We ourselves end a Call that nothing was answered to."""
+        """Fail a request without a response."""
         self._let_go()
         self._end(Outcome.FAILED, error.code)
         self._say(error)
 
     def _break(self, error: CallError) -> None:
-        """The answer breaks off after the commit point. No client may take it for whole."""
+        """Break off the response after the commit point. No client may take it for complete."""
         self._let_go()
         told = self._answer.whole
         if told:
@@ -382,7 +384,7 @@ class ProxiedCall(Call):
         self._client.broke_off(told=told or self._framed)
 
     def _say(self, error: CallError) -> None:
-        """The one error of a Call, as an answer or, after an early head, as the last event of the stream."""
+        """Send the request's one error, as a response or, after an early head, as the last event of the stream."""
         if self._early:
             event = self._frame(errors.render_error_event(error, self.dialect))
             self._client.write(event + LAST_CHUNK if self._framed else event)
@@ -391,10 +393,10 @@ class ProxiedCall(Call):
         self._client.answered(close=self._close or error.close)
 
     def _end(self, outcome: Outcome, code: str) -> None:
-        """The Call has its Outcome; told once."""
+        """Record the outcome, once."""
         front = self._front
         self._stage = ENDED
-        self._drop_body()  # the queue's heap of deadlines may know an ended Call for a while
+        self._drop_body()  # the deadline heap may keep an ended Call for a while
         now_s = front.clock()
         phases_ms = front.dispatch.phases_ms(self.model) if self.cold else {}
         start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3

@@ -1,7 +1,6 @@
-"""Answers that need no engine: health, preflights, the list of Models, refused methods. And what CORS adds to any
-answer.
+"""Responses that need no engine: health, preflights, the model list, unsupported methods; and CORS headers.
 
-Owns their bodies (interfaces, section 3). A Model that the caller may not call is in no list, and is not found.
+The bodies are specified in interfaces, section 3. A model that the caller may not call is neither listed nor found.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _EXPOSED = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
 def handle_local_route(
     front: Gateway, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes
 ) -> bytes:
-    """The whole answer. Raises CallError."""
+    """Return the complete response. Raises CallError."""
     close = not head.keep_alive or front.closing
     if operation.kind is Kind.NOT_ALLOWED:
         raise errors.method_not_allowed(operation.allow)
@@ -47,12 +46,12 @@ def handle_local_route(
 
 
 def _names(entry: ModelEntry) -> list[str]:
-    """Of a Model and its adapters, which are listed like it."""
+    """Return the names of a model and its adapters, which are listed like models."""
     return [entry.name, *(f"{entry.name}:{adapter.name}" for adapter in entry.adapters)]
 
 
 def _model(front: Gateway, entry: ModelEntry, name: str) -> dict[str, object]:
-    """A Model, or an adapter of it, as OpenAI lists it, and what we know beside."""
+    """Return a model or an adapter in OpenAI's format, with Pilotlight's additional fields."""
     return {
         "id": name,
         "object": "model",
@@ -67,7 +66,7 @@ def _model(front: Gateway, entry: ModelEntry, name: str) -> dict[str, object]:
 
 
 def render_cors_headers(head: Head, allowed: Collection[str]) -> bytes:
-    """The header lines for a browser, where any origin is allowed at all."""
+    """Render the CORS header lines; empty if no origin is allowed at all."""
     if not allowed:
         return b""
     origin = head.headers.get(b"origin")

@@ -1,7 +1,7 @@
-"""What a request's head alone decides, before its body is read: nobody's memory goes into what is refused anyway.
+"""Checks that need only a request's head: rejects requests before their bodies are read, to save memory.
 
-Owns the order of these refusals, which is that of a whole request (`gateway.server.exchange.admit_call`), but for one
-thing: what is wrong with the bytes of a body is not seen when its head was refused before they came.
+The checks have the same order as those of a whole request (`gateway.server.exchange.admit_call`), with one exception:
+errors in the bytes of a body are not found if its head was rejected before they arrived.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 DROP_BYTES_MAX = 64 << 10
-"""Of a body that was answered early: so much is read and dropped, and the connection lives on. With more it ends. A
-path that takes no body takes so much of one, too."""
+"""Rest of a body that is read and dropped after an early response; with a longer rest the connection ends.
+Also the maximum body of a path that accepts none.
+"""
 
 
 def check_head(front: Gateway, head: Head, operation: Operation | None, size: int) -> None:
-    """Raises CallError where no body of so many bytes, or more, could make it a Call."""
+    """Raise CallError if the head alone rules out a request with this many body bytes, or more."""
     check_sender(front, head)
     if operation is None:
         raise errors.path_not_found()
@@ -41,12 +42,12 @@ def check_head(front: Gateway, head: Head, operation: Operation | None, size: in
     if front.closing:
         raise errors.shutting_down()
     if front.dispatch.pressure is Pressure.NO_CALLS:
-        raise errors.out_of_memory()  # bodies are what memory goes into
+        raise errors.out_of_memory()  # bodies use most of the memory
 
 
 def check_sender(front: Gateway, head: Head) -> None:
-    """Raises 421 or 403 for a request that a web page may have sent, where the host check applies. A remembered head is
-    checked once, until the settings change.
+    """Raise 421 or 403 for a request that a web page may have sent, if the host check applies.
+    A cached head is checked once, until the settings change.
     """
     check = front.host_check
     if check is None or head.passed is check:
@@ -59,13 +60,13 @@ def check_sender(front: Gateway, head: Head) -> None:
 
 
 def check_body_size(operation: Operation, size: int) -> None:
-    """Raises 413 for more of a body than a path reads that takes none."""
+    """Raise 413 if the body is too long for a path that accepts none."""
     if operation.kind is not Kind.INFER and size > DROP_BYTES_MAX:
         raise errors.too_large(DROP_BYTES_MAX)
 
 
 def check_model(front: Gateway, tenant: TenantEntry, operation: Operation, wish: Asked) -> None:
-    """Where path or header name the Model. Raises CallError."""
+    """Check media type and dialect if the path or a header names the model. Raises CallError."""
     body_edit.check_media(operation, wish.content_type)
     name = operation.model or wish.model
     if name and operation.dialect not in front.directory.resolve(tenant, name).dialects:

@@ -1,8 +1,8 @@
-"""An engine's answer on its way to one client: which framing it gets, which events it loses, how it ends. Pure.
+"""Relays an engine's response to one client: selects the framing, removes events, and ends the response. Pure.
 
-Owns the choice between passing bytes as they came (nearly always) and framing them anew (HTTP/1.0 clients, engines that
-end a body by closing, event streams with a length). Promises: what was given out so far ends between two chunks,
-and for an event stream between two events unless `whole` is false; the end is given out only when the engine's came.
+Forwards bytes unchanged (nearly always) or frames them again (HTTP/1.0 clients, engines that end a body by closing,
+event streams with a length). The bytes returned so far end between two chunks, and for an event stream between two
+events unless `whole` is false. The end is returned only when the engine's end has arrived.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
 from gateway.http.sse import EventGate
 
 ERROR_BODY_BYTES_MAX = 16 << 10
-"""Of an engine's error that becomes an event; what is longer is not read as one."""
+"""Maximum size of an engine's error that is converted to an event; a longer one is not parsed."""
 _STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
-"""How the dialects say that a stream is whole; asked only where the end of the connection is the end of the body."""
+"""Markers of a complete stream; checked only if the end of the connection is the end of the body."""
 
 _EVENTS: Final = 0
-"""Whole events go on, in the engine's chunks."""
+"""Forward whole events, in the engine's chunks."""
 _AS_IT_COMES: Final = 1
 _ANEW: Final = 2
-"""Framed by us."""
+"""Framed by the gateway."""
 _KEPT: Final = 3
 """Kept for one event at the end."""
 _OVER: Final = 4
 
 
 class Answer:
-    """One response from its first body byte. `early`: the client already has a head, of an event stream.
+    """One response from its first body byte. `early`: the client already has the head of an event stream.
 
-    `framed`: the client takes chunks (HTTP/1.1). `note`: what an early stream is told at its end (a whole event).
+    `framed`: the client accepts chunks (HTTP/1.1). `note`: a whole event, added at the end of an early stream.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Answer:
         else:
             self._manner = _ANEW
         self.length = head.length if raw else None
-        """For the head; with neither length nor chunks the end is the close."""
+        """For the head; with neither length nor chunks the close ends the body."""
         self.chunked = framed and (head.chunked or not raw)
 
     @property
@@ -75,9 +75,10 @@ class Answer:
 
     @property
     def cut_off(self) -> bool:
-        """The engine closed the connection in place of an end, and what it said by then was not whole.
+        """Whether the engine closed the connection instead of ending the body, and the body is incomplete.
 
-        Of a stream its own last event tells, of a JSON object its last brace; of anything else nothing can.
+        A stream is complete after its own last event, a JSON object after its last brace; other bodies cannot be
+        checked.
         """
         if not self._walker.until_close:
             return False
@@ -87,8 +88,8 @@ class Answer:
         return self._json and not tail.rstrip().endswith(b"}")
 
     def shape(self, data: bytes) -> bytes:
-        """The next bytes of the body -> what the client gets for them, but for the ending."""
-        if self._manner == _EVENTS and self._gate is not None:  # one call of a method whose place is known
+        """Convert the next bytes of the body for the client, without the ending."""
+        if self._manner == _EVENTS and self._gate is not None:  # first, as the hot path: a single method call
             return self._gate.pass_chunks(data)
         if self._manner == _AS_IT_COMES:
             return self._walker.walk(data)
@@ -97,14 +98,14 @@ class Answer:
         return self._content(data) if self._manner == _ANEW else b""
 
     def take(self, data: bytes) -> bytes:
-        """As `shape`, with the ending where it has come."""
+        """Like `shape`, with the ending if it has arrived."""
         out = self.shape(data)
         if self._walker.ended and not self.cut_off:
             out += self.ending()
         return out
 
     def ending(self) -> bytes:
-        """What follows the last piece; nothing the second time."""
+        """Return the bytes that follow the last piece; empty on the second call."""
         if self._ended:
             return b""
         self._ended = True
@@ -120,16 +121,16 @@ class Answer:
         return out + LAST_CHUNK if self.chunked else out
 
     def frame(self, content: bytes) -> bytes:
-        """Content of our own, as this client takes it."""
+        """Frame the gateway's own content for this client."""
         return sse.encode_chunk(content) if self._framed else content
 
     def _content(self, data: bytes) -> bytes:
-        """What needs our own framing."""
+        """Frame the engine's content again."""
         content = self._walker.strip(data)
         return self.frame(content if self._gate is None else self._gate.pass_content(content))
 
     def _keep(self, data: bytes) -> bytes:
-        """An answer that is no event stream, after an early head: it becomes one event, at the end."""
+        """Collect a response that is no event stream, after an early head: it becomes one event at the end."""
         content = self._walker.strip(data)
         self._kept += content[: ERROR_BODY_BYTES_MAX + 1 - len(self._kept)]
         return b""

@@ -1,9 +1,8 @@
-"""The TLS side of the inference port: clients from accept until they have shaken hands (RFC 8446). I/O.
+"""The TLS side of the inference port: clients from accept until the handshake is complete (RFC 8446). I/O.
 
-Owns a client's TLS handshake: its clock, its place among its address's connections, and its quiet end when it fails. It
-promises that a Connection never sees a byte before the handshake is whole and then sees every one in order, so that
-the edge serves TLS and plain clients by the same code. Which certificate is in force is the caller's to say, anew for
-each client; nothing here reads a file.
+Handles the handshake timeout, the connection limit per address, and the silent close after a failed handshake. A
+Connection never sees a byte before the handshake is complete and then sees every byte in order, so the same code serves
+TLS and plain clients. The caller supplies the current certificate for each client; this module reads no files.
 """
 
 from __future__ import annotations
@@ -17,39 +16,39 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 SECONDS_MIN = 0.05
-"""A clock of 0 is an error to asyncio."""
+"""asyncio rejects a timeout of 0."""
 
 
 class Handshakes:
-    """The clients that have not shaken hands yet. `context` gives what is in force now; `client` is the factory."""
+    """Clients with a pending handshake. `context` returns the current TLS context; `client` is the protocol factory."""
 
     def __init__(self, front: Gateway, context: Callable[[], ssl.SSLContext]) -> None:
         self.front = front
         self.context = context
         self.under_way: set[asyncio.Task[None]] = set()
-        """Bounded as connections are: by address."""
+        """Bounded like connections: by address."""
 
     def client(self) -> asyncio.Protocol:
-        """The protocol factory of a TLS port."""
+        """Build a protocol (the factory of a TLS port)."""
         return Newcomer(self)
 
     def close(self) -> None:
-        """Ends all that have not shaken hands. Close the listener before."""
+        """Abort all pending handshakes. Close the listener first."""
         for task in self.under_way:
             task.cancel()
 
 
 class Newcomer(asyncio.Protocol):
-    """One client until it has shaken hands; then a Connection takes its place."""
+    """One client until its handshake is complete; then a Connection replaces it."""
 
     def __init__(self, handshakes: Handshakes) -> None:
         self._handshakes = handshakes
         self._held: list[bytes] = []
-        """What came before the handshake took over the transport, or together with its end: one reading each."""
+        """Bytes that arrived before the handshake took over the transport, or together with its end."""
         self._left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is here; one too many from its address is closed at once."""
+        """Start the handshake; a client above its address's limit is disconnected at once."""
         raw = cast("asyncio.Transport", transport)
         peer = raw.get_extra_info("peername")
         address = peer[0] if isinstance(peer, tuple) else ""
@@ -62,15 +61,15 @@ class Newcomer(asyncio.Protocol):
         task.add_done_callback(self._handshakes.under_way.discard)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes for whoever comes after us: the handshake, or the Connection."""
+        """Keep bytes for the handshake or the Connection."""
         self._held.append(data)
 
     def eof_received(self) -> None:
-        """It has left already."""
+        """The client has disconnected already."""
         self._left = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The same."""
+        """The client has disconnected already."""
         del exc
         self._left = True
 
@@ -88,7 +87,7 @@ class Newcomer(asyncio.Protocol):
                 ssl_handshake_timeout=max(front.limits.header_seconds_max, SECONDS_MIN),
                 ssl_shutdown_timeout=max(front.limits.write_stall_seconds_max, SECONDS_MIN),
             )
-        except OSError:  # no TLS, an old version, too slow, or gone: it is closed, and there is nobody to tell
+        except OSError:  # no TLS, an old version, too slow, or disconnected: it is closed silently
             return
         finally:
             front.discount(address)
@@ -103,7 +102,7 @@ class Newcomer(asyncio.Protocol):
             connection.data_received(data)
 
     def _give(self, raw: asyncio.Transport) -> None:
-        """The handshake reads from now on; it gets what was read before (uvloop reads as soon as it accepts)."""
+        """Pass the bytes read so far to the handshake, which reads from now on (uvloop reads as soon as it accepts)."""
         handshake = cast("asyncio.BufferedProtocol", raw.get_protocol())
         pieces, self._held = self._held, []
         for piece in () if raw.is_closing() else pieces:

@@ -1,7 +1,6 @@
-"""How a client connection is read, clocked and ended: what `gateway.server.connection` builds on.
+"""Reading, timeouts and closing of a client connection: base class of `gateway.server.connection`.
 
-Owns the one clock that runs, and the ways to end: after what is written, at once, or by a reset. It must not know what
-is said on the connection.
+Manages the one running timeout, and closes after the written bytes, at once, or by a reset. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
     from gateway.server.exchange import ProxiedCall
 
 LINGER_S = 2.0
-"""After a refusal what still arrives is dropped for so long, else a reset could destroy the answer on its way."""
+"""After a rejection, received bytes are dropped for this long; else a reset could destroy the response in transit."""
 
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER on, for no time: close(2) sends a reset."""
+"""SO_LINGER with a timeout of 0: close(2) sends a reset."""
 
 
 class ClientTransport(ClientWriter):
-    """One client connection without its requests. `exchange` is its running Call."""
+    """One client connection without its requests. `exchange` is its running request."""
 
     __slots__ = ("_clock", "_front", "_left_bytes", "_lingers", "_reading", "_since_s", "exchange", "unsent")
 
@@ -34,26 +33,26 @@ class ClientTransport(ClientWriter):
         self._front = front
         self._reading = True
         self._lingers = False
-        """Nothing is answered any more."""
+        """No further request is answered."""
         self._clock = "idle"
-        """Which clock runs since `_since_s`: idle, head, body, busy, stall or linger."""
+        """The timeout that runs since `_since_s`: idle, head, body, busy, stall or linger."""
         self._since_s = 0.0
         self._left_bytes = 0
-        """What waited for the client at the last look."""
+        """Unsent bytes at the last sweep."""
         self.exchange: ProxiedCall | None = None
         self.unsent: Callable[[], int] | None = None
-        """Over TLS (`gateway.server.tls`): bytes that have not gone out yet."""
+        """Over TLS (`gateway.server.tls`): returns the number of unsent bytes."""
 
     def _run(self, clock: str) -> None:
         self._clock = clock
         self._since_s = self._front.clock()
 
     def _said_all(self) -> bool:
-        """Over TLS a close waits for the client's goodbye, which nobody owes us (RFC 8446, 6.1): not for long."""
+        """Return whether all is sent; a TLS close then waits only briefly for close_notify (RFC 8446, 6.1)."""
         return self._lingers and self.unsent is not None and not self.unsent()
 
     def _takes(self, now_s: float) -> bool:
-        """Whether the client has taken anything since the last look; then its clock begins anew."""
+        """Return whether the client has read anything since the last sweep; if so, restart its timeout."""
         left = 0 if self._transport is None else self._transport.get_write_buffer_size()
         taken, self._left_bytes = left < self._left_bytes, left
         if taken:
@@ -76,7 +75,7 @@ class ClientTransport(ClientWriter):
             exchange.client_left()
 
     def _linger(self) -> None:
-        """Says that no more is answered, and drops what still arrives."""
+        """Signal the end of the response, and drop bytes that still arrive."""
         self._lingers = True
         self._run("linger")
         self._resume_reading()
@@ -84,7 +83,7 @@ class ClientTransport(ClientWriter):
             self._transport.write_eof()
 
     def _close(self) -> None:
-        """After what is written has gone out; nothing is read any more."""
+        """Close after the written bytes have been sent; nothing more is read."""
         if self._transport is not None:
             self._run("stall")
             self._lingers = True
@@ -98,7 +97,7 @@ class ClientTransport(ClientWriter):
             self._transport.abort()
 
     def _reset(self) -> None:
-        """Ends the connection so that nobody takes what was sent for whole, and the kernel drops what was not taken."""
+        """Reset the connection, so that no client takes the response for complete and the kernel drops unsent bytes."""
         self.let_go()
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")

@@ -1,8 +1,8 @@
-"""One connection to one engine: one response at a time, and never used again once something was odd.
+"""One connection to one engine: one response at a time, never reused after an irregularity.
 
-Owns sending, reading heads and knowing where bodies end; what becomes of the bytes is the Sink's business. Promises: a
-Sink hears exactly one end (`engine_end` or `engine_lost`) unless it let go first; who lets go has the connection to the
-engine aborted at once, so that the engine stops.
+Sends requests, reads heads and finds the ends of bodies; the Sink handles the bytes. A Sink gets exactly one final call
+(`engine_end`, `engine_whole` or `engine_lost`) unless it let go first. Letting go aborts the connection at once, so
+that the engine stops.
 """
 
 from __future__ import annotations
@@ -20,46 +20,45 @@ if TYPE_CHECKING:
     from gateway.upstream.pool import Pool
 
 STALE_S = 0.25
-"""A pooled connection that is lost so soon after a request went out was closed before: the engine took nothing."""
+"""A pooled connection that is lost this soon after sending a request was closed before: the engine received nothing."""
 TURN_BYTES = 256 << 10
-"""Of a large body at most so much is sent in one turn of the loop."""
+"""Maximum bytes of a large body sent per loop iteration."""
 RECEIVE_BYTES = 48 << 10
-"""What the kernel keeps of an engine's answer until we read it, and so what one read brings (it doubles the number for
-its own needs). A client that reads nothing has so much of its answer waiting here; left to itself the kernel keeps
-megabytes of each stream.
+"""Kernel receive buffer for an engine's response, and so the size of one read (the kernel doubles the value).
+This much of a response waits here for a client that reads nothing; by default the kernel keeps megabytes per stream.
 """
 JOIN_BYTES_MAX = 64 << 10
-"""Up to here head and body go out joined, in one system call; a longer body is not copied."""
+"""Up to this size, head and body are sent joined, in one system call; a longer body is not copied."""
 
 Loss = Literal["connect", "reset", "odd"]
 
 
 class Sink(Protocol):
-    """Who a response is for."""
+    """Receiver of a response."""
 
     engine: EngineConnection | None
-    """Kept by the connection: the one that works for this Sink now."""
+    """The connection now used for this Sink; set by the connection."""
     sent_s: float
     """When the request was written, by `time.monotonic`."""
 
     def engine_sent(self) -> None:
-        """The request is written to a connection."""
+        """The request has been written to a connection."""
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
-        """The final head is here; returns who takes the body's bytes (through the walker), None if it has let go."""
+        """The final head has arrived; return the function that takes the body's bytes, or None after letting go."""
 
     def engine_end(self) -> None:
-        """The body has ended as its framing says."""
+        """The body has ended according to its framing."""
 
     def engine_whole(self, head: ResponseHead, body: bytes) -> None:
-        """Head, body and end in one: nearly every answer that does not stream comes so."""
+        """Head, body and end arrived at once, like nearly every response that does not stream."""
 
     def engine_lost(self, loss: Loss) -> None:
-        """No connection, or it ended early, or what came is no HTTP."""
+        """Connecting failed, the connection ended early, or the response is not valid HTTP."""
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection to one engine. `take` is what the Sink reads the body with; it may be replaced by the Sink."""
+    """One connection to one engine. `take` receives the body's bytes; the Sink may replace it."""
 
     __slots__ = (
         "_behind", "_cause", "_full", "_growing", "_head", "_paused", "_pool", "_reading", "_request", "_sent",
@@ -73,33 +72,33 @@ class EngineConnection(asyncio.Protocol):
         self._walker: BodyWalker | None = None
         self._request: tuple[bytes, Body] | None = None
         self._unsent: list[Part] = []
-        """What is left to send of a large body, the next piece last."""
+        """Unsent parts of a large body, in reverse order."""
         self._growing: StreamingBody | None = None
-        """The body that is sent while it comes."""
+        """A body that is forwarded while it arrives."""
         self._sent = 0
-        """Bytes of it."""
+        """Bytes of it that were sent."""
         self._full = False
-        """The engine does not keep up with what is sent to it."""
+        """The engine does not keep up with the request."""
         self._reading = True
         self._paused = False
         """The client does not keep up."""
         self._behind = False
-        """Some of what was read waits for a later turn of the loop."""
+        """Some received bytes wait for a later loop iteration."""
         self._cause: Exception | None = None
-        """Why the connection was lost meanwhile."""
+        """The error if the connection was lost in the meantime."""
         self.connecting: asyncio.Task[None] | None = None
         self.sink: Sink | None = None
         self.take: Callable[[bytes], None] = _nobody
         self.single = False
-        """Not to be pooled after this response."""
+        """Not pooled after this response."""
         self.reused = False
         self.after_stream = False
         """The previous response was a stream."""
         self.sweeps = 0
-        """How long it has been idle."""
+        """Number of sweeps for which it has been idle."""
 
     def start(self, sink: Sink, request: tuple[bytes, Body], *, single: bool) -> None:
-        """Sends a request on a connection that is there, or will be (`connection_made`)."""
+        """Send a request on an existing connection, or once it is made (`connection_made`)."""
         self.sink = sink
         self.single = single
         self._request = request
@@ -108,17 +107,17 @@ class EngineConnection(asyncio.Protocol):
             self._send(sink, self._transport)
 
     def pause(self) -> None:
-        """The client does not keep up."""
+        """Stop reading: the client does not keep up."""
         self._paused = True
         self._read_on()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """Continue reading: the client has caught up."""
         self._paused = False
         self._read_on()
 
     def _read_on(self) -> None:
-        """Or not: neither when the client does not keep up, nor before all that was read has had its turn."""
+        """Read only if the client keeps up and all received bytes have been processed."""
         transport, reading = self._transport, not (self._paused or self._behind)
         if transport is None or transport.is_closing() or reading is self._reading:
             return
@@ -129,7 +128,7 @@ class EngineConnection(asyncio.Protocol):
             transport.pause_reading()
 
     def let_go(self) -> None:
-        """The Sink wants no more: the engine's connection ends now."""
+        """The Sink wants no more: abort the connection to the engine now."""
         sink, self.sink = self.sink, None
         self.take = _nobody
         if sink is not None:
@@ -141,17 +140,17 @@ class EngineConnection(asyncio.Protocol):
             self.connecting.cancel()
 
     def close(self) -> None:
-        """Ends an idle connection."""
+        """Close an idle connection."""
         if self._transport is not None:
             self._transport.abort()
 
     def eof_received(self) -> None:
-        """The engine sends no more: nothing can be asked on it from now on."""
+        """The engine sends no more: an idle connection can no longer be used."""
         if self.sink is None:
             self._pool.lost_idle(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected: the request goes out in the same step."""
+        """Connected: send the request in the same step."""
         self._transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -166,7 +165,7 @@ class EngineConnection(asyncio.Protocol):
     def _send(self, sink: Sink, transport: asyncio.Transport) -> None:
         head, body = self._request or (b"", b"")
         if not self.reused:
-            self._request = None  # only a pooled connection's loss is answered by sending again
+            self._request = None  # only a lost pooled connection leads to a resend
         if isinstance(body, (ChunkedBody, StreamingBody)):
             if isinstance(body, ChunkedBody):
                 self._unsent = body.parts[::-1]
@@ -181,7 +180,7 @@ class EngineConnection(asyncio.Protocol):
         sink.engine_sent()
 
     def send_more(self) -> None:
-        """Some of a large body: the rest goes in later turns of the loop, so that others get theirs."""
+        """Send some of a large body; the rest follows in later loop iterations, so that others get their turn."""
         transport = self._transport
         if transport is None or self._full or transport.is_closing():
             return
@@ -219,7 +218,7 @@ class EngineConnection(asyncio.Protocol):
         self.send_more()
 
     def data_received(self, data: bytes) -> None:
-        """The hot path: bytes go to whoever takes them."""
+        """Pass received bytes on (hot path)."""
         walker = self._walker
         try:
             if walker is None:
@@ -234,7 +233,7 @@ class EngineConnection(asyncio.Protocol):
             self._walked(self.sink, walker)
 
     def _walked(self, sink: Sink, walker: BodyWalker) -> None:
-        """The response is whole, or the rest of what was read goes on in later turns, so that others get theirs."""
+        """The response is complete, or the rest of the received bytes is processed in later loop iterations."""
         if walker.ended:
             self._finish(sink, walker)
         elif not self._behind:
@@ -243,7 +242,7 @@ class EngineConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """The next of these turns. A connection that is lost between them is lost after the last."""
+        """Process the next part. If the connection was lost in between, handle that after the last part."""
         self._behind = False
         if self._walker is not None and self.sink is not None:
             self.data_received(b"")
@@ -257,7 +256,7 @@ class EngineConnection(asyncio.Protocol):
         sink, transport = self.sink, self._transport
         if sink is None:
             if transport is not None and not transport.is_closing():
-                self._pool.surplus()  # nothing was asked
+                self._pool.surplus()  # no request was sent
                 transport.abort()
             return
         read = self._head.feed(data)
@@ -283,7 +282,7 @@ class EngineConnection(asyncio.Protocol):
             take(rest)
 
     def _finish(self, sink: Sink, walker: BodyWalker) -> None:
-        """The response is whole."""
+        """The response is complete."""
         self._walker = None
         self.take = _nobody
         if walker.excess:
@@ -292,7 +291,7 @@ class EngineConnection(asyncio.Protocol):
         sink.engine_end()
 
     def _freed(self, sink: Sink, *, keep: bool) -> None:
-        """The connection goes back before the Sink hears of the end: the next Call may want it."""
+        """Return the connection to the pool before the Sink learns of the end, because the next request may need it."""
         self.sink = sink.engine = None
         self._head.reset()
         transport = self._transport
@@ -315,7 +314,7 @@ class EngineConnection(asyncio.Protocol):
             sink.engine_lost(loss)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine closed, or we did."""
+        """The engine or the gateway closed the connection."""
         self._transport = None
         self._unsent, self._growing = [], None
         self._pool.connections -= 1

@@ -1,8 +1,8 @@
 """Connections to engines, pooled by address, and the grammar of an address.
 
 If a pooled connection turns out to be closed, the pool replaces it once with a new one before the caller notices.
-Engines that close after streams are remembered and their connections are not pooled; neither are those that send more
-than their response. A request waits only while the maximum number of connections is being opened.
+Engines that close after streams, or that send more than their response, are remembered, and their connections are not
+reused. A request waits only while the maximum number of connections is being opened.
 
 An address (`autoscaler.contract`) is `host:port`, `https://host:port` or `https://name@host:port`; an IPv6 host is in
 brackets.
@@ -25,17 +25,17 @@ PORT_MAX = 65_535
 
 
 class EngineAddress(NamedTuple):
-    """`name`: what the engine's certificate must be for. None: the engine speaks plain HTTP."""
+    """A parsed address. `name`: name in the engine's certificate; None for plain HTTP."""
 
     host: str
     port: int
     name: str | None
     authority: bytes
-    """What the Host header says (RFC 9112, 3.2)."""
+    """Value of the Host header (RFC 9112, 3.2)."""
 
 
 def parse_address(address: str) -> EngineAddress:
-    """Raises ValueError on what is no address."""
+    """Parse an address. Raises ValueError if it is invalid."""
     rest = address.removeprefix(TLS)
     name, _, at = rest.rpartition("@")
     bracketed, _, port = at.rpartition(":")
@@ -49,15 +49,15 @@ def parse_address(address: str) -> EngineAddress:
 
 CONNECT_S_MAX = 3.0
 CONNECTING_MAX = 64
-"""Connects at once to one engine; a connect takes more memory than the connection that it makes."""
+"""Concurrent connection attempts per engine; an attempt takes more memory than the connection."""
 IDLE_MAX = 256
 """Idle connections kept per engine; more are closed."""
 IDLE_SWEEPS_MAX = 30
-"""An idle connection older than so many sweeps is closed: engines and firewalls forget connections silently."""
+"""An idle connection is closed after this many sweeps: engines and firewalls drop connections silently."""
 UNUSED_SWEEPS_MAX = 60
-"""A Pool without any connection for so many sweeps is forgotten."""
+"""A Pool without any connection is dropped after this many sweeps."""
 LEARN_SWEEPS_MAX = 2
-"""An engine that closes an idle connection so soon after a stream closes after streams."""
+"""If an engine closes an idle connection this soon after a stream, it closes after every stream."""
 
 log = logging.getLogger("pilotlight.gateway.upstream")
 
@@ -69,27 +69,27 @@ class Pool:
         self._at = at
         self._context = context
         self._distrusted = ""
-        """Why its certificate was last refused: said once."""
+        """Why its certificate was last rejected; logged once."""
         self._idle: list[EngineConnection] = []
-        """The one used last is used next: the surplus grows old and is closed."""
+        """A stack: the last used is reused first, so that surplus connections age and are closed."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._due: deque[EngineConnection] = deque()
-        """They connect when others have."""
+        """Waiting for a connection attempt."""
         self._closes_after_stream = False
         self._says_more = False
-        """It sent more than an answer once: none of its connections is used twice from then on."""
+        """It once sent more than a response: its connections are never reused from then on."""
         self._unused_sweeps = 0
         self.connections = 0
         self.authority = at.authority
-        """What the Host header of its requests says."""
+        """Value of the Host header of its requests."""
         self.leaving: set[EngineConnection] = set()
-        """Let go of and closed in the loop's next round."""
+        """Aborted, and closed in the next loop iteration."""
 
     def send(self, sink: Sink, request: tuple[bytes, Body], *, single: bool = False) -> None:
-        """Sends head and body of a request on an idle connection, else on a new one.
+        """Send head and body of a request on an idle connection, else on a new one.
 
-        The Slot of a Call that was let go of may be granted before that Call's connection is closed. A new connection
-        is made after that: no engine hears of the new Call before it hears that the old one has left.
+        The slot of an aborted request may be granted before its connection is closed. Until then a new connection is
+        opened, so that an engine never receives the new request before it notices the disconnect.
         """
         if self._idle and not self.leaving:
             self._idle.pop().start(sink, request, single=single)
@@ -97,14 +97,14 @@ class Pool:
             self._connect(sink, request, single=single)
 
     def replace(self, lost: EngineConnection, sink: Sink, request: tuple[bytes, Body]) -> None:
-        """A pooled connection was already closed by the engine: once more, on a fresh one."""
+        """A pooled connection was already closed by the engine: send again on a new one."""
         if lost.after_stream:
             self._closes_after_stream = True
         lost.sink = sink.engine = None
         self._connect(sink, request, single=lost.single)
 
     def give_back(self, connection: EngineConnection) -> None:
-        """A connection is idle; it is kept when it may be of use."""
+        """Keep an idle connection if it can be reused, else close it."""
         if self._says_more or (connection.after_stream and self._closes_after_stream) or len(self._idle) >= IDLE_MAX:
             connection.close()
             return
@@ -113,21 +113,21 @@ class Pool:
         self._idle.append(connection)
 
     def lost_idle(self, connection: EngineConnection) -> None:
-        """The engine closed an idle connection; one that it closed right after a stream teaches."""
+        """The engine closed an idle connection; learn if it did so right after a stream."""
         if connection in self._idle:
             self._idle.remove(connection)
             if connection.after_stream and connection.sweeps < LEARN_SWEEPS_MAX:
                 self._closes_after_stream = True
 
     def surplus(self) -> None:
-        """The engine sent more than an answer. The next Call must not take the like for its own."""
+        """The engine sent more than a response. The next request must not take such bytes for its own response."""
         self._says_more = True
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     def sweep(self) -> bool:
-        """Once a second: closes what has been idle for too long. False when nothing needs this Pool any more."""
+        """Close connections that were idle for too long; call it once per second. False if the Pool can be dropped."""
         idle = self._idle
         for connection in idle:
             connection.sweeps += 1
@@ -137,7 +137,7 @@ class Pool:
         return self._unused_sweeps < UNUSED_SWEEPS_MAX
 
     def close(self) -> None:
-        """Closes what is idle and stops connecting."""
+        """Close idle connections and stop connecting."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -160,7 +160,7 @@ class Pool:
         task.add_done_callback(self._began)
 
     def _began(self, task: asyncio.Task[None]) -> None:
-        """One connect is over: the next ones begin."""
+        """A connection attempt has ended: start waiting ones."""
         self._connecting.discard(task)
         while self._due and len(self._connecting) < CONNECTING_MAX:
             connection = self._due.popleft()
@@ -178,9 +178,9 @@ class Pool:
             loss: Loss = "connect"
             if isinstance(error, ssl.SSLError):
                 self._distrust(error)
-                loss = "odd"  # trying again would not help: the Call moves once and then has its error
+                loss = "odd"  # a retry would not help: the request moves once and then fails
             due, self._due = self._due, deque()
-            for one in (connection, *due):  # who waits for its turn need not find out by itself
+            for one in (connection, *due):  # fail waiting ones without an attempt of their own
                 self._failed(one, loss)
 
     def _failed(self, connection: EngineConnection, loss: Loss) -> None:
@@ -188,11 +188,11 @@ class Pool:
         if sink is None:
             return
         sink.engine = None
-        went_out = sink.sent_s > 0.0  # before, or to this one at the last moment: the engine may have it
+        went_out = sink.sent_s > 0.0  # earlier, or on this connection at the last moment: the engine may have it
         sink.engine_lost("reset" if loss == "connect" and went_out else loss)
 
     def _distrust(self, error: ssl.SSLError) -> None:
-        """Nothing was sent, and nothing is sent in clear instead."""
+        """Log the TLS error once. Nothing was sent, and there is no fallback to plain text."""
         why = (
             error.verify_message.partition(",")[0] if isinstance(error, ssl.SSLCertVerificationError) else error.reason
         )
@@ -202,25 +202,25 @@ class Pool:
 
 
 class Upstreams:
-    """All Pools, by address. Bounded: unused ones are forgotten after a minute. `context` is for engines with TLS."""
+    """All Pools, by address. Bounded: unused ones are dropped after a minute. `context` is for engines with TLS."""
 
     def __init__(self, context: Callable[[], ssl.SSLContext]) -> None:
         self._context = context
         self._pools: dict[str, Pool] = {}
 
     def to(self, address: str) -> Pool:
-        """The connections to the engine at an address as Routes say it."""
+        """Return the pool of an address from Routes."""
         pool = self._pools.get(address)
         if pool is None:
             pool = self._pools[address] = Pool(parse_address(address), self._context)
         return pool
 
     def sweep(self) -> None:
-        """To be called about once a second."""
+        """Sweep all pools; call it about once per second."""
         for address in [address for address, pool in self._pools.items() if not pool.sweep()]:
             del self._pools[address]
 
     def close(self) -> None:
-        """Closes everything idle."""
+        """Close all idle connections."""
         for pool in self._pools.values():
             pool.close()

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # started by the path of this folder
+if not __package__:  # started with the path of this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from loadtest.fake_engine.engine import main

@@ -1,9 +1,9 @@
-"""What the fake engine reads and writes, without I/O: request heads, a few members of bodies, every dialect's answer.
+"""Parses requests to the fake engine and renders its responses in each dialect. Pure: no I/O.
 
-Owns the form of the answers (OpenAI chat, completions and embeddings, Anthropic messages), as documents and as
-server-sent events, in the manner of llama-server. It promises that an answer's words are exactly its tokens.
-It must not read anything of a body but `model`, `stream`, token limits, `stream_options` and the input: clients cannot
-steer the fake engine. Standard library only, because it must start fast without site-packages.
+Renders OpenAI chat, completions and embeddings, and Anthropic messages, as documents and as server-sent events, like
+llama-server. The words of a response are exactly its tokens. Of a body, only `model`, `stream`, token limits,
+`stream_options` and the input are read, so clients cannot control the fake engine. Uses only the standard library, to
+start fast without site-packages.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 Json = dict[str, object]
 
 TOKENS_MAX = 100_000
-"""Per answer; it may lie whole in the send buffer of a client that does not read."""
+"""Limit per response, all of which may be in the send buffer of a client that does not read."""
 
 
 class BadRequestError(Exception):
-    """The bytes are not a request that this engine takes."""
+    """The request is not acceptable to this engine."""
 
 
 class Head(NamedTuple):
@@ -33,7 +33,7 @@ class Head(NamedTuple):
 
 
 def parse_head(raw: bytes) -> Head:
-    """The head without its empty line. Raises BadRequestError on anything that is not plain HTTP/1.x."""
+    """Parse the head without its empty line. Raises BadRequestError for anything but plain HTTP/1.x."""
     try:
         first, *lines = raw.decode("latin-1").split("\r\n")
         method, target, version = first.split(" ")
@@ -53,7 +53,7 @@ def parse_head(raw: bytes) -> Head:
 
 
 class Ask(NamedTuple):
-    """What a Call wants: read once from its body."""
+    """The parsed body of an inference request."""
 
     model: str
     stream: bool
@@ -64,7 +64,7 @@ class Ask(NamedTuple):
 
 
 def read_ask(body: bytes) -> Ask:
-    """The few members this engine reads. Raises BadRequestError when the body is not a JSON object."""
+    """Parse the members that this engine uses. Raises BadRequestError if the body is not a JSON object."""
     try:
         document = json.loads(body)
     except ValueError as error:
@@ -85,7 +85,7 @@ def read_ask(body: bytes) -> Ask:
 
 
 def tokens_of(sentence: str, count: int, ask: Ask) -> tuple[list[str], str]:
-    """The tokens of an answer and how it ends: the sentence's words, over and over up to `count` (0: once through)."""
+    """Return the tokens and the finish reason: the sentence's words, repeated up to `count` (0: once)."""
     words = sentence.split(" ")
     count = min(count or len(words), TOKENS_MAX)
     limit = count if ask.tokens_max is None else min(count, ask.tokens_max)
@@ -94,14 +94,14 @@ def tokens_of(sentence: str, count: int, ask: Ask) -> tuple[list[str], str]:
 
 
 def render_event(document: Json, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
 class Answer:
-    """How /v1/chat/completions is written: one document, or opening, one event per token, and closing.
+    """Renders /v1/chat/completions: one document, or an opening, one event per token, and a closing.
 
-    Other paths override what differs. `tokens` join to the whole text; `finish` is "stop" or "length".
+    Subclasses override what differs for other paths. `tokens` join to the whole text; `finish` is "stop" or "length".
     """
 
     KIND, OBJECT = "chat.completion", "chat.completion.chunk"
@@ -116,7 +116,7 @@ class Answer:
         }
 
     def document(self) -> Json:
-        """The whole answer."""
+        """Return the whole response."""
         message = {"role": "assistant", "content": "".join(self.tokens)}
         choice = {"index": 0, "message": message, "finish_reason": self.finish}
         return {**self.base, "object": self.KIND, "choices": [choice], "usage": self.usage}
@@ -127,19 +127,19 @@ class Answer:
         )
 
     def opening(self) -> bytes:
-        """What a stream begins with."""
+        """Return the start of a stream."""
         return self._event(None, delta={"role": "assistant", "content": None})
 
     def token(self, text: str) -> bytes:
-        """One token of a stream."""
+        """Return one token of a stream."""
         return self._event(None, delta={"content": text})
 
     def last(self) -> bytes:
-        """The event that carries the finish reason."""
+        """Return the event with the finish reason."""
         return self._event(self.finish, delta={})
 
     def closing(self) -> list[bytes]:
-        """What a stream ends with."""
+        """Return the end of a stream."""
         usage = (
             [render_event({**self.base, "object": self.OBJECT, "choices": [], "usage": self.usage})]
             if self.ask.usage
@@ -149,7 +149,7 @@ class Answer:
 
 
 class _Completion(Answer):
-    """How /v1/completions is written."""
+    """Renders /v1/completions."""
 
     KIND = OBJECT = "text_completion"
 
@@ -168,7 +168,7 @@ class _Completion(Answer):
 
 
 class _Embedding(Answer):
-    """How /v1/embeddings is written: one document, at once, never a stream."""
+    """Renders /v1/embeddings: always one document, never a stream."""
 
     def __init__(self, ask: Ask, number: int, tokens: list[str], finish: str) -> None:
         super().__init__(ask._replace(stream=False), number, tokens[:0], finish)
@@ -181,7 +181,7 @@ class _Embedding(Answer):
 
 
 class _Message(Answer):
-    """How Anthropic's /v1/messages is written."""
+    """Renders Anthropic's /v1/messages."""
 
     def _message(self, content: list[Json], stop: str | None, output_tokens: int) -> Json:
         usage = {"input_tokens": self.ask.prompt_tokens, "output_tokens": output_tokens}
@@ -190,7 +190,7 @@ class _Message(Answer):
 
     @property
     def stop(self) -> str:
-        """Anthropic's word for the finish reason."""
+        """Anthropic's name of the finish reason."""
         return "max_tokens" if self.finish == "length" else "end_turn"
 
     def document(self) -> Json:

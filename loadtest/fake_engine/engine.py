@@ -1,8 +1,8 @@
-"""A fake engine: a process that answers as llama-server does and fails on demand (`faults.FAULTS`). See its --help.
+"""A fake engine: a process that responds like llama-server and fails on demand (`faults.FAULTS`). See its --help.
 
-It has slow starts, slots with a first-come, first-served queue, and a set rate of tokens. Only its arguments control
-it, never what clients send. It writes one transcript line per request, also for requests that its own faults cut off;
-only a SIGKILL from outside loses lines. It needs only the standard library and its folder, so
+It simulates slow starts, slots with a first-come, first-served queue, and a fixed token rate. Only its arguments
+control it, never its clients. It writes one transcript line per request, also for requests that its own faults cut
+off; only a SIGKILL from outside loses lines. It needs only the standard library and its folder, so that
 `python -S -E loadtest/fake_engine` listens within 60 ms.
 """
 
@@ -28,7 +28,7 @@ TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "unavailable
 
 
 class Call:
-    """One Call in the engine: waits for a Slot, then writes tokens at the engine's rate."""
+    """A request in the engine: waits for a slot, then writes tokens at the engine's rate."""
 
     def __init__(self, engine: Engine, connection: Connection, head: Head, answer: Answer) -> None:
         self.engine, self.connection, self.head, self.answer = engine, connection, head, answer
@@ -36,11 +36,11 @@ class Call:
         self.granted_s: float | None = None
         self.sent_tokens = self.sent_bytes = 0
         self.at_once = 0
-        """Calls that were here when it had come, with itself."""
+        """Number of requests in the engine when it arrived, including itself."""
         self.timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """A Slot is ours."""
+        """Start generating after a slot was granted."""
         self.granted_s = time.monotonic()
         if self.engine.strikes("dies-before-first-byte"):
             self.engine.die(1)
@@ -48,13 +48,13 @@ class Call:
             self._wait_for(1 if self.answer.ask.stream else len(self.answer.tokens))
 
     def _wait_for(self, tokens: int) -> None:
-        """Go on when so many tokens are due; the clock runs from the grant, so lateness does not add up."""
+        """Continue when `tokens` tokens are due; the clock runs from the grant, so lateness does not accumulate."""
         rate, since_s = self.engine.knobs.tokens_per_s, self.granted_s or 0.0
         due_s = since_s + (tokens / rate if rate else 0.0)
         self.timer = asyncio.get_running_loop().call_at(due_s, self._stream if self.answer.ask.stream else self._whole)
 
     def _whole(self) -> None:
-        """The answer as one document."""
+        """Write the response as one document."""
         body = json.dumps(self.answer.document()).encode()
         short = self.engine.strikes("cl-mismatch")
         missing = int(self.engine.faults["cl-mismatch"]) if short else 0
@@ -65,7 +65,7 @@ class Call:
             self.engine.finish(self, body, close=short)
 
     def _stream(self) -> None:
-        """The next step of a stream: head and opening before the first token, the closing after the last."""
+        """Write the next step of a stream: head and opening before the first token, the closing after the last."""
         engine, tokens = self.engine, self.answer.tokens
         if not self.sent_bytes:
             self._head("Transfer-Encoding: chunked", kind="text/event-stream")
@@ -104,14 +104,14 @@ class Call:
 
 
 class Engine:
-    """Slots, the queue before them, counters, faults and the transcript."""
+    """Slots, their queue, counters, faults and the transcript."""
 
     def __init__(self, knobs: Knobs) -> None:
         self.knobs = knobs
         self.faults: dict[str, float] = dict(knobs.fail)
         self.ready = False
         self.answered_unix_s = 0.0
-        """When /health first said 200: before, nobody can know that it is ready."""
+        """When /health first responded 200; before, no client can know that it is ready."""
         self.waiting: deque[Call] = deque()
         self.running: list[Call] = []
         self.calls = self.prompt_tokens = self.predicted_tokens = 0
@@ -119,7 +119,7 @@ class Engine:
         self._transcript = os.open(knobs.transcript, flags, 0o600) if knobs.transcript else -1
 
     def strikes(self, fault: str) -> bool:
-        """Whether the fault strikes now. With --once the first strike, of all processes, is the only one."""
+        """Return whether the fault occurs now. With --once only the first occurrence in all processes counts."""
         if fault not in self.faults:
             return False
         if self.knobs.once:
@@ -130,17 +130,17 @@ class Engine:
         return True
 
     def every(self, fault: str) -> bool:
-        """Whether a fault that strikes every n-th Call strikes this one."""
+        """Return whether a fault that affects every n-th request affects this one."""
         return fault in self.faults and self.calls % int(self.faults[fault]) == 0 and self.strikes(fault)
 
     def submit(self, call: Call) -> None:
-        """Into the queue. Its bound is the number of connections that the process may have open."""
+        """Queue a request. The queue is limited by the number of connections that the process may have open."""
         self.waiting.append(call)
         call.at_once = len(self.waiting) + len(self.running)
         self._pump()
 
     def finish(self, call: Call, last: bytes, *, close: bool) -> None:
-        """Write the Call's last bytes. It is noted first, so whoever has the answer finds it in the transcript."""
+        """Write the last bytes of a response. It is logged first, so that a client that has it finds the entry."""
         self.prompt_tokens += call.answer.ask.prompt_tokens
         self.predicted_tokens += len(call.answer.tokens)
         call.sent_bytes += len(last)
@@ -151,7 +151,7 @@ class Engine:
         self._pump()
 
     def leave(self, call: Call) -> None:
-        """The Call's client has gone: its place is free."""
+        """Remove the request of a client that disconnected, and free its slot."""
         if call.timer:
             call.timer.cancel()
         if call.granted_s is None:
@@ -162,13 +162,13 @@ class Engine:
         self._pump()
 
     def die(self, code: int) -> NoReturn:
-        """Gone at once, finishing nothing; the cut Calls are noted as neither finished nor aborted."""
+        """Exit at once; interrupted requests are logged as neither finished nor aborted."""
         for call in (*self.running, *self.waiting):
             self._note(call)
         os._exit(code)
 
     def metrics(self) -> str:
-        """Counters by llama-server's names, and how many Calls ever came."""
+        """Return counters with llama-server's names, and the total number of requests."""
         values = {
             "prompt_tokens_total": self.prompt_tokens,
             "tokens_predicted_total": self.predicted_tokens,
@@ -184,7 +184,7 @@ class Engine:
             self.running[-1].begin()
 
     def _note(self, call: Call, *, finished: bool = False, aborted: bool = False) -> None:
-        """One transcript line, in one write, so that engines may share a file."""
+        """Write one transcript line in one write, so that engines may share a file."""
         if self._transcript < 0:
             return
         now_s = time.monotonic()
@@ -208,7 +208,7 @@ class Engine:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection; one Call at a time, what comes early waits."""
+    """A client connection with one request at a time; pipelined requests wait."""
 
     transport: asyncio.WriteTransport
 
@@ -220,32 +220,32 @@ class Connection(asyncio.Protocol):
         self._keep_alive = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is here."""
+        """Store the transport."""
         self.transport = cast("asyncio.WriteTransport", transport)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The client left, or we closed."""
+        """Remove the current request after the client disconnected or the connection was closed."""
         if self._call:
             self._engine.leave(self._call)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of this request, or of an early next one."""
+        """Buffer bytes of this request or of a pipelined one."""
         self._buffer += data
         if len(self._buffer) > HEAD_BYTES_MAX + BODY_BYTES_MAX:
             self.transport.abort()
         elif not self._busy:
-            # A connection that ended before these bytes came is known to be lost in the loop's next round: Calls are
-            # counted in the order in which they came and went.
+            # The loss of another connection that ended before these bytes is reported in the loop's next round; waiting
+            # for it counts requests in the order in which they came and went.
             asyncio.get_running_loop().call_soon(self._next)
 
     def head(self, status: int, *lines: str, kind: str = "application/json") -> bytes:
-        """A response head. It promises keep-alive also where closes-keepalive-after-stream will break the promise."""
+        """Return a response head. It announces keep-alive even where closes-keepalive-after-stream breaks it."""
         keep = "Keep-Alive: timeout=5, max=100" if self._keep_alive else "Connection: close"
         rows = [f"HTTP/1.1 {status} {REASONS[status]}", "Server: fake-engine", f"Content-Type: {kind}", keep, *lines]
         return "\r\n".join([*rows, "", ""]).encode()
 
     def done(self, *, close: bool = False) -> None:
-        """The response is out: close, or go on with what has come meanwhile."""
+        """Complete a response: close the connection, or continue with buffered requests."""
         self._call, self._busy = None, False
         if close or not self._keep_alive:
             self.transport.close()
@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        """Take the next request out of the buffer when it is whole."""
+        """Take the next request from the buffer if it is complete."""
         end = self._buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
         if self._busy or self.transport.is_closing() or (end < 0 and len(self._buffer) < HEAD_BYTES_MAX):
             return
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
             self._json(503, {"status": "loading"})
 
     def _reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
-        """A whole response that is not a Call's answer."""
+        """Write a whole response outside of inference."""
         self.transport.write(self.head(status, f"Content-Length: {len(body)}", kind=kind) + body)
         self.done()
 
@@ -320,7 +320,7 @@ class Connection(asyncio.Protocol):
 
 
 def leave_child(seconds: float) -> None:
-    """A grandchild in a session of its own that outlives this process, as an engine's own child may."""
+    """Start a grandchild in a session of its own that outlives this process, as an engine's child might."""
     if os.fork():
         os.wait()
         return
@@ -331,9 +331,9 @@ def leave_child(seconds: float) -> None:
 
 
 async def serve_engine(engine: Engine) -> None:
-    """Listen when ready (or at once with --loading-503) and stay until killed."""
+    """Listen when ready (at once with --loading-503) and run until killed."""
     knobs, faults, loop = engine.knobs, engine.faults, asyncio.get_running_loop()
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else it comes between a note and its write
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # handled between callbacks, never mid-write
         loop.add_signal_handler(signal.SIGTERM, engine.die, 0)
 
     async def listen() -> asyncio.Server:

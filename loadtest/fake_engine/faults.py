@@ -1,7 +1,7 @@
-"""The knobs of the fake engine: its arguments and the faults it can be told to have.
+"""The arguments of the fake engine, and the faults that it can simulate.
 
-Owns their names, defaults and meaning. Standard library only, like all of the fake engine. It must not read anything
-but its arguments.
+Defines their names, defaults and meaning. Only arguments are read. Uses only the standard library, like the whole fake
+engine.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FAULTS: dict[str, float] = {
     "closes-keepalive-after-stream": 0,
     "ignores-sigterm": 0,
     "leaves-child": CHILD_S_MAX,  # seconds the child lives
-    "busy-503": 1,  # every n-th Call
-    "error-500": 1,  # every n-th Call
+    "busy-503": 1,  # every n-th request
+    "error-500": 1,  # every n-th request
     "slow-health": 1.0,  # seconds
     "bad-chunk": 0,
-    "cl-mismatch": 10,  # bytes promised and never sent; answers that are not streams
-    "flood-1xx": 1000,  # interim responses before a Call's answer
+    "cl-mismatch": 10,  # bytes announced but never sent; only for responses that are not streams
+    "flood-1xx": 1000,  # interim responses before a response
 }
-"""Each fault, and its argument where `--fail` gives none."""
+"""Each fault, with its argument if `--fail` gives none."""
 
 
 class Knobs(argparse.Namespace):
-    """The arguments, typed."""
+    """The typed arguments."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class Knobs(argparse.Namespace):
 
 
 def fault(text: str) -> tuple[str, float]:
-    """One --fail argument, MODE or MODE:ARG."""
+    """Parse one --fail argument, MODE or MODE:ARG."""
     mode, _, argument = text.partition(":")
     if mode not in FAULTS:
         raise argparse.ArgumentTypeError(f"no such fault {mode!r}; there are {', '.join(FAULTS)}")
@@ -57,7 +57,7 @@ def fault(text: str) -> tuple[str, float]:
 
 
 def parse_arguments(argv: list[str]) -> Knobs:
-    """The knobs; exits 2 on wrong ones."""
+    """Parse the arguments; exit with status 2 if they are invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.fake_engine", description="A fake engine that fails on demand.", allow_abbrev=False
     )

@@ -1,6 +1,6 @@
-"""The page of a measurement of cold starts: how long each round took, and where its time went.
+"""The HTML report of a cold-start measurement: the duration of each round and of its phases. Pure.
 
-Owns which plots and tables tell that. Pure: it gives text, others write files. It must not contain what was said.
+Selects the plots and tables. The report contains no prompts or generated text.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from loadtest.report.html import list_outcome_figures, render_errors, render_pag
 from loadtest.report.plots import Series, render_plot
 
 COLOURS = 5
-"""As many as a page has (`--series-0` ...)."""
+"""Number of colours that a page defines (`--series-0` ...)."""
 
 
 def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
-    """The page of `starts`, out of `rounds` that were asked for."""
+    """Return the page of `starts`, out of `rounds` requested rounds."""
     made = len(starts.rounds)
     first = starts.spreads_ms.get("first byte")
     return render_page(
@@ -57,7 +57,7 @@ def _phases(starts: ColdStarts) -> str:
 
 
 def _dots(name: str, values_ms: Sequence[float | None], colour: int) -> Series:
-    """One value of each round that has it."""
+    """Return one point per round that has a value."""
     points = [(float(number), value) for number, value in enumerate(values_ms, 1) if value is not None]
     return Series(name, points, colour, dots=True)
 

@@ -1,7 +1,7 @@
-"""The frame of a page that tells of a run: its verdict, tiles of figures, sections, tables; one file for itself.
+"""The layout of report pages: verdict, tiles of figures, sections and tables, in one self-contained file. Pure.
 
-Owns how pages look, in light and in dark. Pure: it gives text, others write files. What it is given as a name or a
-figure is escaped here; sections are HTML already. It must not load anything from anywhere.
+Defines the style, light and dark. Names and figures are escaped here; sections are already HTML. Pages load no external
+resources.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def render_page(
     figures: Iterable[tuple[str, str]],
     sections: Iterable[tuple[str, str]],
 ) -> str:
-    """The whole page. `said` stands under the verdict; figures are (name, value), sections (title, HTML)."""
+    """Return the whole page. `said` appears below the verdict; figures are (name, value), sections (title, HTML)."""
     tiles = "".join(f"<div><b>{html.escape(value)}</b>{html.escape(name)}</div>" for name, value in figures)
     body = "".join(f"<section><h2>{html.escape(name)}</h2>{inner}</section>" for name, inner in sections)
     state = "fails" if not verdict.holds else "holds" if verdict.admitted else "none"
@@ -38,28 +38,28 @@ def render_page(
 
 
 def list_outcome_figures(verdict: Verdict, noun: str) -> list[tuple[str, str]]:
-    """The tiles of a verdict; `noun` is what was counted."""
+    """Return the tiles of a verdict; `noun` names what was counted."""
     counts = {noun: verdict.admitted, "completed": verdict.completed, "failed": verdict.failed}
     counts |= {"abandoned": verdict.abandoned, "lost": verdict.lost}
     return [(name, str(count)) for name, count in counts.items()]
 
 
 def render_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table; the first column is text, the others are figures."""
+    """Return a table whose first column is text and whose other columns are figures."""
     top = "".join(f"<th>{html.escape(cell)}" for cell in head)
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{top}</tr>{lines}</table>"
 
 
 def render_spreads(found: Mapping[str, Spread], factor: float) -> str:
-    """A table of spreads; `factor` times their values are milliseconds."""
+    """Return a table of spreads; `factor` converts their values to milliseconds."""
     head = ("milliseconds", "min", "median", "p95", "p99", "max")
     values = {name: (s.min, s.median, s.p95, s.p99, s.max) for name, s in found.items()}
     return render_table(head, ((name, *(f"{factor * value:.1f}" for value in of)) for name, of in values.items()))
 
 
 def render_errors(verdict: Verdict) -> str:
-    """How often each code, and each reason for a lost Call."""
+    """Return tables that count error codes, and reasons for lost requests."""
     return _counts("code", verdict.codes) + _counts("lost because", verdict.broken)
 
 

@@ -1,7 +1,7 @@
-"""Small plots as inline SVG: dots and lines over two linear axes, no library, no external resource.
+"""Small plots as inline SVG: dots and lines over two linear axes, without a library or external resources. Pure.
 
-Owns axes, ticks and legend. Colours are CSS variables (--series-0 ...) that the page defines, so that it can be read in
-light and dark. Pure. It must not know what is plotted.
+Draws axes, ticks and legend. Colours are CSS variables (--series-0 ...) defined by the page, so that plots are readable
+in light and dark mode.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 14, 44
 POINTS_MAX = 4000
-"""Of one series; more are thinned evenly."""
+"""Maximum number of points per series; more are thinned out evenly."""
 
 
 class Series(NamedTuple):
-    """One set of (x, y). `dots` are drawn as dots, else as a line. `colour` is the number of a --series variable."""
+    """A series of (x, y), drawn as dots if `dots`, else as a line. `colour` is the number of a --series variable."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -27,7 +27,7 @@ class Series(NamedTuple):
 
 
 def render_plot(x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """An <svg> of all series that have points, or a sentence when none has."""
+    """Return an <svg> of all series that have points, or a sentence if there are none."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return '<p class="empty">nothing to plot</p>'
@@ -60,7 +60,7 @@ def render_plot(x_label: str, y_label: str, series: Sequence[Series]) -> str:
 
 
 def choose_ticks(highest: float) -> list[float]:
-    """About five round numbers from 0 to at least `highest`."""
+    """Return about five round numbers from 0 to at least `highest`."""
     raw = highest / 4
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
@@ -68,7 +68,7 @@ def choose_ticks(highest: float) -> list[float]:
 
 
 def render_legend(series: Sequence[Series]) -> str:
-    """Names and colours."""
+    """Return the names and colours of the series."""
     items = "".join(
         f'<li><i style="background:var(--series-{s.colour})"></i>{html.escape(s.name)}</li>' for s in series
     )

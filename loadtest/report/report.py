@@ -1,7 +1,6 @@
-"""The report of a run: as JSON, and as one self-contained HTML page with plots.
+"""The report of a run as JSON, and as one self-contained HTML page with plots. Pure.
 
-Owns what is reported and in which plots. Pure: it gives text, others write files. It must not contain what was said
-(prompts, answers, keys), nor load anything from anywhere.
+Selects the contents and plots. The report contains no prompts, generated text or keys, and loads no external resources.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from loadtest.verdict import Spread, Verdict, compute_spread, judge_run
 
 
 class CallLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One Call in the report, in seconds."""
+    """One request in the report, in seconds."""
 
     model: str
     at_s: float
@@ -30,31 +29,31 @@ class CallLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, told whole. Times are seconds since each Call's planned moment."""
+    """The report of a run. Times are seconds since each request's planned time."""
 
     target: str
     plan: str
     planned: int
-    """Calls of the whole plan; more than the verdict's only when the run was interrupted."""
+    """Planned requests; more than in the verdict only if the run was interrupted."""
     interrupted: bool
     verdict: Verdict
     first_byte_s: Spread | None
     last_byte_s: Spread | None
     lateness_s: Spread | None
-    """Of the client itself: when this is large, the client was too slow for the plan."""
+    """Lateness of the client itself: if it is large, the client was too slow for the plan."""
     completed_per_s: float
     cold: int
     resent: int
     by_model: dict[str, Spread]
-    """First byte of completed Calls."""
+    """First byte of completed requests."""
     calls: tuple[CallLine, ...]
 
 
 def build_report(
     target: str, plan: str, planned: int, results: Sequence[Result], *, interrupted: bool = False
 ) -> Report:
-    """The report of a run of `planned` Calls; of an interrupted one, over those that were sent. Spreads are of
-    completed Calls.
+    """Build the report of a run of `planned` requests; for an interrupted run it covers those sent. Spreads cover only
+    completed requests.
     """
     completed = [result for result in results if result.ending is Ending.COMPLETED]
     ends = [result.at_s + result.last_byte_s for result in completed if result.last_byte_s is not None]
@@ -78,7 +77,7 @@ def build_report(
 
 
 def describe_interruption(report: Report) -> str:
-    """What must be known beside the verdict of an interrupted run."""
+    """Return the note that accompanies the verdict of an interrupted run."""
     sent = f"{report.verdict.admitted} of {report.planned} calls were sent"
     return f"interrupted: {sent}, and those under way were given up"
 
@@ -101,12 +100,12 @@ def _line(result: Result) -> CallLine:
 
 
 def as_json(report: Report) -> bytes:
-    """The report as JSON."""
+    """Return the report as JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2)
 
 
 def as_html(report: Report) -> str:
-    """The report as one page."""
+    """Return the report as an HTML page."""
     verdict = report.verdict
     return render_page(
         "Load test",

@@ -1,6 +1,6 @@
-"""The way from an agent to autoscalers: an address, a Unix socket, or a name that stands for all of its addresses. I/O.
+"""Connects an agent to autoscalers at an address, a Unix socket, or all addresses of a DNS name. I/O.
 
-Owns the connections. Each autoscaler behind a name is told, and followed, by itself; whoever breaks off is asked again.
+Each autoscaler behind a name has its own reports and streams; a stream that breaks off is opened again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pilotlight.net.listen import Address
 
 SEND_S_MAX = 2.0
 AGAIN_S = 1.0
-"""Between two tries to follow somebody."""
+"""Delay before a broken stream is opened again."""
 LOOK_UP_S = 10.0
-"""How often it is seen who is behind a name."""
+"""Interval of DNS lookups."""
 SILENT_S = 10.0
-"""Who says nothing for so long, not even a blank line, is asked anew."""
+"""A stream that delivers nothing for this long, not even a blank line, is opened again."""
 LINE_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 64 << 10
-"""Of one that is asked for."""
+"""Limit of the response body in `ask`."""
 
 HINTS = {
     401: ": --token-file must hold one of its tokens",
@@ -39,7 +39,7 @@ Tls = Callable[[], ssl.SSLContext]
 
 
 class HttpWay:
-    """To `unix:PATH`, `https://HOST:PORT`, or everybody behind `dns+https://NAME:PORT`."""
+    """Client for `unix:PATH`, `https://HOST:PORT`, or all autoscalers behind `dns+https://NAME:PORT`."""
 
     def __init__(self, url: str, token: Token | None, tls: Tls | None) -> None:
         self.name = url
@@ -48,7 +48,7 @@ class HttpWay:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, body: bytes) -> None:
-        """As `pilotlight.agent.reporter.AutoscalerClient`."""
+        """Send a report, as in `pilotlight.agent.reporter.AutoscalerClient`."""
         try:
             urls, host = await self._addresses()
         except OSError as error:
@@ -60,7 +60,7 @@ class HttpWay:
             raise WayError(which + _said(failed[0])) from failed[0]
 
     async def _addresses(self) -> tuple[list[str], str | None]:
-        """(whom to tell, whose certificate is expected where that is not in the URL). Raises OSError."""
+        """Return the URLs, and the host name expected in certificates if the URLs lack it. Raises OSError."""
         if self.name.startswith("unix:"):
             return ["http://autoscaler"], None
         if not self.name.startswith("dns+"):
@@ -80,7 +80,7 @@ class HttpWay:
             await answer.read()
 
     async def ask(self, path: str) -> list[bytes]:
-        """What each of them answers at `path`, of those that do; nothing: none did."""
+        """Return the responses to GET `path` of all autoscalers that answer."""
         with contextlib.suppress(OSError):
             urls, host = await self._addresses()
             found = await asyncio.gather(*(self._get(f"{url}{path}", host) for url in urls))
@@ -88,21 +88,21 @@ class HttpWay:
         return []
 
     async def _get(self, url: str, host: str | None) -> bytes | None:
-        """None: it did not answer, or more than anybody would."""
+        """Return the response body, or None on failure or if it exceeds ANSWER_BYTES_MAX."""
         try:
             async with self._connected().get(
                 URL(url, encoded=True), headers=self._headers(), raise_for_status=True, server_hostname=host,
                 ssl=True if self._tls is None else self._tls(), timeout=aiohttp.ClientTimeout(total=SEND_S_MAX),
             ) as answer:  # fmt: skip
                 await answer.content.readexactly(ANSWER_BYTES_MAX)
-        except asyncio.IncompleteReadError as whole:  # it ended before, and may have come in pieces
+        except asyncio.IncompleteReadError as whole:  # the body ended earlier; it may have arrived in chunks
             return whole.partial
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
         return None
 
     async def follow(self, path: str, heard: Callable[[bytes], None]) -> None:
-        """Gives each line that any of them streams at `path`, until cancelled."""
+        """Stream `path` from each autoscaler and pass each line to `heard`, until cancelled."""
         streams: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -117,7 +117,7 @@ class HttpWay:
     async def _read(self, url: str, host: str | None, path: str, heard: Callable[[bytes], None]) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SEND_S_MAX, sock_read=SILENT_S)
         while True:
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):  # a line without an end
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):  # ValueError: long line
                 async with self._connected().get(
                     f"{url}{path}", headers=self._headers(), raise_for_status=True, server_hostname=host,
                     ssl=True if self._tls is None else self._tls(), timeout=timeout, read_bufsize=LINE_BYTES_MAX,
@@ -138,13 +138,13 @@ class HttpWay:
         return self._session
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
 
 def _said(error: BaseException) -> str:
-    """Why it was not taken, without an address."""
+    """Return why a report was not accepted, without an address."""
     if isinstance(error, aiohttp.ClientResponseError):
         return f"it answered {error.status}{HINTS.get(error.status, '')}"
     return type(error).__name__

@@ -1,10 +1,9 @@
-"""What a node has, as its agent looks at it: devices and their memory by NVML, and which pods use them. I/O.
+"""Observes a node: devices and their memory through NVML, and which pods use them. I/O.
 
-Owns the look. NVML blocks, so it is asked in a thread; one that hangs or fails makes its devices unhealthy, and is
-never asked a second time beside a question that it has not answered. Which pod has which device is the kubelet's own
-table (PodResources) where it can be asked; else pods are told by the processes that hold a device's memory, which needs
-the node's own process ids (`hostPID`): without them, and before a pod's first allocation, nothing is told. Nor is then
-how much memory each pod holds, which only its processes show.
+NVML blocks, so it is called in a thread. If it hangs or fails, its devices are reported unhealthy, and it is not called
+again before the pending call returns. The pods of each device come from the kubelet's PodResources API if available,
+else from the processes that hold device memory, which requires the node's PID namespace (`hostPID`). Without either, or
+before a pod's first allocation, no pod is reported. The memory held by each pod is known only from its processes.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from autoscaler.queries.device_health import NOTICED_BYTES
 from pilotlight.agent.kubelet.sockets import NodeSockets, pod_uid
 
 ANSWER_S_MAX = 5.0
-"""NVML that takes longer is taken for broken."""
+"""An NVML call that takes longer counts as failed."""
 INITIAL_PIDS = "pid:[4026531836]"
-"""The node's own process ids (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h)."""
+"""The node's initial PID namespace (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h)."""
 
 
 class NodeLook(NamedTuple):
-    """What there is."""
+    """One observation of the node."""
 
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
     images: tuple[str, ...] = ()
     uses: tuple[PodUse, ...] = ()
-    """Of each pod by each device, where all of its processes there say how much."""
+    """Memory use per pod and device, if the driver reports it for all of the pod's processes there."""
 
 
 class NodeLooks:
-    """Looks at this node. `proc` is where its processes are, if `sees_node` says that they are the node's."""
+    """Observes this node. `proc` is read only if `sees_node` reports that PIDs are the node's own."""
 
     def __init__(
         self,
@@ -53,10 +52,10 @@ class NodeLooks:
         self._last = NodeLook()
         self._asked: asyncio.Future[NodeLook] | None = None
         self.pods: tuple[PodDevices, ...] = ()
-        """Of the last look."""
+        """Pods of the latest observation."""
 
     async def look(self) -> NodeLook:
-        """The node now; without a driver there are no devices, which is no error."""
+        """Return the current state of the node; a node without a driver has no devices, which is no error."""
         found, given, images = await asyncio.gather(self._devices(), self._sockets.pods(), self._sockets.images())
         if given is None:
             self.pods = found.pods
@@ -65,7 +64,7 @@ class NodeLooks:
         return NodeLook(found.devices, self.pods, images, found.uses)
 
     async def _devices(self) -> NodeLook:
-        """By NVML alone."""
+        """Return what NVML reports."""
         if self._asked is None:
             self._asked = asyncio.ensure_future(asyncio.to_thread(self._ask))
         try:
@@ -73,14 +72,14 @@ class NodeLooks:
         except TimeoutError:
             return self._ill()
         except NvmlError:
-            self._nvml = None  # a driver that was reloaded wants a new handle
+            self._nvml = None  # a reloaded driver needs a new handle
             self._asked = None
             return self._ill()
         self._asked = None
         return self._last
 
     def _ill(self) -> NodeLook:
-        """What was there, and cannot be trusted now."""
+        """Return the last observation with all devices unhealthy."""
         return NodeLook(tuple(_unhealthy(device) for device in self._last.devices), self._last.pods)
 
     def _ask(self) -> NodeLook:
@@ -111,7 +110,7 @@ class NodeLooks:
         )  # fmt: skip
 
     def _held(self, nvml: Nvml, device: str) -> dict[str, list[int]]:
-        """The uids of pods -> bytes of a device that each of their processes holds; 0: the driver does not tell."""
+        """Return, by pod UID, the bytes that each of its processes holds; 0 if the driver does not report them."""
         found: dict[str, list[int]] = {}
         for pid, used_bytes in nvml.memory_by_pid(device).items():
             if uid := self._pod(pid):
@@ -121,12 +120,12 @@ class NodeLooks:
     def _pod(self, pid: int) -> str:
         try:
             return pod_uid((self._proc / str(pid) / "cgroup").read_text())
-        except OSError:  # it has ended since
+        except OSError:  # the process has ended since
             return ""
 
 
 def sees_node(proc: Path) -> bool:
-    """Whether process ids here are the node's own."""
+    """Return whether PIDs in this process are the node's own."""
     try:
         return str((proc / "self/ns/pid").readlink()) == INITIAL_PIDS
     except OSError:
@@ -134,7 +133,7 @@ def sees_node(proc: Path) -> bool:
 
 
 def should_report(told: NodeLook, now: NodeLook) -> bool:
-    """Whether anything has changed that is worth a report of its own."""
+    """Return whether the observation changed enough to be reported at once."""
     if (told.pods, told.images) != (now.pods, now.images):
         return True
     if [_at_rest(one) for one in told.devices] != [_at_rest(one) for one in now.devices]:

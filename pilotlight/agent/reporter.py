@@ -1,9 +1,9 @@
-"""The agent of a node: says what the node has to every autoscaler, at each change and every few seconds. I/O.
+"""Reports a node to every autoscaler, at each change and every few seconds. I/O.
 
-Owns the pace and who was told. What a look finds, how it is written and how it gets there is given to it, so that it
-knows no autoscaler and no device. Promises: each way is told by itself, so that one that hangs keeps nobody waiting;
-what is told is always the newest look, never a queue; a way that does not take it is said once, until it does again.
-What changes beside the look is told at once, too, when whoever knows says so (`tell`).
+The caller provides the observation, its encoding and the clients, so this module knows neither autoscalers nor devices.
+Each client has its own task, so one that hangs does not delay the others. Each report contains the latest observation;
+reports are not queued. A failing client is logged once per reason until it works again. `tell` sends a report at once
+when data outside of the observation changes.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 LOOK_S = 1.0
-"""How often the node is looked at: a change is told so late."""
+"""Interval of observations, the maximum delay before a change is noticed."""
 
 log = logging.getLogger("pilotlight.agent")
 
 
 class WayError(Exception):
-    """It was not taken; `str()` says why, without an address."""
+    """A report was not accepted; `str()` says why, without an address."""
 
 
 class AutoscalerClient(Protocol):
-    """The way to one autoscaler, or to all behind a name."""
+    """A client for one autoscaler, or for all behind a name."""
 
     name: str
-    """As it was given."""
+    """The URL as configured."""
 
     async def send(self, body: bytes) -> None:
-        """Returns when it was taken. Raises WayError; ends by itself within a few seconds."""
+        """Return once the report is accepted. Raises WayError; times out within a few seconds."""
 
 
 class Agent(Generic[T]):
-    """`look` finds what there is; `news` says whether a look differs from what was told; `written` is (look, sequence,
-    seconds since that look began) -> bytes. Told again after `period_s` at the latest.
+    """Reports observations. `look` observes; `news` compares an observation with the reported one; `written` encodes
+    (observation, sequence, seconds since the observation began). A report is repeated after `period_s` at the latest.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class Agent(Generic[T]):
         self._period_s = period_s
         self._latest: T
         self._began_s = -inf
-        """When the latest look began."""
+        """When the latest observation began."""
         self._heard: dict[int, bool] = {}
-        """Ways that were tried -> whether the last report was taken."""
+        """Whether the last report was accepted, by index of the client."""
         self._sequence = 0
         self._changed = [asyncio.Event() for _ in ways]
 
     @property
     def age_s(self) -> float:
-        """Since the latest look began."""
+        """Seconds since the latest observation began."""
         return time.monotonic() - self._began_s
 
     @property
     def heard(self) -> bool:
-        """An autoscaler took the last report that it was sent."""
+        """Whether an autoscaler accepted the last report sent to it."""
         return any(self._heard.values())
 
     def tell(self) -> None:
-        """Something that `written` also tells has changed."""
+        """Send a report now, because other data that `written` includes has changed."""
         for changed in self._changed:
             changed.set()
 
@@ -86,7 +86,7 @@ class Agent(Generic[T]):
         return self._latest
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Observe and report until cancelled."""
         told = await self._look_again()
         async with asyncio.TaskGroup() as tasks:
             for number in range(len(self._ways)):

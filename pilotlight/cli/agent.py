@@ -1,7 +1,7 @@
-"""Composes the agent of one node: what it looks at, how it shows who it is, and whom it tells.
+"""`pilotlight agent`: assembles the agent of one node from its observation, its credentials and its autoscalers.
 
-Owns the command and the ways to autoscalers: an address, a Unix socket, or a name that stands for all of its addresses
-(each is told). The contract's words are made here, because the agent knows no autoscaler.
+Defines the command and the clients for autoscalers: an address, a Unix socket, or a name whose addresses all get
+reports. Also creates the contract's messages, since `pilotlight.agent.reporter` knows no autoscaler.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ from pilotlight.net.renewal import Files
 from pilotlight.options import DIRECTORY, FILE, access_options, autoscalers_option, health_option
 
 LOOK_S_MAX = 30.0
-"""An agent that has not looked for so long hangs."""
+"""An agent that has not observed its node for this long counts as hung."""
 STORE = Path("/var/lib/pilotlight/weights")
 SOCKET = FILE
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is told."""
+    """Options of an agent."""
 
     node: str
     autoscalers: tuple[str, ...]
     access: Access = Access()
     pod_resources: Path | None = None
-    """The kubelet's socket; None: it is not asked."""
+    """The kubelet's socket; None: do not use it."""
     runtime: Path | None = None
-    """The container runtime's socket; None: it is not asked."""
+    """The container runtime's socket; None: do not use it."""
     health: Address | None = None
     store: Path = STORE
-    """Of the node's weights."""
+    """Folder of the node's weights."""
     pull_secrets: str | None = None
-    """The namespace whose pull secrets may be read; None: none may."""
+    """The namespace whose pull secrets may be read; None: read none."""
     kubeconfig: Path | None = None
     peers: PeerOptions | None = None
-    """None: it neither gives weights to other agents nor asks them."""
+    """None: weights are not exchanged with other agents."""
     fabric: tuple[str, ...] | None = None
-    """Pods that start anew when a Device comes or leaves (`daemons.those`); None: it does not reach into its node."""
+    """Selectors of pods to restart when a device is attached or detached (`parse_pod_selector`); None: disabled."""
 
 
 def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Checked; they are read where they are used."""
+    """Validate the selectors; they are parsed where they are used."""
     for one in value:
         try:
             parse_pod_selector(one)
@@ -152,7 +152,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
 
 
 async def run_agent(options: AgentOptions) -> None:
-    """The life of the process. Raises click's usage error for files that cannot be used."""
+    """Run the process. Raises click's usage error for files that cannot be used."""
     stop, files, boot = process.stop_event(), Files(), secrets.token_hex(8)
     shown = options.access
     identity, path = shown.identity, shown.token
@@ -212,7 +212,7 @@ async def run_agent(options: AgentOptions) -> None:
 
 
 async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -> Attaching | None:
-    """Who takes Devices of a fabric and lets go of them; None: nobody here may."""
+    """Open attachment of fabric devices; None if it is disabled."""
     if options.fabric is None:
         return None
     made = open_gpu_attachment(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
@@ -220,12 +220,12 @@ async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -
 
 
 def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:
-    """In its words."""
+    """Return a callback that converts wanted images for `images`."""
     return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
 
 
 def build_health_app(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.Application:
-    """GET /healthz: it looks at its node; /readyz: an autoscaler takes what it says; /metrics: of its weights."""
+    """Serve /healthz (the node is observed), /readyz (an autoscaler accepts reports) and /metrics (weights)."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _says(one.age_s < LOOK_S_MAX, "ok", "it does not get to look at its node")

@@ -1,8 +1,8 @@
-"""`pilotlight import`: reads what other programs are configured with, and prints it as Pilotlight's documents.
+"""`pilotlight import`: converts the configuration of other programs to Pilotlight's documents.
 
-Owns the reading of files, folders and standard input; what they mean is `autoscaler.importers`'s. Documents go to
-standard output, with comments; what was not taken over is told on standard error, too, so that it is seen where the
-documents go into a file. Changes nothing anywhere.
+Reads files, folders and standard input; `autoscaler.importers` interprets them. Documents with comments go to standard
+output. Settings that were not converted are also reported on standard error, so that they are visible if the documents
+go to a file. Changes no files.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pilotlight.options import PathType
 from pilotlight.output import write_document
 
 FILE_BYTES_MAX = 16 << 20
-"""Of a configuration, and of what is read of Ollama's store besides weights."""
+"""Maximum size of a configuration, and of each file read from Ollama's store except weights."""
 MODELS_MAX = 10_000
-"""Of one store."""
+"""Maximum number of models in one store."""
 STDIN = Path("-")
 MODELFILE = "Modelfile"
 EXAMPLE = "pilotlight import kubeai models.yaml"
 
 
 class Store(NamedTuple):
-    """Ollama's folder `models`, and the manifests in it by name."""
+    """Ollama's folder `models`, and its manifests by name."""
 
     folder: Path
     manifests: dict[str, Path]
@@ -76,7 +76,7 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
 
 
 def _converted(kind: str, files: Sequence[Path], name: str) -> list[ConversionResult]:
-    """Raises DocumentError, click.UsageError."""
+    """Convert the files. Raises DocumentError, click.UsageError."""
     if kind == "ollama":
         return _ollama(files, name)
     sources = [(_shown(path), _text(path)) for path in files]
@@ -91,7 +91,7 @@ def _converted(kind: str, files: Sequence[Path], name: str) -> list[ConversionRe
 
 
 def _ollama(files: Sequence[Path], name: str) -> list[ConversionResult]:
-    """Modelfiles, folders with one, and stores; a Modelfile may build on a model of a store that is given, too."""
+    """Convert Modelfiles, folders with one, and stores. A Modelfile may build on a model of a store given with it."""
     stores = [store for path in files if (store := _store(path)) is not None]
     found = [one for store in stores for one in _stored(store)]
     known = {
@@ -121,7 +121,7 @@ def _modelfile(path: Path, name: str, known: dict[str, str]) -> ConversionResult
 
 
 def _name_of(path: Path) -> str:
-    """`mario` of `mario.Modelfile`, `Modelfile.mario` and `mario/Modelfile`."""
+    """Return `mario` for `mario.Modelfile`, `Modelfile.mario` and `mario/Modelfile`."""
     if path == STDIN:
         return ""
     if path.name == MODELFILE:
@@ -131,7 +131,7 @@ def _name_of(path: Path) -> str:
 
 
 def _store(path: Path) -> Store | None:
-    """Ollama's folder, or the one of its models."""
+    """Return the store in Ollama's folder or in its folder of models, or None."""
     for folder in (path, path / "models"):
         manifests = folder / "manifests"
         if path != STDIN and manifests.is_dir():
@@ -140,7 +140,7 @@ def _store(path: Path) -> Store | None:
 
 
 def _manifests(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(name, file) of every manifest: HOST/NAMESPACE/NAME/TAG."""
+    """Yield (name, file) of every manifest: HOST/NAMESPACE/NAME/TAG."""
     for number, path in enumerate(sorted(folder.glob("*/*/*/*")), 1):
         if number > MODELS_MAX:
             raise click.UsageError(f"{folder}: more than {MODELS_MAX} models")
@@ -158,7 +158,7 @@ def _stored(store: Store) -> Iterator[ConversionResult]:
 
 
 def _text(path: Path) -> str:
-    """Raises click.UsageError, one line."""
+    """Return the file's text. Raises click.UsageError with a one-line message."""
     try:
         if path != STDIN:
             return reading.read_text(path, FILE_BYTES_MAX)

@@ -1,6 +1,6 @@
-"""`pilotlight key new`: makes an API key, prints it once, and stores or shows only its hash.
+"""`pilotlight key new`: creates an API key, prints it once, and stores or shows only its hash.
 
-Owns STATE/keys.yaml and the lock under which it is changed, so that no key is lost when two are made at once.
+STATE/keys.yaml is changed under a lock, so that no key is lost when two are created at the same time.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from pilotlight.models.documents import KEYS_FILE, load_files
 
 KEY_BYTES = 32
 KEYS_MAX = 10_000
-"""Keys in one file; above it they belong into documents."""
+"""Maximum number of keys in the file; beyond it, keys belong in documents."""
 LOCK_FILE = "keys.lock"
 LOCK_S_MAX = 10.0
-"""How long it waits for another `key new`."""
+"""How long it waits for the lock of another `key new`."""
 LOCK_LOOK_S = 0.02
 
 
 def generate_key(role: str, name: str) -> tuple[str, Key]:
-    """(the key, its `keys:` entry). The key has 256 random bits; only its SHA-256 is ever kept."""
+    """Return the key and its `keys:` entry. The key has 256 random bits; only its SHA-256 is stored."""
     key = "pl-" + secrets.token_urlsafe(KEY_BYTES)
     created = dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
     entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "createdAt": created, "role": role}
@@ -44,13 +44,13 @@ def generate_key(role: str, name: str) -> tuple[str, Key]:
 
 
 def entry_yaml(entry: Key) -> str:
-    """The entry as a line to paste under `keys:`."""
+    """Return the entry as a line to paste under `keys:`."""
     written = {"name": entry.name, "sha256": entry.sha256, "createdAt": entry.created_at, "role": entry.role}
     return "- {" + ", ".join(f'{key}: "{value}"' for key, value in written.items()) + "}"
 
 
 def check_tenant_name(name: str) -> None:
-    """Raises click's usage error on what cannot be the name of a Tenant."""
+    """Raise click's usage error for an invalid Tenant name."""
     try:
         check_name(name, ())
     except WrongKeyError as error:
@@ -58,13 +58,13 @@ def check_tenant_name(name: str) -> None:
 
 
 def check_role(role: str) -> None:
-    """Raises click's usage error on a role that nothing asks for yet: such a key would open nothing."""
+    """Raise click's usage error for a role that is not used yet: such a key would grant nothing."""
     if role not in {"tenant", "operator"}:
         raise click.UsageError(f"--role {role}: {MESSAGE}; keys of role tenant make calls, operator also gives orders")
 
 
 def store_key(state: Path, tenant: str, entry: Key) -> Path:
-    """Adds the entry to the Tenant in STATE/keys.yaml (0600), replacing the file whole. Raises click's errors."""
+    """Add the entry to the Tenant in STATE/keys.yaml (0600), replacing the file atomically. Raises click's errors."""
     path = state / KEYS_FILE
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def store_key(state: Path, tenant: str, entry: Key) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock (flock(2)), which ends with the process whatever becomes of it. Raises OSError."""
+    """Hold the lock (flock(2)), which the kernel releases at the latest when the process ends. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         give_up_s = time.monotonic() + LOCK_S_MAX

@@ -1,6 +1,6 @@
-"""The `pilotlight` command: parses what people type and calls the room that does it. Holds no logic of its own.
+"""The `pilotlight` command: parses the command line and calls the modules that do the work.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, with one line that names what is wrong.
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, with a one-line message that names the problem.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXAMPLES = {
     "key": "pilotlight key new --tenant acme",
 }
 COMPILED = not memory_pressure.__file__.endswith(".py")
-"""Whether the gateway's modules run as C (hatch_build.py)."""
+"""Whether the gateway's modules are compiled to C (hatch_build.py)."""
 
 
 ELSEWHERE = {
@@ -51,24 +51,24 @@ ELSEWHERE = {
     **dict.fromkeys(("gateway", "autoscaler"), "pilotlight.cli.processes"),
     **dict.fromkeys(("wake", "stop", "cordon", "uncordon", "drain"), "pilotlight.cli.operator"),
 }
-"""Commands that other modules define, each by its name, and that are imported only when they are asked for."""
+"""Commands in other modules, by name; these modules are imported only when the command is used."""
 
 
 class Front(click.Group):
-    """The top-level group."""
+    """The top-level command group."""
 
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
         standalone_mode: bool = True, **extra: Any,
     ) -> Any:  # fmt: skip
-        """As click's, but an error is one line: `pilotlight: what is wrong`."""
+        """Run as click does, but report an error in one line: `pilotlight: MESSAGE`."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         with terminal.safe_streams():
             sys.exit(self._status(args, prog_name, complete_var, **extra))
 
     def _status(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
-        """Runs the command and reports its error. The exit status."""
+        """Run the command, report its error, and return the exit status."""
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -76,19 +76,19 @@ class Front(click.Group):
             error.show()
             return error.exit_code
         except click.ClickException as error:
-            with contextlib.suppress(click.ClickException, OSError):  # standard error may be full, too
+            with contextlib.suppress(click.ClickException, OSError):  # writing to standard error may fail too
                 click.echo(f"pilotlight: {format_error(error)}", err=True)
             return error.exit_code
         except click.Abort:
-            return 130  # 128 + SIGINT, as shells say it
+            return 130  # 128 + SIGINT, as in shells
         return status if isinstance(status, int) else 0
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands by name."""
+        """Return the names of all commands."""
         return sorted([*super().list_commands(ctx), *ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, from where it is defined."""
+        """Return the command, importing its module if necessary."""
         if cmd_name in ELSEWHERE:
             attribute = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
             command: click.Command = getattr(importlib.import_module(ELSEWHERE[cmd_name]), attribute)
@@ -97,7 +97,7 @@ class Front(click.Group):
 
 
 def format_error(error: click.ClickException) -> str:
-    """What is wrong; where the words were typed wrongly, also where to read how they are typed."""
+    """Return the error's message; for a usage error also where to read the usage."""
     message = terminal.one_line(error.format_message())
     if isinstance(error, click.UsageError) and type(error) is not click.UsageError and error.ctx is not None:
         return f"{message} (see {error.ctx.command_path} --help)"
@@ -151,12 +151,12 @@ def status(model: str | None, watch: bool, ops: str, output: str) -> None:
 
 
 class Explain(click.Group):
-    """Tells who names a Model alone what to type."""
+    """Suggests the right command if only a Model's name is given."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, but what is no command is taken for a Model's name."""
+        """Resolve as click does, but treat an unknown command as a Model's name."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise click.UsageError(f"no such command {args[0]!r}; of a Model say `pilotlight explain model {args[0]}`")
         return super().resolve_command(ctx, args)

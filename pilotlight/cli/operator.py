@@ -1,7 +1,7 @@
-"""`pilotlight wake`, `stop`, `cordon`, `uncordon` and `drain`: an operator acts, through the operations port.
+"""`pilotlight wake`, `stop`, `cordon`, `uncordon` and `drain`: operator commands, sent to the operations port.
 
-Owns how these commands are typed, which Device or node a name means, and the wait for a drain, with its progress. What
-an order does is the autoscaler's to decide and to say; nothing is kept here, so an interrupted wait changes nothing.
+Resolves whether a name is a device or a node, and waits for a drain with progress. The autoscaler decides what an order
+does and reports it; nothing is stored here, so interrupting a wait changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ kind_option = click.option(
 
 
 def order_options(*more: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """What every order takes."""
+    """Return a decorator that adds the options of all orders."""
 
     def decorate(command: Command) -> Command:
         options: tuple[Callable[[Command], Command], ...] = (output_option, key_option, ops_option, *reversed(more))
@@ -102,19 +102,19 @@ def drain(  # noqa: PLR0917  click passes by keyword
 
 
 def send_order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
-    """Posts an order; what the port says will happen. Raises click's errors."""
+    """Post an order and return the port's description of its effect. Raises click's errors."""
     return fetch(ops, f"/api/v1/{path}", Told, order={"force": force}, key=key_of(key_env))
 
 
 def resolve_target(ops: str, name: str, kind: str | None) -> str:
-    """`devices/NAME` or `nodes/NAME`. Raises click's errors for a name that nothing has, or two things have."""
+    """Return `devices/NAME` or `nodes/NAME`. Raises click's errors for an unknown or ambiguous name."""
     devices = {row.device for row in fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])}
     nodes = {row.name for row in fetch(ops, "/api/v1/nodes", tuple[NodeView, ...])}
     found = [one for one, names in (("device", devices), ("node", nodes)) if name in names and kind in {None, one}]
     if len(found) > 1:
         raise click.UsageError(f"{name} is a device and a node: say which with --kind")
     if not found and kind is not None:
-        return f"{kind}s/{name}"  # the port knows the orders about what is gone, too
+        return f"{kind}s/{name}"  # the autoscaler may have an order for a device or node that is gone
     if not found:
         known = f"devices {', '.join(sorted(devices)) or 'none'}; nodes {', '.join(sorted(nodes)) or 'none'}"
         raise click.ClickException(f"there is no device or node {name}; there are: {known}")
@@ -122,7 +122,7 @@ def resolve_target(ops: str, name: str, kind: str | None) -> str:
 
 
 def list_replicas(ops: str, where: str) -> list[str]:
-    """The Replicas on a place, with their states."""
+    """Return the replicas on a device or node, with their states."""
     kind, _, name = where.partition("/")
     rows = fetch(ops, "/api/v1/devices", tuple[DeviceView, ...])
     on_it = [row for row in rows if (row.device if kind == "devices" else row.node) == name]
@@ -130,7 +130,7 @@ def list_replicas(ops: str, where: str) -> list[str]:
 
 
 def wait_until_empty(ops: str, where: str, *, quiet: bool) -> list[str]:
-    """Until nothing is there, which is what it gives: a live line on a terminal, elsewhere one line at each change."""
+    """Wait until no replica is left. Shows a live line on a terminal, otherwise one line per change."""
     name, told = where.partition("/")[2], list[str]()
     console = Console(quiet=quiet)
     with console.status("") as shown:
@@ -147,7 +147,7 @@ def wait_until_empty(ops: str, where: str, *, quiet: bool) -> list[str]:
 
 
 def print_order_result(told: Told, output: str) -> None:
-    """What will happen, for people or programs."""
+    """Print the effect of an order as text or JSON."""
     if output == "json":
         write_json(told)
     else:

@@ -1,8 +1,8 @@
-"""`pilotlight plan`: what would be started where, if Models were called so. I/O: reads files, prints; touches nothing.
+"""`pilotlight plan`: shows what would be started where under an assumed demand. I/O: reads files; starts nothing.
 
-Owns the file of the demand, and which devices are meant: those that the Settings declare (`list_devices`, `nodes`),
-else those of this machine; or, `--live`, all that the running system has, with what is on it now. The answer is
-`autoscaler.planner.what_if`'s.
+Reads the demand file, and chooses the devices: those in Settings (`list_devices`, `nodes`), else those of this machine,
+or with `--live` all devices of the running system with what is on them now. `autoscaler.planner.what_if` computes the
+answer.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plan(  # noqa: PLR0917  click passes by keyword
 
 
 def plan_from_files(config: tuple[Path, ...], demand: Path) -> Answer:
-    """Where nothing runs; so nobody can be asked for more capacity, which is said. Raises click's errors."""
+    """Plan for an idle system without capacity providers, which is reported. Raises click's errors."""
     documents = load_files(config)
     if rented := ", ".join(one.name for one in documents.settings.capacity):
         click.echo(
@@ -79,13 +79,13 @@ def plan_from_files(config: tuple[Path, ...], demand: Path) -> Answer:
 
 
 def fetch_live_plan(ops: str, demand: Path, key: str | None) -> Answer:
-    """Of the system behind the operations port, which knows its Models itself. Raises click's errors."""
+    """Plan with the running system behind the operations port, which knows its Models. Raises click's errors."""
     asked = {name: one._asdict() for name, one in read_demand(demand, None).items()}
     return ops_client.fetch(ops, PATH, Answer, order={"demand": asked}, key=key, timeout_s=LIVE_TIMEOUT_S)
 
 
 def list_devices(documents: Documents) -> tuple[Slice, ...]:
-    """Those that the Settings declare, else this machine's. Raises click.ClickException."""
+    """Return the devices in Settings, else this machine's. Raises click.ClickException."""
     settings = documents.settings
     if settings.nodes:
         return declared.build_declared_slices(settings.nodes, (), {})
@@ -96,8 +96,8 @@ def list_devices(documents: Documents) -> tuple[Slice, ...]:
 
 
 def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelName, AssumedDemand]:
-    """The Calls of each Model; `models` are all that there are, where that is known here. Raises click.UsageError, one
-    line that names what is wrong.
+    """Return the demand per Model. `models`: all existing Models, if known here. Raises click.UsageError with a
+    one-line message.
     """
     try:
         documents = yaml.parse_yaml(files.read_text(path, yaml.TEXT_CHARS_MAX))
@@ -129,7 +129,7 @@ def _asked(at: str, said: object) -> AssumedDemand:
 
 
 def print_plan(answer: Answer) -> None:
-    """For people."""
+    """Print the plan as text."""
     for one in answer.starts:
         where = ", ".join(one.slices) or "no device"
         click.echo(f"start {one.model} on {where} ({format_size(one.memory_bytes)} of each): {one.reason}")

@@ -1,6 +1,6 @@
 """`pilotlight gateway` and `pilotlight autoscaler`: one process each, as `serve` and the chart start them.
 
-Parses what stands in the command line, and calls the module that composes the process.
+Parses the command line and calls the module that assembles the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _access(cert: Path | None, key: Path | None, ca: Path | None, token: Path | None) -> Access:
-    """What `access_options` say."""
+    """Return the access that `access_options` describe."""
     from pilotlight.net.access import Access
     from pilotlight.net.certificates import Identity
 

@@ -1,6 +1,4 @@
-"""`pilotlight status` and `print_explanation`: reads the operations port and shows it to a person, or prints its
-JSON.
-"""
+"""`pilotlight status` and `explain`: reads the operations port and shows the response as text or JSON."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.5
 DURATION = re.compile(r"\b\d+(\.\d+)? (s|min|h)\b( \d+ (s|min)\b)?")
-"""As `autoscaler.text.format_duration` writes them."""
+"""Matches the output of `autoscaler.text.format_duration`."""
 Explained = TypeVar("Explained", "Explanation", "Fit", Sentences)
 COLUMNS = ("model", "state", "replicas", "waiting", "running", "devices", "since", "why")
 
 
 def build_table(rows: Sequence[Row]) -> Table:
-    """The live table."""
+    """Return the live table."""
     out = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
         out.add_column(column, overflow="fold" if column == "why" else "ellipsis", no_wrap=column != "why")
@@ -45,7 +43,7 @@ def build_table(rows: Sequence[Row]) -> Table:
 
 
 def format_cell(row: Row, column: str) -> str:
-    """One cell as text."""
+    """Return one cell as text."""
     match column:
         case "model":
             return f"{row.model} (+{', '.join(row.adapters)})" if row.adapters else row.model
@@ -60,7 +58,7 @@ def format_cell(row: Row, column: str) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """`3 s`, `4 min`, `2 h`, `5 d`."""
+    """Return the age as `3 s`, `4 min`, `2 h` or `5 d`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
@@ -68,7 +66,7 @@ def format_age(seconds: float) -> str:
 
 
 def fetch_rows(ops: str, model: str | None) -> tuple[Row, ...]:
-    """The rows of all Models, or the one of a Model by its name or an alias. One clear error when there is none."""
+    """Return the rows of all Models, or of one by name or alias. Raises click's error if it does not exist."""
     found = fetch(ops, "/api/v1/status", tuple[Row, ...])
     if model is None:
         return found
@@ -78,7 +76,7 @@ def fetch_rows(ops: str, model: str | None) -> tuple[Row, ...]:
 
 
 def print_status(ops: str, model: str | None, *, watch: bool, output: str) -> None:
-    """Prints the rows of all Models or one; `watch` until interrupted."""
+    """Print the rows of all Models or one; with `watch`, until interrupted."""
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             watch_status(ops, model, output)
@@ -91,7 +89,7 @@ def print_status(ops: str, model: str | None, *, watch: bool, output: str) -> No
 
 
 def print_notes(ops: str) -> None:
-    """What does not work in this mode, and whether the last reload of the documents failed."""
+    """Print features that are disabled in this mode, and whether the last reload of the documents failed."""
     off = fetch(ops, "/api/v1/off", OffView)
     for sentence in off.sentences:
         click.echo(one_line(f"off: {sentence}"))
@@ -103,7 +101,7 @@ def print_notes(ops: str) -> None:
 
 
 def watch_status(ops: str, model: str | None, output: str) -> None:
-    """A live table on a terminal. Elsewhere a table at each change; as JSON one line at each, with all rows."""
+    """Show a live table on a terminal, otherwise a table per change, or with JSON one line with all rows per change."""
     if output == "text" and sys.stdout.isatty():
         with Live(build_table(fetch_rows(ops, model)), console=Console(), auto_refresh=False) as live:
             while True:
@@ -122,12 +120,12 @@ def watch_status(ops: str, model: str | None, output: str) -> None:
 
 
 def strip_durations(row: Row) -> Row:
-    """The row without ages and remaining times, whose change is no news."""
+    """Return the row without ages and remaining times, whose change alone is not printed."""
     return replace(row, since_s=None, why=DURATION.sub("", row.why))
 
 
 def print_explanation(ops: str, path: str, kind: type[Explained], output: str) -> None:
-    """Prints an explanation as sentences."""
+    """Print an explanation as sentences or JSON."""
     found = fetch(ops, f"/api/v1/explain/{path}", kind)
     if output == "json":
         write_json(found)

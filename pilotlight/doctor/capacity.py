@@ -1,8 +1,8 @@
-"""The checks of providers of more capacity: what Settings `capacity` names is there, may be used, and offers. I/O.
+"""Checks the capacity providers in Settings `capacity`: whether they exist, may be used, and offer capacity. I/O.
 
-Owns what is asked of each kind, and the fix. What a provider says itself of why it offers nothing is its own word: it
-is made and asked as an autoscaler makes and asks it. Nothing is ordered or written, and nothing of an address or a
-secret is said.
+Defines the checks and fixes for each kind of provider. A provider is created and queried as in an autoscaler, and its
+own reason for offering nothing is reported as it is. Nothing is ordered or written, and findings contain no address or
+secret.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ NODES = "/api/v1/nodes"
 NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
 NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes or their MachineSet: {GPU_COUNT}"
 CLASSES = (objects.CHECK, objects.ATOMIC, objects.GKE)
-"""Of ProvisioningRequests, that somebody is known to serve."""
+"""ProvisioningRequest classes that are known to be served."""
 NAMES_TOLD = 4
 FORBIDDEN = 403
 NOT_LET_IN = frozenset({400, 401, 403})
 
 
 class Api(NamedTuple):
-    """What a kind asks of an API server: these resources, in one of these versions."""
+    """The API resources that a kind of provider needs, and the versions that it supports."""
 
     title: str
     group: str
@@ -65,18 +65,18 @@ APIS: Mapping[str, Api] = {
         ("composabilityrequests", "composableresources"),
     ),
 }  # fmt: skip
-"""By kind of provider; the others need none beside Kubernetes' own."""
+"""By kind of provider; the others need only Kubernetes' own APIs."""
 
 
 class Place(NamedTuple):
-    """Where it is looked."""
+    """The context of the checks."""
 
     server: Server
     settings: Settings
     engines: str
     home: str
     secrets: Path = SECRETS
-    """Where Secrets are mounted, in a pod; one that is not is asked of the API server."""
+    """Folder of mounted Secrets, in a pod; a Secret not mounted there is read from the API server."""
 
 
 class _At(NamedTuple):
@@ -86,16 +86,16 @@ class _At(NamedTuple):
     entry: ProviderSettings
 
     def found(self, says: str) -> Finding:
-        """Nothing is wrong."""
+        """Return a finding without a problem."""
         return Finding(f"capacity {self.entry.name}", "ok", says)
 
     def wrong(self, says: str, fix: str, *, blocks: bool = True) -> Finding:
-        """Something is; `blocks`: nothing comes of it before that is mended."""
+        """Return a problem; `blocks`: the provider cannot work before it is fixed."""
         return Finding(f"capacity {self.entry.name}", "blocker" if blocks else "warning", says, fix)
 
 
 async def check_capacity(place: Place) -> list[Finding]:
-    """Each entry of the Settings' `capacity`, in their order."""
+    """Check each entry of Settings `capacity`, in order."""
     found: list[Finding] = []
     for entry in place.settings.capacity:
         kind, at = entry.kinds[0], _At(place, entry)
@@ -108,7 +108,7 @@ async def check_capacity(place: Place) -> list[Finding]:
 
 
 async def find_missing_api(at: _At, kind: str) -> Finding | None:
-    """What of its API is not served; None: nothing."""
+    """Return a finding about resources of its API that are not served, or None."""
     wanted = APIS.get(kind)
     if wanted is None:
         return None
@@ -125,7 +125,7 @@ async def find_missing_api(at: _At, kind: str) -> Finding | None:
 
 
 async def _offering(at: _At, fix: str) -> Finding:
-    """What the provider itself says."""
+    """Return a finding about the provider's own offers."""
     place = at.place
     world = World(epoch=0, settings=place.settings, leads=False)
     async with AsyncExitStack() as stack:
@@ -149,7 +149,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:NAMES_TOLD]) + more
 
 
-# --- one for each kind ----------------------------------------------------------------------------------------------
+# --- checks by kind of provider ---------------------------------------------------------------------------------------
 
 
 async def _karpenter(at: _At) -> Finding:
@@ -165,7 +165,7 @@ async def _cluster_autoscaler(at: _At) -> Finding:
     try:
         there = await at.place.server.find(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") is not None
     except AnswerError as error:
-        there = error.status == FORBIDDEN  # an autoscaler itself need not read it
+        there = error.status == FORBIDDEN  # an autoscaler need not read it either
         if not there:
             raise
     if not there:
@@ -212,7 +212,7 @@ async def _cro(at: _At) -> Finding:
 
 
 async def groups_of(server: Server) -> Groups:
-    """What MachineSets say of their nodes; what may not be read says nothing, and `rights` tells that."""
+    """Return the limits in MachineSets; empty if they may not be read, which the check of rights reports."""
     try:
         return collect_group_limits(read_machine_groups(await list_machine_group_objects(server), (), Settings()))
     except AnswerError:
@@ -248,7 +248,7 @@ async def _redfish(at: _At) -> Finding:
 
 
 async def _composes(at: _At, reading: Reading, told: Redfish, secret: str) -> Finding:
-    """It lets us in, and has the systems that are named. Raises as Reading does."""
+    """Check that the service admits us and has the configured systems. Raises as Reading does."""
     fabric = await reading.read(())
     missing: list[str] = []
     for node in sorted(told.systems):
@@ -266,7 +266,7 @@ async def _composes(at: _At, reading: Reading, told: Redfish, secret: str) -> Fi
 
 
 def _asked(place: Place, secret: str) -> Key:
-    """A Secret as the API server has it."""
+    """Return a reader of a Secret's keys through the API server."""
     path = f"/api/v1/namespaces/{place.home}/secrets/{secret}"
 
     async def key(name: str) -> str | None:

@@ -1,8 +1,8 @@
-"""The checks of a cluster: API server, definitions, rights, pod security, nodes, providers, ingress. I/O.
+"""Checks a cluster: API server, definitions, rights, pod security, nodes, providers, ingress. I/O.
 
-Owns what is asked and what each answer is worth; what nodes say is judged in `pilotlight.doctor.nodes`, and what the
-GPU operator is told in `pilotlight.doctor.gpu_operator`. Only questions
-are asked: the one pod that is sent is a dry run. Where a right to look is missing, that is said, and the rest goes on.
+Makes the requests and grades the answers; `pilotlight.doctor.nodes` judges nodes, and `pilotlight.doctor.gpu_operator`
+the GPU operator's policy. Nothing is changed: the one pod that is sent is a dry run. A missing right to read is
+reported, and the other checks continue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pilotlight.doctor.finding import Finding
 from pilotlight.kube import Objects
 
 VERSION_MIN = (1, 30)
-"""Definitions use CEL rules and selectable fields, which an older server does not know."""
+"""Definitions use CEL rules and selectable fields, which older servers do not support."""
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRDS_FIX = "kubectl apply --server-side --force-conflicts -f charts/pilotlight/crds"
 INGRESS = (
@@ -45,7 +45,7 @@ INGRESS_FIX = "check: curl -N a stream of a model at zero through it; `settings.
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked at."""
+    """The subject of the checks."""
 
     engines: str
     """The engines' namespace."""
@@ -53,27 +53,27 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """The namespace of gateways and autoscalers."""
     scope: Scope
     account: str = ""
-    """NAMESPACE:NAME of the service account whose rights are asked for; empty: one's own."""
+    """Service account, NAMESPACE:NAME, whose rights are checked; empty: the current user."""
     lease: str = "pilotlight"
     adopted: tuple[str, ...] | None = ()
-    """Namespaces where workloads are adopted; None: all."""
+    """Namespaces whose workloads are adopted; None: all."""
     cordons: bool = False
-    """Whether orders about nodes are to be kept on them."""
+    """Whether operator orders about nodes are stored on the nodes."""
     cutting: tuple[str, str] | None = None
-    """Namespace and name of the ConfigMap by which nodes are cut anew; None: none is."""
+    """Namespace and name of the ConfigMap for MIG repartitioning; None: disabled."""
     volumes: bool = False
-    """Whether volumes of nodes' stores are to be made."""
+    """Whether volumes for the nodes' stores are created."""
     capacity: tuple[str, ...] = ()
-    """Kinds of providers that the Settings name."""
+    """Kinds of the providers in Settings."""
     settings: Settings = Settings()
-    """Whose `capacity` is looked at, entry by entry."""
+    """Settings whose `capacity` is checked entry by entry."""
 
 
 Check = Callable[[Api, Scene], Awaitable[list[Finding]]]
 
 
 async def check_cluster(api: Api, scene: Scene) -> list[Finding]:
-    """All of them; only the first where nobody answers."""
+    """Run all checks, or only the first if the API server does not answer."""
     findings = await check_server(api, scene)
     if findings[0].grade == "blocker":
         return findings
@@ -93,7 +93,7 @@ async def check_cluster(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def check_server(api: Api, _: Scene) -> list[Finding]:
-    """Whether it answers, and is new enough."""
+    """Check that the API server answers and is recent enough."""
     try:
         version = await api.get("/version")
     except (UnreachableError, ApiError) as error:
@@ -101,14 +101,14 @@ async def check_server(api: Api, _: Scene) -> list[Finding]:
         return [Finding("API server", "blocker", f"it does not answer: {error}", fix)]
     told = str(version.get("gitVersion", "?"))
     numbers = re.match(r"v?(\d+)\.(\d+)", told)
-    if numbers is not None and (0, 0) < (int(numbers[1]), int(numbers[2])) < VERSION_MIN:  # 0.0: built by hand
+    if numbers is not None and (0, 0) < (int(numbers[1]), int(numbers[2])) < VERSION_MIN:  # 0.0: a custom build
         least = ".".join(map(str, VERSION_MIN))
         return [Finding("API server", "warning", f"Kubernetes {told} is older than {least}", "upgrade the cluster")]
     return [Finding("API server", "ok", f"Kubernetes {told}")]
 
 
 async def definitions(api: Api, scene: Scene) -> list[Finding]:
-    """The custom resources, and whether they are this version's."""
+    """Check that the custom resources are installed in this version."""
     return [await _definition(api, kind) for kind in (MODEL, TENANT) if kind is MODEL or scene.scope == "cluster"]
 
 
@@ -131,7 +131,7 @@ async def _definition(api: Api, kind: CrdKind) -> Finding:
 
 
 def _keys(crd: Mapping[str, Any]) -> Iterator[str]:
-    """`spec.gpu.count` for every property of its first version."""
+    """Yield the path of each property of its first version, such as `spec.gpu.count`."""
 
     def walk(schema: Mapping[str, Any], at: str) -> Iterator[str]:
         for name, inner in schema.get("properties", {}).items():
@@ -150,7 +150,7 @@ async def _resources(api: Api, path: str) -> list[dict[str, Any]]:
 
 
 async def rights_given(api: Api, scene: Scene) -> list[Finding]:
-    """Every right of the list, of the account or of oneself; one line for each that is missing."""
+    """Check all required rights of the account or the current user; return one finding per incomplete right."""
     missing: list[Finding] = []
     asked = _rights(scene)
     for right in asked:
@@ -201,7 +201,7 @@ async def _may(api: Api, scene: Scene, right: Right, verb: str) -> bool:
 
 
 async def pod_security(api: Api, scene: Scene) -> list[Finding]:
-    """Whether a pod as engines have it is admitted: by pod security, quotas, webhooks. A dry run, nothing is made."""
+    """Check by a dry run that an engine pod passes pod security, quotas and webhooks."""
     check = "engine pods"
     try:
         await api.create(f"/api/v1/namespaces/{scene.engines}/pods?dryRun=All", _engine_pod())
@@ -226,7 +226,7 @@ def _engine_pod() -> Object:
 
 
 async def nodes(api: Api, scene: Scene) -> list[Finding]:
-    """The GPUs that nodes offer: by the device plug-in or DRA, with labels, taints, sharing."""
+    """Check the GPUs that nodes offer: device plug-in or DRA, labels, taints, sharing."""
     if scene.scope == "namespace":
         return [Finding("GPUs", "info", "not looked at: devices come from `nodes:` in Settings with scope namespace")]
     found = [node async for page in api.pages("/api/v1/nodes") for node in page.items]
@@ -235,7 +235,7 @@ async def nodes(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def objects(api: Api, scene: Scene) -> list[Finding]:
-    """The objects that an autoscaler skips because it cannot decode them: of all kinds that it may list."""
+    """Report objects that an autoscaler skips because it cannot decode them, of all kinds that it lists."""
     listed = [one for one in _rights(scene) if "list" in one.verbs]
     if scene.scope == "cluster":
         listed.append(Right("kubeai.org", "models", ("list",), "cluster", ""))
@@ -252,13 +252,13 @@ async def objects(api: Api, scene: Scene) -> list[Finding]:
             if error.status not in (
                 403,
                 404,
-            ):  # `list_required_rights` names a missing right; not every cluster has every kind
+            ):  # missing rights are reported by `rights_given`; not every cluster has every kind
                 raise
     return [Finding("objects", "warning", describe_skipped(one), SKIPPED_FIX) for one in found.values()]
 
 
 async def installations(api: Api, scene: Scene) -> list[Finding]:
-    """What this installation is called, and the namespaces whose Models another one serves."""
+    """Report this installation's name, and the namespaces whose Models another installation serves."""
     me = ownership.installation_title(scene.home, scene.lease)
     within = "" if scene.scope == "cluster" else f"/namespaces/{scene.engines}"
     path, query = f"/apis/coordination.k8s.io/v1{within}/leases", {"fieldSelector": f"metadata.name={ownership.CLAIM}"}
@@ -274,13 +274,13 @@ async def installations(api: Api, scene: Scene) -> list[Finding]:
 
 
 def describe_skipped(one: Unreadable) -> str:
-    """Which object, and why it is skipped."""
+    """Return which object is skipped, and why."""
     name = f"{one.namespace}/{one.name}" if one.namespace else one.name
     return f"{one.kind} {name} is skipped, {one.reason}"
 
 
 async def cutting(api: Api, scene: Scene) -> list[Finding]:
-    """Whether mig-manager cuts nodes by the ConfigMap that is ours."""
+    """Check that mig-manager uses our ConfigMap."""
     if scene.cutting is None:
         return []
     try:
@@ -293,7 +293,7 @@ async def cutting(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def providers(api: Api, scene: Scene) -> list[Finding]:
-    """Which sources of more capacity there are, and that those are there, and usable, which the Settings name."""
+    """Report the available capacity providers, and check those named in Settings."""
     groups = {one["name"] for one in (await api.get("/apis"))["groups"]}
     apis = checks_capacity.APIS
     there = [one.title for one in apis.values() if one.group in groups]
@@ -316,7 +316,7 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
 
 
 async def ingress(_: Api, __: Scene) -> list[Finding]:
-    """What only a try through it can tell."""
+    """Report a hint, since only a request through the Ingress can check it."""
     return [Finding("ingress", "info", INGRESS, INGRESS_FIX)]
 
 

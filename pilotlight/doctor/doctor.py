@@ -1,7 +1,7 @@
 """`pilotlight doctor`: one line for each prerequisite, with its fix; exit 1 when something cannot work.
 
-Owns how the command is typed and how findings are shown. What is looked at stands in `pilotlight.doctor.machine` (one
-machine) and `pilotlight.doctor.cluster`. It changes nothing.
+Defines the command's options and output. The checks are in `pilotlight.doctor.machine` (one machine) and
+`pilotlight.doctor.cluster`. The command changes nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
 
 
 def _alone(**clusters: object) -> None:
-    """Of options that only tell of a cluster none is given: else nobody sees that they were not looked at."""
+    """Reject options that apply only to a cluster, which would otherwise be ignored silently."""
     for name, given in clusters.items():
         if given:
             raise click.UsageError(
@@ -106,7 +106,7 @@ async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Set
 
 
 def print_findings(findings: list[Finding], output: str) -> None:
-    """All findings, for people or programs."""
+    """Print all findings as text or JSON."""
     if output == "json":
         write_json(findings)
         return

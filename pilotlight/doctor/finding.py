@@ -1,7 +1,7 @@
-"""What a check of `pilotlight doctor` finds: one line with its fix. Owns the form, for people and for programs.
+"""The result of a check of `pilotlight doctor`: one line with its fix, for people and for programs.
 
-A check is a function with the name of what it looks at; `pilotlight.doctor.machine` and `checks_cluster` have them, and
-a list there says which are made. A check never raises for what it finds.
+A check is a function named after what it checks, in `pilotlight.doctor.machine` or `pilotlight.doctor.cluster`, which
+also list the checks to run. A check never raises for a problem that it finds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ Grade = Literal["ok", "info", "warning", "blocker"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One prerequisite."""
+    """The result for one prerequisite."""
 
     check: str
     grade: Grade
     says: str
     fix: str = ""
-    """What to do; empty where nothing is to be done."""
+    """What to do; empty if nothing needs to be done."""
 
 
 def has_blocker(findings: list[Finding]) -> bool:
-    """Whether something cannot work."""
+    """Return whether a finding prevents Pilotlight from working."""
     return any(one.grade == "blocker" for one in findings)

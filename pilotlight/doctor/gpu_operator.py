@@ -1,7 +1,7 @@
-"""What NVIDIA's GPU operator is told of cutting nodes anew (MIG), judged: its ClusterPolicy. Pure, over that object.
+"""Checks the ClusterPolicy of NVIDIA's GPU operator for MIG repartitioning. Pure.
 
-Owns the keys of it that matter: whether its mig-manager runs, by which ConfigMap it cuts, and the strategy by which it
-has cuts shown. Source: the operator's definition `clusterpolicies.nvidia.com`, v1, with its defaults.
+Checks whether mig-manager is enabled, which ConfigMap it uses, and the strategy that exposes MIG slices. Source: the
+operator's definition `clusterpolicies.nvidia.com`, v1, with its defaults.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NO_OPERATOR = Finding(
     "install the GPU operator, or leave `cut: true` out of Settings `nodes`",
 )  # fmt: skip
 OWN = "default-mig-parted-config"
-"""The operator's own, where its ClusterPolicy names none; it is not written to."""
+"""The operator's own ConfigMap, used if the ClusterPolicy names none; Pilotlight does not write to it."""
 MIXED = "mixed"
 
 Object = dict[str, Any]
 
 
 def check_cluster_policies(policies: Sequence[Object], config_map: str) -> list[Finding]:
-    """What keeps mig-manager from cutting by `config_map`, the name of our ConfigMap; one line for each."""
+    """Return what keeps mig-manager from using our ConfigMap `config_map`, one finding each."""
     if not policies:
         return [NO_OPERATOR]
     wrong = [finding for policy in policies for finding in _wrong(policy, config_map)]

@@ -1,6 +1,6 @@
-"""The checks of one machine: system, driver, engines, open files, ports, state directory. I/O; nothing is changed.
+"""Checks one machine: system, driver, engines, open files, ports, state directory. I/O.
 
-Owns what is asked and what each answer is worth. The ports are opened for a moment, which changes nothing either.
+Nothing is changed; ports are opened only briefly.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pilotlight.models.documents import serving_pid
 from pilotlight.net.listen import Address, open_listeners
 
 FILES_MIN = 65_536
-"""Two for each Call that runs: with 4,096 a gateway has room for some 2,000."""
+"""Each running request needs two; with 4,096 a gateway can serve about 2,000 requests."""
 SOCKET_CHARACTERS_MAX = 80
-"""Of the state directory: a Unix socket's path has 108 bytes (unix(7))."""
+"""Maximum length of the state directory's path: a Unix socket's path has at most 108 bytes (unix(7))."""
 DRIVER_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 
 def check_machine(listen: Address, ops: Address, state: Path) -> list[Finding]:
-    """All of them."""
+    """Run all checks."""
     gpus = check_driver(open_nvml, DRIVER_SIGNS)
     found = find_installed_programs()
     findings = [check_system(sys.platform), gpus, check_engines(found)]
@@ -45,7 +45,7 @@ def check_machine(listen: Address, ops: Address, state: Path) -> list[Finding]:
 
 
 def check_system(platform: str) -> Finding:
-    """What it runs on."""
+    """Check that the operating system is supported."""
     if platform == "linux":
         return Finding("system", "ok", "Linux")
     if platform == "darwin":
@@ -54,7 +54,7 @@ def check_system(platform: str) -> Finding:
 
 
 def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding:
-    """The GPUs that NVML tells of."""
+    """Check the driver, and report the GPUs that NVML finds."""
     try:
         nvml = opener()
         gpus: tuple[NvmlGpu, ...] = nvml.gpus() if nvml is not None else ()
@@ -78,7 +78,7 @@ def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> F
 
 
 def check_engines(found: Mapping[str, str]) -> Finding:
-    """The programs that serve models."""
+    """Check that an engine program is installed."""
     if found:
         return Finding("engines", "ok", ", ".join(sorted(found)))
     fix = "pip install 'pilotlight[llama]', or put llama-server, vllm or ollama on the PATH"
@@ -86,7 +86,7 @@ def check_engines(found: Mapping[str, str]) -> Finding:
 
 
 def check_llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool] = computes_on_cpu_only) -> Finding:
-    """Whether the llama.cpp that is used computes on the GPUs."""
+    """Check that the installed llama.cpp can compute on the GPUs."""
     python = found.get("xllamacpp")
     if python is None or "llama-server" in found or not cpu_only(python):
         return Finding("llama.cpp on GPU", "ok", "as far as can be told")
@@ -95,7 +95,7 @@ def check_llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool]
 
 
 def check_open_files(hard: int) -> Finding:
-    """The hard limit, which a gateway takes for itself."""
+    """Check the hard limit of file descriptors, to which a gateway raises its own."""
     if hard in {resource.RLIM_INFINITY, -1} or hard >= FILES_MIN:
         return Finding("open files", "ok", "no limit" if hard in {resource.RLIM_INFINITY, -1} else f"{hard:,}")
     fix = "raise it: LimitNOFILE=1048576 in a service, `nofile` in /etc/security/limits.conf"
@@ -103,7 +103,7 @@ def check_open_files(hard: int) -> Finding:
 
 
 def check_port(check: str, option: str, address: Address, owner: str) -> Finding:
-    """Whether it is free, or ours already."""
+    """Check that the port is free, or used by our own `pilotlight serve`."""
     try:
         for made in open_listeners(address, 1):
             made.close()
@@ -115,7 +115,7 @@ def check_port(check: str, option: str, address: Address, owner: str) -> Finding
 
 
 def check_state_directory(state: Path) -> Finding:
-    """Whether it can be written, or made."""
+    """Check that the state directory is writable or can be created."""
     name, fix = "state directory", "name another with --state"
     if len(os.fsencode(state.absolute())) > SOCKET_CHARACTERS_MAX:
         return Finding(name, "blocker", f"{state} is too long for Unix sockets in it", f"{fix} of a shorter path")

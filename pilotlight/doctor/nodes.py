@@ -1,6 +1,6 @@
-"""What nodes say of their GPUs, judged: device plug-in, labels, taints, sharing, MPS. Pure, over Node objects.
+"""Checks the GPUs of Node objects: device plug-in, labels, taints, sharing, MPS. Pure.
 
-Owns the labels and taints that matter (NVIDIA's device plug-in and GPU feature discovery) and the fix of each.
+Knows the relevant labels and taints (NVIDIA's device plug-in and GPU feature discovery) and the fix for each problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Node = dict[str, Any]
 
 
 def check_gpu_nodes(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
-    """All that the nodes of a cluster tell."""
+    """Return all findings about a cluster's nodes."""
     with_gpus = [node for node in nodes if count_gpus(node)]
     if not with_gpus:
         says = f"none of {format_count(len(nodes), 'node')} offers {GPU}"
@@ -48,14 +48,14 @@ def check_gpu_nodes(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
 
 
 def count_gpus(node: Node) -> int:
-    """How many GPUs, shares of one, or MIG slices, a node offers."""
+    """Return how many GPUs, shares of GPUs, or MIG slices a node offers."""
     amounts = _amounts(node)
     mig = sum(shared.parse_number(count) for name, count in amounts.items() if name.startswith(NVIDIA + "mig-"))
     return shared.read_offered_gpus(amounts)[1] + mig
 
 
 def check_gpu_labels(nodes: Sequence[Node]) -> list[Finding]:
-    """Whether labels tell the GPUs' product and memory."""
+    """Check that labels contain the GPUs' product and memory."""
     bare = [_name(node) for node in nodes if not {PRODUCT, MEMORY} <= _labels(node).keys()]
     if not bare:
         return [Finding("GPU labels", "ok", f"{PRODUCT} and {MEMORY} on all")]
@@ -65,7 +65,7 @@ def check_gpu_labels(nodes: Sequence[Node]) -> list[Finding]:
 
 
 def check_taints(nodes: Sequence[Node]) -> list[Finding]:
-    """Taints of GPU nodes that keep engine pods away."""
+    """Check for taints of GPU nodes that engine pods do not tolerate."""
     kept: dict[str, list[str]] = {}
     for node in nodes:
         for taint in node["spec"].get("taints") or []:
@@ -83,7 +83,7 @@ def check_taints(nodes: Sequence[Node]) -> list[Finding]:
 
 
 def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
-    """How GPUs are shared, on how many nodes."""
+    """Report how GPUs are shared, with the number of nodes."""
     kinds = Counter(read_sharing_kind(node) for node in nodes)
     told = ", ".join(f"{name} on {format_count(count, 'node')}" for name, count in sorted(kinds.items()))
     untold = [_name(node) for node in nodes if read_sharing_kind(node) == UNTOLD]
@@ -96,7 +96,7 @@ def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
 
 
 def read_sharing_kind(node: Node) -> str:
-    """whole, time-slicing, mps or mig, as labels tell; UNTOLD where they do not."""
+    """Return whole, time-slicing, mps or mig according to the labels, or UNTOLD if they do not say."""
     amounts = _amounts(node)
     if any(name.startswith(NVIDIA + "mig-") for name in amounts):
         return "mig"
@@ -107,7 +107,7 @@ def read_sharing_kind(node: Node) -> str:
 
 
 def check_mps_daemon(nodes: Sequence[Node]) -> list[Finding]:
-    """Whether the MPS daemon runs where GPUs are shared by it."""
+    """Check that the MPS daemon runs on nodes that share GPUs by MPS."""
     without = [_name(n) for n in nodes if read_sharing_kind(n) == "mps" and _labels(n).get(MPS_CAPABLE) != "true"]
     if not without:
         return []

@@ -1,9 +1,9 @@
-"""Composes the Settings' `capacity:` into Providers, and them into the loop's Supplier; anew when the Settings change.
+"""Creates providers from Settings `capacity` and connects them to the loop; recreates them when the Settings change.
 
-Owns the table of kinds: for each of `autoscaler.spec.capacity.KINDS` where it works and how one is made. **To add a
-kind**: its Provider in `autoscaler/capacity/`, a function here that makes one of its entry and what is Around it, one
-line in KINDS, its name in those, its rights in `autoscaler.kubernetes.rbac` and the chart, and its test
-with `tests/contracts/provider.py`. What a Provider opens it puts on `Around.stack`, which ends with it.
+`KINDS` has an entry for each of `autoscaler.spec.capacity.KINDS`. **To add a kind**: its Provider in
+`autoscaler/providers/`, a function here that creates one from its entry and `Around`, one line in KINDS, its name in
+`autoscaler.spec.capacity.KINDS`, its rights in `autoscaler.kubernetes.rbac` and the chart, and its test with
+`tests/contracts/provider.py`. A Provider registers what it opens on `Around.stack`, which closes it.
 """
 
 from __future__ import annotations
@@ -53,43 +53,43 @@ if TYPE_CHECKING:  # commands that only check Settings start without the planner
     from autoscaler.controller.loop import LoopStep
 
 Mode = Literal["machine", "namespace", "cluster"]
-"""Where Replicas are: processes of this machine, or pods, with rights in one namespace or in the whole cluster."""
+"""Where replicas run: as processes of this machine, or as pods, with rights in one namespace or the whole cluster."""
 
 
 class Around(NamedTuple):
-    """What a Provider may be made with."""
+    """Dependencies for creating a Provider."""
 
     server: Server
-    """The cluster's; writes end with our leadership."""
+    """The cluster's API server; writes are rejected after leadership is lost."""
     world: Callable[[], World]
-    """As it is now: its Settings, and what of nodes and Devices is seen."""
+    """Returns the current World with its Settings, nodes and devices."""
     namespace: str
-    """Of the engines' pods."""
+    """Namespace of the engine pods."""
     home: str
-    """Of the autoscaler itself."""
+    """Namespace of the autoscaler."""
     stack: AsyncExitStack
-    """What is put here ends when the Settings' `capacity` changes, and at the end."""
+    """Resources to close when Settings `capacity` changes, and at shutdown."""
     leads: Callable[[], bool] = lambda: True
-    """Whether this process may still write; the server's writes see to it themselves."""
+    """Whether this process may still write; the server's writes check this themselves."""
     secrets: Path = SECRETS
-    """Where those are that the Settings name."""
+    """Folder of the Secrets that the Settings name."""
     clock: Callable[[], float] = time.monotonic
-    """The World's."""
+    """The World's clock."""
     turns: NodeLock | None = None
-    """Of Providers that attach to the same nodes; None: there is but one."""
+    """Lock shared by Providers that attach to the same nodes; None: there is only one."""
 
 
 class Kind(NamedTuple):
-    """One way to more capacity."""
+    """A kind of capacity provider."""
 
     make: Callable[[ProviderSettings, Around], Provider]
-    """Of one entry."""
+    """Creates a Provider from an entry."""
     modes: frozenset[Mode]
-    """Where it works."""
+    """Modes that it supports."""
 
 
 def build_cro_provider(entry: ProviderSettings, around: Around) -> Provider:
-    """GPUs of a fabric, by the composable resource operator."""
+    """Build a provider of fabric GPUs through the composable resource operator."""
     if entry.cro is None:
         raise TypeError(entry.name)
     expected_s, turns = entry.expected_seconds, around.turns
@@ -97,7 +97,7 @@ def build_cro_provider(entry: ProviderSettings, around: Around) -> Provider:
 
 
 def build_karpenter_provider(entry: ProviderSettings, around: Around) -> Provider:
-    """Nodes that Karpenter adds to a NodePool."""
+    """Build a provider of nodes that Karpenter adds to a NodePool."""
     if entry.karpenter is None:
         raise TypeError(entry.name)
     pool = entry.karpenter.node_pool
@@ -105,7 +105,7 @@ def build_karpenter_provider(entry: ProviderSettings, around: Around) -> Provide
 
 
 def build_node_group_provider(entry: ProviderSettings, around: Around) -> Provider:
-    """Nodes of a group that Cluster Autoscaler adds."""
+    """Build a provider of nodes that Cluster Autoscaler adds to a group."""
     group = entry.cluster_autoscaler
     if group is None:
         raise TypeError(entry.name)
@@ -113,7 +113,7 @@ def build_node_group_provider(entry: ProviderSettings, around: Around) -> Provid
 
 
 def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
-    """GPUs of a fabric that is composed by Redfish."""
+    """Build a provider of fabric GPUs that are composed through Redfish."""
     if entry.redfish is None:
         raise TypeError(entry.name)
     told, server, world = entry.redfish, around.server, around.world
@@ -141,17 +141,17 @@ def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
 
 
 def build_provisioning_provider(entry: ProviderSettings, around: Around) -> Provider:
-    """Nodes, by ProvisioningRequests."""
+    """Build a provider of nodes through ProvisioningRequests."""
     return ProvisioningProvider(entry, around.server, around.namespace, around.world, _template(around), around.clock)
 
 
 def build_kueue_provider(entry: ProviderSettings, around: Around) -> Provider:
-    """Room that a queue of Kueue gives, or has made."""
+    """Build a provider of capacity that a Kueue queue admits or provisions."""
     return KueuePlaces(entry, around.server, around.namespace, around.world, _template(around))
 
 
 def _template(around: Around) -> Callable[[ModelName], Object | None]:
-    """What the pods of a Model ask of a node; None: there is no such Model (any more)."""
+    """Return a function that builds a Model's pod template, or None for an unknown Model."""
     from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
 
     def of(name: ModelName) -> Object | None:
@@ -170,7 +170,7 @@ KINDS: Mapping[str, Kind] = {
     "kueue": Kind(build_kueue_provider, frozenset({"cluster"})),
     "provisioningRequest": Kind(build_provisioning_provider, frozenset({"cluster"})),
 }
-"""As `capacity` names them."""
+"""Keyed by the names in `capacity`."""
 _WHERE: Mapping[Mode, str] = {
     "machine": "a process of one machine",
     "namespace": "one namespace (the chart with scope `namespace`)",
@@ -179,7 +179,7 @@ _WHERE: Mapping[Mode, str] = {
 
 
 def check_provider_modes(settings: Settings, mode: Mode) -> None:
-    """Raises click's usage error for a Provider that cannot work here."""
+    """Raise click's usage error for a provider that does not support this mode."""
     for position, entry in enumerate(settings.capacity):
         for name in entry.kinds:
             works = KINDS[name].modes
@@ -191,8 +191,8 @@ def check_provider_modes(settings: Settings, mode: Mode) -> None:
 
 
 def assign_fabric_systems(entries: Sequence[ProviderSettings], world: World) -> tuple[ProviderSettings, ...]:
-    """As they are made: a system of a fabric has one writer. Who is named for it now gets it when nothing is there any
-    more of an entry that closes or was taken out, unless it has something there, too.
+    """Return the entries with their fabric systems assigned so that each system has one writer. An entry in Settings
+    gets a system once closing or removed entries have nothing left there; devices of its own there also keep it.
     """
     named = {one.name for one in world.settings.capacity if not one.closing}
     nodes = {(id.provider, one.offer.node) for id, one in world.capacity.leases.items()}
@@ -224,23 +224,23 @@ def _places(entry: ProviderSettings) -> dict[str, tuple[str, str]]:
 
 
 class Supplies:
-    """The loop's Supplier (`autoscaler.providers.provider`), for whatever the Settings name. A listener of the loop."""
+    """The loop's Supplier (`autoscaler.providers.provider`) for the providers in Settings. A listener of the loop."""
 
     def __init__(
         self, server: Server, places: tuple[str, str, str], world: Callable[[], World], observe: Observe,
         clock: Callable[[], float], *, leads: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`places`: the namespaces of the engines' pods, and our own; our Lease of leadership there. `leads`: whether
-        this process may still write.
+        """`places`: the namespace of the engine pods, our own namespace, and the name of our Lease there. `leads`:
+        whether this process may still write.
         """
         self._leads = leads
         self._server, self._places, self._world = server, places[:2], world
         self._observe, self._clock = observe, clock
         self._changed = asyncio.Event()
         self._entries: tuple[ProviderSettings, ...] = ()
-        """Of which Providers are made now: those that the Settings name, and those with Leases still."""
+        """Entries with a Provider: those in Settings, and removed ones with orders left."""
         self._parts: tuple[ProviderSettings, ...] = ()
-        """The same as they are made, see `assign_fabric_systems`."""
+        """The same with systems assigned, see `assign_fabric_systems`."""
         self._supplying = ProviderRunner({}, observe, clock)
         self._delaying = DeletionDelay(server, world, leads, places[1:])
         self._guarding = DisruptionGuard(server, places[0], world, leads)
@@ -248,18 +248,18 @@ class Supplies:
         self._remembering = LeadTimeStore(server, places[1:], world, observe, leads)
         self._turns = NodeLock()
         self._fabrics = set[str]()
-        """That the Settings name, or did: what was published of them is withdrawn, and who was given it is told."""
+        """Fabrics that are or were in Settings, whose published devices are withdrawn when they are no longer valid."""
 
     def acquire(self, order: AcquireOrder) -> None:
-        """See Supplier."""
+        """Order capacity, see `Supplier`."""
         self._supplying.acquire(order)
 
     def release(self, order: ReleaseOrder) -> None:
-        """See Supplier."""
+        """Release capacity, see `Supplier`."""
         self._supplying.release(order)
 
     def on_step(self, step: LoopStep) -> None:
-        """Others may be named now, other nodes may have what is lent, and others may start or drain."""
+        """Wake the tasks that depend on Settings, orders, nodes or replicas which this step may have changed."""
         self._delaying.look()
         self._guarding.look()
         self._remembering.look()
@@ -269,25 +269,25 @@ class Supplies:
             self._publishing.look()
 
     def _over(self, world: World) -> bool:
-        """Whether one that closes, or is not named any more, has nothing left, or nothing where another is named."""
+        """Return whether systems can be reassigned, or a closing or removed entry has no orders left."""
         entries = world.settings.capacity
         left = len(self._entries) > len(entries) or any(one.closing for one in entries)
         return left and assign_fabric_systems(self._named(world), world) != self._parts
 
     def _named(self, world: World) -> tuple[ProviderSettings, ...]:
-        """Of which Providers are to be made."""
+        """Return the entries for which Providers are created."""
         entries = world.settings.capacity
         known, have = {one.name for one in entries}, {id.provider for id in world.capacity.leases}
         return (*entries, *(one for one in self._entries if one.name not in known and one.name in have))
 
     def _published(self) -> Published | None:
-        """What is to be shown of fabrics now, where that is ours to do."""
+        """Return the fabric devices to publish now; None if there are none or this process does not lead."""
         world = self._world()
         self._fabrics |= {one.name for one in world.settings.capacity if one.redfish is not None}
         return find_published_devices(world, self._clock(), self._fabrics) if self._fabrics and self._leads() else None
 
     async def run(self) -> None:
-        """Until cancelled. An order that was not performed yet when the Settings changed is given anew by the loop."""
+        """Run until cancelled. Orders that are pending when the Settings change are given again by the loop."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._delaying.run())
             tasks.create_task(self._guarding.run())
@@ -312,7 +312,7 @@ class Supplies:
                     one.cancel()
 
     def _made(self, entries: tuple[ProviderSettings, ...], named: int, stack: AsyncExitStack) -> ProviderRunner:
-        """`named`: so many are in the Settings; of the others nothing is ordered any more, as of those that close."""
+        """Create the Providers. The first `named` entries are in Settings; others get no orders, like closing ones."""
         around = Around(
             self._server, self._world, *self._places, stack, self._leads, clock=self._clock, turns=self._turns
         )

@@ -1,9 +1,8 @@
-"""Models of a cluster with the memory that agents read of their artifacts: each made once for what was read.
+"""Fills in the memory needs of a cluster's Models from what agents read of their artifacts.
 
-Owns since when it is waited for what an artifact says: until then nobody knows whether its Model needs a part of a
-Device or all of it, and the plan gives it none (`autoscaler.planner.reconcile`). Promises: of a Model nothing is worked
-out anew while neither it nor what was read of it has changed, however often all are told; and what is read of many at
-once is told together.
+Until an artifact is inspected it is unknown whether its Model needs a part of a device or all of it, and the plan does
+not place it (`autoscaler.planner.reconcile`); this module records since when. A Model is computed again only if it or
+the agents' reports about it have changed. Reports about many Models are processed together.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from autoscaler.controller.loop import LoopStep
 
 AGAIN_S = 0.25
-"""All Models are told again at most so often: after a change of leaders many artifacts are looked at."""
+"""Minimum interval between updates of all Models: after a change of leadership, many artifacts are inspected."""
 Looks = tuple[WeightsReport | None, ...]
 
 
@@ -38,15 +37,15 @@ class _Made(NamedTuple):
 
 
 class Sized(NamedTuple):
-    """All Models that there are, as far as they are known."""
+    """All Models with the memory needs known so far."""
 
     models: tuple[Model, ...]
     faults: tuple[FaultSeen, ...]
-    """Models whose size could not be computed; `models` has them as they were given."""
+    """Models whose size could not be computed; `models` contains them unchanged."""
 
 
 class Sizes:
-    """Of one process. `clock` is the loop's."""
+    """Caches the sized Models of one process. `clock` is the loop's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -54,7 +53,7 @@ class Sizes:
         self._read = asyncio.Event()
 
     def of(self, models: Iterable[Model], looked: Mapping[WeightsRequest, WeightsReport]) -> Sized:
-        """See `Sized`; Devices are not the host's memory."""
+        """Return the sized Models, for devices with memory separate from the host's."""
         before, self._made = self._made, {}
         sized, faults = list[Model](), list[FaultSeen]()
         for model in models:
@@ -82,12 +81,12 @@ class Sizes:
         return model if found is None else fill_memory_estimate(model, found, gpus=True)
 
     def on_step(self, step: LoopStep) -> None:
-        """Hears when agents have read more."""
+        """Schedule an update when agents have read more."""
         if step.after.looked is not step.before.looked:
             self._read.set()
 
     async def run(self, again: Callable[[], None]) -> None:
-        """Until cancelled: has all told `again` when more was read, the first at once."""
+        """Call `again` when agents have read more, at most every AGAIN_S, until cancelled."""
         while True:
             await self._read.wait()
             self._read.clear()

@@ -1,7 +1,7 @@
-"""Says which Models hold a GPU and compute on the CPU all the same: the common wheel of llama.cpp knows no CUDA.
+"""Warns about Models that hold a GPU but compute on the CPU: the common wheel of llama.cpp has no CUDA support.
 
-Owns that look, made where Devices are GPUs, once they are known and when documents change. Whether the wheel finds a
-GPU is asked at most once, and only if a Model would be started with it. It changes nothing: the Model is served.
+Checked if devices are GPUs, once they are known and when documents change. The wheel is probed at most once, and only
+if a Model would be started with it. The Model is served nevertheless.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pilotlight.output import write_stderr
 
 NO_GPU = "the xllamacpp that is installed finds no GPU"
 NAMED_MAX = 10
-"""Models that one line names."""
+"""Maximum number of Models named in one line."""
 
 
 class CpuBound:
-    """A listener of the loop. `gpus`: whether Devices are GPUs, asked once they are known; `available`: as `launch` has
-    it; `cpu_only` says of a Python whether its wheel finds no GPU, and may take its time.
+    """A listener of the loop. `gpus` returns whether devices are GPUs and is called once they are known; `available`
+    maps programs as for a launch; `cpu_only` probes whether a Python's wheel finds no GPU, and may block.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class CpuBound:
         self._said: set[ModelName] = set()
 
     def on_step(self, step: LoopStep) -> None:
-        """Notes that there is something to look at."""
+        """Schedule a check when the Models have changed."""
         before, after = step.before, step.after
         if after.synced and (not before.synced or before.models is not after.models):
             self._models = tuple(after.models.values())
             self._changed.set()
 
     async def run(self) -> None:
-        """Looks until cancelled, or until it is known that there will be nothing to say."""
+        """Check until cancelled, or until no further warning is possible."""
         program, asked = self._program, False
         while program is not None and program.for_gpus:
             await self._changed.wait()

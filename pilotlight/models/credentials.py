@@ -1,9 +1,8 @@
 """Registry logins of this machine, and the signature policy of the Settings with its keys. I/O.
 
-Logins are tried in this order: the files of the user and the programs that they name, then the cloud of the registry.
-The pull secrets of a pod come before all of these (`artifacts.credentials.keychain.try_each_login`). If a key or root
-of `weights.signatures` cannot be read there is no policy, so that no artifact is verified with less than was
-configured.
+Logins are tried in this order: the user's files and the credential helpers that they name, then the registry's cloud.
+A pod's pull secrets come before these (`artifacts.credentials.keychain.try_each_login`). If a key or root of
+`weights.signatures` cannot be read, there is no policy, so that no artifact is verified with less than was configured.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from pilotlight.net.certificates import FileError
 
 
 def list_login_files() -> list[Path]:
-    """Where people's logins are."""
+    """Return the paths of the user's login files."""
     return list_config_paths(os.environ, Path.home())
 
 
 def build_keychain(*, plain_http: bool = False) -> Keychain:
-    """Of this process. What a cloud gives to a machine is not for `plain_http`: whoever listens would have it."""
+    """Return this process's keychain. With `plain_http` it excludes cloud logins, which would be sent in the clear."""
     people = ConfigFiles(list_login_files())
     return people if plain_http else Chain([people, build_cloud_keychain(os.environ, Path.home())])
 
 
 def build_cloud_keychain(env: Mapping[str, str], home: Path) -> Clouds:
-    """All that are known."""
+    """Return the logins of all supported clouds."""
     return Clouds([Amazon(env, home), Google(env.get("GCE_METADATA_HOST") or METADATA), Azure(env)])
 
 
 class SignersError(Exception):
-    """Keys of Settings cannot be used. The text is one line that names the key path, or the file, and the fix."""
+    """Signature keys in Settings cannot be used. The text is one line with the key path or file, and the fix."""
 
 
 def load_signature_policy(signatures: Signatures) -> Policy:
-    """With its keys read. Raises SignersError."""
+    """Return the policy with its keys loaded. Raises SignersError."""
     keys = []
     for position, one in enumerate(signatures.keys):
         at = f"weights.signatures.keys[{position}]"

@@ -1,7 +1,7 @@
-"""Gathers what `serve` was given (GGUF files, folders, documents, stored keys) into one set of Documents.
+"""Gathers the inputs of `serve` (GGUF files, folders, documents, stored keys) into one set of Documents.
 
-Owns how a file becomes a Model and how an artifact's memory gets into it. Checking documents is `autoscaler.spec.load`;
-reading a GGUF header is `artifacts.formats.gguf`.
+Turns files into Models and fills in their artifacts' memory needs. `autoscaler.spec.load` checks documents, and
+`artifacts.formats.gguf` reads GGUF headers.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from pilotlight.net import files
 from pilotlight.output import write_stderr
 
 DEFAULT_CONTEXT_TOKENS = 4096
-"""What a GGUF given on the command line gets, or less where the model has less."""
+"""Context of a GGUF file given on the command line, or less if the model supports less."""
 DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 KEYS_FILE = "keys.yaml"
 TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
-"""Of a file of documents."""
+"""Maximum size of a file of documents."""
 NONE_KNOWN: Mapping[ModelName, Model] = {}
 _COMES = "/weights"
-"""Stands for the path of weights that are brought before a start: only a look needs one."""
+"""Placeholder path for weights that are fetched before a start, used to check the start."""
 RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
 
 
 def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
-    """All documents, checked. Raises click.UsageError (exit 2) with one line that names what is wrong."""
+    """Return all documents, checked. Raises click.UsageError (exit 2) with a one-line message."""
     texts = _texts(configs)
     documents = with_stored_keys(_check(texts), state / KEYS_FILE)
     models = list(documents.models)
@@ -78,17 +78,17 @@ def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path
 
 
 def model_name(file: Path) -> str:
-    """The name of the Model that a GGUF file becomes: `my model (v2).gguf` is `my-model-v2`. Empty: it has none.
+    """Return the Model name for a GGUF file, or an empty string: `my model (v2).gguf` becomes `my-model-v2`.
 
-    The file's name without `.gguf`, and of a split model without its part; everything but letters, digits and `._:-`
-    becomes `-`, what is neither letter nor digit falls off both ends, and what is longer than a name may be is cut.
+    The name omits `.gguf` and the part number of a split model. Characters other than letters, digits and `._:-` become
+    `-`; leading and trailing punctuation is stripped, and the name truncated to its maximum length.
     """
     plain = re.sub(r"[^A-Za-z0-9._:-]+", "-", gguf.get_model_stem(file))
     return plain.strip("._:-")[:NAME_CHARS_MAX].rstrip("._:-")
 
 
 def with_stored_keys(documents: Documents, path: Path) -> Documents:
-    """Adds the Tenants that `key new --state` stored: their keys to the Tenant of that name, else as a new Tenant."""
+    """Add the keys that `key new --state` stored to the Tenants of these names, which are created if missing."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
 
 
 def keep_artifact_location(model: Model) -> Model:
-    """Its weights lie where its document says."""
+    """Return the Model unchanged, for weights at the location in its document."""
     return model
 
 
@@ -120,10 +120,10 @@ def read_documents(
     path: Path, known: Mapping[ModelName, Model] = NONE_KNOWN, gpus: Callable[[Settings], bool] = lambda _: False,
     located: Callable[[Model], Model] = keep_artifact_location,
 ) -> Documents:  # fmt: skip
-    """Documents of a file (the supervisor writes one), or of a folder, with every Model's memory from its artifact.
+    """Return the documents of a file (as the supervisor writes it) or folder, with each Model's memory need.
 
-    A Model that was `known` before keeps the time at which it was made. `gpus`: whether Devices are not the host's
-    memory, with such Settings. `located`: a Model with its weights where they lie, if they are here.
+    A `known` Model keeps its creation time. `gpus`: whether devices have memory separate from the host's under these
+    Settings. `located` returns a Model with the local path of its weights, if they are stored here.
     """
     documents = load_files(sorted(path.glob("*.yaml")) if _is_folder(path) else [path])
     now_unix_s = int(time.time())
@@ -137,9 +137,9 @@ def read_documents(
 
 
 def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool = False) -> Model:
-    """The Model with its memory from its artifact, and its adapters' files, where the document states none; unreadable
-    = the whole device, and so is an engine that takes a share of it, but with `auto`. `gpus`: Devices are not
-    the host's memory. `known`: of the artifact; None: what files here say.
+    """Return the Model with the memory need and adapters of its artifact if the document states none. An unreadable
+    artifact, or an engine that takes a share of the device (except with `auto`), leaves it unset: the whole device.
+    `gpus`: devices have memory separate from the host's. `known`: facts of the artifact; None: read local files.
     """
     gpu = model.spec.gpu
     sized = model.spec.engine == "llama.cpp" and not (gpu.elastic_percent is None and gpu.growth_percent is None)
@@ -148,7 +148,7 @@ def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool
     try:
         needed = estimate_memory(model, known)
     except (gguf.GgufError, OSError, ValueError):
-        return model  # its start fails with the reason, and only this Model's
+        return model  # only this Model's start fails, with the reason
     if needed is None:
         return model
     total_bytes = needed.total_bytes(gpus=gpus)
@@ -159,8 +159,8 @@ def fill_memory_estimate(model: Model, known: Known | None = None, *, gpus: bool
 
 
 def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
-    """How engines are started on this machine; raises engines.EngineError at a start that cannot work. `gpus`: whether
-    its Devices are GPUs.
+    """Return the launcher for engines on this machine; it raises engines.EngineError for a start that cannot work.
+    `gpus`: whether its devices are GPUs.
     """
     found = find_installed_programs()
 
@@ -180,26 +180,26 @@ def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
         try:
             return engines.build_launch_command(model, weights, host, port, found, gpus=gpus(), given=given)
         except engines.EngineError:
-            found = find_installed_programs()  # it may have been installed since
+            found = find_installed_programs()  # a program may have been installed meanwhile
             return engines.build_launch_command(model, weights, host, port, found, gpus=gpus(), given=given)
 
     return launch
 
 
 def load_files(paths: Sequence[Path]) -> Documents:
-    """What the files say. Raises click.UsageError with one line."""
+    """Return the documents in these files. Raises click.UsageError with a one-line message."""
     return _check(_texts(paths))
 
 
 def load_settings(path: Path) -> Settings:
-    """What a document says; also without its head, as `settings` of the chart's values is, and what those values have
-    there. Raises click.UsageError with one line.
+    """Return the Settings in a document. The document may lack its header, like `settings` in the chart's values, and
+    may be those values as a whole. Raises click.UsageError with a one-line message.
     """
     ((file, text),) = _texts([path])
     try:
         whole = yaml.parse_yaml(text)
     except yaml.YamlError:
-        whole = []  # which is told below
+        whole = []  # reported below
     match whole:
         case [dict() as bare] if not bare.keys() & {"apiVersion", "kind"}:
             told = bare.get("settings", bare)
@@ -209,7 +209,7 @@ def load_settings(path: Path) -> Settings:
 
 
 def _texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """(file, its text) of each."""
+    """Return (file, its text) for each path."""
     texts = []
     for path in paths:
         try:
@@ -227,11 +227,11 @@ def _check(texts: Sequence[tuple[str, str]]) -> Documents:
 
 
 def _gguf_files(path: Path) -> list[Path]:
-    """A file as it is; of a folder all Models in it, of a split Model only the first part.
+    """Return a file itself, or all Models in a folder; of a split model only the first part.
 
-    A file of a folder that has no name for a Model is left out, and that is said.
+    Files in a folder whose names yield no Model name are skipped with a message.
     """
-    scheme, colon, rest = str(path).partition(":/")  # a Path has one slash of two
+    scheme, colon, rest = str(path).partition(":/")  # Path collapses two slashes into one
     if colon and scheme in STORED:
         artifact = f"{scheme}://{rest.removeprefix('/')}"
         raise click.UsageError(f"{artifact}: name it in a document (`-c`), as spec.artifact of a Model")
@@ -255,7 +255,7 @@ def _gguf_files(path: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Raises click.UsageError where nobody can say: it may not be looked at, or its name is too long."""
+    """Return whether the path is a folder. Raises click.UsageError if it cannot be read or its name is too long."""
     try:
         return path.is_dir()
     except OSError as error:
@@ -275,17 +275,17 @@ def _model_of(file: Path, order: int) -> Model:
 
 
 def problem_file(documents: Path) -> Path:
-    """Where `serve` leaves the reason of a failed reload, beside the documents that it wrote."""
+    """Return where `serve` stores the reason of a failed reload: next to the documents that it wrote."""
     return documents.with_suffix(".problem")
 
 
 def needs_tenant(documents: Documents, *, loopback: bool) -> bool:
-    """Whether a listener may not start because anybody could call: not loopback, `auth: auto`, and no Tenant."""
+    """Return whether a listener must not start, as anyone could use it: not on loopback, `auth: auto`, no Tenant."""
     return documents.settings.auth == "auto" and not loopback and not documents.tenants
 
 
 def serving_pid(state: Path) -> str:
-    """The pid of the `serve` that owns the state directory, or nothing. Its lock file says so while it runs."""
+    """Return the pid of the `serve` that holds the lock of the state directory, or an empty string."""
     try:
         pid = (state / "lock").read_text().strip()
     except OSError:

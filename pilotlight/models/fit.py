@@ -1,6 +1,4 @@
-"""What `pilotlight explain fit` knows of a Model's artifact, in the words of `autoscaler.explain.fit`. I/O: reads
-it.
-"""
+"""Reads the memory needs of a Model's artifact for `pilotlight explain fit`, as `autoscaler.explain.fit` types. I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from pilotlight.models.memory import (
 
 
 def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
-    """What is found there, or why nothing is. `known`: what an agent read of it, or `why` it did not."""
+    """Return the needs, or why they are unknown. `known`: facts that an agent read; `why`: why it read none."""
     if known is None and local_path(model) is None:
         return Needs(problem=why or "its artifact is not a file here, so that nothing more is known")
     try:
@@ -46,7 +44,7 @@ def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -
 
 
 def read_reported_needs(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> Needs:
-    """Of a Model whose artifact is no file here: what agents read of it."""
+    """Return the needs of a Model whose artifact is not a local file, as reported by agents."""
     said = remote_header.find_own_report(model, looked)
     why = "no agent has looked at its artifact yet"
     if said is not None and said.no_header:

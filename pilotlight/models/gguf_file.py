@@ -1,7 +1,6 @@
-"""The file behind a Model on this machine: what its header says, and why no engine could serve it.
+"""The local GGUF file of a Model: its header, cached, and the reasons why no engine could serve it.
 
-Owns the one cache of headers, and the words for a file that is missing, may not be read or is broken: in ours and with
-what to do, before an engine says it in its own.
+Reports a missing, unreadable or broken file in plain words with a fix, before an engine reports it in its own.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from autoscaler.spec.model import Model
 
 
 def load_gguf_header(path: Path) -> gguf.GgufInfo:
-    """What the file says of itself; read again only when it changed, since a large vocabulary takes tens of ms.
+    """Return the file's header; cached until the file changes, since parsing a large vocabulary takes tens of ms.
 
-    A split model has changed when any of its parts has, or is gone. Raises GgufError and OSError.
+    A split model counts as changed when any of its parts changes or disappears. Raises GgufError and OSError.
     """
     whole = gguf.get_model_stem(path) == path.stem
     parts = [path] if whole else sorted(path.parent.glob(f"{glob.escape(gguf.get_model_stem(path))}-*.gguf"))
@@ -29,15 +28,15 @@ def load_gguf_header(path: Path) -> gguf.GgufInfo:
 
 @functools.lru_cache(maxsize=1024)
 def _header(path: Path, parts: tuple[tuple[int, int], ...]) -> gguf.GgufInfo:
-    del parts  # the key
+    del parts  # only a cache key
     return gguf.load_gguf_info(path)
 
 
 def check_file(model: Model, path: Path) -> None:
-    """Raises EngineError, one line that names the file and the fix, where the Model's engine could not serve it.
+    """Raise EngineError with one line that names the file and the fix if the Model's engine could not serve it.
 
-    A command may make of `spec.artifact` what it likes, and Ollama makes its own store: of theirs only a file that is
-    called `.gguf` is looked at.
+    A `command` engine may interpret `spec.artifact` freely, and Ollama has its own store: for these, only a file named
+    `.gguf` is checked.
     """
     engine = ENGINES[model.spec.engine]
     must_be_gguf = path.suffix == ".gguf" or engine.name == "llama.cpp"

@@ -1,8 +1,8 @@
-"""What a Model takes of its Devices, from its artifact and from what its engine is told. I/O: reads the artifact.
+"""Estimates a Model's device memory from its artifact and its engine's options. I/O: reads the artifact.
 
-Owns which words of a command line or an environment change llama.cpp's memory, and which engines take what they need
-(llama.cpp) or what they are given (vLLM and SGLang, which page their cache). The arithmetic is
-`artifacts.formats.memory`'.
+Knows which arguments and environment variables affect llama.cpp's memory, and which engines allocate what they need
+(llama.cpp) or all they are given (vLLM and SGLang, which page their cache). `artifacts.formats.memory` does the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from pilotlight.models.gguf_file import load_gguf_header
 
 LLAMA_SERVERS_CHECKPOINTS = 32
 LLAMA_SERVERS_PROMPTS_MIB = 8192
-"""What llama-server does where nobody tells it, as it is when a `command` starts it."""
+"""Defaults of llama-server, used if a `command` starts it."""
 PAGED_SHARE = 0.9
-"""What vLLM takes of a Device where nobody says; SGLang takes about as much."""
+"""Default share of a device that vLLM takes; SGLang takes about as much."""
 ELEMENT_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
-"""Of llama.cpp's types for caches: bytes of a block by its elements."""
+"""Bytes per element of llama.cpp's cache types (bytes per block divided by elements per block)."""
 MIB = 1 << 20
 FILE = "file://"
 REMOTE_CODE = "--trust-remote-code"
-"""vLLM's and SGLang's word for it."""
+"""Option of vLLM and SGLang."""
 
 
 def local_path(model: Model) -> Path | None:
-    """The file behind a `file://` artifact."""
+    """Return the file of a `file://` artifact, or None."""
     artifact = model.spec.artifact
     return Path(artifact.removeprefix("file://")) if artifact is not None and artifact.startswith("file://") else None
 
 
 def is_fetched_by_store(model: Model) -> bool:
-    """Whether the store brings its weights; of the Hub's not those whose engine is to run code of the repository: the
-    store takes none, so that engine fetches them itself; where the Model allows what is unsafe, it does.
+    """Return whether the store fetches the weights. Exception: the store refuses code of a Hub repository, so an engine
+    with `--trust-remote-code` fetches these itself, unless the Model sets `allowUnsafe`.
     """
     artifact = model.spec.artifact or ""
     scheme = artifact.partition("://")[0]
@@ -54,22 +54,22 @@ def is_fetched_by_store(model: Model) -> bool:
 
 
 def adapter_paths(model: Model) -> list[Path]:
-    """The files or folders of its adapters, of those that lie here."""
+    """Return the files or folders of its local adapters."""
     files = [one.artifact for one in model.spec.adapters if one.artifact.startswith(FILE)]
     return [Path(one.removeprefix(FILE)) for one in files]
 
 
 class Known(NamedTuple):
-    """What an artifact says of memory."""
+    """Memory-related facts of an artifact."""
 
     source: str
-    """What says it, in words."""
+    """Description of the source."""
     shape: Shape
     adapters_bytes: int
 
 
 def load_artifact_facts(model: Model) -> Known | None:
-    """Of files of this machine; None: no file here says. Raises GgufError, ConfigError and OSError."""
+    """Return the facts in local files; None if they contain none. Raises GgufError, ConfigError and OSError."""
     found = load_shape(model)
     if found is None:
         return None
@@ -77,15 +77,15 @@ def load_artifact_facts(model: Model) -> Known | None:
 
 
 def _weighs(adapter: Path) -> int:
-    """A GGUF file, or the folder of a PEFT adapter. Raises OSError."""
+    """Return the size of a GGUF file or of a PEFT adapter's folder. Raises OSError."""
     if not adapter.is_dir():
         return adapter.stat().st_size
     return kinds.adapter_bytes({one.name: one.stat().st_size for one in adapter.iterdir()}, "")
 
 
 def estimate_memory(model: Model, known: Known | None = None) -> Estimate | None:
-    """What one Replica takes, part by part; None: nothing says. `known`: of its artifact; None: what is known here.
-    Raises as `load_artifact_facts` does.
+    """Return the memory need of one replica by part; None if it is unknown. `known`: facts of the artifact; None: read
+    local files. Raises as `load_artifact_facts` does.
     """
     found = known or load_artifact_facts(model)
     if found is None:
@@ -101,7 +101,7 @@ def estimate_memory(model: Model, known: Known | None = None) -> Estimate | None
 
 
 def _of_each(items: tuple[Item, ...], devices: int) -> tuple[Item, ...]:
-    """What each Device has of it, where tensors are parallel: activation and overhead are in all of them."""
+    """Return each device's part under tensor parallelism: activation and overhead are needed on every device."""
     kept = {"activation", "overhead"}
     if devices <= 1:
         return items
@@ -112,14 +112,14 @@ def _of_each(items: tuple[Item, ...], devices: int) -> tuple[Item, ...]:
 
 
 def _reserve(items: tuple[Item, ...], devices: int) -> Item:
-    """So much more it must be given, that the share which it takes of that is enough."""
+    """Return the reserve that makes the engine's share of the given memory large enough."""
     taken = sum(item.bytes for item in _of_each(items, devices))
     words = f"it takes {PAGED_SHARE:.0%} of what it is given where it has that to itself"
     return Item(name="reserve", bytes=int(taken / PAGED_SHARE) + 1 - taken, words=words)
 
 
 def estimate_cache(model: Model, made: Estimate, known: Known | None = None, *, gpus: bool) -> Cache | None:
-    """What less or more cache of a Model of llama.cpp would save or take, beside `made`, its estimate. Raises as
+    """Return how the memory of a llama.cpp Model varies with its cache. `made` is its estimate. Raises as
     `estimate_memory` does.
     """
     found = known or load_artifact_facts(model)
@@ -133,7 +133,7 @@ def estimate_cache(model: Model, made: Estimate, known: Known | None = None, *, 
 
 
 def load_shape(model: Model) -> tuple[str, Shape] | None:
-    """What says it, in words, and what it says; None: no file here does. Raises GgufError, ConfigError and OSError."""
+    """Return (source, shape), or None if no local file has it. Raises GgufError, ConfigError and OSError."""
     path = local_path(model)
     if path is None:
         return None
@@ -141,28 +141,28 @@ def load_shape(model: Model) -> tuple[str, Shape] | None:
         config = hf_config.load_config_info(path)
         return f"Its config.json ({config.architecture})", config.shape
     if path.suffix != ".gguf" and model.spec.engine != "llama.cpp":
-        return None  # nobody says what it is
+        return None  # its format is unknown
     info = load_gguf_header(path)
     return f"Its GGUF header ({info.architecture})", info.shape
 
 
 def has_paged_cache(model: Model) -> bool:
-    """Whether its engine pages its cache: it takes a share of its Devices, whatever the Model needs."""
+    """Return whether its engine pages its cache, and so takes a share of its devices whatever the Model needs."""
     return ENGINES[model.spec.engine].pages
 
 
 def has_auto_sized_cache(model: Model) -> bool:
-    """Whether its engine pages its cache, and is to be given what its artifact says (`gpu.memory: auto`)."""
+    """Return whether its engine pages its cache and is given the estimated need (`gpu.memory: auto`)."""
     return has_paged_cache(model) and model.spec.gpu.memory_bytes == 0
 
 
 def has_fixed_memory(model: Model) -> bool:
-    """Whether its artifact does not matter: its engine takes what there is, or what its document says."""
+    """Return whether the artifact is irrelevant: the engine takes all memory, or the amount in the document."""
     return has_paged_cache(model) and not has_auto_sized_cache(model)
 
 
 def read_device_share(model: Model) -> float:
-    """How much of each Device an engine that pages its cache takes, as its document says or as it does by itself."""
+    """Return the share of each device that a paging engine takes, as in the document or by default."""
     flags = ("--gpu-memory-utilization", "--mem-fraction-static")
     try:
         told = float(_told(model, "", *flags))
@@ -172,7 +172,7 @@ def read_device_share(model: Model) -> float:
 
 
 def read_serving_options(model: Model) -> ServingOptions:
-    """How its engine will serve it, as its document tells the engine."""
+    """Return the serving options that the document passes to the engine."""
     context, slots = model.spec.context_tokens, model.slots
     if has_paged_cache(model):
         element = 1.0 if _told(model, "", "--kv-cache-dtype").startswith("fp8") else 2.0
@@ -203,7 +203,7 @@ def read_serving_options(model: Model) -> ServingOptions:
 
 
 def _host(model: Model) -> tuple[int, int]:
-    """Checkpoints of each slot, and MiB of earlier Calls' prompts: what llama.cpp keeps in the host's memory."""
+    """Return checkpoints per slot, and MiB of cached prompts, which llama.cpp keeps in host memory."""
     ours, prompts_mib = CHECKPOINTS, 0
     if model.spec.engine == "command":
         server = "llama-server" in Path(next(iter(model.spec.command), "")).name
@@ -211,15 +211,15 @@ def _host(model: Model) -> tuple[int, int]:
     told = _number(_told(model, "LLAMA_ARG_CTX_CHECKPOINTS", "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"))
     kept = _told(model, "LLAMA_ARG_CACHE_RAM", "--cache-ram", "-cram")
     if model.spec.engine == "llama.cpp" and model.spec.adapters:
-        kept = "0"  # the engine's own words say so
+        kept = "0"  # as in the engine's command line
     if kept == "-1":
-        return ours if told is None else told, LLAMA_SERVERS_PROMPTS_MIB  # no limit: what it would be by default
+        return ours if told is None else told, LLAMA_SERVERS_PROMPTS_MIB  # no limit: use the default
     number = _number(kept)
     return ours if told is None else told, prompts_mib if number is None else number
 
 
 def _told(model: Model, variable: str, *flags: str) -> str:
-    """The last value of a flag in its command line, else of the variable in its environment; empty: neither."""
+    """Return the last value of a flag on the command line, else of the environment variable, else an empty string."""
     words = (*model.spec.command, *model.spec.args)
     for at in reversed(range(len(words))):
         flag, equals, value = words[at].partition("=")
@@ -230,7 +230,7 @@ def _told(model: Model, variable: str, *flags: str) -> str:
 
 
 def _said(model: Model, variable: str, *flags: str) -> bool:
-    """Whether a switch is in its command line, or its environment."""
+    """Return whether a switch is set on the command line or in the environment."""
     told = model.spec.env.get(variable)
     return told in {"1", "true", "on", "enabled"} or any(
         word in flags for word in (*model.spec.command, *model.spec.args)
@@ -238,5 +238,5 @@ def _said(model: Model, variable: str, *flags: str) -> bool:
 
 
 def _number(text: str) -> int | None:
-    """A whole number as engines read it; None: it is none, and the engine will refuse it."""
+    """Return a whole number as engines parse it, or None for a value that the engine will reject."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None

@@ -1,8 +1,8 @@
-"""Weights that lie here into the page cache when a Model's first Call is parked: beside the start, not after it.
+"""Reads local weights into the page cache when a Model's first request is queued, in parallel with the start.
 
-Owns when (of a cluster's nodes `pilotlight.agent.weights.keeper` does) and how much. Promises: only Models without a
-Replica that answers; once for each time that they begin to be waited for; at most a share of the memory that is free,
-so that no engine that runs loses its own. What is read, and how fast, is `artifacts.disk.page_cache`'s.
+Decides when and how much; on cluster nodes `pilotlight.agent.weights.keeper` does. Only Models without a ready replica
+are read, once for each time that requests start to wait, and at most a share of the available memory, so that running
+engines keep theirs. `artifacts.disk.page_cache` does the reading.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import World
 
 FREE_SHARE = 0.75
-"""Of the memory that could be had without swapping."""
+"""Share of the memory available without swapping."""
 FILE = "file://"
 
 log = logging.getLogger("pilotlight.models.page_cache")
 Warms = Callable[[Sequence[Path], int], Awaitable[int]]
-"""The files, and how many bytes of them at most -> how many were asked for."""
+"""(files, maximum bytes) -> bytes requested."""
 
 
 async def read_ahead(name: str, files: Callable[[], Sequence[Path]], warms: Warms | None = None) -> None:
-    """Those files of `name`; `files` may block. What cannot be read is told in the log: this is only about time."""
+    """Read the files of `name` ahead; `files` may block. Errors are only logged, since this is an optimization."""
     warms = warms or (lambda found, bytes_max: warm_page_cache(found, bytes_max=bytes_max))
     try:
         found = await asyncio.to_thread(files)
@@ -45,24 +45,24 @@ async def read_ahead(name: str, files: Callable[[], Sequence[Path]], warms: Warm
 
 
 class Warming:
-    """A listener of the loop. `located`: a Model with its weights where they lie, if they are here; may block."""
+    """A listener of the loop. `located` returns a Model with the local path of its weights, if any; may block."""
 
     def __init__(self, located: Callable[[Model], Model], warms: Warms | None = None) -> None:
         self._located = located
         self._warms = warms
         self._due: dict[ModelName, Model] = {}
-        """In the order in which they were called, each once."""
+        """Models to read, each once, in the order of their requests."""
         self._called = asyncio.Event()
 
     def on_step(self, step: LoopStep) -> None:
-        """Which Models somebody waits for, who did not before."""
+        """Schedule the Models whose requests have started to wait."""
         if step.after.loads is not step.before.loads:
             for model in list_parked_models(step.before, step.after):
                 self._due[model.name] = model
                 self._called.set()
 
     async def run(self) -> None:
-        """Until cancelled; one Model after another, in the order of their Calls."""
+        """Read one Model after another, in the order of their requests, until cancelled."""
         while True:
             while not self._due:
                 self._called.clear()
@@ -75,7 +75,7 @@ class Warming:
 
 
 def list_parked_models(before: World, after: World) -> list[Model]:
-    """Models whose first Call waits, with no Replica that answers."""
+    """Return Models whose first request waits while no replica is ready."""
     found = []
     for name, load in after.loads.items():
         was, model = before.loads.get(name), after.models.get(name)
@@ -87,7 +87,7 @@ def list_parked_models(before: World, after: World) -> list[Model]:
 
 
 def list_weight_files(model: Model) -> list[Path]:
-    """The files that lie on this machine. Blocks for a look at the disk."""
+    """Return the Model's local files. Blocks on disk access."""
     artifact = model.spec.artifact or ""
     if not artifact.startswith(FILE):
         return []
@@ -95,7 +95,7 @@ def list_weight_files(model: Model) -> list[Path]:
 
 
 def list_files(path: Path) -> list[Path]:
-    """It, or all that is in it. Blocks for a look at the disk."""
+    """Return the file itself, or all files in the folder. Blocks on disk access."""
     if path.is_dir():
         return [Path(one.path) for one in walk_folder(path) if one.is_file(follow_symlinks=True)]
     return [path]

@@ -1,7 +1,7 @@
-"""What headers of artifacts in registries say of memory: read by agents, told as a text, known to who plans. I/O.
+"""Memory facts in the headers of remote artifacts: read by agents, sent as text, and decoded for planning. I/O.
 
-Owns that text and both its ends; rooms between them pass it on. Promises: of a model that is on no node a few MiB are
-asked for, whatever it weighs (`artifacts.fetch.remote_header`), and nothing of that stays on the disk.
+Encodes and decodes this text, which other modules pass on unchanged. Only a few MiB are requested of a model that is on
+no node, whatever its size (`artifacts.fetch.remote_header`), and nothing is kept on disk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from autoscaler.spec.model import Model
 from pilotlight.models.memory import Known, has_fixed_memory
 
 CHARS_MAX = 100_000
-"""Of what is told; of a model of 100 layers it is 10,000."""
+"""Maximum length of the text; a model of 100 layers takes 10,000."""
 NAME_CHARS_MAX = 80
-"""Of an architecture: it is the artifact's own word, and of any length there."""
+"""Maximum length of the architecture's name, which the artifact chooses."""
 NONE = "it has neither one GGUF file that is not compressed nor a config.json"
 
 
 class Header(msgspec.Struct, frozen=True):
-    """As it is told."""
+    """The facts as they are sent."""
 
     words: str
     shape: Shape
@@ -47,7 +47,7 @@ _decode = make_decoder(Header)
 async def fetch_header_report(
     files: Sequence[File], repository: str, source: BlobSource, folder: Path
 ) -> dict[str, str | int]:
-    """Of a WeightsReport what is known of memory, or why nothing is. `folder`: for a while. Raises RegistryError."""
+    """Return memory fields of a WeightsReport, or the reason for none. `folder`: temporary. Raises RegistryError."""
     adapters = kinds.list_adapters(one.path for one in files)
     sizes = {one.path: one.size for one in files}
     laid_over = kinds.adapter_bytes(sizes, adapters[0]) if len(adapters) == 1 else 0
@@ -67,7 +67,7 @@ async def fetch_header_report(
 
 
 async def _read(files: Sequence[File], repository: str, source: BlobSource, folder: Path) -> Header | None:
-    """None: there is nothing in it that says any."""
+    """Return the header, or None if the artifact has none."""
     bases = gguf.list_base_files(await remote_header.fetch_gguf_headers(files, repository, source, folder))
     if len(bases) == 1:
         info = await asyncio.to_thread(gguf.load_gguf_info, folder / bases[0])
@@ -79,18 +79,18 @@ async def _read(files: Sequence[File], repository: str, source: BlobSource, fold
 
 
 def find_own_report(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> WeightsReport | None:
-    """What an agent said of its own weights; None: nobody has looked."""
+    """Return an agent's report about the Model's own weights, or None if it was not inspected."""
     own = collect_weights_requests(model).get(OWN)
     return None if own is None else looked.get(own._replace(look=True))
 
 
 def list_reports(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> tuple[WeightsReport | None, ...]:
-    """What agents said of each of its parts, its own weights first; None: nobody has looked."""
+    """Return agents' reports about each part, its own weights first; None for a part that was not inspected."""
     return tuple(looked.get(wish._replace(look=True)) for wish in collect_weights_requests(model).values())
 
 
 def is_header_pending(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> bool:
-    """Whether a look is still to say how much memory it takes: one that its engine takes by itself none does."""
+    """Return whether its memory need awaits an inspection; never for an engine that determines it by itself."""
     if (
         model.memory_bytes
         or model.spec.gpu.count == 0
@@ -102,14 +102,14 @@ def is_header_pending(model: Model, looked: Mapping[WeightsRequest, WeightsRepor
 
 
 def find_artifact_facts(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> Known | None:
-    """What agents read of it; None: nothing that says more, or not of all that counts."""
+    """Return the facts that agents read, or None if there are none or parts are missing."""
     said = find_own_report(model, looked)
     if said is None or not said.header or None in list_reports(model, looked):
         return None
     try:
         header = _decode(said.header.encode())
     except msgspec.DecodeError:
-        return None  # another version's, or of no model
+        return None  # from another version, or not of a model
     laid_over = (
         looked.get(wish._replace(look=True)) for name, wish in collect_weights_requests(model).items() if name != OWN
     )

@@ -1,7 +1,7 @@
-"""What is done beside everything else, for each of some weights once, and again later where it fails.
+"""Background tasks on weights: each succeeds once, and is retried with backoff if it fails.
 
-Owns when: at once, then after a back-off that doubles. Promises: one try of each at a time; a failure is warned of with
-its reason, and told until it is over; what nobody wants any more is forgotten. Time is an argument of the core.
+A task starts at once; after a failure the delay doubles. Each has at most one try at a time. Failures are logged with
+their reason and reported until they are over. Tasks that are no longer wanted are forgotten.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TROUBLE = (
     *(RegistryError, BadManifestError, BadReferenceError, BadArchiveError, BadPathError),
     *(GgufError, StoreError, DiskError, OSError),
 )
-"""What bringing weights, or their headers, raises."""
+"""Errors raised while fetching weights or their headers."""
 FIRST_S = 5.0
 LAST_S = 600.0
-"""The first and the longest wait after a failure."""
+"""The first and the longest delay after a failure."""
 
 log = logging.getLogger("pilotlight.models.weights")
 
@@ -36,7 +36,7 @@ log = logging.getLogger("pilotlight.models.weights")
 @dataclass(slots=True)
 class _Try:
     task: asyncio.Task[None] | None = None
-    """None: none is under way."""
+    """None if no try is running."""
     failures: int = 0
     due_s: float = 0.0
     done: bool = False
@@ -44,13 +44,13 @@ class _Try:
 
 
 class Errands:
-    """Of one kind. `does` one of them; `changed` is called when one has ended."""
+    """Tasks of one kind. `does` runs one of them; `changed` is called when one has ended."""
 
     def __init__(
         self, event: str, does: Callable[[Part], Awaitable[None]], changed: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        """`event`: what the log calls a failure."""
+        """`event`: the log event of a failure."""
         self._event = event
         self._does = does
         self._changed = changed
@@ -58,7 +58,7 @@ class Errands:
         self._tries: dict[Part, _Try] = {}
 
     def want(self, wanted: Iterable[Part], now_s: float) -> None:
-        """Exactly these: begins what is due. One that is under way goes on, wanted or not."""
+        """Set the wanted tasks and start those that are due. A running task continues even if no longer wanted."""
         now = {part: self._tries.get(part) or _Try() for part in wanted}
         now |= {part: one for part, one in self._tries.items() if one.task is not None}
         self._tries = now
@@ -67,23 +67,23 @@ class Errands:
                 one.task = asyncio.create_task(self._run(part, one))
 
     def next_s(self) -> float | None:
-        """When the next try is due; None: none is waited for."""
+        """Return when the next retry is due, or None."""
         due = [one.due_s for one in self._tries.values() if one.failures and one.task is None and not one.done]
         return min(due, default=None)
 
     def failed(self) -> dict[Part, str]:
-        """Whose last try failed, and why."""
+        """Return the tasks whose last try failed, with the reason."""
         return {part: one.reason for part, one in self._tries.items() if one.reason}
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancel the running tasks."""
         tasks = [one.task for one in self._tries.values() if one.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, part: Part, one: _Try) -> None:
-        one.due_s = self._clock() + LAST_S  # also of what nobody foresaw, which the event loop tells
+        one.due_s = self._clock() + LAST_S  # also after an unexpected error, which the event loop reports
         try:
             await self._does(part)
             one.done, one.failures, one.reason = True, 0, ""
@@ -98,10 +98,10 @@ class Errands:
 
 
 def backoff_s(failures: int) -> float:
-    """How long is waited after so many failures in a row."""
+    """Return the delay after this number of failures in a row."""
     return min(FIRST_S * 2.0 ** min(failures - 1, 16), LAST_S)
 
 
 def _said(error: Exception) -> str:
-    """Without the path of this machine that an OSError has in its text."""
+    """Return the error's text without the local path that an OSError contains."""
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__

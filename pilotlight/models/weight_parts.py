@@ -1,7 +1,7 @@
-"""The weights that a Model is made of: its own and its adapters', each from where it lies, and what of each is loaded.
+"""The weights that a Model consists of, its own and its adapters', and which file of each an engine loads. Pure.
 
-Pure. Owns which of them the store brings, and which file or folder of an adapter an engine is given; of the Model's own
-weights `autoscaler.weights.desired` decides that.
+Decides which parts the store fetches, and which file or folder of an adapter is loaded; `autoscaler.weights.desired`
+decides the latter for the Model's own weights.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pilotlight.models.memory import FILE, is_fetched_by_store
 
 
 class Part(NamedTuple):
-    """Weights that the store is to bring."""
+    """Weights that the store fetches."""
 
     artifact: str
     unsafe: bool = False
-    """Its Model allows code and pickles."""
+    """Whether its Model allows code and pickles."""
 
 
 def get_own_part(model: Model) -> Part:
-    """The Model's own weights, wherever they lie."""
+    """Return the Model's own weights, wherever they are."""
     return Part(normalize_artifact(model.spec.artifact or ""), model.spec.allow_unsafe)
 
 
 def list_adapter_parts(model: Model) -> dict[str, Part]:
-    """Of each adapter that the store brings, by its name."""
+    """Return the adapters that the store fetches, by name."""
     found = ((one.name, one.artifact) for one in model.spec.adapters)
     return {
         name: Part(normalize_artifact(text), model.spec.allow_unsafe)
@@ -46,7 +46,7 @@ def list_adapter_parts(model: Model) -> dict[str, Part]:
 
 
 def list_parts(model: Model) -> tuple[Part, ...]:
-    """All that the store brings, each once."""
+    """Return all parts that the store fetches, each once."""
     return tuple(
         dict.fromkeys(
             [*([get_own_part(model)] if is_fetched_by_store(model) else []), *list_adapter_parts(model).values()]
@@ -55,7 +55,7 @@ def list_parts(model: Model) -> tuple[Part, ...]:
 
 
 def use_local_files(model: Model, where: Mapping[Part, tuple[Path, list[str]]]) -> Model:
-    """The Model with what is in `where` (folder, paths below it) as `file://`. Raises EngineError."""
+    """Return the Model with the parts in `where` (folder, paths below it) as `file://`. Raises EngineError."""
     spec = model.spec
     if is_fetched_by_store(model) and get_own_part(model) in where:
         folder, paths = where[get_own_part(model)]
@@ -71,19 +71,19 @@ def use_local_files(model: Model, where: Mapping[Part, tuple[Path, list[str]]]) 
 
 
 def use_placeholder_adapters(model: Model, path: str) -> Model:
-    """The Model with `path` where adapters will be that are yet to be brought: for a look at its start."""
+    """Return the Model with `path` in place of adapters not fetched yet, to check its start."""
     coming = list_adapter_parts(model)
     there = tuple(replace(one, artifact=FILE + path) if one.name in coming else one for one in model.spec.adapters)
     return replace(model, spec=replace(model.spec, adapters=there)) if coming else model
 
 
 def select_load_path(folder: Path, paths: list[str], model: Model) -> Path:
-    """The one GGUF file, or its first part; else the folder, which has safetensors. Raises EngineError."""
+    """Return the one GGUF file or its first part, or the folder if it contains safetensors. Raises EngineError."""
     return folder / choose_gguf(gguf.list_base_files(paths), model)
 
 
 def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
-    """What of these files is the adapter. Raises EngineError."""
+    """Return the file or folder of the adapter. Raises EngineError."""
     found = folder / choose_adapter(files.list_adapters(paths), name)
     if not ADAPTER_PATH.fullmatch(FILE + str(found)):
         raise EngineError(f"adapter {name}: {found} has one of , : = in it, which engines read as something else")

@@ -1,9 +1,9 @@
-"""Weights of this machine's Models that lie elsewhere: brought before a start, ahead of it where Calls wait for room.
+"""Fetches remote weights of Models on one machine before a start, or earlier if requests wait for capacity.
 
-Owns which Copy of the node's store is which Model's, and what of it an engine is given. Promises: a Copy that a
-reference meant when it was last pulled here is taken without asking anybody, unless it needs a login; a Model's weights
-come once, whoever waits for them; a Model's adapters come beside its own; a pull that fails costs only that Model's
-start. What is fetched and kept, and how, is `artifacts.fetch.registry`'s and `artifacts.store.store`'s.
+Assigns copies in the store to Models, and selects the files for the engine. A copy to which a reference resolved when
+it was last pulled is used without contacting the registry, unless it needs a login. Weights are fetched once, however
+many replicas wait; adapters are fetched in parallel. A failed pull fails only that Model's start.
+`artifacts.fetch.registry` and `artifacts.store.store` do the fetching and storing.
 """
 
 from __future__ import annotations
@@ -47,56 +47,56 @@ from pilotlight.models.retry_tasks import TROUBLE, Errands
 from pilotlight.models.weight_parts import Part, get_own_part, list_adapter_parts, list_parts, use_local_files
 
 STORE = "weights"
-"""Below the state directory."""
+"""Folder below the state directory."""
 HEADERS = "headers"
-"""Below the store: of what is not in it."""
+"""Folder below the store, for headers of artifacts that are not stored."""
 LOOK_EVERY_S = 30.0
-"""How often it is seen what of the store others have taken away; what came is seen at once."""
+"""Interval at which the store is checked for removed copies; new copies are noticed at once."""
 TELL_EVERY_S = 1.0
 
 
 class AdapterError(Exception):
-    """An adapter's weights did not come; `str()` names it and says why."""
+    """An adapter's weights could not be fetched; `str()` names it and says why."""
 
 
 log = logging.getLogger("pilotlight.models.weights")
 
 
 class Held(NamedTuple):
-    """As `autoscaler.drivers.driver.WeightsHandle`."""
+    """Implements `autoscaler.drivers.driver.WeightsHandle`."""
 
     model: Model
     copies: tuple[Copy, ...]
 
     @property
     def lease_fds(self) -> tuple[int, ...]:
-        """As Weights."""
+        """File descriptors of the locks on the copies."""
         return tuple(one.lease.fd for one in self.copies)
 
     def close(self) -> None:
-        """As Weights."""
+        """Release the copies."""
         for one in self.copies:
             one.close()
 
 
 class Watched(Protocol):
-    """What it needs of the loop."""
+    """The part of the loop that `Supply` uses."""
 
     world: World
     listeners: list[Listener]
 
     def observe(self, batch: Sequence[Observation], /) -> None:
-        """Into the loop's inbox."""
+        """Add events to the loop's inbox."""
 
 
 class Supply:
-    """As `autoscaler.drivers.driver.Supply`, and a listener of the loop."""
+    """Implements `autoscaler.drivers.driver.Supply`; a listener of the loop."""
 
     def __init__(
         self, root: Path, settings: WeightsSettings, registries: Registries | None = None,
         env: Mapping[str, str] | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`env`: says how the Hub and buckets are reached; this process's own."""
+        """`env`: configures access to the Hub and buckets; None: this process's environment."""
         self._store = Store(root, bytes_max=settings.store_bytes_max)
         self._ways = Ways(registries or build_registries(settings), os.environ if env is None else env, Path.home())
         self._clock = clock
@@ -104,18 +104,18 @@ class Supply:
         self._open = False
         self._changed = asyncio.Event()
         self._wanted: frozenset[Part] = frozenset()
-        """Asked for while Calls wait for room."""
+        """Parts to fetch while requests wait for capacity."""
         self._headers: dict[Part, tuple[Path, list[str]]] = {}
-        """Of what is not here: as `headers.lay` gives them, in their folder."""
+        """Folder and paths of headers of parts that are not stored, as `fetch_headers` returns them."""
         self._ahead = Errands("weights_ahead_failed", self._bring_ahead, self._changed.set, clock)
         self._asking = Errands("weights_header_failed", self._lay_header, self._changed.set, clock)
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
-        """As Supply."""
+        """Return the Model's weights when they are fetched, or None if it has no remote weights."""
         return self._held(model, told) if list_parts(model) else None
 
     async def _held(self, model: Model, told: Callable[[str], None]) -> Held:
-        """All of its weights, side by side; one that does not come ends the others."""
+        """Fetch all of its parts in parallel; if one fails, the others are cancelled."""
         wanted, telling = list_parts(model), Telling(told, self._clock)
         try:
             came = await gather_copies([self._named(model, one, telling.of(one)) for one in wanted])
@@ -130,7 +130,7 @@ class Supply:
             self._changed.set()
 
     async def _named(self, model: Model, part: Part, told: obtain.Told) -> Copy:
-        """Raises AdapterError where it is only of adapters."""
+        """Fetch a part. Raises AdapterError for one used only by adapters."""
         try:
             return await self._copy(part, told)
         except TROUBLE as error:
@@ -145,22 +145,22 @@ class Supply:
                 await run_in_thread(self._store.open)
                 self._open = True
         of = fetch.parse_remote_source(part.artifact)
-        with suppress(ForbiddenError):  # what it meant may be gone there: what it means now, and for whom, is asked
+        with suppress(ForbiddenError):  # the tag may have moved since: resolve and authorize it again
             found = await fetch.find_stored_copy(of, self._store, self._ways, allow_unsafe=part.unsafe)
             if found is not None:
                 return found
         return await fetch.fetch_artifact(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
 
     def located(self, model: Model) -> Model:
-        """The Model with its weights, or their headers, where they lie here, if they do.
+        """Return the Model with the local path of its weights, or of their headers, if they are here.
 
-        Blocks for a look at the disk; holds nothing.
+        Blocks on disk access; takes no locks.
         """
         where = {one: found for one in list_parts(model) if (found := self._where(one)) is not None}
         try:
             return use_local_files(model, where)
         except EngineError:
-            return model  # its start says so
+            return model  # its start reports the error
 
     def _where(self, part: Part) -> tuple[Path, list[str]] | None:
         record = self._record(part)
@@ -169,7 +169,7 @@ class Supply:
         return self._store.layout.copy(record.key) / "files", [one.path for one in record.laid]
 
     def _record(self, part: Part) -> Record | None:
-        """Of the Copy that is here for who asks so."""
+        """Return the record of the stored copy that the part may use."""
         try:
             key = fetch.find_cached_key(
                 fetch.parse_remote_source(part.artifact), self._store, self._ways, allow_unsafe=part.unsafe
@@ -179,10 +179,10 @@ class Supply:
         record = None if key is None else self._store.layout.record(key)
         return None if record is None or (record.unsafe and not part.unsafe) else record
 
-    # --- ahead of a start, and what is here ---------------------------------------------------------------------------
+    # --- prefetching and stored copies --------------------------------------------------------------------------------
 
     def on_step(self, step: LoopStep) -> None:
-        """Models whose Calls wait and for which nothing could be started yet have their weights brought already."""
+        """Prefetch the weights of Models with waiting requests that have no replica yet."""
         world = step.after
         if world.models is not step.before.models:
             self._changed.set()
@@ -200,7 +200,7 @@ class Supply:
             self._changed.set()
 
     async def run(self, loop: Watched, read_again: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled."""
+        """Prefetch, and report stored copies, until cancelled."""
         known = frozenset[Part]()
         await asyncio.to_thread(shutil.rmtree, self._store.layout.root / HEADERS, ignore_errors=True)
         try:
@@ -212,7 +212,7 @@ class Supply:
                 self._asking.want(self._unknown(world, here), self._clock())
                 told = here | self._headers.keys()
                 if any(list_unsized_parts(model) & (told - known) for model in world.models.values()):
-                    await read_again()  # what is here says how much memory it needs
+                    await read_again()  # the new files contain the memory need
                 known = told
                 self._tell(loop, here)
                 try:
@@ -225,7 +225,7 @@ class Supply:
             await self._asking.close()
 
     def _tell(self, loop: Watched, here: frozenset[Part]) -> None:
-        """What is here, and what did not come."""
+        """Report stored copies and failures to the loop."""
         nodes = {slice_.node for slice_ in loop.world.slices.values()}
         copies = frozenset(CopySeen(artifact=one.artifact, node=node) for one in here for node in nodes)
         failed = {one.artifact: why for one, why in (self._asking.failed() | self._ahead.failed()).items()}
@@ -237,12 +237,12 @@ class Supply:
         return max(min([LOOK_EVERY_S, *(at_s - self._clock() for at_s in due)]), 0.0)
 
     def _here(self, world: World) -> frozenset[Part]:
-        """What lies here of what Models want."""
+        """Return the stored parts of all Models."""
         wanted = {one for model in world.models.values() for one in list_parts(model)}
         return frozenset(one for one in wanted if self._record(one) is not None)
 
     def _unknown(self, world: World, here: frozenset[Part]) -> set[Part]:
-        """Of which nothing says yet how much memory it takes, and somebody has to know."""
+        """Return the parts whose header is needed for a memory estimate and is not known."""
         wanted = {one for model in world.models.values() for one in list_unsized_parts(model)}
         return wanted - here - self._headers.keys()
 
@@ -260,8 +260,8 @@ class Supply:
 
 
 def list_unsized_parts(model: Model) -> Set[Part]:
-    """What of it may say how much memory it takes, where its document does not: its own weights until they have, and
-    its adapters, which come on top.
+    """Return the parts that determine its memory need if its document does not: its own weights until they are known,
+    and its adapters, which come on top.
     """
     if not model.memory_bytes:
         return set(list_parts(model))
@@ -269,7 +269,7 @@ def list_unsized_parts(model: Model) -> Set[Part]:
 
 
 async def gather_copies(coming: Sequence[Coroutine[None, None, Copy]]) -> list[Copy]:
-    """All of them, in their order. Where one fails, raises what it does, and nothing of the others is held."""
+    """Return all copies in order. If one fails, raise its error and release the others."""
     tasks = [asyncio.create_task(one) for one in coming]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -292,14 +292,14 @@ def _left(path: str, why: str) -> None:
 
 
 def list_wanted_models(world: World) -> list[ModelName]:
-    """Models that are called, or always wanted."""
+    """Return the Models with waiting requests or a minimum number of replicas."""
     called = [name for name, load in world.loads.items() if load.waiting]
     return called + [model.name for model in world.models.values() if model.spec.replicas.min]
 
 
 def build_registries(settings: WeightsSettings) -> Registries:
-    """Registries as Settings say, with this machine's logins. A file that cannot be read is an
-    error of each pull. Raises SignersError.
+    """Return the registries in Settings, with this machine's logins. An unreadable CA file fails each pull. Raises
+    SignersError.
     """
     mirrors: dict[str, list[MirrorSite]] = {}
     for one in settings.mirrors:
@@ -314,7 +314,7 @@ def build_registries(settings: WeightsSettings) -> Registries:
 
 
 class Telling:
-    """How far the pulls of one start are, as one sum, in words, now and then."""
+    """Reports the total progress of one start's pulls as text, at most every TELL_EVERY_S."""
 
     def __init__(self, told: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._told = told
@@ -323,7 +323,7 @@ class Telling:
         self._said_s = -TELL_EVERY_S
 
     def of(self, part: Part) -> obtain.Told:
-        """Hears of one of them."""
+        """Return the progress callback for one part."""
 
         def came(now: Came) -> None:
             self._came[part] = now

@@ -1,7 +1,7 @@
-"""The contract between gateways and autoscaler beyond one machine: what each side shows, believes and refuses.
+"""Authentication and TLS for the contract between gateways and autoscalers on different machines.
 
-Owns the rules: a Unix socket needs nothing, its file modes are enough; over TCP a gateway shows a token, a certificate,
-or both; beyond loopback everything goes through TLS. What breaks a rule is refused at the start in one line.
+A Unix socket is protected by its file mode alone. Over TCP, a gateway shows a token, a certificate, or both. Beyond
+loopback, TLS is required. A configuration that violates these rules is rejected at startup in one line.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ CERTIFICATES = "--contract-cert-file and --contract-key-file"
 
 
 SOCKET_PATH_MAX = 107
-"""Bytes of a Unix socket's path (unix(7))."""
+"""Maximum length of a Unix socket's path in bytes (unix(7))."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that one side of the contract was given."""
+    """The files configured for one side of the contract."""
 
     identity: Identity = Identity()
     token: Path | None = None
     agent_token: Path | None = None
-    """Of the autoscaler: the tokens of agents; `token` is then for gateways only."""
+    """For an autoscaler: tokens of agents; `token` is then for gateways only."""
     agent_name: str = ""
-    """Of the autoscaler: the DNS name of agents' certificates; all others are gateways'."""
+    """For an autoscaler: DNS name in agents' certificates; all other certificates are gateways'."""
 
 
 def check_autoscalers(urls: Sequence[str]) -> None:
-    """Raises click's usage error on what is no address of an autoscaler, or would go over a network in clear."""
+    """Raise click's usage error for an invalid autoscaler address, or one that would send plaintext over a network."""
     for url in urls:
         if url.startswith("unix:") and len(url) > len("unix:"):
             if len(os.fsencode(url.removeprefix("unix:"))) > SOCKET_PATH_MAX:
@@ -68,10 +68,10 @@ def check_autoscalers(urls: Sequence[str]) -> None:
 
 
 class Ways:
-    """The ways to all autoscalers: `links` to those that were named one by one, and whoever is behind a name."""
+    """Clients for all autoscalers: `links` to individually named ones, and discovery for DNS names."""
 
     def __init__(self, urls: Sequence[str], access: Access, files: Files) -> None:
-        """Raises click's usage error."""
+        """Create the links. Raises click's usage error."""
         check_autoscalers(urls)
         identity, path = access.identity, access.token
         self._token = None if path is None else files.read(lambda: certificates.load_tokens(path)[0], (path,))
@@ -83,7 +83,7 @@ class Ways:
         self.links = [HttpLink(url, token=self._token, tls=self._tls) for url in urls if url not in self._names]
 
     def finding(self, sync: Sync) -> list[Discovery]:
-        """What keeps `sync` on everybody behind each name."""
+        """Return the discovery tasks that keep `sync` connected to all addresses of each name."""
         found = [match for url in self._names if (match := _URL.fullmatch(url))]
         return [self._find(match["scheme"], match["host"], int(match["port"]), sync) for match in found]
 
@@ -96,13 +96,13 @@ class Ways:
 
 
 def warn_exposed_files(access: Access) -> None:
-    """Says which secrets others can read."""
+    """Warn about secret files that other users can read."""
     for line in certificates.list_exposed_files(access.identity.key, access.token, access.agent_token):
         write_stderr(line)
 
 
 def check_port(address: Address, access: Access, *, accounts: bool = False) -> None:
-    """Raises click's usage error where anybody could report, or read along. `accounts`: some are named."""
+    """Raise click's usage error if anyone could report or read. `accounts`: service accounts are configured."""
     identity = access.identity
     if access.agent_token is not None and access.token is None and not accounts:
         raise click.UsageError("--agent-token-file requires --token-file, or gateways cannot report")
@@ -120,13 +120,13 @@ def check_port(address: Address, access: Access, *, accounts: bool = False) -> N
 async def open_port(
     contract: ContractServer, address: Address, access: Access, files: Files, admits: Admits | None = None
 ) -> Runner:
-    """The contract on TCP; `cleanup` of what is returned ends it. Raises click's usage error."""
+    """Serve the contract on TCP; `cleanup` of the returned runner stops it. Raises click's usage error."""
     check_port(address, access, accounts=admits is not None)
     return await start_server(contract.application(build_authenticator(access, files, admits)), address, access, files)
 
 
 def build_authenticator(access: Access, files: Files, admits: Admits | None = None) -> ContractAuth | None:
-    """None: no client has to identify itself by more than a certificate. Raises click's usage error."""
+    """Return the authenticator, or None if clients need at most a certificate. Raises click's usage error."""
     tokens, agent_tokens = _tokens(access.token, files), _tokens(access.agent_token, files)
     if tokens is None and agent_tokens is None and admits is None and not access.agent_name:
         return None
@@ -138,7 +138,7 @@ def _tokens(path: Path | None, files: Files) -> Callable[[], Sequence[str]] | No
 
 
 async def start_server(application: web.Application, address: Address, access: Access, files: Files) -> Runner:
-    """An application behind the certificate that there is; `cleanup` ends it. Raises click's usage error."""
+    """Serve an application, with TLS if a certificate is configured; `cleanup` stops it. Raises click's usage error."""
     identity = access.identity
     warn_exposed_files(access)
     tls = None

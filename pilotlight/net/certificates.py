@@ -1,7 +1,7 @@
-"""Certificate, key, authority and token files: read, checked, and made into what TLS needs. One line for what is wrong.
+"""Reads and checks certificate, key, CA and token files, and builds TLS contexts. Errors are one line.
 
-Owns how strict our TLS is: Python's default contexts (its ciphers), TLS 1.2 or newer, no renegotiation, HTTP/1.1, and
-verification of whom we call, always. No key and no token ever gets into a message.
+TLS policy: Python's default contexts (with their ciphers), TLS 1.2 or newer, no renegotiation, HTTP/1.1, and clients
+always verify the server. Messages never contain a key or a token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from pilotlight.net import files
 
 TOKEN_CHARACTERS_MIN = 32
-"""Half of what `openssl rand -hex 32` prints: 128 bits."""
+"""128 bits: half of what `openssl rand -hex 32` prints."""
 TOKENS_MAX = 16
 TOKEN_FILE_BYTES_MAX = 16 << 10
 MAKE_TOKEN = "make one with `openssl rand -hex 32`"  # noqa: S105  a command, no password
@@ -28,7 +28,7 @@ class FileError(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of one side of TLS, PEM. `ca`: whose certificates of the other side are believed."""
+    """The PEM files of one side of TLS. `ca`: authorities accepted for the other side's certificates."""
 
     cert: Path | None = None
     key: Path | None = None
@@ -36,12 +36,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that are given."""
+        """The configured files."""
         return tuple(path for path in (self.cert, self.key, self.ca) if path is not None)
 
 
 def build_server_context(identity: Identity) -> ssl.SSLContext:
-    """What a listener needs. With `ca` only clients with a certificate of it are let in. Raises FileError."""
+    """Return a server context. With `ca`, clients need a certificate of that authority. Raises FileError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if identity.ca is not None:
         context.load_verify_locations(cadata=_certificates(identity.ca))
@@ -51,7 +51,7 @@ def build_server_context(identity: Identity) -> ssl.SSLContext:
 
 
 def build_client_context(identity: Identity) -> ssl.SSLContext:
-    """What a caller needs; without `ca` the system's authorities are believed. Raises FileError."""
+    """Return a client context; without `ca`, the system's authorities are trusted. Raises FileError."""
     context = ssl.create_default_context(cadata=None if identity.ca is None else _certificates(identity.ca))
     if identity.cert is not None:
         _show(context, identity)
@@ -59,7 +59,7 @@ def build_client_context(identity: Identity) -> ssl.SSLContext:
 
 
 def build_renewing_context(context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """A context for a listener that takes only one: every handshake gets what `context` gives then."""
+    """Return a server context that uses the current result of `context` for each handshake, for renewed files."""
 
     def choose(handshake: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         handshake.context = context()
@@ -70,7 +70,7 @@ def build_renewing_context(context: Callable[[], ssl.SSLContext]) -> ssl.SSLCont
 
 
 def load_tokens(path: Path) -> tuple[str, ...]:
-    """The tokens of a file, one on a line: a caller shows the first, a listener takes any. Raises FileError."""
+    """Read a file of tokens, one per line: a client sends the first, a server accepts any. Raises FileError."""
     text = load_text(path, TOKEN_FILE_BYTES_MAX)
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
@@ -87,7 +87,7 @@ def load_tokens(path: Path) -> tuple[str, ...]:
 
 
 def list_exposed_files(*secrets: Path | None) -> list[str]:
-    """A line for each file with a secret that others can read."""
+    """Return a line for each secret file that other users can read."""
     return [
         f"{path} can be read by other users of this machine: chmod 600 {path}"
         for path in dict.fromkeys(secrets)
@@ -103,7 +103,7 @@ def _hardened(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _certificates(path: Path) -> str:
-    """The text of a file of certificates, after a look whether they can be used."""
+    """Return the text of a certificate file after checking that it can be loaded."""
     text = load_text(path)
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_verify_locations(cadata=text)
@@ -113,7 +113,7 @@ def _certificates(path: Path) -> str:
 
 
 def _show(context: ssl.SSLContext, identity: Identity) -> None:
-    """Loads certificate and key; says which of the two is wrong, and how."""
+    """Load certificate and key. Raises FileError that names the faulty one and the reason."""
     cert, key = identity.cert, identity.key
     if cert is None or key is None:
         raise FileError(f"{cert or key}: certificate and key are needed together")
@@ -133,11 +133,11 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
 
 
 def load_text(path: Path, bytes_max: int = 1 << 20) -> str:
-    """The text of a PEM file, or of tokens. Raises FileError."""
+    """Return the text of a PEM or token file. Raises FileError."""
     try:
         data = files.read_bytes(path, bytes_max)
     except files.TooLargeError:
         raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: that is no PEM file or token") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: {files.describe_error(error)}: name a file that this user can read") from None
-    return data.decode("ascii", "ignore")  # bundles have names beside certificates
+    return data.decode("ascii", "ignore")  # CA bundles contain names between certificates

@@ -1,4 +1,4 @@
-"""The file of Call events: one line per Call, ids only. Owns its bound: at 64 MiB it becomes FILE.1 and starts anew."""
+"""The file of request events: one line per request, ids only. Rotated to FILE.1 at 64 MiB."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pilotlight.output import write_stderr
 
 BYTES_MAX = 64 << 20
 LOOK_S = 5.0
-"""How often its size is looked at; between two looks it may grow past the bound."""
+"""Interval at which its size is checked; the file may exceed the limit in between."""
 
 
 class EventFile:
-    """An append-only file behind one descriptor that stays the same when the file is replaced.
+    """An append-only file whose descriptor stays the same when the file is rotated.
 
-    A disk that takes nothing costs events, never Calls: then `fd` is None, or the file that cannot be replaced is
-    emptied.
+    A write failure loses events but never affects requests: `fd` is None if the file cannot be opened, and a file that
+    cannot be rotated is truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class EventFile:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     async def keep_small(self) -> None:
-        """Replaces the file whenever it is over its bound, until cancelled."""
+        """Rotate the file when it exceeds BYTES_MAX, until cancelled."""
         while self.fd is not None:
             if os.fstat(self.fd).st_size > BYTES_MAX:
                 try:

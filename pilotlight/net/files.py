@@ -1,4 +1,4 @@
-"""Reads a file given by its path: also of a FIFO or a device, the read ends, and its size is bounded."""
+"""Reads a file by path with bounded size; reading a FIFO or a device also ends."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 
 PIPE_WAIT_S = 10.0
-"""A pipe (`<(command)`) may stay silent for this long in all."""
+"""Total time that a pipe (`<(command)`) may be silent."""
 CHUNK_BYTES = 1 << 20
 
 
 class TooLargeError(ValueError):
-    """The file is larger than its reader allows."""
+    """The file is larger than the limit."""
 
 
 def read_bytes(path: Path, bytes_max: int) -> bytes:
-    """The content of a file. A FIFO without a writer is empty. Raises OSError, ValueError (a NUL, too large)."""
+    """Return a file's content; a FIFO without a writer is empty. Raises OSError, ValueError (NUL, too large)."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         regular = stat.S_ISREG(os.fstat(number).st_mode)
@@ -35,7 +35,7 @@ def read_bytes(path: Path, bytes_max: int) -> bytes:
 
 
 def _chunk(number: int, end_s: float, *, regular: bool) -> bytes:
-    """The next bytes; empty at the end."""
+    """Return the next bytes, or empty bytes at the end."""
     while True:
         try:
             return os.read(number, CHUNK_BYTES)
@@ -51,19 +51,19 @@ def _chunk(number: int, end_s: float, *, regular: bool) -> bytes:
 
 
 def read_text(path: Path, bytes_max: int) -> str:
-    """The same as text. Raises OSError, ValueError."""
+    """Return a file's content as text. Raises OSError, ValueError."""
     return decode_text(read_bytes(path, bytes_max), bytes_max)
 
 
 def decode_text(data: bytes, bytes_max: int) -> str:
-    """`data` as text. Raises ValueError (TooLargeError, UnicodeDecodeError)."""
+    """Return `data` as text. Raises ValueError (TooLargeError, UnicodeDecodeError)."""
     if len(data) > bytes_max:
         raise TooLargeError(f"more than {bytes_max >> 20} MiB")
     return data.decode()
 
 
 def describe_error(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, in words."""
+    """Return why a file cannot be read."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

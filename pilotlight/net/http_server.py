@@ -1,14 +1,14 @@
-"""HTTP servers of the health port, the operations port and the contract between processes, by aiohttp.
+"""HTTP servers of the health port, the operations port and the contract, using aiohttp.
 
 * Health port: liveness, readiness and metrics for kubelets and Prometheus. It needs no key and may be open to other
   machines, because its metrics contain only names of documents and numbers. The operations port of a pod stays on
-  loopback (`kubectl port-forward` reaches it).
+  loopback (reachable with `kubectl port-forward`).
 * Operations port: the Host header is checked against DNS rebinding. On a loopback address it must be `localhost` or a
   loopback address, with or without a port; other requests get 421. This is stricter than the check of the inference
-  port (`gateway.http.host_check`), whose parser it uses. Unix sockets are exempt, since no browser reaches them, and so
-  are other addresses: an address with `auth: none` may have any name.
-* Errors: aiohttp quotes an invalid request in its answer and in the log, and a request may contain a key or a prompt.
-  The server of this module answers with an error of its own; exceptions are logged with their traceback.
+  port (`gateway.http.host_check`), whose parser it uses. Unix sockets are exempt, since browsers cannot reach them, and
+  so are other addresses: an address with `auth: none` may have any name.
+* Errors: aiohttp quotes an invalid request in its response and in the log, and a request may contain a key or a prompt.
+  The server of this module responds with an error of its own; exceptions are logged with their traceback.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gateway.http.host_check import host_name, is_loopback, is_on_loopback
 from pilotlight.net.listen import Address, socket_of
 
 MISDIRECTED = 421
-"""RFC 9110, 15.5.20: this is not the server that the name stands for."""
+"""RFC 9110, 15.5.20: the request was sent to a server that is not responsible for its host name."""
 WRONG = "this port answers to localhost and loopback addresses only: send one of them as the Host header"
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def add_host_check(app: web.Application) -> web.Application:
-    """The same application, which looks at the Host of every request first."""
+    """Add a check of the Host header to the application and return it."""
     app.middlewares.append(_own_names_only)
     return app
 
@@ -45,24 +45,24 @@ async def _own_names_only(request: web.Request, handler: Answer) -> web.StreamRe
 
 
 def is_host_allowed(at: object, hosts: Sequence[str]) -> bool:
-    """Whether a request with these Host headers may come in at the socket address `at` (a path: a Unix socket).
+    """Return whether the socket address `at` (a path for a Unix socket) accepts these Host headers.
 
-    None at all is no browser: a probe that speaks HTTP/1.0. (Without one aiohttp answers HTTP/1.1 with 400.)
+    A request without one is accepted: it is an HTTP/1.0 probe, not a browser. (aiohttp rejects HTTP/1.1 without one.)
     """
     return not is_on_loopback(at) or all(map(is_loopback_host, hosts))
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a Host header names the loopback of the machine that it was sent to."""
+    """Return whether a Host header names the loopback interface."""
     name = host_name(host)
     return name is not None and is_loopback(name)
 
 
 SHUTDOWN_S = 0.5
-"""How long open connections may take to end when it does."""
+"""How long open connections may take to finish at shutdown."""
 MALFORMED = "the request is not well-formed HTTP/1.1"
 _NO_ACCESS_LOG: dict[str, Any] = {"access_log": None}
-"""Any: aiohttp takes None here, and its types do not say so."""
+"""Typed as Any because aiohttp accepts None here but does not declare it."""
 
 
 class Runner(web.AppRunner):
@@ -72,7 +72,7 @@ class Runner(web.AppRunner):
         super().__init__(application, shutdown_timeout=SHUTDOWN_S)
 
     async def _make_server(self) -> web.Server:
-        """Should aiohttp ever rename this, tests/process/test_faults_telling.py tells."""
+        """Override a private method of aiohttp; tests/process/test_faults_telling.py fails if aiohttp renames it."""
         plain = await super()._make_server()
         return _Server(plain.request_handler, request_factory=plain.request_factory)
 
@@ -92,7 +92,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """As aiohttp's, but for what could not be read."""
+        """Respond as aiohttp does, except to requests that cannot be parsed."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         response = web.json_response({"error": MALFORMED}, status=400)
@@ -101,7 +101,7 @@ class _Connection(web.RequestHandler):
 
 
 async def open_port(address: Address | None, application: web.Application) -> Runner:
-    """Serves `application` (GET /healthz, /readyz, /metrics); `cleanup` ends it. Without an address nothing listens."""
+    """Serve `application` (GET /healthz, /readyz, /metrics) if there is an address; `cleanup` stops it."""
     runner = Runner(application)
     await runner.setup()
     if address is not None:

@@ -1,6 +1,6 @@
-"""Addresses as people write them, and the sockets behind them.
+"""Addresses as users write them, and their listening sockets.
 
-Owns `host:port`, the one error of a taken port, and what may not be opened to others.
+Parses `host:port`, reports a port in use in one line, and rejects exposing a port that must stay local.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from gateway.http.host_check import is_loopback
 
 PORT_MAX = 65_535
 BACKLOG = 4096
-"""Connections that may wait for accept (somaxconn bounds it): with 128, 1,000 at once took 4 s to connect."""
+"""Length of the accept queue (limited by somaxconn): with 128, connecting 1,000 clients at once took 4 s."""
 
 ACCEPTS = 8
-"""Connections taken in one turn of the event loop: libuv takes one from each listener, and a turn in which many streams
-are read takes milliseconds. With turns of 4 ms and one listener 300 clients were accepted in 2.1 s, with eight 0.3.
+"""Listeners per socket. libuv accepts one connection per listener and event loop turn, and a turn that reads many
+streams takes milliseconds: with 4 ms turns, accepting 300 clients took 2.1 s with one listener and 0.3 s with eight.
 """
 
 
 UNSENT_BYTES = 128 << 10
-"""What the kernel keeps for a client beyond what it may send now (TCP_NOTSENT_LOWAT, which accepted connections
-inherit). Without it 600 clients that read nothing held 1.4 GiB, and the kernel dropped everybody's packets.
+"""Limit of unsent data in the kernel per client (TCP_NOTSENT_LOWAT, inherited by accepted connections). Without it, 600
+clients that did not read used 1.4 GiB, and the kernel dropped packets of all connections.
 """
 
 
 class Address(NamedTuple):
-    """A TCP address. Port 0 lets the kernel choose."""
+    """A TCP address. With port 0 the kernel chooses the port."""
 
     host: str
     port: int
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether it is reachable from this machine only."""
         return is_loopback(self.host)
 
     @property
     def text(self) -> str:
-        """`host:port`."""
+        """The address as `host:port`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """`http://host:port`."""
+        """The address as `http://host:port`."""
         return f"http://{self.text}"
 
 
 class AddressType(click.ParamType[Address]):
-    """`127.0.0.1:8080`, `[::1]:8080` or `:8080`."""
+    """Parses `127.0.0.1:8080`, `[::1]:8080` or `:8080`."""
 
     name = "HOST:PORT"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """Raises click's usage error on anything else."""
+        """Return the address. Raises click's usage error for anything else."""
         if isinstance(value, Address):
             return value
         host, colon, port = str(value).rpartition(":")
@@ -73,7 +73,7 @@ class AddressType(click.ParamType[Address]):
 
 
 def check_operations(ops: Address, auth: str) -> None:
-    """Raises click's usage error where others could reach an operations port, unless Settings say `auth: none`."""
+    """Raise click's usage error if others could reach the operations port, unless Settings contain `auth: none`."""
     if not ops.loopback and auth != "none":
         raise click.UsageError(
             f"--ops {ops.text}: others could reach the operations port, which can be read without a key: keep it on "
@@ -82,10 +82,10 @@ def check_operations(ops: Address, auth: str) -> None:
 
 
 def open_listeners(address: Address, count: int) -> list[socket.socket]:
-    """`count` listening sockets on one address (SO_REUSEPORT), inheritable. ClickException when it is taken."""
+    """Return `count` inheritable sockets on one address (SO_REUSEPORT). Raises ClickException if it is taken."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        with socket.socket(family) as trial:  # without SO_REUSEPORT: another process that has it would let us in
+        with socket.socket(family) as trial:  # without SO_REUSEPORT, to detect another process that uses it
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((address.host, address.port))
             trial.listen(1)
@@ -108,7 +108,7 @@ def open_listeners(address: Address, count: int) -> list[socket.socket]:
 
 
 async def start_servers(factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> list[asyncio.Server]:
-    """Serves what connects to a listening socket, which belongs to the Servers from now on."""
+    """Accept connections on a listening socket; the returned Servers own it from now on."""
     loop = asyncio.get_running_loop()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     socks = [sock, *(sock.dup() for _ in range(ACCEPTS - 1))]
@@ -116,7 +116,7 @@ async def start_servers(factory: Callable[[], asyncio.BaseProtocol], sock: socke
 
 
 def socket_of(fd: int | None, address: Address) -> socket.socket:
-    """The listening socket that the supervisor made (open while this process is replaced), or one of our own."""
+    """Return the supervisor's listening socket (open while this process restarts), or a new one."""
     made = open_listeners(address, 1)[0] if fd is None else socket.socket(fileno=fd)
     made.setblocking(False)
     made.set_inheritable(False)

@@ -1,8 +1,8 @@
-"""The client of the operations port: one request, and the response as one of the API's types
+"""Client of the operations port: sends one request and decodes the response as a type of the API
 (`autoscaler.queries.views`).
 
-Another server may listen at that address: time and size are bounded, redirects are not followed, and a response of
-another type is an error of one line that names `--ops`.
+Another server may listen at that address, so time and size are limited, redirects are not followed, and a response of
+another type is reported as a one-line error that names `--ops`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import msgspec
 from autoscaler.queries.views import Problem
 
 TIMEOUT_S = 5.0
-"""From the connection to the last byte."""
+"""Total time, from connecting to the last byte."""
 BYTES_MAX = 64 << 20
-"""Of a response: more than 100,000 rows."""
+"""Maximum size of a response: more than 100,000 rows."""
 NOT_OURS = "--ops: no operations port of this version of Pilotlight answers there"
 INFERENCE = "--ops: this is the inference port; name the operations port"
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class NotOursError(click.UsageError):
-    """Another server answers, or another version."""
+    """The response comes from another server or another version."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{NOT_OURS} ({why}); name the operations port of a running `pilotlight serve`")
 
 
 class _InferenceProblem(msgspec.Struct):
-    """The body of an error of the inference port."""
+    """Error body of the inference port."""
 
     error: dict[str, object]
 
@@ -54,10 +54,10 @@ def fetch(
     ops: str, path: str, kind: type[T], *, order: Mapping[str, object] | None = None, key: str | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> T:  # fmt: skip
-    """GET of `path`, or POST of an order; the response as a `kind`. Proxies of the environment are not used.
+    """GET `path`, or POST an order, and return the response as a `kind`. Environment proxies are not used.
 
-    Raises click.ClickException (exit status 1) if the port is not reached or reports an error, UsageError (2) if `ops`
-    is wrong, NotOursError (2) if the response is not one of its own.
+    Raises click.ClickException (exit status 1) if the port is unreachable or reports an error, UsageError (2) if `ops`
+    is invalid, NotOursError (2) if the response is not from an operations port.
     """
     ops = ops if ops.startswith(("http://", "https://")) else f"http://{ops}"
     try:
@@ -86,7 +86,7 @@ def fetch(
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:
-    """Raises NotOursError."""
+    """Decode a response. Raises NotOursError."""
     if len(body) > BYTES_MAX:
         raise NotOursError(f"a response of more than {BYTES_MAX >> 20} MiB")
     try:
@@ -96,7 +96,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
 
 
 def _exchange(ops: str, path: str, body: bytes | None, key: str | None, timeout_s: float) -> _Response:
-    """Raises OSError, ValueError, HTTPException."""
+    """Send a request and return the response. Raises OSError, ValueError, HTTPException."""
     url = urlsplit(ops)
     if not url.hostname:
         raise ValueError("it names no host")
@@ -118,7 +118,7 @@ def _exchange(ops: str, path: str, body: bytes | None, key: str | None, timeout_
 
 @contextlib.contextmanager
 def _deadline(link: socket.socket, timeout_s: float) -> Iterator[None]:
-    """Ends the connection after `timeout_s`, however slowly bytes come. Raises TimeoutError."""
+    """Close the connection after `timeout_s`, even if data still arrives slowly. Raises TimeoutError."""
     expired = threading.Event()
 
     def end() -> None:

@@ -1,7 +1,7 @@
-"""What files say, kept up to date: certificates and tokens are replaced under a running process.
+"""Reloads certificate and token files that are replaced while a process runs.
 
-Owns when a file is read again and what is said about it. Promises: a new file that is broken leaves the last good one
-in force, and says so in one line; nothing is taken while it is still being written.
+If a new file is invalid, the last valid one stays in force and one line is logged. A file is not read while it is still
+being written.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pilotlight.net.certificates import FileError
 from pilotlight.output import write_stderr
 
 LOOK_S = 1.0
-"""How often files are looked at; what has changed is read when two looks in a row saw the same."""
+"""Check interval. A changed file is read once two checks in a row see the same state."""
 
 T = TypeVar("T")
 Mark = tuple[int, int, int]
 
 
 class Renewed(Generic[T]):
-    """The value that `read` makes of `files`; calling it gives the one in force. Raises FileError when it is made."""
+    """The value that `read` makes of `files`; calling it returns the current one. The constructor raises FileError."""
 
     def __init__(self, read: Callable[[], T], files: Sequence[Path]) -> None:
         self._read = read
         self._files = tuple(files)
-        self._marks = stat_files(self._files)  # before reading: what changes meanwhile is seen
+        self._marks = stat_files(self._files)  # before reading, so that later changes are noticed
         self._value = read()
 
     def __call__(self) -> T:
-        """What is in force."""
+        """Return the current value."""
         return self._value
 
     async def follow(self) -> None:
-        """Looks at the files until cancelled."""
+        """Check the files until cancelled."""
         seen = self._marks
         while True:
             await asyncio.sleep(LOOK_S)
@@ -54,13 +54,13 @@ class Renewed(Generic[T]):
 
 
 class Files:
-    """All that one process reads so. `follow` keeps it up to date."""
+    """All files of a process that are reloaded; `follow` keeps them up to date."""
 
     def __init__(self) -> None:
         self._follow: list[Callable[[], Coroutine[None, None, None]]] = []
 
     def read(self, read: Callable[[], T], files: Sequence[Path]) -> Renewed[T]:
-        """Raises click's usage error on a file that cannot be used."""
+        """Read files and reload them from now on. Raises click's usage error if a file cannot be used."""
         try:
             one = Renewed(read, files)
         except FileError as error:
@@ -69,14 +69,14 @@ class Files:
         return one
 
     async def follow(self) -> None:
-        """Looks at all of them until cancelled."""
+        """Check all files until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for follow in self._follow:
                 tasks.create_task(follow())
 
 
 def stat_files(files: Sequence[Path]) -> tuple[Mark | None, ...]:
-    """What changes when a file does; None for one that is not there. Links are followed."""
+    """Return a value per file that changes with the file; None for a missing one. Symbolic links are followed."""
     return tuple(map(_mark, files))
 
 

@@ -1,6 +1,6 @@
-"""Composes one autoscaler process on one machine: documents, state, local driver, loop, contract and operations port.
+"""Assembles one autoscaler process: documents, state, driver, loop, contract and operations port.
 
-Owns the order of its start and stop. At SIGTERM every engine is stopped and proven gone, unless `keep_engines`.
+Defines startup and shutdown. On SIGTERM all local engines are stopped and verified gone, unless `keep_engines` is set.
 """
 
 from __future__ import annotations
@@ -65,43 +65,43 @@ from pilotlight.processes.learner_runner import LearnerRunner
 from pilotlight.processes.preflight import Preflight
 
 SAVE_S = 60.0
-"""Histories are written this often, and at the end."""
+"""Interval at which histories are written; they are also written at shutdown."""
 CLOCK_EVERY_S = 60.0
-"""So often it is told what time of day it is."""
+"""Interval at which the loop is given the time of day."""
 nvml = functools.cache(open_nvml)
-"""Opened once: whoever reads documents asks whether there are GPUs, before the driver does."""
+"""Opened once, since reading the documents needs to know whether there are GPUs before the driver does."""
 Located = Callable[[Model], Model]
-"""As `gathering.read_documents` has it."""
+"""As in `documents.read_documents`."""
 Tell = Callable[[DocumentsSeen], None]
-"""Takes what files say."""
+"""Receives the documents of files."""
 ENGINE_GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL for an engine at the end: no Call is on it any more."""
+"""Time between SIGTERM and SIGKILL for an engine at shutdown, when no request uses it any more."""
 
 
 class AutoscalerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one autoscaler process is told."""
+    """Options of one autoscaler process."""
 
     state: Path
     documents: Path
     contract_socket: Path | None
     ops: Address
     contract_listen: Address | None = None
-    """Where gateways of other machines report, if they show what `access` asks for."""
+    """Where gateways of other machines report, authenticated as in `access`."""
     access: Access = Access()
     health: Address | None = None
-    """Also where it says whether it lives and can serve, and its metrics."""
+    """Address of the health port (liveness, readiness, metrics)."""
     ops_fd: int | None = None
-    """A listening socket to take over instead of opening `ops`."""
+    """An inherited listening socket to use instead of opening `ops`."""
     gateway_sockets: tuple[Path, ...] = ()
-    """Of the gateways beside us: STATE/run/GATEWAY.sock. They are known from the start, heard or not."""
+    """Sockets of the local gateways, STATE/run/GATEWAY.sock. These are known from the start, before they report."""
     parent: int | None = None
     keep_engines: bool = False
     cluster: ClusterOptions | None = None
-    """Replicas are pods there; None: they are processes of this machine."""
+    """The cluster in which replicas run as pods; None: they run as processes of this machine."""
 
 
 def run_autoscaler(options: AutoscalerOptions) -> None:
-    """Runs until SIGTERM."""
+    """Run until SIGTERM."""
     check_contract(options)
     if options.parent is not None:
         process.die_with_parent(options.parent)
@@ -112,17 +112,17 @@ def run_autoscaler(options: AutoscalerOptions) -> None:
 
 
 async def serve_autoscaler(options: AutoscalerOptions) -> None:
-    """The life of the process."""
+    """Run the process from startup to shutdown."""
     async with AsyncExitStack() as stack:
         await serve_until_stopped(options, stack)
 
 
 async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack) -> None:
-    """Starts, runs and ends. What is opened for longer than the loop goes on `stack`."""
-    clock = time.monotonic  # uvloop's own is a cached millisecond
+    """Start, run and stop. `stack` holds resources that outlive the loop."""
+    clock = time.monotonic  # the clock of uvloop is a cached millisecond
     stop, again = process.stop_event(), process.reload_event()
-    documents = load_checked_documents(options)  # after `again`: what is written from now on is told
-    by_hand = options.parent is None  # else `serve_autoscaler` owns it
+    documents = load_checked_documents(options)  # after `again`, so that no later change is missed
+    by_hand = options.parent is None  # otherwise `serve` holds the lock of the state directory
     state = StateDirectory.open(options.state) if by_hand else StateDirectory.attach(options.state)
     become_subreaper()
     histories = HistoryFile(state, clock, time.time)
@@ -180,7 +180,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
         if house is not None:
             running.append(tasks.create_task(house.run()))
         await stop.wait()
-        if not options.keep_engines and house is None:  # pods are not ours to take along
+        if not options.keep_engines and house is None:  # pods keep running
             await loop.wind_down(ENGINE_GRACE_S)
         for task in running:
             task.cancel()
@@ -192,14 +192,14 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
 
 
 async def observe_clock(loop: Loop, clock: Callable[[], float], unix: Callable[[], float]) -> None:
-    """What time of day it is, for `replicas.schedule`; the clock of a machine may be set."""
+    """Report the time of day for `replicas.schedule`, periodically because a machine's clock may be set."""
     while True:
         loop.observe([ClockSeen(unix_offset_s=unix() - clock())])
         await asyncio.sleep(CLOCK_EVERY_S)
 
 
 def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
-    """What `explain fit` knows of artifacts."""
+    """Return the reader of artifacts' memory needs for `explain fit`."""
     if in_cluster:
         return lambda model: read_reported_needs(model, loop.world.looked)
     return lambda model: load_memory_needs(located(model))
@@ -208,13 +208,13 @@ def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Cal
 def build_step_listeners(
     metrics: Metrics, misfits: Misfits, preflight: Preflight, cpu_bound: CpuBound, log: Log
 ) -> list[Listener]:
-    """Who looks at each step, in this order."""
+    """Return the listeners of each step, in order."""
     looking = [metrics.on_step, misfits.on_step, preflight.on_step, cpu_bound.on_step]
     return [*looking, build_step_logger(log, Narrator())]
 
 
 def open_supply(options: AutoscalerOptions, documents: Documents) -> tuple[Documents, Supply]:
-    """What brings weights to this machine, and the documents with what those need that are here already."""
+    """Return the supply of weights of this machine, and the documents with the memory needs of stored weights."""
     try:
         supply = Supply(options.state / STORE, documents.settings.weights)
     except SignersError as error:
@@ -225,19 +225,19 @@ def open_supply(options: AutoscalerOptions, documents: Documents) -> tuple[Docum
 def weights_tasks(
     supply: Supply, located: Located, loop: Loop, reloads: Reloads
 ) -> dict[str, Callable[[], Awaitable[None]]]:
-    """The tasks that pull weights to this machine and read them ahead, by name."""
+    """Return by name the tasks that pull weights to this machine and read them ahead."""
     warming = Warming(located)
     loop.listeners += [supply.on_step, warming.on_step]
     return {"weights": functools.partial(supply.run, loop, reloads), "warming": warming.run}
 
 
 def build_empty_supply() -> tuple[Supply | None, Located]:
-    """Nothing brings weights here."""
+    """Return no supply of weights, and a function that leaves artifact locations unchanged."""
     return None, keep_artifact_location
 
 
 def load_histories(histories: HistoryFile, loop: Loop, tutor: LearnerRunner) -> LearnerRunner:
-    """What was learnt before this process started."""
+    """Restore what previous processes learnt."""
     remembered, broken = histories.load()
     if broken:
         write_stderr(broken)
@@ -247,7 +247,7 @@ def load_histories(histories: HistoryFile, loop: Loop, tutor: LearnerRunner) -> 
 
 
 def build_commands(state: StateDirectory, loop: Loop, clock: Callable[[], float], house: Cluster | None) -> Commands:
-    """Operators' orders; those that were kept are in force."""
+    """Return the operator commands, with stored orders in force."""
     if house is not None and house.cordons is not None:
         return Commands(loop, house.cordons)
     kept = CordonFile(state, loop.observe, clock, time.time)
@@ -260,7 +260,7 @@ async def open_ports(
     options: AutoscalerOptions, contract: ContractServer, operations: OperationsServer, files: Files,
     admits: Admits | None,
 ) -> list[health.Runner]:  # fmt: skip
-    """Opens the contract, the operations port and the health port; `cleanup` of each ends it."""
+    """Open the contract, the operations port and the health port; `cleanup` of each stops it."""
     runners = [health.Runner(app) for app in (contract.application(), health.add_host_check(operations.application()))]
     for runner in runners:
         await runner.setup()
@@ -275,7 +275,7 @@ async def open_ports(
 
 
 def check_contract(options: AutoscalerOptions) -> None:
-    """Raises click's usage error when no gateway could report, or anybody."""
+    """Raise click's usage error if no gateway could report, or anyone could."""
     if options.contract_listen is not None:
         named = options.cluster is not None and bool(options.cluster.users)
         access.check_port(options.contract_listen, options.access, accounts=named)
@@ -291,13 +291,13 @@ def check_contract(options: AutoscalerOptions) -> None:
 def load_checked_documents(
     options: AutoscalerOptions, known: Mapping[ModelName, Model] = NONE_KNOWN, located: Located = keep_artifact_location
 ) -> Documents:
-    """The documents. Raises click's usage error on wrong ones, and on those with which `--ops` may not be open.
+    """Return the documents. Raises click's usage error if they are invalid or forbid exposing `--ops`.
 
-    The supervisor has looked at a listener that it hands down.
+    The supervisor has already checked the address of an inherited listener.
     """
 
     def gpus(settings: Settings) -> bool:
-        """Whether what an engine keeps in the host's memory is not on its Device."""
+        """Return whether devices have memory of their own, separate from the host memory that an engine uses."""
         return options.cluster is not None or (not settings.devices and nvml() is not None)
 
     documents = read_documents(options.documents, known, gpus, located)
@@ -310,7 +310,7 @@ def load_checked_documents(
 
 
 def build_step_logger(log: Log, narrator: Narrator) -> Listener:
-    """What is written down of each step, for `explain`, and what the person at the terminal reads of it."""
+    """Return the listener that records each step for `explain` and prints it on the terminal."""
 
     def on_step(step: LoopStep) -> None:
         log.extend(step.transitions)
@@ -323,12 +323,12 @@ def build_step_logger(log: Log, narrator: Narrator) -> Listener:
 
 
 def build_documents_seen(documents: Documents) -> DocumentsSeen:
-    """All of them, as the loop observes them."""
+    """Return all documents as the event that the loop observes."""
     return DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
 
 
 async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[None]]) -> None:
-    """Reads the documents again at each reload event."""
+    """Reload the documents at each reload event."""
     while True:
         await again.wait()
         again.clear()
@@ -336,14 +336,14 @@ async def reload_on_event(again: asyncio.Event, reloads: Callable[[], Awaitable[
 
 
 class Reloads:
-    """Reads the documents again, and reports the last failure, its own or that of `serve_autoscaler`."""
+    """Reloads the documents, and reports the last failure, its own or that of `serve`."""
 
     def __init__(self, options: AutoscalerOptions, loop: Loop, tell: Tell, located: Located) -> None:
         self._options, self._loop, self._tell, self._located = options, loop, tell, located
         self._problem = ""
 
     async def __call__(self) -> None:
-        """Invalid documents are logged, and the last valid ones stay in force."""
+        """Reload; invalid documents are logged, and the last valid ones stay in force."""
         try:
             self._tell(
                 build_documents_seen(
@@ -359,7 +359,7 @@ class Reloads:
             self._problem = ""
 
     def view(self) -> DocumentsView:
-        """For the operations port. `serve_autoscaler` checks documents first, and leaves its reason in a file."""
+        """Return the last failure. `serve` checks documents before this process and stores its error in a file."""
         path = problem_file(self._options.documents)
         with contextlib.suppress(OSError):
             return DocumentsView(problem=path.read_text(errors="replace"))
@@ -367,14 +367,14 @@ class Reloads:
 
 
 async def save_periodically(histories: HistoryFile, loop: Loop) -> None:
-    """Keeps what was learnt of starts on disk."""
+    """Save the histories of starts periodically."""
     while True:
         await asyncio.sleep(SAVE_S)
         save_histories(histories, loop)
 
 
 def save_histories(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
-    """A disk that is full costs what was learnt, never the autoscaler."""
+    """Save the histories; a full disk loses them but does not stop the autoscaler."""
     try:
         histories.save(loop.world.histories, at_once=at_once)
     except OSError as error:

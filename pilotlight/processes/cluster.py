@@ -1,8 +1,8 @@
-"""Composes what an autoscaler has of a cluster: its driver, its leadership, the gateways' pods, and who may report.
+"""Assembles the cluster part of an autoscaler: driver, leader election, gateway pods, and authentication of reports.
 
-Owns the connections to the API server: one whose writes end with our leadership (all that acts), one for the Lease
-alone, so that nothing can hold up its renewal, and one for questions. In a pod the engine's program is its image's,
-found on the PATH there. Owns the one error where the extra is missing, too.
+Holds three connections to the API server: one for writes, closed when leadership ends; one for the Lease only, so that
+nothing delays its renewal; and one for reads. In pods, the engine program is found on the image's PATH. Reports a
+missing `kubernetes` extra as a usage error.
 """
 
 from __future__ import annotations
@@ -50,55 +50,55 @@ if TYPE_CHECKING:
     from autoscaler.kubernetes.leader_election import Elector
 
 IN_IMAGES = {"llama-server": "llama-server", "vllm": "vllm", "ollama": "ollama", "sglang": "python3"}
-"""Programs as the engines' own images have them."""
+"""Engine programs in the engines' own images."""
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an autoscaler is told of its cluster."""
+    """Cluster options of an autoscaler."""
 
     namespace: str
-    """Of the pods."""
+    """Namespace of the pods."""
     home: str = ""
-    """Of the Lease, and of the gateways; absent: the same."""
+    """Namespace of the Lease and the gateways; empty: the same."""
     scope: Literal["cluster", "namespace"] = "cluster"
-    """How far our rights reach: with `namespace` nodes and Tenant resources may not be read."""
+    """Scope of our rights: with `namespace`, nodes and Tenant resources may not be read."""
     kubeconfig: Path | None = None
     lease: str = "pilotlight"
     identity: str = ""
-    """Ours in the Lease; absent: the pod's name, or the host's. Each process adds something of its own."""
+    """Our identity in the Lease; empty: the pod's or the host's name. Each process appends a random suffix."""
     gateway_pods: str = "app.kubernetes.io/component=gateway"
-    """Which pods are gateways, each named as its pod; empty: who they are is only known from their reports."""
+    """Label selector of gateway pods, whose names are the gateways' ids; empty: gateways are known only by reports."""
     adopt_in: tuple[str, ...] | None = None
-    """Namespaces whose annotated Deployments and StatefulSets are ours to serve, too; absent: all that we may see."""
+    """Namespaces whose annotated Deployments and StatefulSets are also served; None: all that we may read."""
     watch_kubeai: bool = False
-    """Models of KubeAI are ours to serve, too."""
+    """Whether Models of KubeAI are also served."""
     weights_store: str = STORE
-    """Of the agents, on their nodes."""
+    """Path of the agents' store on their nodes."""
     accounts: tuple[str, ...] = ()
-    """Service accounts of gateways and agents alike: NAME, or NAMESPACE:NAME."""
+    """Service accounts with the roles of both gateways and agents: NAME, or NAMESPACE:NAME."""
     gateway_accounts: tuple[str, ...] = ()
-    """Of gateways only."""
+    """Service accounts with the role of gateways only."""
     agent_accounts: tuple[str, ...] = ()
-    """Of agents only."""
+    """Service accounts with the role of agents only."""
 
     @property
     def own_namespace(self) -> str:
-        """Where we are ourselves."""
+        """Namespace of this process."""
         return self.home or self.namespace
 
     @property
     def installation(self) -> str:
-        """What objects that it makes are labelled with."""
+        """Value of the installation label on created objects."""
         return ownership.installation_id(self.own_namespace, self.lease)
 
     @property
     def title(self) -> str:
-        """The installation as people name it."""
+        """Display name of the installation."""
         return ownership.installation_title(self.own_namespace, self.lease)
 
     @property
     def users(self) -> dict[str, Roles]:
-        """The accounts as the API server names them, each with its roles."""
+        """Roles by user name of the API server."""
         found: dict[str, Roles] = {}
         for accounts, roles in ((self.accounts, BOTH), (self.gateway_accounts, GATEWAY), (self.agent_accounts, AGENT)):
             for one in accounts:
@@ -108,7 +108,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster:
-    """One autoscaler's part of a cluster. Its `loop` is made before `run`."""
+    """The cluster part of one autoscaler. Call `loop` before `run`."""
 
     _loop: Loop
 
@@ -120,7 +120,7 @@ class Cluster:
         name: str,
         clock: Callable[[], float],
     ) -> None:
-        """`apis`: for what acts, whose writes end with our leadership, and for questions. `name` is ours in Events."""
+        """`apis`: one for writes, closed when leadership ends, and one for reads. `name` is our name in Events."""
         from autoscaler.drivers.kubernetes.composite import CompositeDriver
         from autoscaler.drivers.kubernetes.driver import KubernetesDriver
         from autoscaler.drivers.kubernetes.inventory.declared import DeclaredDevices
@@ -136,7 +136,7 @@ class Cluster:
         self._options = options
         self._asking = asking
         self.unreadable = asking.unreadable
-        """Objects that no watch of this process can read."""
+        """Objects that no watch of this process can decode."""
         self._elector = elector
         self._clock = clock
         self._listed = asyncio.Event()
@@ -159,16 +159,16 @@ class Cluster:
         )
         self._own = own
         self._declared: DeclaredDevices | None = None
-        """Devices, where nodes may not be read."""
+        """Declared devices, if nodes may not be read."""
         if options.scope == "namespace":
             self._declared = DeclaredDevices(asking, options.namespace, self._observe, lambda: self._loop.world)
         self._disruptions = Disruptions(asking, options.namespace, self._observe, owner)
         self._resources = Resources(options, acting, asking, reporter=name, clock=clock, pace=self._pace)
         self.driver: SharedDriver = CompositeDriver(own, self._resources.adopted)
         self.cordons: NodeCordons | None = None
-        """On Node objects, where they may be read."""
+        """Cordons on Node objects, if nodes may be read."""
         self._cutter: NodeCutter | None = None
-        """Of their GPUs."""
+        """Repartitions GPUs of nodes."""
         if options.scope == "cluster":
             self.cordons = NodeCordons(acting, asking, self._observe, clock)
             self._cutter = NodeCutter(acting, asking, self._observe, lambda: self._loop.world.settings, clock)
@@ -179,17 +179,17 @@ class Cluster:
         )  # fmt: skip
         self._tokens = Tokens(asking, options.users)
         self.admits: Admits | None = self._tokens.admits if options.users else None
-        """Who may report, beside those who know the shared secret."""
+        """Authenticates reports from clients that do not have the shared token."""
 
     @property
     def off(self) -> tuple[str, ...]:
-        """What does not work in this mode."""
+        """Features that are disabled in this scope."""
         from autoscaler.kubernetes.rbac import OFF
 
         return OFF if self._options.scope == "namespace" else ()
 
     def loop(self) -> Loop:
-        """The loop of our driver, which leads once we are elected."""
+        """Return the driver's loop, which leads once this process is elected."""
         elector = self._elector
         self._loop = Loop(
             World(epoch=0, leads=False, installation=self._options.installation),
@@ -202,9 +202,9 @@ class Cluster:
         return self._loop
 
     def put_files(self, seen: DocumentsSeen) -> None:
-        """What files say, at first and again: a part of all documents.
+        """Use the documents of files as one part of all documents, at startup and after a reload.
 
-        Here `auth: auto` needs keys, Tenants or not: to delete the last one must not open the port to everybody.
+        `auth: auto` requires keys here even without Tenants, so that deleting the last one does not open the port.
         """
         auth = "keys" if seen.settings.auth == "auto" else seen.settings.auth
         self._resources.put_files(replace(seen, settings=replace(seen.settings, auth=auth)))
@@ -213,11 +213,11 @@ class Cluster:
         self._loop.observe(seen)
 
     def _measured(self, replica: ReplicaId, since_s: float) -> bool:
-        """What agents of nodes say."""
+        """Return whether agents report the device memory as free."""
         return is_device_memory_free(self._loop.world, replica, since_s, self._clock())
 
     def _silent(self) -> list[GatewayId]:
-        """Gateways that may be gone: nothing was heard of them for as long as a report counts."""
+        """Return the gateways that have not reported for REPORT_EXPIRY_S and may be gone."""
         since_s = self._clock() - REPORT_EXPIRY_S
         return [id for id, one in self._loop.world.gateways.items() if not one.gone and one.seen_s <= since_s]
 
@@ -234,36 +234,36 @@ class Cluster:
             if self._cutter is not None:
                 self._cutter.look_again()
 
-    # --- drivers.kubernetes.lease.Process -----------------------------------------------------------------------------
+    # --- autoscaler.kubernetes.leader_election ------------------------------------------------------------------------
 
     def lease_seconds(self) -> int:
-        """As the Settings say now."""
+        """Return the Lease duration in the current Settings."""
         return self._loop.world.settings.lease_seconds
 
     def heard(self) -> frozenset[int]:
-        """The epochs that gateways and agents have heard of."""
+        """Return the epochs that gateways and agents have reported."""
         return operator_orders.list_reported_epochs(self._loop.world)
 
     def lead(self, epoch: int) -> None:
-        """The World begins anew, from what there is now."""
+        """Start leading with a World that is rebuilt from the current state."""
         self._pace.leads = True
         self._loop.observe((LeadingSeen(epoch=epoch),))
         self.driver.lead()
 
     async def follow(self) -> None:
-        """All that was ordered ends."""
+        """Stop leading and end all pending orders."""
         self._pace.leads = False
         await self.driver.follow()
         if self._cutter is not None:
             await self._cutter.follow()
         self._loop.observe((FollowingSeen(),))
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- lifecycle ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watches the gateways' pods, and stands for election as soon as all that exists is known; until cancelled.
+        """Watch the gateway pods, and join the election once all existing objects are known; until cancelled.
 
-        `release` is to follow.
+        Call `release` afterwards.
         """
         from autoscaler.drivers.kubernetes.volumes import poll_cluster_facts
         from autoscaler.kubernetes.gateway_pods import GatewayPods
@@ -290,24 +290,24 @@ class Cluster:
             for name, part in parts.items():
                 tasks.create_task(retry_until_success(part, partial(self._loop.trouble, name)))
             await self._listed.wait()
-            await self._resources.told.wait()  # what runs would look like strangers
+            await self._resources.told.wait()  # otherwise running pods would belong to no known Model
             tasks.create_task(
                 retry_until_success(partial(self._elector.run, self), partial(self._loop.trouble, "election"))
             )
 
     async def release(self) -> None:
-        """Nothing of ours acts any more: another may lead at once."""
+        """Release leadership, so that another process may lead at once."""
         await self._resources.flush()
         await self._elector.release()
 
     async def close(self) -> None:
-        """Nobody asks any more who may report."""
+        """Stop authenticating reports."""
         await self._tokens.close()
 
 
 @asynccontextmanager
 async def open_cluster(options: ClusterOptions, clock: Callable[[], float]) -> AsyncIterator[Cluster]:
-    """Raises click's usage error where the extra is not installed, or there is no way to an API server."""
+    """Open the cluster. Raises click's usage error if the extra is not installed or no API server is configured."""
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
     from autoscaler.kubernetes.leader_election import Elector
@@ -330,13 +330,13 @@ async def open_cluster(options: ClusterOptions, clock: Callable[[], float]) -> A
 
 
 def generate_identity(given: str) -> str:
-    """Nobody else's, not even of the process that ran here before: it may still be writing."""
+    """Return a unique identity, also different from a previous process here, which may still be writing."""
     return f"{given or environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> engines.LaunchCommand:
-    """How its engine is started in a pod, whose address is of the same family as this pod's (POD_IP). Raises
-    EngineError, also where no image is named.
+    """Return the engine's launch command in a pod, whose address has the same family as this pod's (POD_IP). Raises
+    EngineError, also if no image is named.
     """
     require_image(model)
     path, ipv6 = mounts.path_of(model.spec.artifact), ":" in environ.get("POD_IP", "")
@@ -344,7 +344,7 @@ def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED
 
 
 def require_image(model: Model) -> str:
-    """Of its pods. Raises EngineError."""
+    """Return the image of its pods. Raises EngineError."""
     if not model.spec.image:
         raise engines.EngineError(f"Model {model.name}: spec.image: name the image that has the engine")
     return model.spec.image

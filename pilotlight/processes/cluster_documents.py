@@ -1,8 +1,8 @@
-"""Composes what an autoscaler has in objects of the API server: the documents that it reads, and what it writes back.
+"""Assembles the API server objects that an autoscaler reads as documents, and those that it writes back.
 
-Owns where documents come from in a cluster (files, custom resources, adopted workloads, KubeAI's Models) and who tells
-people there what became of them: status of Models, Events on Models and on workloads. A Model of another namespace than
-the pods' takes nothing of that one (`autoscaler.spec.validation`).
+Documents come from files, custom resources, adopted workloads and KubeAI's Models. Results are written to the status of
+Models and as Events on Models and workloads. A Model outside of the pods' namespace cannot refer to objects of that
+namespace (`autoscaler.spec.validation`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 ADOPTED = "adopted"
 FLUSH_S = 0.3
-"""How long the last status may take at the end."""
+"""How long the last status update may take at shutdown."""
 
 
 def decode_custom_resource(namespace: str, document: object) -> Model | Tenant:
-    """A custom resource, where pods are made in `namespace`. Raises WrongKeyError."""
+    """Decode a custom resource; pods are created in `namespace`. Raises WrongKeyError."""
     said = load.read_document(document)
     if isinstance(said, Model):
         validation.check_namespace_access(said, namespace)
@@ -57,7 +57,7 @@ def decode_custom_resource(namespace: str, document: object) -> Model | Tenant:
 
 
 def decode_kubeai_model(namespace: str, value: object) -> tuple[Model | None, str, tuple[str, ...]]:
-    """A Model of KubeAI, as `kubeai.live` gives it; one of another namespace goes without KubeAI's Secret."""
+    """Decode a KubeAI Model as `kubeai.convert_live_model` does; outside of `namespace`, without KubeAI's Secret."""
     model, wrong, notes = kubeai.convert_live_model(value)
     if model is None or model.namespace == namespace:
         return model, wrong, notes
@@ -71,7 +71,7 @@ def decode_kubeai_model(namespace: str, value: object) -> tuple[Model | None, st
 
 
 class Resources:
-    """Of one process. `join` its loop, and put what files say, before `run`."""
+    """The documents and statuses of one process. Call `join` and `put_files` before `run`."""
 
     _loop: Loop
 
@@ -106,20 +106,20 @@ class Resources:
         )
         self._events = Events(acting, reporter, clock=clock, unreadable=asking.unreadable)
         self._others: set[tuple[str, str]] = set()
-        """Namespaces whose Models others serve, and who."""
+        """Namespaces whose Models another installation serves, and its name."""
         self._taken: Mapping[str, str] = {}
-        """What was said of Tenants."""
+        """The last logged conflict of each Tenant."""
         self._sizes = Sizes(clock)
         self.told = asyncio.Event()
-        """All documents were told once."""
+        """Set once all documents have been observed."""
 
     def join(self, loop: Loop) -> None:
-        """Takes the loop that is to be told."""
+        """Connect the loop that receives the documents."""
         self._loop = loop
         loop.listeners += [self._statuses.on_step, self._events.on_step, self._sizes.on_step]
 
     def put_files(self, seen: DocumentsSeen) -> None:
-        """What files say, at first and again."""
+        """Use the documents of files, at startup and after a reload."""
         self._installation.put_files(seen)
 
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
@@ -137,7 +137,7 @@ class Resources:
         self.told.set()
 
     def _held(self, holders: Mapping[str, str]) -> None:
-        """Which installation serves the Models of each namespace."""
+        """Record which installation serves the Models of each namespace."""
         others = {(space, holder) for space, holder in holders.items() if holder != self._claims.me}
         for namespace, holder in sorted(others - self._others):
             write_stderr(f"installation {holder} serves the Models of namespace {namespace}")
@@ -145,7 +145,7 @@ class Resources:
         self._installation.put_holders(holders)
 
     def _heard(self, origin: Origin, said: StatusSeen) -> None:
-        """What a Model's leader wrote down: who follows will need it."""
+        """Use a status that the leader wrote; followers need it when they lead."""
         self._installation.heard(origin, said.status)
         name = self._installation.settled.names.get(origin)
         if self._loop.world.leads:
@@ -157,14 +157,14 @@ class Resources:
         self._loop.fault(model, what, error)
 
     def _note(self, note: WorkloadEvent) -> None:
-        """What a workload's owner is to know."""
+        """Write an Event for a workload's owner."""
         kind, namespace, name = note.workload
         about = event_log.Regarding("apps/v1", kind, namespace, name, note.uid)
         weight = event_log.WARNING if note.warning else event_log.NORMAL
         self._events.note(about, event_log.ModelEvent(ModelName(""), note.reason, note.message, weight))
 
     async def run(self) -> None:
-        """Reads and writes until cancelled; `flush` is to follow."""
+        """Read and write until cancelled; call `flush` afterwards."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._customs.run())
             tasks.create_task(retry_until_success(self._claims.run, partial(self._loop.trouble, "claims of Models")))
@@ -176,5 +176,5 @@ class Resources:
             tasks.create_task(self._sizes.run(self._installation.again))
 
     async def flush(self) -> None:
-        """What is not written yet, before another leads."""
+        """Write pending statuses before another process leads."""
         await self._statuses.flush(FLUSH_S)

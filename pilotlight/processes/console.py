@@ -1,12 +1,12 @@
-"""What `serve` prints for the person at the terminal: state changes, Models that fit no device, and commands to paste.
+"""Terminal output of `serve`: state changes, Models that fit no device, and commands to paste.
 
-* A listener of the loop reports Models that fit no device at the start, and when that changes. It computes this again
-  only when documents, devices or MIG layouts have changed.
-* Each state change takes one line, so that a person whose requests are rejected without a start sees why. A fault of a
-  capacity provider is printed once, until it changes. The number of lines is limited: a folder may have 100 models.
-* The narrator writes to one descriptor and never waits for it: a stopped terminal or a pipe without a reader must not
-  stop the loop. Lines that could not be written are counted, and their number is printed later.
-* A curl command and a Python program that work against this listener.
+* A listener of the loop reports Models that fit no device, at startup and on changes. It computes this again only when
+  documents, devices or MIG layouts have changed.
+* Each state change takes one line, so that a user whose requests are rejected without a start sees why. A fault of a
+  capacity provider is printed once until it changes. The number of lines is limited: a folder may contain 100 models.
+* The narrator writes to one descriptor without blocking: a stopped terminal or a pipe without a reader must not stop
+  the loop. Lines that could not be written are counted, and their number is printed later.
+* A curl command and a Python program that send a request to this listener.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from autoscaler.state.world import World
 from pilotlight.output import write_line, write_stderr
 
 UNSAID = frozenset({ReplicaState.PENDING, ReplicaState.SCRUBBING})
-"""States that are left out, for another follows at once."""
+"""States that are not printed because another follows at once."""
 
 
 class Narrator:
-    """A listener of the loop. `fd` is where the lines go."""
+    """A listener of the loop. `fd` is where lines are written."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = sys.stdout.fileno() if fd is None else fd
         self._width = 0
         self._unshown = 0
         self._wrong: dict[str, str] = {}
-        """What was said last of each provider: one that is in trouble now and then is not told of each time."""
+        """The last fault printed per provider, so that an intermittent fault is not printed each time."""
 
     def on_step(self, step: LoopStep) -> None:
-        """Prints what this step changed."""
+        """Print the changes of this step."""
         for move in step.transitions:
             if move.after not in UNSAID:
                 self._tell(move.model, move.after.value, move.reason)
@@ -50,7 +50,7 @@ class Narrator:
             self._wrong = {name: says for name, says in (self._wrong | wrong).items() if name in capacity.providers}
 
     def refused(self, rows: Iterable[RefusedCalls]) -> None:
-        """Prints whose Calls are refused without a start."""
+        """Print the Models whose requests are rejected without a start."""
         for row in rows:
             self._tell(row.model, "refused", row.reason)
 
@@ -64,19 +64,19 @@ class Narrator:
         self._unshown += not self._write(text)
 
     def _write(self, text: str) -> bool:
-        """Whether the line was taken."""
+        """Write a line and return whether it was accepted."""
         seconds, rest_ns = divmod(time.time_ns(), 1_000_000_000)
         now = time.strftime("%H:%M:%S", time.localtime(seconds))
         return write_line(self._fd, f"{now}.{rest_ns // 1_000_000:03d}  {text}")
 
 
 SAID_MAX = 10
-"""Models of one change that get a line each; how many more there are is one line."""
+"""Maximum number of Models of one change that get a line each; one more line counts the rest."""
 
 
 class News:
-    """`write_stderr` takes one line. `one` is a line of {name} and {reason}, `more` one of {count}, `over` one of
-    {names}.
+    """Prints changes of a set of faulty Models. `say` writes one line. Templates: `one` with {name} and {reason},
+    `more` with {count}, `over` with {names}.
     """
 
     def __init__(self, say: Callable[[str], None], *, one: str, more: str, over: str) -> None:
@@ -85,7 +85,7 @@ class News:
         self._known: dict[ModelName, str] = {}
 
     def tell(self, known: Mapping[ModelName, str], world: World) -> None:
-        """Says how `known`, Model -> reason, differs from what was known before; a Model that left is no news."""
+        """Print how `known`, Model -> reason, differs from the last call; a deleted Model is not mentioned."""
         was, self._known = self._known, dict(known)
         news = [(name, reason) for name, reason in sorted(known.items()) if was.get(name) != reason]
         for name, reason in news[:SAID_MAX]:
@@ -99,7 +99,7 @@ class News:
 
 
 class Misfits:
-    """`write_stderr` takes one line. `fault` gets the Model that raised an exception."""
+    """Prints Models that fit no device. `say` writes one line. `fault` receives Models whose check raised an error."""
 
     def __init__(
         self, fault: Callable[[ModelName, str, Exception], None], say: Callable[[str], None] = write_stderr
@@ -114,7 +114,7 @@ class Misfits:
         self._looked = False
 
     def on_step(self, step: LoopStep) -> None:
-        """Says what this step changed."""
+        """Print the changes of this step."""
         before, after = step.before, step.after
         if not after.synced or (self._looked and is_fit_unchanged(before, after)):
             return
@@ -123,14 +123,14 @@ class Misfits:
 
 
 def format_curl_command(url: str, model: str, *, key: bool) -> str:
-    """One streaming chat Call."""
+    """Return a curl command for one streaming chat request."""
     auth = " -H 'Authorization: Bearer YOUR_KEY'" if key else ""
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{auth} -d '{body}'"
 
 
 def format_python_program(url: str, model: str, *, key: bool) -> str:
-    """The same with the official client (`pip install openai`)."""
+    """Return a Python program for the same request with the official client (`pip install openai`)."""
     api_key = "YOUR_KEY" if key else "none-needed"
     return "\n".join(
         (

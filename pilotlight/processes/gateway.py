@@ -1,6 +1,6 @@
-"""Composes one gateway process: front, sync and its own operations port.
+"""Assembles one gateway process: front end, sync and its own operations port.
 
-Owns the order of its start and stop. It receives values (addresses, sockets, limits) and holds no decision.
+Defines the order of startup and shutdown. It receives addresses, sockets and limits, and makes no decisions.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from pilotlight.net.renewal import Files
 from pilotlight.output import write_stderr
 
 INFORMED_S_MAX = 5.0
-"""How long a gateway that starts waits for catalogue and Routes before it accepts connections without them."""
+"""How long a starting gateway waits for the catalogue and routes before it accepts connections without them."""
 
 log = logging.getLogger("pilotlight.gateway")
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gateway process is told."""
+    """Options of one gateway process."""
 
     id: str
     autoscalers: tuple[str, ...]
     listen: Address
     ops: Address
     health: Address | None = None
-    """Also where it says whether it lives and can serve, and its metrics."""
+    """Address of the health port (liveness, readiness, metrics)."""
     listen_fd: int | None = None
-    """A listening socket to take over instead of opening `listen`."""
+    """An inherited listening socket to use instead of opening `listen`."""
     ops_socket: Path | None = None
-    """A Unix socket instead of `ops`."""
+    """A Unix socket to use instead of `ops`."""
     state: Path | None = None
     parent: int | None = None
     grace_s: float = 30.0
     limits: Limits = Limits()
     tls: Identity = Identity()
-    """What clients of the inference port are shown (nothing: it speaks plain HTTP), and which engines are believed."""
+    """Certificate of the inference port (without one it speaks plain HTTP), and authorities trusted for engines."""
     access: Access = Access()
-    """What autoscalers beyond a Unix socket are shown, and which are believed."""
+    """Credentials for autoscalers that are not on a Unix socket, and the authorities trusted for them."""
     events: Path | None = None
-    """Where one line per Call goes; nowhere when absent."""
+    """File of request events; None: events are not recorded."""
 
 
 def run_gateway(options: GatewayOptions) -> None:
-    """Runs until SIGTERM, then drains."""
+    """Run until SIGTERM, then drain."""
     check_reach(options)
     if not re.search(ID_PATTERN, options.id):
         raise click.UsageError("--id: expected at most 253 letters, digits or ._-, the first a letter or digit")
@@ -78,18 +78,18 @@ def run_gateway(options: GatewayOptions) -> None:
 
 
 def check_reach(options: GatewayOptions) -> None:
-    """Raises click's usage error where others could reach its operations port.
+    """Raise click's usage error if others could reach its operations port.
 
-    Of the Settings a gateway has what the environment says: documents are the autoscaler's.
+    A gateway knows only the Settings in the environment; documents belong to the autoscaler.
     """
     if options.ops_socket is None and not options.ops.loopback:
-        from pilotlight.models.documents import load_files  # only here: no gateway needs documents otherwise
+        from pilotlight.models.documents import load_files  # imported here: gateways need documents for nothing else
 
         check_operations(options.ops, load_files(()).settings.auth)
 
 
 async def serve_gateway(options: GatewayOptions) -> None:
-    """The life of the process: ready, serve, drain."""
+    """Run the process: get ready, serve, drain."""
     stop = process.stop_event()
     process.open_all_files()
     events = EventFile(options.events) if options.events is not None else None
@@ -140,7 +140,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
 
 
 def engine_tls(tls: Identity, files: Files) -> Callable[[], ssl.SSLContext]:
-    """How engines that speak TLS are verified; the system's authorities are read when the first of them is there."""
+    """Return the TLS context for engines; the system's authorities are loaded when the first engine needs them."""
     if tls.ca is None:
         return functools.cache(lambda: certificates.build_client_context(Identity()))
     believed = Identity(ca=tls.ca)
@@ -148,22 +148,22 @@ def engine_tls(tls: Identity, files: Files) -> Callable[[], ssl.SSLContext]:
 
 
 def build_handshakes(front: Gateway, options: GatewayOptions, files: Files) -> Handshakes | None:
-    """What TLS clients of the inference port meet first; None when it speaks plain HTTP."""
+    """Return the TLS handshakes of the inference port, or None if it speaks plain HTTP."""
     shown = Identity(cert=options.tls.cert, key=options.tls.key)
     if not shown.files:
         return None
     context = files.read(lambda: certificates.build_server_context(shown), shown.files)
-    if options.parent is None:  # else `serve_gateway` has said it
+    if options.parent is None:  # otherwise `serve` has already warned
         for line in certificates.list_exposed_files(shown.key):
             write_stderr(line)
     return Handshakes(front, context)
 
 
 async def wait_until_informed(front: Gateway, stop: asyncio.Event) -> None:
-    """Waits until it knows what exists: a Call that came sooner would be told that its Model does not.
+    """Wait until the gateway knows the models, since an earlier request would be rejected as for an unknown model.
 
-    Meanwhile connections wait in the listening socket. One that is never told serves what needs no knowledge; one that
-    shall stop waits no longer.
+    Meanwhile connections wait in the listening socket. After INFORMED_S_MAX the gateway serves without this knowledge.
+    A stop ends the wait.
     """
     waits = [asyncio.create_task(event.wait()) for event in (front.informed, stop)]
     done, rest = await asyncio.wait(waits, timeout=INFORMED_S_MAX, return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +174,7 @@ async def wait_until_informed(front: Gateway, stop: asyncio.Event) -> None:
 
 
 def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseSite:
-    """Its own operations port: a Unix socket under `serve_gateway`, where the autoscaler asks it, else TCP."""
+    """Return its operations site: under `serve` a Unix socket, where the autoscaler queries it, otherwise TCP."""
     if options.ops_socket is None:
         return web.TCPSite(runner, options.ops.host, options.ops.port)
     options.ops_socket.unlink(missing_ok=True)
@@ -182,7 +182,7 @@ def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseS
 
 
 def parse_limits(text: str) -> Limits:
-    """Raises click's usage error on anything that is not limits."""
+    """Parse limits. Raises click's usage error."""
     try:
         return msgspec.json.decode(text, type=Limits)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

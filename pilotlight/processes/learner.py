@@ -1,9 +1,8 @@
-"""The process that learns what room is worth: a TrainingInput on standard input, PlacementValues on standard output,
-one a line.
+"""The process that learns placement values: reads a TrainingInput on standard input and writes PlacementValues to
+standard output, one per line.
 
-Owns its own bounds: the lowest priority, so much CPU time and memory, and it dies with its parent. The first
-PlacementValues is what is known at once, the second what was learnt. What goes wrong is one line on standard error, and
-status 1.
+It runs at the lowest priority with limited CPU time and memory, and exits with its parent. The first PlacementValues is
+the initial estimate, the second the learnt result. An error is one line on standard error with exit status 1.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from autoscaler.state.placement_value import PlacementValues, TrainingInput
 from pilotlight import process
 
 CPU_S_MAX = 1800
-"""2,000 nodes of 8 Devices and 256 Kinds took 207 s."""
+"""2,000 nodes with 8 devices and 256 kinds took 207 s."""
 MEMORY_BYTES_MAX = 1 << 30
-"""Addresses; of memory they took 54 MiB."""
+"""Address space. Those took 54 MiB of memory."""
 EXERCISE_BYTES_MAX = 64 << 20
 
 
 def main() -> None:
-    """`python -m pilotlight.processes.learner PARENT_PID`."""
+    """Run `python -m pilotlight.processes.learner PARENT_PID`."""
     process.die_with_parent(int(sys.argv[1]))
     os.nice(19)
     limit_resource(resource.RLIMIT_CPU, CPU_S_MAX)
@@ -42,19 +41,19 @@ def main() -> None:
 
 
 def limit_resource(what: int, most: int) -> None:
-    """No more than that, nor than there was before."""
+    """Set a resource limit without exceeding the current hard limit."""
     _, hard = resource.getrlimit(what)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
 
 
 def build_random_draw(seed: int) -> Draw:
-    """The same each time."""
-    return random.Random(seed).randrange  # noqa: S311 - what is played, not a secret
+    """Return a reproducible random generator."""
+    return random.Random(seed).randrange  # noqa: S311 - simulation, not a secret
 
 
 def write_lesson(lesson: PlacementValues) -> None:
-    """One line."""
+    """Write one line."""
     sys.stdout.buffer.write(msgspec.json.encode(lesson) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -1,9 +1,8 @@
-"""Has learnt what room is worth, in a process of its own, and tells the loop; keeps the result for the next start.
+"""Runs the learner of placement values in a process of its own, passes results to the loop, and stores them.
 
-Owns the pace of the looks, the one process that learns at a time (`pilotlight.processes.learner`), and what is said of
-it. When to learn and from what is `autoscaler.placement.learning.training`' to say. Only who leads learns; who leads
-next has a file of its own or learns anew. It holds nothing up: until something was learnt the packer goes by sizes
-alone.
+Runs at most one learner (`pilotlight.processes.learner`) at a time and logs its results;
+`autoscaler.placement.learning.training` decides when to learn and from what. Only the leader learns; the next leader
+uses its own file or learns again. Nothing waits for the learner: until there is a result, the packer uses sizes alone.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from pilotlight.output import write_stderr
 from pilotlight.processes.supervisor import select_module_flag
 
 LOOK_EVERY_S = 15.0
-"""A look goes over all Models and Slices, in a thread."""
+"""Check interval. A check reads all Models and slices, in a thread."""
 LEARNS_S_MAX = 7200.0
-"""It has the lowest priority; on a machine that is busy it may take long."""
+"""Time limit. The learner has the lowest priority and may take long on a busy machine."""
 LINE_BYTES_MAX = 8 << 20
-"""Of one PlacementValues. The largest has 2 MiB, half of it the nodes and Kinds it was learnt from."""
+"""Limit of one PlacementValues line. The largest has 2 MiB, half of it the nodes and kinds of its input."""
 REASON_BYTES_MAX = 4096
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class LearningError(Exception):
-    """`str()` says in one line why nothing was learnt."""
+    """Nothing was learnt; `str()` says why, in one line."""
 
 
 class LearnerRunner:
-    """`clock` is the loop's. `command` starts the process that learns; its parent's pid is added."""
+    """Runs the learner. `clock` is the loop's. `command` starts the learner; the parent's pid is appended."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class LearnerRunner:
         self._tried: Tried | None = None
 
     def remember(self) -> None:
-        """What was learnt before this process started is in force."""
+        """Restore the values that a previous process stored."""
         kept, problem = self._file.load()
         if problem:
             self._say(problem)
@@ -67,13 +66,13 @@ class LearnerRunner:
             self._loop.observe((LessonLearnt(lesson=kept),))
 
     async def run(self) -> None:
-        """Looks until cancelled; then the process that learns is gone, too."""
+        """Check until cancelled, which also ends a running learner."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.look()
 
     async def look(self) -> None:
-        """Learns if it is time to."""
+        """Learn if it is due."""
         world = self._loop.world
         if not world.leads or not world.synced:
             return
@@ -91,7 +90,7 @@ class LearnerRunner:
             self._tried = Tried(self._clock(), failed=False)
 
     async def _learn(self, exercise: TrainingInput) -> None:
-        """Raises LearningError."""
+        """Run the learner. Raises LearningError."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -101,7 +100,7 @@ class LearnerRunner:
                 stderr=PIPE,
                 limit=LINE_BYTES_MAX,
                 env=os.environ | ONE_THREAD,
-                start_new_session=True,  # a Ctrl-C at the terminal is not for it
+                start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
             )
         except OSError as error:
             raise LearningError(f"its process cannot be started: {error.strerror}") from error
@@ -116,7 +115,7 @@ class LearnerRunner:
             await process.communicate()  # also closes its pipes
 
     async def _hear(self, process: asyncio.subprocess.Process, exercise: bytes) -> None:
-        """Takes each PlacementValues that it tells, the last one being what was learnt."""
+        """Pass each PlacementValues to the loop and store the last, which is the learnt result."""
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise LearningError("it has no pipes")
         try:
@@ -126,7 +125,7 @@ class LearnerRunner:
             while line := await process.stdout.readline():
                 last = _read(line)
                 self._loop.observe((LessonLearnt(lesson=last),))
-        except (OSError, ValueError) as error:  # readline's for a line that is too long is a ValueError
+        except (OSError, ValueError) as error:  # readline raises ValueError for an oversized line
             raise LearningError(f"what it says cannot be read: {error}") from error
         if last is None or not last.learnt:
             said = await process.stderr.read(REASON_BYTES_MAX)
@@ -140,14 +139,14 @@ class LearnerRunner:
 
 
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:
-    """(what is to be learnt from now, why); None: nothing is."""
+    """Return the training input and the reason for learning now, or None."""
     exercise = training.build_training_input(world, now_s)
     why = "" if exercise is None else training.training_reason(exercise, world.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None
 
 
 def _read(line: bytes) -> PlacementValues:
-    """Raises ValueError."""
+    """Decode PlacementValues. Raises ValueError."""
     lesson = msgspec.json.decode(line, type=PlacementValues)
     training.decode_placement_values(lesson)
     return lesson

@@ -1,8 +1,8 @@
-"""Looks every few seconds whether each Model could start at all, tells the loop, and says what is in the way.
+"""Checks every few seconds whether each Model could start, passes the results to the loop, and logs obstacles.
 
-Owns the pace of the looks, which wait for disks in a thread, and what was said of them. The look itself is the
-driver's, and what follows from it is `autoscaler.planner.plan`'s. A file that comes where there was none is read first,
-so that its Model never starts with a guess at its memory.
+The driver does the check, in a thread since it waits for disks; `autoscaler.planner.plan` decides the consequences.
+When a missing weights file appears, the documents are reloaded first, so that its Model does not start with an
+estimated memory need.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pilotlight.output import write_stderr
 from pilotlight.processes.console import News
 
 LOOK_EVERY_S = 5.0
-"""Also at once when documents change. A look is a few system calls for each Model."""
+"""Check interval; documents that change are checked at once. A check takes a few system calls per Model."""
 
 Obstacle = Callable[[Model], str]
-"""As `autoscaler.drivers.driver.Driver.obstacle`; called in a thread."""
+"""See `autoscaler.drivers.driver.Driver.obstacle`; called in a thread."""
 
 
 class Preflight:
-    """A listener of `loop`. `read_again` has the documents read anew and is over when the loop has them."""
+    """A listener of `loop`. `read_again` reloads the documents and returns once the loop has them."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Preflight:
         )
 
     def on_step(self, step: LoopStep) -> None:
-        """Says what this step changed; new documents are looked at at once."""
+        """Log the changes of this step; changed documents trigger a check at once."""
         if step.before.models is not step.after.models or step.before.synced is not step.after.synced:
             self._changed.set()
         if step.before.obstacles is not step.after.obstacles:
             self._news.tell(step.after.obstacles, step.after)
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Check until cancelled."""
         while True:
             self._changed.clear()
             world = self._loop.world
-            models = tuple(world.models.values()) if world.synced else ()  # before, the driver knows no Devices
+            models = tuple(world.models.values()) if world.synced else ()  # before, the driver knows no devices
             seen, failures = await asyncio.to_thread(self._look, models)
             for name, error in failures.items():
                 self._loop.fault(name, "preflight", error)
@@ -74,7 +74,7 @@ class Preflight:
                 continue
 
     def _look(self, models: Sequence[Model]) -> tuple[list[StartSeen], dict[ModelName, Exception]]:
-        """What is in the way of each, and the Models whose look raised an exception."""
+        """Return the obstacle of each Model, and the Models whose check raised an exception."""
         seen, failures = list[StartSeen](), dict[ModelName, Exception]()
         for model in models:
             obstacle = attempt(partial(self._obstacle, model))

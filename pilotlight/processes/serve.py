@@ -1,6 +1,6 @@
-"""`pilotlight serve`: from what a person typed to a running supervisor, and what the person is told meanwhile.
+"""`pilotlight serve`: checks the options, starts the supervisor, and prints messages for the user.
 
-Owns the layout of STATE/run (documents, sockets) and the checks that must fail before anything starts.
+Defines the layout of STATE/run (documents, sockets) and the checks that must fail before anything starts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pilotlight.processes.supervisor import Role, Supervisor
 DOCUMENTS_FILE = "documents.yaml"
 PROBLEM_CHARACTERS_MAX = 2000
 SOCKET_PATH_MAX = 100
-"""A Unix socket's path may have about 107 bytes (unix(7)); a longer state directory is refused with words."""
+"""A Unix socket's path is limited to about 107 bytes (unix(7)); a longer state directory is rejected with a message."""
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `serve` was told."""
+    """Options of `serve`."""
 
     models: tuple[Path, ...]
     configs: tuple[Path, ...]
@@ -50,8 +50,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_serve(options: ServeOptions) -> int:
-    """The exit status of `serve`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is kept until the supervisor can reload
+    """Run `serve` and return its exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # pending until the supervisor can reload
     documents = gather_documents(options.models, options.configs, options.state)
     if options.print_config:
         write_document(to_yaml(documents))
@@ -90,7 +90,7 @@ def run_serve(options: ServeOptions) -> int:
 
 
 def check_serve_options(options: ServeOptions, documents: Documents) -> None:
-    """What must be refused before anything is touched."""
+    """Raise click's usage error for anything that must be rejected before startup."""
     if not documents.models:
         raise click.UsageError("nothing to serve: give a .gguf file, a folder of them, or -c DOCUMENTS")
     if needs_tenant(documents, loopback=options.listen.loopback):
@@ -106,7 +106,7 @@ def check_serve_options(options: ServeOptions, documents: Documents) -> None:
 
 
 def check_signers(signatures: Signatures) -> None:
-    """Raises click's usage error on keys and roots that signatures of weights could not be judged by."""
+    """Raise click's usage error for keys and roots that cannot be used to verify signatures of weights."""
     try:
         credentials.load_signature_policy(signatures)
     except SignersError as error:
@@ -114,7 +114,7 @@ def check_signers(signatures: Signatures) -> None:
 
 
 def check_tls(tls: Tls) -> None:
-    """Raises click's usage error on files that gateways could not use."""
+    """Raise click's usage error for TLS files that gateways cannot use."""
     cert, key, ca = (None if path is None else Path(path) for path in (tls.cert_file, tls.key_file, tls.ca_file))
     try:
         if cert is not None:
@@ -128,7 +128,7 @@ def check_tls(tls: Tls) -> None:
 def build_roles(
     options: ServeOptions, run: Path, inference: list[socket.socket], operations: socket.socket, settings: Settings
 ) -> tuple[Role, list[Role]]:
-    """The children: (autoscaler, gateways)."""
+    """Return the child processes: (autoscaler, gateways)."""
     contract = run / "autoscaler.sock"
     limits, tls = limits_json(settings.limits), tls_arguments(settings.tls)
     names = [f"gateway-{number}" for number in range(1, options.gateways + 1)]
@@ -156,19 +156,19 @@ def build_roles(
 
 
 def limits_json(limits: Limits) -> str:
-    """The Settings' limits as the gateway takes them: by their Python names, bytes as numbers."""
+    """Return the Settings' limits in the gateway's form: Python names, and bytes as numbers."""
     values = {name: getattr(limits, name) for name in limits.__struct_fields__}
     return msgspec.json.encode({k: int(v) if isinstance(v, int) else v for k, v in values.items()}).decode()
 
 
 def tls_arguments(tls: Tls) -> list[str]:
-    """The Settings' files as the gateway takes them."""
+    """Return the Settings' TLS files as options of the gateway."""
     files = (("--tls-cert-file", tls.cert_file), ("--tls-key-file", tls.key_file), ("--tls-ca-file", tls.ca_file))
     return [word for name, path in files if path is not None for word in (name, path)]
 
 
 def is_gateway_ready(path: Path) -> bool:
-    """Whether the gateway behind this Unix socket is ready."""
+    """Return whether the gateway behind this Unix socket is ready."""
     connection = http.client.HTTPConnection("gateway")
     try:
         with socket.socket(socket.AF_UNIX) as link:
@@ -182,8 +182,8 @@ def is_gateway_ready(path: Path) -> bool:
 
 
 def note_problem(documents: Path, problem: str) -> None:
-    """Leaves the reason of a failed reload for the autoscaler, which serves it to `status`; empty: it succeeded."""
-    with contextlib.suppress(OSError):  # it was logged
+    """Store the reason of a failed reload, which the autoscaler serves to `status`; empty: the reload succeeded."""
+    with contextlib.suppress(OSError):  # the problem was already logged
         path = problem_file(documents)
         if problem:
             replace_file(path, escape_text(one_line(problem), PROBLEM_CHARACTERS_MAX).encode())
@@ -192,9 +192,9 @@ def note_problem(documents: Path, problem: str) -> None:
 
 
 class Reload:
-    """Reads again what `serve` was given, at a SIGHUP; what is wrong is said in one line and changes nothing.
+    """Reloads the documents of `serve` on SIGHUP; an error is reported in one line and changes nothing.
 
-    A GGUF file or folder on the command line is looked at again, too, and so are the stored keys.
+    GGUF files and folders on the command line and the stored keys are also read again.
     """
 
     def __init__(self, options: ServeOptions, documents: Documents, path: Path) -> None:
@@ -203,7 +203,7 @@ class Reload:
         self._path = path
 
     def __call__(self) -> bool:
-        """True when the autoscaler shall read the documents at `path` again."""
+        """Return whether the autoscaler should reload the documents at `path`."""
         options = self._options
         try:
             documents = gather_documents(options.models, options.configs, options.state)
@@ -225,14 +225,14 @@ class Reload:
 
 
 def _reason(error: Exception) -> str:
-    """Why documents cannot be read. Other errors than of the file system are faults of Pilotlight: a report helps."""
+    """Return why documents cannot be read. Any error other than OSError is a bug in Pilotlight to be reported."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return f"internal error ({type(error).__name__}); please report it"
 
 
 def print_welcome(documents: Documents, listen: Address, ops: Address) -> None:
-    """What the person at the terminal needs now."""
+    """Print the address and example commands."""
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
     url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"

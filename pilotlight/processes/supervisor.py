@@ -1,10 +1,9 @@
-"""`serve`: one autoscaler process and N gateway processes on a Unix socket, kept alive, ended in order.
+"""The supervisor of `serve`: starts one autoscaler and N gateways, restarts them, and stops them in order.
 
-Owns the children, the listening sockets (so that a child that is replaced refuses nobody) and the lock of the state
-directory. It decides nothing about Models. SIGKILL of this process kills gateways and autoscaler with it and leaves
-the engines running, to be adopted by the next start; SIGTERM drains the gateways, then the engines are stopped; SIGHUP
-has the documents read again. Engines of an autoscaler that died become children of this process (it is a subreaper),
-which reaps them.
+Holds the child processes, the listening sockets (so that clients are not refused while a child restarts) and the lock
+of the state directory. It makes no decisions about Models. SIGKILL of this process also kills gateways and autoscaler
+but leaves the engines running, which the next start adopts. SIGTERM drains the gateways, then stops the engines. SIGHUP
+reloads the documents. Engines of a crashed autoscaler become children of this process (a subreaper), which reaps them.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from pilotlight.process import Signals
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 SIGNALS = {*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP}
 RESTART_S_MIN, RESTART_S_MAX = 0.1, 5.0
-"""Pause before a child that died is started again; it doubles while the child keeps dying within 10 s."""
+"""Pause before a crashed child is restarted; doubled while it keeps crashing within 10 s."""
 STEADY_S = 10.0
 STOP_MARGIN_S = 5.0
-"""What a gateway may take to end beyond the grace for its Calls; after that it hangs."""
+"""Time beyond the grace period of its requests after which a stopping gateway counts as hung."""
 WIND_DOWN_S_MAX = 60.0
-"""What the autoscaler may take to stop engines and prove that they are gone."""
+"""Time limit for the autoscaler to stop engines and verify that they are gone."""
 PIDS_SAID_MAX = 10
-"""Of engines that are left behind."""
+"""Maximum number of process ids printed for orphaned engines."""
 POLL_S = 0.02
-"""How often a start is looked at until everything is ready."""
+"""Interval of readiness checks during startup."""
 
 
 class Role(NamedTuple):
-    """One child: its name, its command after `python -m pilotlight`, and the listening sockets it inherits."""
+    """A child: its name, its arguments after `python -m pilotlight`, and the listening sockets that it inherits."""
 
     name: str
     arguments: tuple[str, ...]
@@ -51,7 +50,7 @@ class Role(NamedTuple):
 
 
 class Child:
-    """One child process and how often it died."""
+    """A child process with its restart backoff."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -61,7 +60,7 @@ class Child:
         self.due_s: float | None = None
 
     def start(self) -> None:
-        """Starts it in a process group of its own: a Ctrl-C at the terminal is for the supervisor to pass on."""
+        """Start it in its own process group, so that the supervisor handles Ctrl-C at the terminal."""
         fds = [s.fileno() for s in self.role.sockets]
         command = [
             sys.executable,
@@ -75,11 +74,11 @@ class Child:
         self.started_s, self.due_s = time.monotonic(), None
 
     def ended_or_never_began(self) -> bool:
-        """Whether no process of it is there now."""
+        """Return whether the child is not running."""
         return self.process is None or self.process.poll() is not None
 
     def ended(self) -> int | None:
-        """The exit status once, after which a restart is due; None while it runs."""
+        """Return the exit status once and schedule a restart; None while it runs."""
         if self.process is None or (status := self.process.poll()) is None:
             return None
         self.process = None
@@ -90,9 +89,9 @@ class Child:
 
 
 class Supervisor:
-    """Runs until a signal; `ready` is polled during the start, and `on_ready` called once when it is true.
+    """Runs until a signal; polls `ready` during startup and then calls `on_ready` once.
 
-    At a SIGHUP `on_reload` is called; when it says True the autoscaler is told to read the documents again.
+    On SIGHUP it calls `on_reload`; if that returns True, the autoscaler is told to reload the documents.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class Supervisor:
         self._had_terminal = has_terminal()
 
     def run(self) -> int:
-        """Returns the exit status of the whole: 0 after an orderly stop."""
+        """Run and return the exit status: 0 after an orderly stop."""
         self._signals = Signals(SIGNALS)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # of a reload during the start
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # a reload requested during startup
         become_subreaper()
         children = [self._autoscaler, *self._gateways]
         for child in children:
@@ -149,7 +148,7 @@ class Supervisor:
             child.start()
 
     def _terminal_gone(self) -> bool:
-        """A SIGHUP because the window was closed means stop, as for every command that runs in one."""
+        """Return whether the terminal was closed: SIGHUP then means stop, as for any terminal program."""
         return self._had_terminal and not has_terminal()
 
     def _reload(self) -> None:
@@ -163,18 +162,18 @@ class Supervisor:
         return max(0.0, min(due) - time.monotonic()) if due else 60.0
 
     def _stop(self, status: int = 0) -> int:
-        """Gateways first, so that nothing new arrives; then the autoscaler. A second signal ends all at once.
+        """Stop the gateways first, so that no new requests arrive, then the autoscaler. A second signal kills all.
 
-        A child that hangs is killed; engines that are left then are adopted by the next start. Then, and when the
-        autoscaler failed to stop them, the status is 1.
+        A hung child is killed; the next start adopts engines that are left. In that case, and if the autoscaler failed
+        to stop them, the status is 1.
         """
         write_stderr("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
         for gateway in self._gateways:
             for listener in gateway.role.sockets:
-                listener.close()  # or clients would connect to a socket that nobody accepts from any more
+                listener.close()  # otherwise clients would connect to a socket that is no longer accepted from
         for group, s_max in ((self._gateways, self._drain_s_max), ([self._autoscaler], WIND_DOWN_S_MAX)):
             if group == [self._autoscaler] and self._autoscaler.ended_or_never_began():
-                self._start(self._autoscaler)  # it alone knows how to stop the engines that are left
+                self._start(self._autoscaler)  # only it can stop the remaining engines
             for child in group:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGTERM)
@@ -193,7 +192,7 @@ class Supervisor:
         return status
 
     def _end_now(self) -> int:
-        """Nothing of ours is waited for any more; which engines that leaves is said. The exit status."""
+        """Kill all children, report the engines that are left, and return the exit status."""
         processes = [child.process for child in (*self._gateways, self._autoscaler) if child.process is not None]
         for process in processes:
             process.kill()
@@ -210,7 +209,7 @@ class Supervisor:
         return 1
 
     def _ended(self, group: Sequence[Child], s_max: float) -> bool:
-        """Waits for all of the group, or `s_max`; False when a second signal came."""
+        """Wait for the group, at most `s_max`; return False on a second signal."""
         end_s = time.monotonic() + s_max
         while any(child.process is not None and child.process.poll() is None for child in group):
             if self._signals.wait(0.5) in STOP_SIGNALS:
@@ -221,27 +220,27 @@ class Supervisor:
 
 
 def select_module_flag() -> str:
-    """`-m`, without the folder that `serve` was called in on the path: a `gateway.py` there is none of ours.
+    """Return `-m` with the current folder excluded from the path, where a foreign `gateway.py` may lie.
 
-    Only a clone that is not installed is found through that folder and nothing else.
+    The folder is kept only for a clone that is not installed, which is found through nothing else.
     """
     return "-Pm" if str(Path(__file__).parents[2]) in sys.path[1:] or sys.flags.safe_path else "-m"
 
 
 def reap_adopted(ours: set[int]) -> None:
-    """Reaps ended processes that were reparented to us; our own children are left to their Popen."""
+    """Reap ended processes that were reparented to this one; our own children are left to their Popen."""
     while True:
         try:
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
         if info is None or info.si_pid in ours:
-            return  # one of ours hides others until its own turn, which is now
+            return  # an ended child of ours hides others until it is reaped by its own poll, which follows
         os.waitpid(info.si_pid, 0)
 
 
 def list_orphaned_engines() -> list[int]:
-    """Main processes of engines whose autoscaler is dead: our children now, each the leader of a session."""
+    """Return the main processes of engines whose autoscaler is dead: session leaders that are now our children."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -251,7 +250,7 @@ def list_orphaned_engines() -> list[int]:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal that is still there (tty(4))."""
+    """Return whether this process still has a controlling terminal (tty(4))."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -260,5 +259,5 @@ def has_terminal() -> bool:
 
 
 def describe_exit_status(status: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status."""
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

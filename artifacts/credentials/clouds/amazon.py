@@ -1,8 +1,8 @@
-"""Amazon Web Services: ECR, private and public, by GetAuthorizationToken. I/O.
+"""Amazon ECR, private and public: logins from GetAuthorizationToken. I/O.
 
-Keys come from the environment, a web identity (IRSA), a profile, or a container's own service (EKS Pod Identity, ECS).
-Sources: https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html, the same of ECR
-Public, https://docs.aws.amazon.com/general/latest/gr/ecr.html (endpoints).
+Keys come from the environment, a web identity (IRSA), a profile, or the container credentials endpoint (EKS Pod
+Identity, ECS). Sources: https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html, the
+same page for ECR Public, https://docs.aws.amazon.com/general/latest/gr/ecr.html (endpoints).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CODE = re.compile(rb'"__type"\s*:\s*"(?:[A-Za-z0-9.]{1,80}#)?([A-Za-z]{1,64})"'
 
 
 class Service(NamedTuple):
-    """Whom a host's token is asked of."""
+    """The ECR service that issues tokens for a registry host."""
 
     endpoint: str
     region: str
@@ -58,8 +58,8 @@ class _Said(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def find_ecr_service(host: str) -> Service | None:
-    """None: the host is no registry of theirs."""
-    if host == PUBLIC:  # its tokens are given in one region alone
+    """Return the ECR service of a registry host; None if the host is not an ECR registry."""
+    if host == PUBLIC:  # its tokens are issued only in us-east-1
         region = "us-east-1"
         target = "SpencerFrontendService.GetAuthorizationToken"
         return Service(f"https://api.ecr-public.{region}.amazonaws.com/", region, "ecr-public", target)
@@ -76,7 +76,7 @@ def find_ecr_service(host: str) -> Service | None:
 
 
 class Amazon:
-    """As Cloud, of one environment. `at` says where a service is asked."""
+    """Implements `Cloud` for one environment. `at` returns the URL of a service."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Amazon:
         self._pod = PodKeys(env, self._pace)
 
     def applies(self, host: str) -> bool:
-        """As Cloud."""
+        """See `Cloud.applies`."""
         return find_ecr_service(host) is not None
 
     async def fetch(self, host: str) -> Granted:
-        """As Cloud."""
+        """See `Cloud.fetch`."""
         asked = find_ecr_service(host)
         if asked is None:
             raise ValueError(host)
@@ -128,5 +128,5 @@ class Amazon:
             colon = ""
         if not colon:
             raise DeniedError(f"{step}: answered something that is no token")
-        whose = NAME if keys.access.startswith("ASIA") else f"{NAME} {keys.access}"  # those of a role change all day
+        whose = NAME if keys.access.startswith("ASIA") else f"{NAME} {keys.access}"  # temporary key ids change all day
         return Granted(Login(user, password, whose=whose), max(one.expires_at - now_unix_s, 0.0))

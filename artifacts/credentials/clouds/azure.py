@@ -1,9 +1,10 @@
-"""Azure: its container registries, by a workload's identity or a machine's. I/O.
+"""Azure Container Registry: logins from a workload identity or a managed identity. I/O.
 
-Entra ID gives a token for the identity: for the token that Kubernetes mounts (AZURE_FEDERATED_TOKEN_FILE), or at a
-machine's metadata service (managed identity). The registry exchanges it for an identity token of its own.
-Sources: https://github.com/Azure/acr/blob/main/docs/AAD-OAuth.md, https://learn.microsoft.com/entra/identity-platform
-(client credentials with a federated credential; managed identities, how to use a token by HTTP).
+Entra ID issues a token for the identity, either in exchange for the token that Kubernetes mounts
+(AZURE_FEDERATED_TOKEN_FILE) or through the machine's metadata service (managed identity). The registry exchanges it for
+its own identity token. Sources: https://github.com/Azure/acr/blob/main/docs/AAD-OAuth.md,
+https://learn.microsoft.com/entra/identity-platform (client credentials with a federated credential; managed identities,
+how to use a token over HTTP).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ AUTHORITY = "https://login.microsoftonline.com"
 METADATA = "http://169.254.169.254"
 ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 LASTS_S, LASTS_S_MAX = 3600.0, 10_800.0
-"""Of an identity token that does not say it, and at most (the registry's own time)."""
+"""Lifetime of an identity token without an expiry, and the maximum (the registry's own limit)."""
 TOKEN_BYTES_MAX = 64 << 10
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 FIX = "give the pod workload identity, or the machine a managed identity with the role AcrPull, or `weights login`"
@@ -57,7 +58,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 class Azure:
-    """As Cloud, of one environment."""
+    """Implements `Cloud` for one environment."""
 
     def __init__(
         self,
@@ -70,11 +71,11 @@ class Azure:
         self._pace = pace or Pace()
 
     def applies(self, host: str) -> bool:
-        """As Cloud."""
+        """See `Cloud.applies`."""
         return _HOST.fullmatch(host) is not None
 
     async def fetch(self, host: str) -> Granted:
-        """As Cloud."""
+        """See `Cloud.fetch`."""
         file, client, tenant = (
             self._env.get(f"AZURE_{one}", "") for one in ("FEDERATED_TOKEN_FILE", "CLIENT_ID", "TENANT_ID")
         )
@@ -84,7 +85,7 @@ class Azure:
         return Granted(found, ABSENT_S) if isinstance(found, Login) else await self._exchanged(host, found, tenant)
 
     async def _federated(self, host: str, file: Path, client: str, tenant: str) -> str:
-        """Entra's token for the one that Kubernetes mounts."""
+        """Exchange the token mounted by Kubernetes for an Entra ID token."""
         step = f"{host}: {NAME}: workload identity"
         proof = await asyncio.to_thread(_mounted, file, step)
         if not _ID.fullmatch(tenant):
@@ -106,7 +107,7 @@ class Azure:
         return _decoded(found.text, _Token, f"{step}: Entra ID").access_token
 
     async def _managed(self, host: str, client: str) -> str | Login:
-        """Entra's token for the machine; a login that is none: it has no identity."""
+        """Return an Entra ID token for the machine, or an anonymous login if it has no identity."""
         step = f"{host}: {NAME}: the machine's metadata service"
         query = f"api-version=2018-02-01&resource={quote(AUDIENCE, safe='')}"
         query += f"&client_id={quote(client, safe='')}" if client else ""
@@ -117,13 +118,13 @@ class Azure:
             return Login(note=f"{NAME}: no identity is here; {FIX}")
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}; {FIX}") from None
-        if found.status != 200:  # no identity, several and none named, or another cloud's service
+        if found.status != 200:  # no identity, several without a selection, or another cloud's service
             several = "" if client else " (AZURE_CLIENT_ID names one of several)"
             return Login(note=f"{NAME}: the machine has no identity to use: {found.status}{several}; {FIX}")
         return _decoded(found.text, _Token, step).access_token
 
     async def _exchanged(self, host: str, token: str, tenant: str) -> Granted:
-        """The registry's own token for Entra's."""
+        """Exchange an Entra ID token for the registry's own token."""
         step, fix = f"{host}: {NAME}: the exchange for a token of the registry", "give the identity the role AcrPull"
         form = {"grant_type": "access_token", "service": host, "access_token": token}
         form |= {"tenant": tenant} if tenant else {}
@@ -154,7 +155,7 @@ def _decoded(text: bytes, type_: type[T], step: str) -> T:
 
 
 def _lasts_s(token: str, now_unix_s: float) -> float:
-    """Until the end that a web token says; nobody is believed by it, so that no signature is looked at."""
+    """Return the remaining lifetime by the token's `exp` claim; unverified, since it only schedules the renewal."""
     try:
         middle = token.split(".")[1]
         claims = msgspec.json.decode(base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4)), type=_Claims)

@@ -1,8 +1,8 @@
-"""What a cloud is to a pull: it knows its registries by their hosts, and gives a login for them that ends. I/O.
+"""Interface of a cloud provider that issues short-lived logins for its registries, and their cache. I/O.
 
-Owns the keeping: a login is asked for once, however many want it at that moment, and again shortly before it ends; that
-a cloud is away counts for those who waited for it, and that it refuses is the note of a login that is none. Promises: a
-login goes to nobody but the host that it was asked for.
+A login is requested once for all concurrent callers and renewed shortly before it expires. If the cloud is unreachable,
+all callers that waited for that attempt fail. A refusal becomes the note of an anonymous login. A login is used only
+for the host for which it was issued.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from artifacts.http.retry import Pace, Tries
 from artifacts.http.transport import Limits, Site, Transport
 
 EARLY_S, EARLY = 300.0, 0.2
-"""A login is renewed so long before its end, and no longer than that part of its time before."""
+"""A login is renewed `EARLY_S` before it expires, but at most `EARLY` of its lifetime before."""
 KEPT_MAX = 100
-"""Registries with a login; the oldest is forgotten."""
+"""Maximum number of registries with a cached login; the oldest is dropped."""
 ANSWER_BYTES_MAX = 64 << 10
 ABSENT_S = 30.0
-"""For so long it is believed that this machine has no identity: a new pod may be there before its cloud's service."""
+"""Cache time for "no identity": a new pod may start before its cloud's identity service."""
 
 
 class Granted(NamedTuple):
-    """A login, or that there is none (`Login.anonymous`, with its note)."""
+    """A login and its lifetime; an anonymous login (`Login.anonymous`) carries a note instead of credentials."""
 
     login: Login
     lasts_s: float
 
 
 class Cloud(Protocol):
-    """One of them."""
+    """One cloud provider."""
 
     def applies(self, host: str) -> bool:
-        """The host is a registry of this cloud."""
+        """Return whether the host is a registry of this cloud."""
 
     async def fetch(self, host: str) -> Granted:
-        """A new login. Raises RegistryError, whose text names the cloud, the step and the fix."""
+        """Request a new login. Raises RegistryError, whose text names the cloud, the step and the fix."""
 
 
 class Step(NamedTuple):
-    """One question on the way to a login, as errors say it."""
+    """One request on the way to a login, as named in error messages."""
 
     said: str
-    """For whom, which cloud, and what is asked."""
+    """The registry, the cloud and the operation."""
     fix: str
 
 
 class Reply(NamedTuple):
-    """An answer that was read to its end."""
+    """A response that was read completely."""
 
     status: int
     headers: Mapping[str, str]
@@ -64,7 +64,7 @@ class Reply(NamedTuple):
 class _Kept(NamedTuple):
     login: Login
     until_s: float
-    """From then on there should be another."""
+    """Time of renewal."""
     ends_s: float
 
 
@@ -74,7 +74,7 @@ class _Failed(NamedTuple):
 
 
 class Clouds:
-    """A Keychain of those that there are."""
+    """A Keychain backed by the configured clouds."""
 
     def __init__(self, clouds: Sequence[Cloud], pace: Pace | None = None) -> None:
         self._clouds = clouds
@@ -83,8 +83,8 @@ class Clouds:
         self._failed: dict[str, _Failed] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- a Keychain's
-        """As Keychain."""
+    async def login(self, host: str, repository: str) -> Login | None:  # noqa: ARG002 -- required by Keychain
+        """See `Keychain.login`."""
         cloud = next((one for one in self._clouds if one.applies(host)), None)
         if cloud is None:
             return None
@@ -107,7 +107,7 @@ class Clouds:
                 return kept.login
             self._failed[host] = _Failed(error, self._pace.monotonic_s())
             raise
-        except RegistryError as error:  # what is public is so for those, too, whom the cloud refuses
+        except RegistryError as error:  # public content stays accessible without a login
             login, lasts_s = Login(note=str(error)), ABSENT_S
         self._failed.pop(host, None)
         while len(self._kept) >= KEPT_MAX and host not in self._kept:
@@ -120,9 +120,9 @@ class Clouds:
 
 
 async def post_request(url: URL, headers: Mapping[str, str], body: bytes, pace: Pace, step: Step) -> Reply:
-    """What a cloud's service answers to a request with a secret, over TLS.
+    """Send a request with a secret to a cloud service over TLS, and return the response.
 
-    Raises UnreachableError, PolicyError; no redirects are followed.
+    Raises UnreachableError, PolicyError; redirects are not followed.
     """
     site = Site(str(get_origin(url)), plain_http=url.scheme == "http")
     tries = Tries(pace)

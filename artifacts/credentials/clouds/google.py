@@ -1,7 +1,7 @@
-"""Google Cloud: Artifact Registry and Container Registry, by the metadata server's token. I/O.
+"""Google Artifact Registry and Container Registry: logins from the metadata server. I/O.
 
-On a machine it is the token of the machine's service account, on GKE with workload identity that of the pod's: the same
-question to the same server. Sources: https://cloud.google.com/compute/docs/metadata/querying-metadata,
+The token is that of the machine's service account or, on GKE with workload identity, that of the pod's; the request is
+the same. Sources: https://cloud.google.com/compute/docs/metadata/querying-metadata,
 https://cloud.google.com/artifact-registry/docs/docker/authentication.
 """
 
@@ -36,18 +36,18 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 class Google:
-    """As Cloud. `at`: the metadata server's host, with a port or without."""
+    """Implements `Cloud`. `at`: host of the metadata server, optionally with a port."""
 
     def __init__(self, at: str = METADATA, pace: Pace | None = None) -> None:
         self._at = at
         self._pace = pace or Pace()
 
     def applies(self, host: str) -> bool:
-        """As Cloud."""
+        """See `Cloud.applies`."""
         return _HOST.fullmatch(host) is not None
 
     async def fetch(self, host: str) -> Granted:
-        """As Cloud."""
+        """See `Cloud.fetch`."""
         step = f"{host}: {NAME}: the metadata server"
         try:
             found = await metadata.fetch_metadata(f"http://{self._at}{PATH}", FLAVOR, self._pace)

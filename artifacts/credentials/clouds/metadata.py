@@ -1,7 +1,7 @@
-"""What a machine or pod asks its own cloud beside it: metadata services, on addresses of the machine's own link. I/O.
+"""HTTP client for the metadata service of the local machine or pod, on link-local addresses. I/O.
 
-Owns the one way to these addresses, which `transport` never asks: where they lie is written here or in this process'
-own environment, never said by a registry. Promises: no redirect is followed, no proxy asked, every wait has an end.
+This is the only code that contacts these addresses; `artifacts.http.transport` never does. They are constants or come
+from this process's environment, never from a registry. No redirects, no proxy, and every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from artifacts.errors import BrokenError
 from artifacts.http.retry import STATUSES, Pace, Tries
 
 CONNECT_S, WHOLE_S = 2.0, 10.0
-"""It lies beside us: who does not take a connection at once is not there."""
+"""The service is local: if it does not accept a connection quickly, it does not exist."""
 
 
 class NobodyError(Exception):
-    """Nobody answers there: this machine is none of that cloud's."""
+    """No metadata service responds: the machine does not run in that cloud."""
 
 
 async def fetch_metadata(url: str, headers: Mapping[str, str], pace: Pace) -> Reply:
-    """What it says. Raises NobodyError, and UnreachableError where it is there and too busy in all tries."""
+    """Fetch a URL. Raises NobodyError, and UnreachableError if the service exists but is too busy in all attempts."""
     tries = Tries(pace)
     while True:
         try:
@@ -34,7 +34,7 @@ async def fetch_metadata(url: str, headers: Mapping[str, str], pace: Pace) -> Re
 
 
 async def _once(url: URL, headers: Mapping[str, str]) -> Reply:
-    limits = aiohttp.ClientTimeout(total=WHOLE_S, connect=CONNECT_S)  # its name is looked up within that, too
+    limits = aiohttp.ClientTimeout(total=WHOLE_S, connect=CONNECT_S)  # includes the name lookup
     try:
         async with (
             aiohttp.ClientSession(timeout=limits, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()) as session,

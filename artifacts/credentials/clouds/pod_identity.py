@@ -1,7 +1,7 @@
-"""Keys for AWS of a container's own service: EKS Pod Identity, and ECS. I/O.
+"""AWS keys from the container credentials endpoint: EKS Pod Identity and ECS. I/O.
 
-Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html. Promises, as AWS has it: the
-service is asked by plain HTTP only on this machine or at AWS's own addresses; the token for it is read at each asking.
+Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html. As AWS requires, plain HTTP
+is used only for loopback and AWS's own addresses; the authorization token is read for every request.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from artifacts.http.retry import Pace
 
 ECS = "http://169.254.170.2"
 HOSTS = frozenset({"169.254.170.2", "169.254.170.23", "fd00:ec2::23"})
-"""ECS', and EKS'."""
+"""Endpoints of ECS and EKS."""
 RENEW_S = 300.0
-"""Before they end."""
+"""Keys are renewed this long before they expire."""
 TOKEN_BYTES_MAX = 64 << 10
 FULL, RELATIVE = "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 AUTHORIZATION, FROM_FILE = "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"
@@ -49,7 +49,7 @@ class _Given:
 
 
 class PodKeys:
-    """Of one environment; it remembers keys until shortly before they end, so keep it."""
+    """Keys of one environment. Keep the instance: it caches keys until shortly before they expire."""
 
     def __init__(self, env: Mapping[str, str], pace: Pace | None = None) -> None:
         self._env = env
@@ -58,7 +58,7 @@ class PodKeys:
         self._given: _Given | None = None
 
     async def keys(self) -> Keys | None:
-        """None: this is no such container. Raises PolicyError, DeniedError, UnreachableError."""
+        """Return the keys; None outside of such a container. Raises PolicyError, DeniedError, UnreachableError."""
         url = self._url()
         if url is None:
             return None
@@ -69,7 +69,7 @@ class PodKeys:
 
     def _url(self) -> str | None:
         relative, full = self._env.get(RELATIVE, ""), self._env.get(FULL, "")
-        if relative:  # AWS looks at this one first
+        if relative:  # AWS gives this one precedence
             if not _PATH.fullmatch(relative):
                 raise PolicyError(f"{RELATIVE} is no path")
             return ECS + relative

@@ -1,5 +1,5 @@
-"""The driver of a cluster: Replicas are pods of ours, Devices are its nodes'.
+"""The driver of a cluster: replicas are our pods, and devices belong to the cluster's nodes.
 
-Owns all that Pilotlight says to an API server. Everything inside is plain dicts as the API sends them; what leaves the
-room is typed (`autoscaler.state.world`).
+All communication with the API server happens here. Inside, objects are plain dicts as the API sends them; everything
+that leaves the package is typed (`autoscaler.state.world`).
 """

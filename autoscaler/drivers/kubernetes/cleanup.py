@@ -1,13 +1,13 @@
-"""Whether anything of a pod that is gone is left on its devices, and how that is known: the proof of clean. I/O: waits.
+"""Decides when a pod that is gone has left nothing on its devices (the proof of CLEAN), and waits for it. I/O.
 
-Owns the patience. A kubelet lets a pod's object go once it has told how its processes ended: then what a GPU may still
-keep is *measured* to be gone, where the node has an agent that says so, or *assumed* to be after a while. A pod that
-was deleted by force is gone at once, and its processes may run on until their kubelet has ended them, which it does
-within the pod's own grace: nothing is assumed of those before that and FORCED_S more, all of which their kubelet was
-heard, unless their node is gone or was started anew. What held no Slice has nothing to be cleared, and is not waited
-for. What has ResourceClaims is not clean before none of them is reserved for it; where its kubelet let its object go,
-that is all: it lets it go once all is *unprepared*, but for a claim that others have, too, of which it is told nothing
-before the last of them. Measuring is given to it; it knows no report and no claim.
+A kubelet releases a pod's object once it has reported how its processes ended. GPU memory that may be left is then
+*measured* to be free, if the node has an agent that reports it, or *assumed* to be free after a while. A pod deleted by
+force is gone at once, while its processes may run until its kubelet ends them, which it does within the pod's grace
+period: they are assumed ended only after that period plus `FORCED_S`, during all of which the kubelet was heard from,
+unless the node is gone or was rebooted. A pod without slices needs no wait. A pod with ResourceClaims is not clean
+while one of them is reserved for it. If its kubelet released the object, that suffices: it does so once all claims are
+*unprepared*, except shared claims, about which it hears nothing before the last user. The caller supplies the
+measurement; this module knows no reports and no claims.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from autoscaler.drivers.kubernetes.objects.pod import PodSeen
 ASSUME_AFTER_S = 30.0
 """A GPU may keep memory of a process that is gone (architecture, section 5: *assumed*)."""
 FORCED_S = 300.0
-"""Beyond the grace of a pod that was deleted by force. Its kubelet kills what it runs for a pod that is no more; it may
-be late (it looks at all pods every 2 s, and its runtime may be busy). Without an agent nothing else ever tells."""
+"""Time beyond the grace period of a pod deleted by force. Its kubelet kills what it runs for a deleted pod, perhaps
+late (it checks all pods every 2 s, and its runtime may be busy). Without an agent nothing else ever reports it."""
 LOOK_S = 0.1
 ASSUMED, MEASURED, EXITED, UNPREPARED = "assumed", "measured", "exited", "unprepared"
 FORCED = (
@@ -33,25 +33,25 @@ FORCED = (
 )
 
 Measured = Callable[[ReplicaId, float], bool]
-"""(Replica, since when its pod is gone) -> whether its devices' memory was measured to be free since."""
+"""(replica, time since which its pod is gone) -> whether its devices' memory was measured to be free since then."""
 
 
 def is_force_deleted(pod: PodSeen) -> bool:
-    """Whether a pod whose object is gone, and which was this last, was deleted by force: nobody told of its end."""
+    """Return whether a pod that is gone, given its last state, was deleted by force: no end was reported."""
     return bool(pod.slices) and pod.started_unix_s is not None and not pod.ended
 
 
 Reserved = Callable[[PodSeen], bool]
-"""A pod that is gone -> whether a claim is still reserved for it."""
+"""(pod that is gone) -> whether a claim is still reserved for it."""
 
 
 def nothing_measured(_: ReplicaId, __: float) -> bool:
-    """Where there are no agents."""
+    """The `Measured` of a cluster without agents."""
     return False
 
 
 class Clearing:
-    """`reserved`: see there. `node` gives what is known of a node now; None: there is none of that name."""
+    """Waits until a pod is clean. `node` returns the current state of a node; None: no node of that name exists."""
 
     def __init__(
         self, clock: Callable[[], float], node: Callable[[str], NodeSeen | None], measured: Measured,
@@ -64,7 +64,7 @@ class Clearing:
         self._reserved = reserved
 
     async def prove(self, pod: PodSeen, *, by_force: bool) -> str:
-        """Returns the proof. The pod's object went just now."""
+        """Wait, then return the proof. Call it as soon as the pod's object is gone."""
         if not pod.slices:
             return EXITED if pod.ended else ASSUMED
         gone_s, began_as = self._clock(), self._node(pod.node)
@@ -78,7 +78,7 @@ class Clearing:
             left_s = gone_s + self._assume_after_s - self._clock()
             node = self._node(pod.node)
             if node is not None and node.lost:
-                heard_s = self._clock()  # who is not heard may kill nothing
+                heard_s = self._clock()  # a kubelet that is not heard from may not have killed anything
             runs_on = by_force and node is not None and began_as is not None and _same(node, began_as)
             if not waits and left_s <= 0 and (not runs_on or self._clock() >= heard_s + pod.grace_s + FORCED_S):
                 return ASSUMED
@@ -86,5 +86,5 @@ class Clearing:
 
 
 def _same(one: NodeSeen, other: NodeSeen) -> bool:
-    """It was not started anew since."""
+    """Return whether the node was not rebooted in between."""
     return one.boot == other.boot

@@ -1,7 +1,7 @@
-"""One driver made of two: pods of ours, and those of workloads that were adopted. Decides nothing.
+"""Combines two drivers: one for our own pods, one for adopted workloads. Makes no decisions.
 
-Each order goes to whose Replica it is about, which stands in the Model and in the Replica itself (an adopted one has no
-hash of its own spec). What either sees is passed on as it is, but Synced only when both have listed what exists.
+Each order goes to the driver that owns the replica, which the model and the replica itself show (an adopted replica has
+no spec hash of its own). Observations pass through, except `Synced`, sent when both drivers have listed what exists.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autoscaler.state.world import Replica
 
 
 class CompositeDriver:
-    """`own` starts pods, `adopted` scales what is there."""
+    """Forwards to `own`, which starts pods, or to `adopted`, which scales existing workloads."""
 
     def __init__(self, own: SharedDriver, adopted: SharedDriver) -> None:
         self._own = own
@@ -24,7 +24,7 @@ class CompositeDriver:
         self._synced = set[SharedDriver]()
 
     async def run(self, observe: Observe) -> None:
-        """Both of them, until cancelled."""
+        """Run both drivers until cancelled."""
 
         def forward(driver: SharedDriver, seen: tuple[Observation, ...]) -> None:
             told: list[Observation] = [one for one in seen if not isinstance(one, Synced)]
@@ -40,23 +40,23 @@ class CompositeDriver:
                 tasks.create_task(driver.run(partial(forward, driver)))
 
     def lead(self) -> None:
-        """Both say again what there is; one that has not listed everything yet says so when it has."""
+        """Make both report everything again; a driver still listing reports `Synced` when it has finished."""
         self._synced.clear()
         self._own.lead()
         self._adopted.lead()
 
     async def follow(self) -> None:
-        """Both."""
+        """Stop leading in both drivers."""
         await asyncio.gather(self._own.follow(), self._adopted.follow())
 
     def obstacle(self, model: Model) -> str:
-        """Of the one that would start it."""
+        """Return the obstacle of the driver that would start the model."""
         return (self._own if model.adopted is None else self._adopted).obstacle(model)
 
     def start(self, replica: Replica, model: Model) -> None:
-        """By the one whose Model it is."""
+        """Start with the driver that owns the model."""
         (self._own if model.adopted is None else self._adopted).start(replica, model)
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """By the one that started it."""
+        """Stop with the driver that started the replica."""
         (self._adopted if replica.spec_hash == ADOPTED_HASH else self._own).stop(replica, grace_s)

@@ -1,10 +1,10 @@
-"""The Kubernetes driver: Replicas as pods of one namespace (architecture, section 5). I/O; it decides nothing.
+"""The Kubernetes driver: runs replicas as pods of one namespace (architecture, section 5). I/O; makes no decisions.
 
-Watches nodes, its pods and who else has devices, and asks each engine itself whether it is ready (a kubelet would ask
-once a second); what it writes is `orders`'. Promises: a start that was made before is found by its name; who is called
-ready is the very pod that the watch has at that address; a pod that waits for room or an image says so, and only an
-image that cannot be had is a start that failed; CLEAN only when the pod's object is gone, which a kubelet allows once
-its processes are, and `clearing` knows that its devices keep nothing.
+Watches nodes, its pods and other users of devices, and probes the readiness of each engine itself (a kubelet would
+probe once a second); `pod_writer` does the writing. Invariants: a start that was already made is found by its name; a
+replica is reported ready only if it is the pod that the watch has at that address; a pod that waits for room or an
+image reports so, and only an unobtainable image fails the start; CLEAN is reported only when the pod's object is gone,
+which a kubelet allows once its processes are, and `cleanup` has the proof that nothing is left on its devices.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from autoscaler.state.events import ReplicaSeen, Seen, Synced
 from autoscaler.state.world import Replica, SliceId
 
 ADOPT_SECONDS_MAX = 10.0
-"""Synced waits so long for what is half gone."""
+"""How long `Synced` waits for pods that are terminating."""
 REFRESH_RETRY_S = 0.2
 ALLOWED_S = 1.0
-"""Admission of the API server knows a changed quota or LimitRange so late at most."""
+"""Admission in the API server sees a changed quota or LimitRange after at most this long."""
 DOUBT_EVERY_S = 5.0
-"""How often it is asked whether those are still there that are being deleted, or do not answer any more."""
+"""How often pods are refreshed while any is being deleted or has stopped responding."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class KubernetesDriver:
-    """Runs Replicas in a namespace. `api` is open while it runs; `image` gives the one of a Model's engine. Without
-    `inventory` nodes are not looked at: Slices are told by another then (`quotas`).
+    """Runs replicas in a namespace. `api` must be open while it runs; `image` returns the image for a model's engine.
+    Without `inventory` nodes are not watched: another source reports the slices (`quotas`).
     """
 
     def __init__(
@@ -101,32 +101,32 @@ class KubernetesDriver:
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
-        """Orders under way."""
+        """Orders in progress."""
         self._asking = ReadinessProber(
             self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock,
             lambda model: fault_reporter(model, self._observe),
         )  # fmt: skip
         self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
         self._hoping: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
-        """Of those that cannot start as things are: how long that may last, and the timer."""
+        """Replicas that cannot start as things are: how long that may last, and the timer."""
         self._begun: dict[ReplicaId, StartTiming] = {}
         self._told: dict[ReplicaId, ReplicaSeen] = {}
-        """What was last said of each pod that is there."""
+        """The last report about each existing pod."""
         self._stopping = set[ReplicaId]()
         self._cleared = set[ReplicaId]()
-        """Whose pods are gone, and which are not proven clean yet."""
+        """Replicas whose pods are gone but not yet proven clean."""
         self._over = set[str]()
-        """Uids of pods that have ended, and whose objects are still there: they hold nothing any more."""
+        """Uids of ended pods whose objects still exist: they no longer hold anything."""
         self._clean: dict[ReplicaId, asyncio.Event] = {}
-        """Of those that were half gone when they were adopted."""
+        """Replicas that were terminating when they were adopted."""
         self._refused = RefusedStarts()
         self._policies = Policies(api, namespace, self._allow)
         self._hosts_fault = ""
         self._listens = False
-        """What was there at first is known: changes count."""
+        """The initial state is known, so changes are processed."""
 
     async def run(self, observe: Observe) -> None:
-        """Adopts, then observes until cancelled. One run per driver."""
+        """Adopt, then observe until cancelled. One run per driver."""
         self._observe = observe
         async with self._tasks as tasks:
             if self._inventory is not None:
@@ -144,8 +144,8 @@ class KubernetesDriver:
             )
 
     def lead(self) -> None:
-        """We lead from now on: tells all there is again, to its end (Synced), and takes over what leaders
-        before have left half done. A driver that has not adopted yet does so at the end of that.
+        """Become the leader: report everything again, ending with `Synced`, and finish what previous leaders left half
+        done. A driver that has not adopted yet does so when its adoption ends.
         """
         if self._listens:
             self._order(
@@ -153,7 +153,7 @@ class KubernetesDriver:
             )
 
     async def _lead(self) -> None:
-        """What the leader before did last may not have been heard of: it would be done a second time."""
+        """Refresh first: the last writes of the previous leader may not have been seen and would be repeated."""
         trouble = ""
         while True:
             try:
@@ -170,14 +170,14 @@ class KubernetesDriver:
                 break
         self._tell_slices()
         for pod in list(self._pods.items.values()):
-            self._contain(pod.model, partial(self._judge, None, pod))  # what was about to be deleted is not ready
+            self._contain(pod.model, partial(self._judge, None, pod))  # a pod about to be deleted is not ready
         for told in list(self._told.values()):
             self._observe((told,))
         self._order(NO_MODEL, *self._orders.take_over(self._stopping))
         self._observe((Synced(),))
 
     async def follow(self) -> None:
-        """We lead no more: returns when nothing that was ordered is under way."""
+        """Stop leading. Returns when no order is in progress any more."""
         under_way = list(self._ordered)
         for order in under_way:
             order.cancel()
@@ -186,13 +186,13 @@ class KubernetesDriver:
         self._stopping.clear()
 
     def obstacle(self, model: Model) -> str:
-        """What makes its launch impossible, or made it a moment ago."""
+        """Return what prevents a launch of the model, or prevented it a moment ago."""
         return self._refused.reason(model, self._clock()) or self._make.obstacle(model)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def start(self, replica: Replica, model: Model) -> None:
-        """Creates its pod; one that exists is only observed again."""
+        """Create the replica's pod; an existing one is only observed again."""
         found = self._orders.known(pods.format_pod_name(replica.id))
         if found is not None and pods.is_pod_of_replica(found, replica):
             self._see(found, Seen.STARTING, again=True)
@@ -200,67 +200,67 @@ class KubernetesDriver:
         self._order(replica.model, *self._bringing.begin(replica, model))
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
-        """On its node, or in a volume (None): its pod is created."""
+        """Create the pod: its weights are on its node, or in a volume (None)."""
         if laid is not None and laid.folders:
             self._begun.setdefault(replica.id, StartTiming()).pull(self._clock())
         try:
             made = self._make(replica, model, laid)
-        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
+        except Exception as error:  # noqa: BLE001 - launch is foreign code: any exception is a failed start
             self.weights_failed(replica, str(error))
             return
         self._order(replica.model, self._orders.create(replica, *made))
 
     def weights_failed(self, replica: Replica, reason: str) -> None:
-        """It has no pod, and will have none."""
+        """Report the failed start: the replica has no pod and will get none."""
         self._begun.pop(replica.id, None)
         failed = build_podless_observation(replica, Seen.EXITED, reason=reason)
         self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=cleanup.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Deletes its pod, with so much time. A later order can only shorten that. What is not known is clean."""
+        """Delete the replica's pod with this grace period, which later orders can only shorten. Unknown: clean."""
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))
 
     def start_made(self, replica: Replica) -> None:
-        """The API server has its pod."""
+        """Record that the API server has created the pod."""
         self._begun.setdefault(replica.id, StartTiming()).ask(self._clock())
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        """The API server did not make its pod yet."""
+        """Report that the API server has not created the pod yet."""
         self._observe((build_podless_observation(replica, Seen.STARTING, waits=reason),))
 
     def start_refused(self, replica: Replica, reason: str) -> None:
-        """The API server will not make such a pod: admission, rights, a namespace that goes."""
+        """Fail the start: the API server rejects the pod (admission, permissions, a terminating namespace)."""
         self._refused.note(replica.model, replica.spec_hash, reason, self._clock())
         self.weights_failed(replica, reason)
 
     def _allow(self) -> None:
-        """A quota or a LimitRange has changed. Admission may know it a moment later, and refuse once more till then."""
+        """Handle a changed quota or LimitRange. Admission may see it later and refuse once more until then."""
         self._refused.forget()
         asyncio.get_running_loop().call_later(ALLOWED_S, self._refused.forget)
 
     def is_gone(self, replica: Replica) -> None:
-        """There is no pod of it."""
+        """Report a replica without a pod as clean."""
         if replica.id in self._cleared:
-            return  # it was there: what it left is not proven to be gone yet
+            return  # it had a pod: it is not yet proven that nothing is left of it
         self._stopping.discard(replica.id)
         self._begun.pop(replica.id, None)
         self._observe((build_podless_observation(replica, Seen.CLEAN, proof=cleanup.ASSUMED),))
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
-        """An exception; the order is tried again."""
+        """Report an exception; the order is retried."""
         last = self._told.get(replica)
         fault_reporter(NO_MODEL if last is None else last.model, self._observe)(reason)
 
     def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
-        """`model` is the one that they are for."""
+        """Run orders as tasks. `model` is the one that they are for."""
         for order in orders:
             task = start_contained_task(self._tasks, order, fault_reporter(model, self._observe))
             self._ordered.add(task)
             task.add_done_callback(self._ordered.discard)
 
-    # --- what is seen -------------------------------------------------------------------------------------------------
+    # --- observations -------------------------------------------------------------------------------------------------
 
     def _devices_changed(self, is_node: bool) -> None:
         self.look_again()
@@ -279,12 +279,12 @@ class KubernetesDriver:
         return (id for told in there for id in told.actual or told.slices)
 
     def look_again(self) -> None:
-        """What the Settings say of nodes has changed, or what others have of them."""
+        """Report the slices again: the Settings of nodes, or others' use of devices, have changed."""
         if self._listens:
             self._tell_slices()
 
     def _hosts_changed(self) -> None:
-        """As `look_again`, of a timer: a fault is tried again with the next change."""
+        """`look_again` for a timer: a fault is retried with the next change."""
         done = attempt(self.look_again)
         reason = describe_error(done.error) if isinstance(done, Failure) else ""
         if reason != self._hosts_fault:
@@ -302,7 +302,7 @@ class KubernetesDriver:
                 self._contain(pod.model, partial(self._pod_changed, old, new))
 
     def _contain(self, model: ModelName, work: Callable[[], None]) -> None:
-        """What `work` raises is a fault of the Model."""
+        """Run `work`; its exception is a fault of the model."""
         done = attempt(work)
         if isinstance(done, Failure):
             fault_reporter(model, self._observe)(describe_error(done.error))
@@ -323,7 +323,7 @@ class KubernetesDriver:
         begun.see(self._clock(), bound=bool(new.node), prepared=new.prepared, runs=new.started_unix_s is not None)
 
     async def _adopt(self) -> None:
-        """All pods that are there: engines that answer are ready at once."""
+        """Adopt all existing pods: engines that respond are ready at once."""
         self._tell_slices()
         found, self._listens = list(self._pods.items.values()), True
         half_gone = {pod.replica: asyncio.Event() for pod in found
@@ -344,7 +344,7 @@ class KubernetesDriver:
                     await clean.wait()
 
     def _judge(self, old: PodSeen | None, new: PodSeen | None) -> None:
-        """What a change of a pod, or of its node, means."""
+        """Evaluate a change of a pod, or of its node."""
         if old is not None and (new is None or new.uid != old.uid):
             if old.uid in self._over:
                 self._over.discard(old.uid)
@@ -375,7 +375,7 @@ class KubernetesDriver:
             self._asking.begin(new)
 
     def _judge_again(self, pod: PodSeen) -> None:
-        """Its Events say something else."""
+        """Evaluate a pod again after its Events changed."""
         now = self._pods.items.get(_key(pod))
         if now is not None and now.uid == pod.uid:
             self._contain(now.model, partial(self._judge, now, now))
@@ -387,12 +387,12 @@ class KubernetesDriver:
             self._order(pod.model, self._orders.remove(pod))
 
     def _leaves(self, pod: PodSeen) -> None:
-        """It is being deleted, and its end will be seen. If that was not ordered by us, it gets no more Calls."""
+        """A pod is being deleted; its end will be observed. Unless we ordered that, it gets no more requests."""
         self._asking.stop(pod.replica)
         told = self._told.get(pod.replica)
         if pod.replica in self._stopping or (told is not None and told.seen is Seen.STARTING and not pod.drain):
             return
-        if pod.drain:  # by a leader before us, who saw that no Call was on it
+        if pod.drain:  # by a previous leader, which saw no request on it
             self._see(pod, Seen.LEAVING, reason="it was being stopped")
         else:
             self._see(pod, Seen.TAKEN, reason=f"its pod is being deleted: {pod.disrupted or 'somebody asked for it'}")
@@ -402,7 +402,7 @@ class KubernetesDriver:
         return self._inventory is not None and bool(node) and (found is None or found.lost)
 
     def _lose_hope(self, key: ObjectKey, uid: str) -> None:
-        """Its image, or a Secret, could not be had for too long: the start has failed, and so would the next."""
+        """Fail the start: an image or a Secret was missing for too long, and the next start would fail too."""
         pod = self._pods.items.get(key)
         pod = None if pod is None else self._events.with_failure(pod)
         if pod is None or pod.uid != uid or pod.patience_s is None:
@@ -420,7 +420,7 @@ class KubernetesDriver:
         self._asking.stop(pod.replica)
         self._give_hope(pod.replica)
         ordered = pod.replica in self._stopping or (pod.leaving and pod.drain)
-        ours = self._pods.gap and ordered  # its end, which a leader ordered, was not heard of
+        ours = self._pods.gap and ordered  # a leader ordered its end, and the watch missed it
         by_force = cleanup.is_force_deleted(pod) and not ours
         self._see(pod, Seen.EXITED, reason=pod.ended or (cleanup.FORCED if by_force else "stopped"))
         self._cleared.add(pod.replica)
@@ -428,7 +428,7 @@ class KubernetesDriver:
         self._tasks.create_task(retry_until_success(partial(self._clear, pod, by_force=by_force), report))
 
     def _is_kept(self, pod: PodSeen) -> None:
-        """It has ended, and a finalizer of others keeps its object: its devices are free, as for the scheduler."""
+        """A pod has ended but a foreign finalizer keeps its object: its devices are free, as for the scheduler."""
         self._over.add(pod.uid)
         self._asking.stop(pod.replica)
         self._give_hope(pod.replica)
@@ -443,7 +443,7 @@ class KubernetesDriver:
         return self._inventory is not None and self._inventory.reserved(pod)
 
     def _locate(self, pod: PodSeen | None) -> None:
-        """Tells what it really has, once that is known and is not what was chosen. What it has, it keeps."""
+        """Report the slices that the pod really has, once known, if they differ from those chosen. It keeps them."""
         told = self._told.get(pod.replica) if pod is not None else None
         if pod is None or told is None or told.actual or self._inventory is None or not is_about_pod(told, pod):
             return
@@ -465,19 +465,19 @@ class KubernetesDriver:
         self._clean.pop(pod.replica, asyncio.Event()).set()
 
     async def _doubt(self) -> None:
-        """A watch that has lost the end of a pod would keep its Replica for ever."""
+        """Refresh periodically: a watch that missed the end of a pod would keep its replica for ever."""
         while True:
             await asyncio.sleep(DOUBT_EVERY_S)
             unready = any(told.seen is Seen.UNREADY for told in self._told.values())
             if unready or any(pod.leaving and pod.uid not in self._over for pod in self._pods.items.values()):
-                with contextlib.suppress(ApiError, UnreachableError):  # asked again soon
+                with contextlib.suppress(ApiError, UnreachableError):  # retried soon
                     await self._pods.refresh()
 
     def _last_seen(self, replica: ReplicaId) -> Seen:
         return self._told[replica].seen if replica in self._told else Seen.STARTING
 
     def _see(self, pod: PodSeen, seen: Seen, *, reason: str = "", proof: str = "", again: bool = False) -> None:
-        """Tells it, if it is news. An end is the end: nothing but CLEAN comes after it."""
+        """Report a state if it has changed. After EXITED only CLEAN follows."""
         told, waits = self._told.get(pod.replica), pod.waits if seen is Seen.STARTING else ""
         if again and told is not None:
             self._observe((told,))
@@ -491,7 +491,7 @@ class KubernetesDriver:
         self._tell_if_strange(now)
 
     def _tell_if_strange(self, told: ReplicaSeen | None) -> None:
-        """It holds a Slice that is none now: which ones are open depends on it."""
+        """Report the slices if the replica holds one that no longer exists: which slices are open depends on it."""
         if told is not None and self._inventory is not None and not self._inventory.knows(told.actual or told.slices):
             self._tell_slices()
 

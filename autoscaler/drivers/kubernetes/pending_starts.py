@@ -1,11 +1,9 @@
-"""Starts that wait until their weights are on their node, before there is a pod. Async, no I/O.
+"""Starts that cannot create a pod yet: those waiting for weights, and those refused a moment ago. Async, no I/O.
 
-Owns who waits, and that a stop ends it: what is stopped meanwhile is never created. How weights come is `NodeSupply`'s.
-
-Starts that were refused, for reasons that no other start of the same spec can do anything about: no storm of tries.
-
-Owns for how long that is in the way of the next ones: REFUSED_S, or until a ResourceQuota or a LimitRange of the
-namespace changes. Time is an argument.
+`Bringing` holds starts whose weights are on their way to the node (`NodeSupply`); a start that is stopped meanwhile
+never creates a pod. `RefusedStarts` keeps refusals that any start of the same spec would meet: they block further
+starts for `REFUSED_S`, or until a ResourceQuota or LimitRange of the namespace changes, which prevents retry storms.
+Time is an argument.
 """
 
 from __future__ import annotations
@@ -27,34 +25,34 @@ BRINGING = "its weights are brought to its node"
 
 
 class WeightsListener(Protocol):
-    """Who is told what comes of it."""
+    """Receives the results of waiting for weights."""
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        """They are on their way."""
+        """The weights are on their way."""
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
-        """They are there; None: in volumes."""
+        """The weights are available; None: in volumes."""
 
     def weights_failed(self, replica: Replica, reason: str) -> None:
-        """They will not come."""
+        """The weights will not arrive."""
 
 
 class InVolumes:
-    """A NodeSupply where all weights lie in volumes of pods."""
+    """A `NodeSupply` for clusters where all weights are in volumes of pods."""
 
     def brings(self, _model: Model) -> Collection[str]:
-        """As NodeSupply."""
+        """Return nothing: no part has to be fetched."""
         return ()
 
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
-        """As NodeSupply."""
+        """Return None: there is nothing to wait for."""
 
     def obstacle(self, _model: Model) -> str:
-        """As NodeSupply."""
+        """Return no obstacle."""
         return ""
 
     def mounting(self) -> ClusterFacts:
-        """As NodeSupply."""
+        """Return the defaults."""
         return ClusterFacts()
 
 
@@ -62,16 +60,16 @@ VOLUMES = InVolumes()
 
 
 class Bringing:
-    """Of one driver."""
+    """Starts of one driver that wait for weights."""
 
     def __init__(self, supply: NodeSupply, hears: WeightsListener) -> None:
         self._supply = supply
         self._hears = hears
         self._over: dict[ReplicaId, asyncio.Event] = {}
-        """Of those that wait; set: it is stopped."""
+        """The waiting starts; an event is set once its start is stopped."""
 
     def begin(self, replica: Replica, model: Model) -> Iterator[Coroutine[object, object, None]]:
-        """What is to be run as a task; nothing where there is nothing to wait for."""
+        """Yield the coroutine to run as a task; nothing if there is nothing to wait for."""
         if replica.id in self._over:
             self._hears.start_waits(replica, BRINGING)
             return
@@ -84,12 +82,12 @@ class Bringing:
         yield self._bring(replica, model, coming)
 
     def stop(self, id: ReplicaId) -> None:
-        """It is wanted no more."""
+        """Cancel a waiting start."""
         if id in self._over:
             self._over[id].set()
 
     def forget(self) -> None:
-        """All tasks have ended, some before they began."""
+        """Forget all waiting starts: their tasks have ended, some before they began."""
         self._over.clear()
 
     def _tell(self, replica: Replica, how_far: str) -> None:
@@ -103,7 +101,7 @@ class Bringing:
             if over.is_set():
                 return
             laid = getting.result()
-        except Exception as error:  # noqa: BLE001 - supply is foreign, as launch is: whatever it raises is a failed start
+        except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start
             self._hears.weights_failed(replica, f"its weights: {error}")
         else:
             self._hears.weights_came(replica, model, laid)
@@ -119,29 +117,29 @@ POLICIES: Final = ("resourcequotas", "limitranges")
 
 
 class RefusedStarts:
-    """The last such reason of each Model."""
+    """The last refusal of each model."""
 
     def __init__(self) -> None:
         self._known: dict[ModelName, tuple[str, float, str]] = {}
-        """Model -> (spec hash, until when, why)."""
+        """Model -> (spec hash, expiry, reason)."""
 
     def note(self, model: ModelName, spec_hash: str, reason: str, now_s: float) -> None:
-        """A start of that spec was refused."""
+        """Record that a start of this spec was refused."""
         self._known[model] = (spec_hash, now_s + REFUSED_S, reason)
 
     def reason(self, model: Model, now_s: float) -> str:
-        """What stands in the way of it as it is now; empty: nothing is known."""
+        """Return the known refusal of the model's current spec; empty if there is none."""
         spec_hash, until_s, reason = self._known.get(model.name, ("", 0.0, ""))
         return reason if spec_hash == model.spec_hash() and now_s < until_s else ""
 
     def forget(self) -> None:
-        """What is allowed has changed."""
+        """Forget all refusals: the policies have changed."""
         self._known.clear()
 
 
 class Policies:
-    """Watches the ResourceQuotas and LimitRanges of a namespace. `changed` is called when what one allows changes; how
-    much of a quota is used does not matter here.
+    """Watches the ResourceQuotas and LimitRanges of a namespace. `changed` is called when a limit changes; usage is
+    ignored.
     """
 
     def __init__(self, api: Api, namespace: str, changed: Callable[[], None]) -> None:
@@ -153,7 +151,7 @@ class Policies:
         ]
 
     async def run(self) -> None:
-        """Until cancelled. Without the rights for it a refusal lasts REFUSED_S."""
+        """Watch until cancelled. Without the permission to watch, a refusal lasts `REFUSED_S`."""
         async with asyncio.TaskGroup() as tasks:
             for watched in self._watches:
                 tasks.create_task(watched.run())

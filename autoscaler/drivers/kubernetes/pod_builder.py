@@ -1,6 +1,6 @@
-"""What a start asks of the API server: a Replica's pod and its claims, of what is known and set now. No I/O.
+"""Builds the objects of a start: a replica's pod, its claims and volumes, from current facts and Settings. No I/O.
 
-Owns where each part of it comes from. What the pod looks like is `objects.pod`'.
+This module decides where each part comes from; `objects.pod` defines the manifest of the pod.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from autoscaler.weights.mounts import MOUNT, ArtifactFacts
 
 PORT = pods.PORTS[0]
 SOMEWHERE = f"{MOUNT}/weights.gguf"
-"""Of weights that are on no node yet: as good as any, for whoever only looks."""
+"""Placeholder path for weights that are on no node yet."""
 
 
 class Made(NamedTuple):
-    """What is asked of the API server for one start."""
+    """The objects to create for one start."""
 
     pod: Object
     claims: tuple[Object, ...]
-    """Devices' (ResourceClaims)."""
+    """ResourceClaims for devices."""
     volumes: tuple[Object, ...] = ()
-    """The volume of its node's store and its claim."""
+    """The PersistentVolume of the node's store and its claim."""
 
 
 class PodBuilder(NamedTuple):
-    """Of one driver."""
+    """Builds the pods of one driver."""
 
     namespace: str
     launch: Launcher
@@ -52,18 +52,18 @@ class PodBuilder(NamedTuple):
     owner: Ownership = ANYBODYS
 
     def obstacle(self, model: Model) -> str:
-        """What makes its launch impossible; empty: nothing is known to."""
+        """Return what makes a launch of the model impossible; empty if nothing is known to."""
         if reason := self.supply.obstacle(model):
             return reason
         try:
             volumes.check_security_context(model, self.settings())
             self.launch(_somewhere(model, self.supply.brings(model)), pods.HOST, PORT)
-        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start
+        except Exception as error:  # noqa: BLE001 - launch is foreign code: any exception is a failed start
             return str(error)
         return ""
 
     def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
-        """Raises what `launch` and `image` do, and MountError."""
+        """Build the objects. Raises `MountError` and what `launch` and `image` raise."""
         settings, known = self.settings(), self.inventory
         volumes.check_security_context(model, settings)
         ranked = settings.priority_class(model.spec.priority)
@@ -91,8 +91,8 @@ class PodBuilder(NamedTuple):
         return Made(pod, wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
-        """Whether Karpenter may evict it, as far as that is known: it does not wait for who only serves, and an engine
-        that hears of that at once cuts its Calls short.
+        """Return whether Karpenter may evict the pod, as far as known: Karpenter does not wait for a pod that only
+        serves, and an engine that is signalled at once cuts its requests short.
         """
         if self.inventory is None:
             return True
@@ -124,6 +124,6 @@ def _found(laid: Laid | LaidAdapter) -> ArtifactFacts:
 
 
 def _somewhere(model: Model, parts: Collection[str]) -> Model:
-    """As it will be when these parts have come."""
+    """Return the model as it will be when these parts have arrived."""
     there = dict.fromkeys(parts, SOMEWHERE)
     return volumes.resolve_weight_paths(model, volumes.Mounted(Pod(), there.pop(OWN, ""), "", adapters=there))

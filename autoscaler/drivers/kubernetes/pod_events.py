@@ -1,8 +1,7 @@
-"""Why a pod waits for its volumes, as its Events say: a missing Secret or ConfigMap, a failed mount. I/O.
+"""Finds out from its Events why a pod waits for volumes: a missing Secret or ConfigMap, a failed mount. I/O.
 
 A pod's status does not name a failed mount. Events are listed only for pods that have a node and are not prepared, at
-growing intervals. One that says that the pod went on (GOES_ON) is newer than one about a volume that was mounted after
-all.
+growing intervals. A newer Event with a reason in `GOES_ON` means that the volume was mounted after all.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from autoscaler.kubernetes.watch import Watched
 from autoscaler.text import one_line, redact_addresses
 
 LOOK_S, LOOK_S_MAX = 5.0, 40.0
-"""After a pod was bound, and between two looks at one pod: at first, and at most."""
+"""Delay after a pod was bound and first interval between two lists for one pod; longest interval."""
 GOES_ON: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
-"""Reasons of Events that come when all volumes are mounted."""
+"""Reasons of Events that follow once all volumes are mounted."""
 FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 MESSAGE_MAX: Final = 300
 
@@ -38,7 +37,7 @@ class _Look(NamedTuple):
 
 
 def find_volume_failure(events: Sequence[Object]) -> str:
-    """What the newest Event of a pod says, if it is about a volume: reason and message; empty: it is not."""
+    """Return reason and message of the newest Event of a pod if it is about a volume, else an empty text."""
     known = [event for event in events if event.get("reason") in FAILURES | GOES_ON]
     newest = max(known, key=_when, default=None)
     if newest is None or newest["reason"] not in FAILURES:
@@ -47,7 +46,7 @@ def find_volume_failure(events: Sequence[Object]) -> str:
 
 
 def _when(event: Object) -> tuple[str, int]:
-    """Times of Events have whole seconds; of two in one second the one that was written later is newer."""
+    """Sort key: Events' times have whole seconds; within one second the later write is newer."""
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     version = str(event.get("metadata", {}).get("resourceVersion", ""))
@@ -55,7 +54,7 @@ def _when(event: Object) -> tuple[str, int]:
 
 
 class PodEvents(Generic[P]):
-    """Of the pods that `watched` has, all in one namespace. `changed` gets a pod of which something else is known."""
+    """Volume failures of the pods in `watched`, of one namespace. `changed` receives pods whose failure changed."""
 
     def __init__(
         self, api: Api, namespace: str, watched: Watched[P], changed: Callable[[P], None], clock: Callable[[], float]
@@ -67,15 +66,15 @@ class PodEvents(Generic[P]):
         self._clock = clock
         self._looks: dict[str, _Look] = {}
         self._found: dict[str, str] = {}
-        """By the pod's uid: why it waits."""
+        """Pod uid -> why the pod waits."""
 
     def with_failure(self, pod: P) -> P:
-        """The pod with the failure that its Events report, if its own status reports none, and the time that it has."""
+        """Return the pod with the failure from its Events and its deadline, if its own status reports none."""
         found = self._found.get(pod.uid, "")
         return pod._replace(waits=found, patience_s=IMAGE_S_MAX) if found and _waits(pod) else pod
 
     async def run(self) -> None:
-        """Until cancelled. Without the right to list Events nothing is known of volumes."""
+        """Poll until cancelled. Without the permission to list Events, volume failures are unknown."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -84,7 +83,7 @@ class PodEvents(Generic[P]):
                 _log.debug("events of pods are not read error=%s", error)
 
     async def look(self) -> None:
-        """One look at all pods that are due. Raises ApiError, UnreachableError."""
+        """List the Events of all pods that are due. Raises `ApiError`, `UnreachableError`."""
         there = {pod.uid: pod for pod in self._watched.items.values() if _waits(pod)}
         now_s = self._clock()
         self._looks = {uid: self._looks.get(uid, _Look(now_s, LOOK_S)) for uid in there}
@@ -101,5 +100,5 @@ class PodEvents(Generic[P]):
 
 
 def _waits(pod: Pod) -> bool:
-    """Whether it waits on its node for no reason that its status says."""
+    """Return whether the pod waits on its node for no reason given in its status."""
     return bool(pod.bound and pod.waits) and pod.patience_s is None and not (pod.prepared or pod.leaving or pod.ended)

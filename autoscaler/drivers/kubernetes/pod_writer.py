@@ -1,10 +1,10 @@
-"""What the driver asks of the API server: a Replica's pod made, marked and deleted, surely and only once. I/O.
+"""Creates, marks and deletes replicas' pods through the API server, with retries and exactly once. I/O.
 
-Owns the patience. No answer, a server that is busy and a quota that is used up are no failed start: the order goes on,
-with growing pauses, and says what it waits for; a refusal for good is one. Promises: a second create of a decision
-finds the first; a pod is deleted by its uid, and by the version that shows our own mark, so that a leader who is no
-more deletes nothing that another has taken over; while we may write, a mark that is taken away is made again; what may
-not be written any more (FencedError) is left to whoever leads then, and is no failed start.
+No response, a busy server and an exhausted quota do not fail a start: the order is retried with growing pauses and
+reports what it waits for; a permanent refusal does fail it. Invariants: a second create for a decision finds the first;
+a pod is deleted by its uid and by the version that shows our own mark, so that a former leader deletes nothing that
+another has taken over; while we may write, a removed mark is set again; a write that is no longer allowed
+(`FencedError`) is left to the current leader and does not fail a start.
 """
 
 from __future__ import annotations
@@ -30,44 +30,41 @@ from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.world import Replica
 
 RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
-"""Pauses of an order that cannot be carried out yet (a quota that is full, a server in trouble): the first, how they
-grow, and the longest. An order is sent again, on average, after half as long again as the trouble lasted.
-"""
+"""Pauses of an order that cannot be executed yet (full quota, failing server): the first, the growth factor, and the
+longest. On average an order is sent again after half as long again as the trouble lasted."""
 CONFLICTS_MAX = 20
-"""Versions that a pod may run through (its kubelet writes, too) between our mark and our delete."""
+"""Versions that a pod may go through (its kubelet writes, too) between our mark and our delete."""
 BUSY = frozenset((408, 429))
-"""From a server that cannot now, as is every 5xx: etcd elects a leader, a webhook is not reachable."""
+"""Statuses of a server that is temporarily unable, as is every 5xx: etcd elects a leader, a webhook is unreachable."""
 PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
-"""What the API server says with 403 of what others are about to change: a quota that is full or was just made, a
-namespace whose service account is not there yet.
-"""
-"""How the API server says that a ResourceQuota is used up (403)."""
+"""Parts of 403 messages about conditions that will pass: a ResourceQuota that is used up or was just made, a namespace
+whose service account does not exist yet."""
 NO_ANSWER = "the API server does not answer"
 
 _log = logging.getLogger(__name__)
 
 
 class StartListener(Protocol):
-    """Who is told what comes of a start."""
+    """Receives the results of orders."""
 
     def start_made(self, replica: Replica) -> None:
-        """The API server has its pod."""
+        """The API server has created the pod."""
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        """It is tried on; no fault of its own."""
+        """The start is being retried; the replica is not at fault."""
 
     def start_refused(self, replica: Replica, reason: str) -> None:
         """There will be no pod."""
 
     def is_gone(self, replica: Replica) -> None:
-        """What is to be stopped does not exist."""
+        """The replica to be stopped does not exist."""
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
-        """An exception; the order is tried again."""
+        """An exception occurred; the order is retried."""
 
 
 class Orders:
-    """Of one namespace. `watched` are its pods of ours. Each order is a coroutine, to be run as a task."""
+    """Orders for one namespace. `watched` has our pods in it. Each order is a coroutine, to be run as a task."""
 
     def __init__(
         self, api: Api, path: str, watched: Watched[PodSeen], hears: StartListener, owner: Ownership = ANYBODYS
@@ -80,23 +77,23 @@ class Orders:
         self._watched = watched
         self._hears = hears
         self._making: dict[ReplicaId, asyncio.Event] = {}
-        """Creates under way; set: it is wanted no more."""
+        """Creates in progress; the event is set once the pod is no longer wanted."""
         self._made: dict[ReplicaId, asyncio.Event] = {}
-        """The same; set: its request is over, whatever came of it."""
+        """Creates in progress; the event is set once the request has ended, with any result."""
         self._naming: dict[ReplicaId, frozenset[str]] = {}
-        """The same; their claims' names."""
+        """Creates in progress: the names of their claims."""
 
     def known(self, name: str) -> PodSeen | None:
-        """The pod as the watch has it."""
+        """Return the pod as the watch has it."""
         return self._watched.items.get(ObjectKey(self._path.split("/")[4], name))
 
-    # --- make ---------------------------------------------------------------------------------------------------------
+    # --- creation -----------------------------------------------------------------------------------------------------
 
     async def create(
         self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
     ) -> None:
-        """Makes the pod and what it names, or finds that it was made: ResourceClaims, its own and what it has in common
-        with others on its GPU, and the volume of its node's weights with its claim, which stay.
+        """Create the pod and the objects that it names, or find them: its own ResourceClaims, those shared with others
+        on its GPU, and the volume of its node's weights with its claim, which are kept.
         """
         if replica.id in self._making:
             return
@@ -119,7 +116,7 @@ class Orders:
         named: tuple[Sequence[Object], Sequence[Object]],
         unwanted: asyncio.Event,
     ) -> bool:
-        """Whether there is a pod."""
+        """Return whether a pod exists."""
         pauses, (claims, volumes) = _Pauses(), named
         while not unwanted.is_set():
             try:
@@ -144,7 +141,7 @@ class Orders:
         return False
 
     async def _make_way(self, keeper: str) -> None:
-        """Who kept its place goes now: sooner, another might have had it."""
+        """Delete the placeholder pod, only now: earlier, another pod might have taken its place."""
         if not keeper:
             return
         try:
@@ -167,7 +164,7 @@ class Orders:
         return made
 
     async def tidy(self) -> None:
-        """What a leader before us left of claims between a pod and none."""
+        """Remove claims that previous leaders left without a pod."""
 
         def there(claim: str) -> list[PodSeen]:
             return [pod for pod in self._watched.items.values() if claim in pod.claims]
@@ -178,9 +175,8 @@ class Orders:
             _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
 
     async def label(self) -> None:
-        """Labels pods and ResourceClaims that were made by a version without such labels. An object whose labels may
-        not be changed (an admission policy) is left alone, which the log says. Raises ApiError, UnreachableError,
-        FencedError.
+        """Label pods and ResourceClaims made by a version without such labels. An object whose labels may not be
+        changed (an admission policy) is skipped and logged. Raises `ApiError`, `UnreachableError`, `FencedError`.
         """
         if not self._owner.unlabelled:
             return
@@ -191,7 +187,7 @@ class Orders:
             except ApiError as error:
                 if path == self._path or error.status not in (403, 404):
                     raise
-                return  # without the kind, or the right to it, none was made
+                return  # without the resource, or the permission for it, none was created
             for of in found:
                 same = {"uid": of["uid"], "resourceVersion": of["resourceVersion"]}
                 try:
@@ -202,10 +198,10 @@ class Orders:
                     if error.status != 404:
                         _log.warning("event=label_refused object=%s/%s error=%s", path, of["name"], error)
 
-    # --- end ----------------------------------------------------------------------------------------------------------
+    # --- deletion -----------------------------------------------------------------------------------------------------
 
     async def delete(self, replica: Replica, grace_s: float) -> None:
-        """Marks its pod and deletes it, with so much time."""
+        """Mark the replica's pod and delete it with this grace period."""
         if replica.id in self._making:
             self._making[replica.id].set()
             await self._made[replica.id].wait()
@@ -213,20 +209,21 @@ class Orders:
         await self._surely(replica.id, lambda: self._delete(replica, epoch, math.ceil(grace_s)))
 
     async def remove(self, pod: PodSeen) -> None:
-        """Deletes a pod whose engine does not run, with its own time to end; as it is now, where that may change yet.
+        """Delete a pod whose engine does not run, with its own grace period; in its current version if it may still
+        change.
 
-        Nothing is forced, also where its node is lost: should a container have begun after all, only its kubelet can
-        end it, and tell so. Where there is no node, or all has ended, the API server waits for nobody by itself.
+        Nothing is forced, even if the node is lost: should a container have started after all, only its kubelet can end
+        it and report so. Without a node, or if all has ended, the API server itself waits for no kubelet.
         """
         await self._surely(pod.replica, lambda: self._remove(pod))
 
     async def hasten(self, pod: PodSeen, grace_s: float) -> None:
-        """Leaves a pod that is being deleted no more than so much time."""
+        """Shorten the grace period of a pod that is being deleted."""
         await self._surely(pod.replica, lambda: self._delete_very(pod, None, math.ceil(grace_s)))
 
     def take_over(self, stopping: Container[ReplicaId]) -> Iterator[Coroutine[object, object, None]]:
-        """Marks of leaders before are void: what they were about to delete is the plan's again. What they deleted, or
-        marked and somebody else deleted, ends as soon as any that is stopped. `stopping`: who is stopped by us.
+        """Void the marks of previous leaders: the plan decides again about pods they were about to delete. What they
+        deleted, or marked and others deleted, ends as soon as any stopped pod. `stopping`: the replicas that we stop.
         """
         yield self.tidy()
         for pod in self._watched.items.values():
@@ -236,7 +233,7 @@ class Orders:
                 yield self.hasten(pod, STOP_GRACE_S) if pod.leaving else self.unmark(pod)
 
     async def unmark(self, pod: PodSeen) -> None:
-        """Takes the mark of a leader before us off a pod that is not deleted: who wrote it can delete it no more."""
+        """Remove a previous leader's mark from a pod that is not deleted: its writer can no longer delete it."""
         body = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: None}}}
         await self._surely(pod.replica, lambda: self._mark(pod, body))
 
@@ -246,14 +243,14 @@ class Orders:
         if pod is None:
             found = await self._look(name)
             pod = None if found is None or not self._owner.owns(found) else pods.read_replica_pod(found)
-            if pod is None or pod.intent != replica.intent:  # a namesake is not it
+            if pod is None or pod.intent != replica.intent:  # a pod with the same name is not it
                 self._hears.is_gone(replica)
                 return
         if pod.leaving or pod.ended:
             await self._delete_very(pod, None, grace_s)
             return
         mark = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}}
-        for _ in range(CONFLICTS_MAX):  # marked anew each time: whoever took the mark away leads no more, or never did
+        for _ in range(CONFLICTS_MAX):  # marked again each time: whoever removed the mark does not lead
             marked = await self._mark(pod, mark)
             if marked is None or await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
                 return
@@ -273,13 +270,13 @@ class Orders:
         raise UnreachableError(f"DELETE {pod.name}: it changes all the time")
 
     async def _mark(self, pod: PodSeen, body: Object) -> Object | None:
-        """The pod with the mark; None where it is gone."""
+        """Return the pod with the mark; None if it is gone."""
         try:
             return await self._api.patch(f"{self._path}/{pod.name}", body, MERGE)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
-            if error.status == 409:  # a namesake; or others write to it all the time
+            if error.status == 409:  # another pod of that name, or constant writes by others
                 found = await self._look(pod.name)
                 if found is not None and found["metadata"]["uid"] == pod.uid:
                     raise
@@ -287,7 +284,7 @@ class Orders:
             return None
 
     async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int | None) -> bool:
-        """Deletes this very pod (None: with its own grace); False where it is not any more what it was."""
+        """Delete this very pod (`grace_s` None: with its own grace period); False if it is no longer that version."""
         path = f"{self._path}/{pod.name}"
         if pod.lingers and grace_s is not None:
             grace_s = min(grace_s, pods.LINGERED_S)
@@ -299,7 +296,7 @@ class Orders:
                 return True
             if error.status != 409:
                 raise
-            if version is None:  # a namesake, which the watch has not told of
+            if version is None:  # another pod of that name, which the watch has not reported
                 self._watched.suspect()
             return False
         self._watched.expect(str(left.get("metadata", {}).get("resourceVersion", "")))
@@ -314,7 +311,7 @@ class Orders:
             return None
 
     async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
-        """Again until it was answered: it is idempotent, and what is not deleted would hold its devices for ever."""
+        """Retry until answered: the call is idempotent, and a pod not deleted would hold its devices for ever."""
         pauses, said = _Pauses(), False
         while True:
             try:
@@ -327,7 +324,7 @@ class Orders:
                     said = True
                 await pauses.rest()
                 continue
-            except MALFORMED as error:  # an answer that cannot be read: the pod holds its devices until it is gone
+            except MALFORMED as error:  # an unreadable response: the pod holds its devices until it is gone
                 if not said:
                     self._hears.order_failed(replica, describe_error(error))
                     said = True
@@ -337,7 +334,7 @@ class Orders:
 
 
 class _Pauses:
-    """They grow, and no two orders keep the same."""
+    """Growing pauses, randomized so that no two orders keep the same rhythm."""
 
     def __init__(self) -> None:
         self._next_s = RETRY_S
@@ -353,8 +350,8 @@ class _Pauses:
 
 
 def _passes(error: ApiError) -> bool:
-    """Whether the same request may succeed later with nothing changed in it."""
-    contended = error.status == 409 and error.reason == "Conflict"  # of a ResourceQuota that others use, too
+    """Return whether the same request may succeed later without changes."""
+    contended = error.status == 409 and error.reason == "Conflict"  # on a ResourceQuota that others use, too
     return (
         error.status in BUSY
         or error.status >= 500

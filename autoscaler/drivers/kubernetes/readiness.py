@@ -1,7 +1,7 @@
-"""Asks engines in pods themselves whether they are ready, each for as long as its pod runs. I/O.
+"""Probes the readiness of engines in pods directly, each for as long as its pod runs. I/O.
 
-A kubelet would ask once a second. Promises: who is called ready is the very pod that the watch has at that address, for
-addresses are given out again; of two pods at one address the older is told as unready, and the watch is suspected.
+A kubelet would probe once a second. Addresses are reused, so a replica is reported ready only if it is the pod that the
+watch has at that address; of two pods at one address the older is reported unready, and the watch is suspected.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from autoscaler.state.events import Seen
 
 
 class PodStateCallback(Protocol):
-    """Takes what was seen of a pod."""
+    """Receives the observed state of a pod."""
 
     def __call__(self, pod: PodSeen, seen: Seen, *, reason: str = "") -> None:
-        """Tells it, if it is news."""
+        """Report the state if it has changed."""
 
 
 class ReadinessProber:
-    """Probes the pods of one driver. `last_seen` returns the last observation of a Replica; `faults` returns the
-    function that reports exceptions of a Model.
+    """Probes the pods of one driver. `last_seen` returns the last observation of a replica; `faults` returns the
+    function that reports exceptions of a model.
     """
 
-    def __init__(  # noqa: PLR0917  whose, where, then whom to ask and to tell, and how often
+    def __init__(  # noqa: PLR0917  pods, tasks, then callbacks, rate and clock
         self,
         pods: Watched[PodSeen],
         tasks: asyncio.TaskGroup,
@@ -51,13 +51,13 @@ class ReadinessProber:
         self._asked: dict[ReplicaId, asyncio.Task[None]] = {}
 
     def begin(self, pod: PodSeen) -> None:
-        """It runs; nothing, if it is asked already."""
+        """Start probing a pod that runs, unless it is probed already."""
         if pod.replica not in self._asked:
             asking = retry_until_success(partial(self._ask, pod), self._faults(pod.model))
             self._asked[pod.replica] = self._tasks.create_task(asking)
 
     async def _ask(self, pod: PodSeen) -> None:
-        """Probes an engine for as long as its pod runs."""
+        """Probe an engine for as long as its pod runs."""
         born_s, failed = self._clock(), 0
         while True:
             await self._pace.turn()
@@ -76,13 +76,13 @@ class ReadinessProber:
             await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
 
     def _is_there(self, pod: PodSeen) -> bool:
-        """Whether what answered is this very pod, as far as the watch knows: addresses are given out again."""
+        """Return whether the responder is this very pod, as far as the watch knows: addresses are reused."""
         now = self._pods.items.get(ObjectKey(pod.namespace, pod.name))
         there = now is not None and (now.uid, now.ip) == (pod.uid, pod.ip) and not now.leaving
         return there and not self._older(pod)
 
     def look_for_namesake(self, pod: PodSeen) -> None:
-        """Two pods at one address: the older is gone, and we were not told so."""
+        """Report older pods at the address of this one as unready: they are gone, and the watch missed it."""
         for other in self._at(pod.ip):
             if other.uid != pod.uid and (other.started_unix_s or 0.0) <= (pod.started_unix_s or 0.0):
                 self.stop(other.replica)
@@ -90,15 +90,15 @@ class ReadinessProber:
                 self._pods.suspect()
 
     def _older(self, pod: PodSeen) -> bool:
-        """Whether a younger pod of ours is at its address."""
+        """Return whether a younger pod of ours has the same address."""
         return any((one.started_unix_s or 0.0) > (pod.started_unix_s or 0.0) for one in self._at(pod.ip))
 
     def _at(self, ip: str) -> list[PodSeen]:
-        """Our pods that run at an address, as far as the watch knows: at most one, if all is well."""
+        """Return our pods that run at an address, as far as the watch knows; normally at most one."""
         return [pod for pod in self._pods.items.values() if pod.ip == ip and pod.started_unix_s and not pod.ended]
 
     async def answers(self, pod: PodSeen) -> bool:
-        """Whether it is ready now."""
+        """Return whether the engine is ready now."""
         runs = pod.started_unix_s is not None and pod.ip and not pod.ended
         return bool(runs and await self._probe(pod) and self._is_there(pod))
 
@@ -108,7 +108,7 @@ class ReadinessProber:
         return await probes.probe_engine(pod.ip, pod.port, pod.readiness_path, tls_name=tls_name)
 
     def stop(self, replica: ReplicaId) -> None:
-        """It does not run any more, or gets no more Calls."""
+        """Stop probing: the pod has stopped, or gets no more requests."""
         asked = self._asked.pop(replica, None)
         if asked is not None:
             asked.cancel()

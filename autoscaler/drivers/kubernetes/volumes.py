@@ -1,10 +1,9 @@
-"""Weights as volumes of pods: what a choice of `autoscaler.weights.mounts` means in a pod, and volumes of nodes'
-stores. I/O.
+"""Weights as volumes of pods: a choice of `autoscaler.weights.mounts` as pod fields, and volumes of nodes' stores. I/O.
 
-Owns the names of these PersistentVolumes and claims, one of each for a node and a namespace: a claim has one volume,
-and a local volume one node. Both belong to the Node object, so that the garbage collector takes them away with it.
-Promises: pods see weights read-only, whatever they say (the volume itself is mounted so), and by a sub-path only the
-Copy that is theirs; no kubelet changes owners or modes in a store for them; what was made is made once.
+Defines the names of the PersistentVolumes and claims, one of each per node and namespace, since a claim has one volume
+and a local volume one node. Both are owned by the Node object, so that the garbage collector removes them with it.
+Invariants: pods see weights read-only, whatever they request (the volume itself is mounted so), and by a sub-path only
+their own copy; no kubelet changes owners or modes in a store for them; objects are created once.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from autoscaler.weights.mounts import ADAPTERS, MOUNT, ArtifactFacts, NodeMountF
 
 VOLUMES = "/api/v1/persistentvolumes"
 NAME = "pilotlight-weights"
-"""Of the volume in a pod."""
+"""Name of the volume in a pod."""
 ENGINES = OURS + "engines"
-"""A label of PersistentVolumes and claims: the namespace of the claim."""
+"""Label of PersistentVolumes and claims: the namespace of the claim."""
 HOSTNAME = "kubernetes.io/hostname"
 FILE = "file://"
 NONE_FOUND: Mapping[str, ArtifactFacts] = {}
 NOMINAL = "1Gi"
-"""Of a volume and its claim: nobody looks at it, and it must be said."""
+"""Size of a volume and its claim: required by the API, and ignored."""
 LOOK_S, RETRY_S = 300.0, 5.0
 MADE_S = 60.0
-"""A volume that was made is taken to be there for so long: somebody may delete it."""
+"""For how long a created volume is assumed to exist: it may be deleted by others."""
 NAME_CHARS_MAX = 63
 RIGHTS = "it takes the rights that the chart gives with `agent.enabled`, or say weights.mount in the Settings"
 
@@ -52,44 +51,44 @@ _log = logging.getLogger(__name__)
 
 
 class MountError(Exception):
-    """A Model's weights cannot be seen in its pods. `str()` says why and what to do, in a sentence without its end."""
+    """A model's weights cannot be mounted in its pods. `str()`: why and what to do, a sentence without its end."""
 
 
 class Mounted(NamedTuple):
     """How one pod sees its weights."""
 
     pod: Pod
-    """Its `volumes` and `volume_mounts`, to be laid over the pod last."""
+    """Its `volumes` and `volume_mounts`, to be merged into the pod last."""
     path: str
-    """What its engine is told to load; empty: they come into the pod by no volume of ours."""
+    """Path that the engine loads; empty: no volume of ours brings the weights into the pod."""
     reason: str
-    """Why so, as the end of a sentence about the Model's weights."""
+    """The reason for this way, as the end of a sentence about the model's weights."""
     objects: tuple[Object, ...] = ()
-    """The node's volume and its claim, which must be there for the pod; empty: nothing must."""
+    """The node's volume and its claim, which must exist for the pod; empty: none needed."""
     adapters: Mapping[str, str] = {}
-    """And what of each adapter that came."""
+    """Adapter name -> path, for each adapter that has arrived."""
 
 
 class _Way(NamedTuple):
-    """How a pod sees some weights: a part of Mounted."""
+    """How a pod sees some weights: a part of `Mounted`."""
 
     source: Mapping[str, object]
-    """Of a volume, without its name."""
+    """The volume's source, without its name."""
     reason: str
     folder: str = ""
-    """Of the volume, all that is seen of it."""
+    """The only folder of the volume that is visible."""
     below: str = ""
-    """What its engine is told to load, below where it is mounted."""
+    """Path that the engine loads, relative to the mount point."""
     objects: tuple[Object, ...] = ()
 
 
 def check_security_context(model: Model, settings: Settings) -> None:
-    """With `hostPath` the namespace admits privileged pods, so a Model chooses no user. Raises MountError."""
+    """Reject a model's own user with `hostPath`, whose namespace admits privileged pods. Raises `MountError`."""
     if model.spec.pod.security_context and settings.weights.mount == "hostPath":
         raise MountError("with weights.mount hostPath no spec.pod.securityContext is allowed: leave it out")
 
 
-def mount_weights(  # noqa: PLR0917  whose, where, what; then what is known and wanted
+def mount_weights(  # noqa: PLR0917  model, location, weights, then cluster facts and Settings
     model: Model,
     namespace: str,
     node: NodeMountFacts | None,
@@ -99,12 +98,13 @@ def mount_weights(  # noqa: PLR0917  whose, where, what; then what is known and 
     adapters: Mapping[str, ArtifactFacts] = NONE_FOUND,
     owner: Ownership = ANYBODYS,
 ) -> Mounted:
-    """`namespace` and `node` are the pod's (None: the scheduler chooses it). `found`: of its own weights; `adapters`:
-    of each adapter's that came, by its name; `owner`: whose the volumes are. Raises MountError.
+    """Return how a pod mounts its weights. `namespace`, `node`: the pod's (None: the scheduler chooses the node).
+    `found`: its own weights; `adapters`: adapter name -> weights that have arrived; `owner`: owner of the volumes.
+    Raises `MountError`.
     """
     artifacts = {one.name: one.artifact for one in model.spec.adapters}
     own = model.spec.artifact or ""
-    fetched = found is None and own.startswith("hf://")  # by its engine: of the Hub what a node brought is known
+    fetched = found is None and own.startswith("hf://")  # by its engine: of the Hub only a node's copies are known
     asked = [("", own, found)] if mounts.is_mounted(own) and not fetched else []
     ways = {
         name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings, owner)
@@ -167,14 +167,14 @@ def _way(  # noqa: PLR0917  as `mount_weights`; `what`: the weights, in words
 
 
 def mount_claim(artifact: str | None) -> Pod:
-    """What a pod has of `pvc://claim/path`; of other artifacts nothing."""
+    """Return the volume and mount of `pvc://claim/path`; nothing for other artifacts."""
     if mounts.path_of(artifact) is None:
         return Pod()
     return Pod(volumes=({"name": NAME, **_claim(artifact or "")},), volume_mounts=(_mount(NAME, MOUNT),))
 
 
 def resolve_weight_paths(model: Model, seen: Mounted) -> Model:
-    """The Model with its weights, and its adapters' that came, where its engine finds them."""
+    """Return the model with the paths of its weights, and of adapters that have arrived, as its engine sees them."""
     artifact = f"{FILE}{seen.path}" if seen.path else model.spec.artifact
     there = (
         replace(one, artifact=FILE + seen.adapters[one.name]) if one.name in seen.adapters else one
@@ -194,23 +194,23 @@ def _here(what: str, found: ArtifactFacts | None) -> ArtifactFacts:
 
 
 def _mount(volume: str, at: str, folder: str = "") -> dict[str, object]:
-    """`folder`: of the volume, all that is seen of it."""
+    """Return a read-only mount. `folder`: the only folder of the volume that is visible."""
     mount: dict[str, object] = {"name": volume, "mountPath": at, "readOnly": True}
     return {**mount, "subPath": folder} if folder else mount
 
 
 def read_node_facts(node: NodeSeen) -> NodeMountFacts:
-    """What counts of a node that is watched."""
+    """Return the facts of a watched node that matter for mounts."""
     return NodeMountFacts(node.name, node.labels.get(HOSTNAME, ""), node.kubelet, node.runtime)
 
 
 def build_node_volume(
     namespace: str, node: NodeMountFacts, store: str, owner: Ownership = ANYBODYS
 ) -> tuple[Object, Object]:
-    """The node's volume and its claim in a namespace, as they are applied, but for the Node as their owner.
+    """Return the node's volume and its claim in a namespace, as they are applied, but without the owning Node.
 
-    Both name each other, so that nothing else is ever bound to either. Another store, another name of the host and
-    another installation have another volume: none of these can be changed in a volume that exists.
+    Each names the other, so that nothing else is ever bound to either. Another store, host name or installation gets
+    another volume, since none of these can be changed in an existing volume.
     """
     identity = " ".join(filter(None, (namespace, node.name, node.hostname, store, owner.installation)))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -244,17 +244,17 @@ def build_node_volume(
 
 
 class NodeVolumes:
-    """Makes what `build_node_volume` says. `api` is the one whose writes end with our leadership."""
+    """Creates the objects of `build_node_volume`. Writes through `api` end with our leadership."""
 
     def __init__(self, api: Api, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._clock = clock
         self._made_s: dict[str, float] = {}
-        """By the volume's name, of the last minute."""
+        """Volume name -> time of creation, for the last minute."""
 
     async def make(self, objects: Sequence[Object]) -> None:
-        """Sees to it that they are there: three requests at first, and none for the next minute. Raises ApiError (with
-        reason Conflict where they are just going), UnreachableError, FencedError.
+        """Ensure that the objects exist: three requests at first, none for the next minute. Raises `ApiError` (with
+        reason Conflict while they are being deleted), `UnreachableError`, `FencedError`.
         """
         if not objects:
             return
@@ -284,7 +284,7 @@ class NodeVolumes:
         return made
 
     async def _release(self, volume: Object) -> None:
-        """Its claim was deleted and is another of that name now: a volume is bound to the one it was bound to."""
+        """Unbind a volume whose claim was recreated under the same name: it stays bound to the old claim's uid."""
         claim: dict[str, Any] = {"uid": None, "resourceVersion": None}
         version = volume["metadata"]["resourceVersion"]
         change: Object = {"metadata": {"resourceVersion": version}, "spec": {"claimRef": claim}}
@@ -292,14 +292,14 @@ class NodeVolumes:
 
 
 def claims_path(namespace: str) -> str:
-    """The path of a namespace's PersistentVolumeClaims."""
+    """Return the API path of a namespace's PersistentVolumeClaims."""
     return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
 
 
 async def poll_cluster_facts(
     api: Api, scope: str, store: str, observe: Callable[[tuple[MountsSeen, ...]], None]
 ) -> None:
-    """Looks until it is known, and again now and then: rights are given, servers renewed."""
+    """Query until the facts are known, then again periodically: permissions are granted, servers upgraded."""
     while True:
         pause_s = LOOK_S
         try:
@@ -314,8 +314,8 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 async def query_cluster_facts(api: Api, scope: str, store: str = STORE) -> ClusterFacts:
-    """What the API server says of itself and of our rights: two requests, one with scope `namespace`. Raises ApiError,
-    UnreachableError.
+    """Query the server's version and our permissions: two requests, or one with scope `namespace`. Raises `ApiError`,
+    `UnreachableError`.
     """
     said = await api.get("/version")
     server = mounts.parse_version(f"{said.get('major', '')}.{said.get('minor', '')}")

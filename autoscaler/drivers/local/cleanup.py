@@ -1,8 +1,8 @@
-"""Making sure that nothing of a Replica is left, and saying how that is known: the proof of clean. I/O.
+"""Ensures that nothing of a replica is left, and returns the proof of CLEAN. I/O.
 
-Kills and looks again until a complete look through /proc finds none of its processes, however long that takes; then,
-for a Replica that was seen on a GPU, until NVML shows none of them there. It never gives up, so that a Slice is never
-given to another while something holds it; it says so once a minute.
+Kills and scans until a complete scan of /proc finds none of its processes, however long that takes; then, for a replica
+that was seen on a GPU, waits until NVML shows none of them there. It never gives up, so that a slice is never reused
+while something holds it; it reports that once a minute.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from autoscaler.state.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
 PAUSE_SHARE = 0.1
-"""A look at the memory of a device waits at most for this part of the time that it has already taken: the device is
-idle meanwhile, and its memory is free within tenths of a second of the end of a process, as a rule."""
+"""The pause between two checks of a device's memory is at most this share of the time already spent: the device is idle
+meanwhile, and usually its memory is free within tenths of a second of the end of a process."""
 ALARM_S = 60.0
 LOOKS_MAX = 3
-"""So many looks in a row without a find count as a complete one: elsewhere processes come and go all the time."""
+"""This many consecutive scans without a match count as a complete one: unrelated processes come and go constantly."""
 
 EXITED, MEASURED = "exited", "measured"
 
 Alarm = Callable[[str], None]
-"""Told once in ALARM_S what is still there."""
+"""Receives what is left, once per `ALARM_S`."""
 
 
 class _Patience:
-    """Ever longer pauses between looks, and an alarm at every full minute. `share`: a pause is at most so much of the
-    time since the first look.
+    """Growing pauses between checks, with an alarm at every full minute. `share`: maximum pause as a share of the time
+    since the first check.
     """
 
     def __init__(self, clock: Callable[[], float], alarm: Alarm, share: float = inf) -> None:
@@ -56,7 +56,7 @@ class _Patience:
 
 
 async def kill_all(claim: ProcessSelector, reaper: Reaper, clock: Callable[[], float], alarm: Alarm) -> None:
-    """Returns when no living process of the claim is left."""
+    """Kill and return once no living process of the claim is left."""
     patience, looks = _Patience(clock, alarm), 0
     while looks < LOOKS_MAX:
         if claim.held:
@@ -77,7 +77,7 @@ async def kill_all(claim: ProcessSelector, reaper: Reaper, clock: Callable[[], f
 async def prove_clean(
     devices: Devices, slices: Iterable[SliceId], gpu_pids: Iterable[int], clock: Callable[[], float], alarm: Alarm
 ) -> str:
-    """Returns the proof, once `kill_all` has: MEASURED when NVML saw its processes before and does not now."""
+    """Return the proof; call it after `kill_all`. MEASURED: NVML saw its processes before and no longer does."""
     slices, pids = tuple(slices), [pid for pid in gpu_pids if await retry_on_shortage(partial(_ended, pid))]
     if not pids or not devices.measured:
         return EXITED
@@ -94,6 +94,6 @@ async def prove_clean(
 
 
 def _ended(pid: int) -> bool:
-    """None of its processes lives any more, so that a living one with this pid is somebody else."""
+    """Return whether the process has ended; a living process with this pid would be another one."""
     one = read_process(pid)
     return one is None or one.gone

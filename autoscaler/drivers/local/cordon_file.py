@@ -1,8 +1,8 @@
-"""Operators' orders about Devices and nodes on one machine: one file of the state directory. I/O.
+"""Operators' cordons of devices and nodes on one machine, in one file of the state directory. I/O.
 
-Owns STATE/cordons.json, which is replaced whole and on the disk before an order is in force. Moments are written as
-Unix seconds, since the monotonic clock of another boot has nothing in common with ours. A file that cannot be read is
-moved aside and said: nothing is closed then.
+STATE/cordons.json is replaced atomically and synced to disk before an order is in force. Times are stored as Unix
+seconds, since the monotonic clock does not carry over to another boot. An unreadable file is moved aside and reported;
+then nothing is cordoned.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import NodeId
 
 CORDONS_MAX = 1000
-"""Orders that are kept; more is no order but a mistake."""
+"""Maximum number of cordons; more indicates a mistake."""
 
 Observe = Callable[[tuple[CordonsSeen, ...]], None]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """One order as it is written."""
+    """One cordon as stored."""
 
     place: CordonTarget
     node: str
@@ -34,7 +34,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class CordonFile:
-    """The orders of one machine. `clock` is the monotonic one of the World, `wall` gives Unix seconds."""
+    """The cordons of one machine. `clock` is the World's monotonic clock; `wall` returns Unix seconds."""
 
     def __init__(
         self, state: StateDirectory, observe: Observe, clock: Callable[[], float], wall: Callable[[], float]
@@ -47,7 +47,7 @@ class CordonFile:
         self._writing = asyncio.Lock()
 
     def load(self) -> str:
-        """Takes what was kept and has it observed; one line where the file was broken and moved aside."""
+        """Load and report the stored cordons. Return one line if the file was unreadable and moved aside."""
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=tuple[Kept, ...])
         except FileNotFoundError:
@@ -59,14 +59,14 @@ class CordonFile:
         return ""
 
     async def put(self, cordon: Cordon) -> None:
-        """As `Cordons`."""
+        """Store a cordon, as in `Cordons`."""
         async with self._writing:
             if cordon.place not in self._cordons and len(self._cordons) >= CORDONS_MAX:
                 raise CordonError(f"{CORDONS_MAX} devices and nodes are cordoned already: uncordon some")
             await self._keep({**self._cordons, cordon.place: cordon})
 
     async def lift(self, place: CordonTarget) -> None:
-        """As `Cordons`."""
+        """Remove a cordon, as in `Cordons`."""
         async with self._writing:
             if place in self._cordons:
                 await self._keep({other: one for other, one in self._cordons.items() if other != place})
@@ -85,12 +85,12 @@ class CordonFile:
 
 
 def encode_cordon(cordon: Cordon, to_unix_s: float) -> Kept:
-    """As it is written; `to_unix_s` is added to moments."""
+    """Convert to the stored form; `to_unix_s` is added to times."""
     return Kept(cordon.place, cordon.node, cordon.since_s + to_unix_s, cordon.drain, cordon.force)
 
 
 def decode_cordon(kept: Kept, from_unix_s: float) -> Cordon:
-    """As the World has it; `from_unix_s` is added to moments."""
+    """Convert to the World's form; `from_unix_s` is added to times."""
     return Cordon(
         place=kept.place,
         node=NodeId(kept.node),

@@ -1,8 +1,8 @@
-"""Devices of one machine as Slices: declared ones, else NVML's, else the host's memory. I/O: `Nvml`, in a thread.
+"""Devices of one machine as slices: declared ones, else NVML's, else the host's memory. I/O: `Nvml`, in a thread.
 
-Owns the inventory of the local driver and what is measured on it. One shared Slice per device, named as the device.
-Declared devices are believed: nothing is asked of NVML then, and engines see the machine as it is. NVML that fails or
-hangs after the start makes its Slices unhealthy; they come back when it does.
+The local driver's inventory and its measurements. Each device has one shared slice, named as the device. Declared
+devices are trusted: NVML is not queried, and engines see all devices of the machine. If NVML fails or hangs after the
+start, its slices become unhealthy until it recovers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
 
 NODE = NodeId("local")
 ANSWER_SECONDS_MAX = 5.0
-"""NVML that takes longer is taken for broken."""
+"""Timeout after which NVML counts as failed."""
 RESERVED_BYTES, RESERVED_SHARE = 2 << 30, 0.2
-"""Of the host's memory the larger of these is left to everything else, but never more than half."""
+"""The larger of these is reserved for other use of the host's memory, but never more than half of it."""
 
 _log = logging.getLogger(__name__)
 
 
 class Devices:
-    """The inventory. `declared` wins over NVML, NVML over the host."""
+    """The inventory. `declared` takes precedence over NVML, NVML over the host."""
 
     def __init__(
         self, declared: tuple[DeclaredDevice, ...] = (), nvml_opener: Callable[[], Nvml | None] = open_nvml
@@ -42,10 +42,10 @@ class Devices:
         self._nvml: Nvml | None = None
         self._slices: tuple[Slice, ...] = ()
         self._asked: asyncio.Future[tuple[NvmlGpu, ...]] | None = None
-        """The question NVML has not answered yet: never a second one beside it."""
+        """The pending NVML query: never more than one at a time."""
 
     async def open(self) -> tuple[Slice, ...]:
-        """The inventory; call it once, first."""
+        """Return the inventory; call it once, first."""
         if not self._declared:
             self._nvml = await asyncio.to_thread(self._nvml_opener)
         gpus: tuple[NvmlGpu, ...] = ()
@@ -62,16 +62,16 @@ class Devices:
 
     @property
     def measured(self) -> bool:
-        """Whether NVML tells of these devices; without it there is nothing to look at again."""
+        """Whether NVML measures these devices; without it the inventory never changes."""
         return self._nvml is not None
 
     @property
     def host(self) -> bool:
-        """Whether its one device is the host's memory."""
+        """Whether its only device is the host's memory."""
         return self._nvml is None and not self._declared
 
     async def look(self) -> tuple[Slice, ...] | None:
-        """The inventory where it changed since the last look, else None."""
+        """Return the inventory if it changed since the last call, else None."""
         if self._nvml is None:
             return None
         healthy = await self._healthy(self._nvml)
@@ -97,15 +97,15 @@ class Devices:
         return frozenset(gpu.uuid for gpu in gpus if gpu.healthy)
 
     def environment(self, slices: Iterable[SliceId]) -> dict[str, str]:
-        """What an engine on these Slices must see, so that it uses no other GPU; nothing where NVML does not tell."""
+        """Return variables that restrict an engine to the GPUs of these slices; none without NVML."""
         if self._nvml is None:
             return {}
         known = {s.id: s.device for s in self._slices}
         return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
 
     def fraction(self, model: Model, replica: Replica) -> float | None:
-        """The part of its Device that one was granted which may have less or more, or is counted with a size of its
-        document, rounded down: nothing but its engine keeps it to that. None: it has all of it.
+        """Return the replica's share of its device, rounded down, which only its engine can enforce. It is set if the
+        model's memory is variable or its document requests less than the device. None: it has the whole device.
         """
         sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
         said = model.spec.gpu.memory_bytes
@@ -115,7 +115,7 @@ class Devices:
         return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
 
     async def holding(self, slices: Iterable[SliceId], pids: Iterable[int]) -> dict[int, int]:
-        """Bytes of these Slices' devices per process, of those asked for. Raises NvmlError."""
+        """Return pid -> bytes on these slices' devices, for the given processes. Raises `NvmlError`."""
         if self._nvml is None:
             return {}
         wanted, found = set(pids), dict[int, int]()
@@ -127,8 +127,8 @@ class Devices:
 
 
 def filter_visible_gpus(gpus: tuple[NvmlGpu, ...], names: str | None) -> tuple[NvmlGpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES lets a process use: numbers in the order of the PCI bus, or beginnings of
-    UUIDs. As in CUDA, the first name that is wrong ends the list. None: all.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows: indices in PCI bus order, or prefixes of UUIDs. As in CUDA, the
+    first invalid name ends the list. None: all.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if names is None:
@@ -147,14 +147,14 @@ def filter_visible_gpus(gpus: tuple[NvmlGpu, ...], names: str | None) -> tuple[N
 
 
 def host_bytes(total_bytes: int, limit_bytes: int | None) -> int:
-    """How much of the host's memory Replicas may use, given the total and the cgroup's limit, if there is one."""
+    """Return how much of the host's memory replicas may use, given the total and the cgroup's limit, if any."""
     usable = min(total_bytes, limit_bytes) if limit_bytes is not None else total_bytes
     reserved = max(RESERVED_BYTES, int(usable * RESERVED_SHARE))
     return max(usable - reserved, usable // 2)
 
 
 def _cgroup_bytes() -> int | None:
-    """The memory limit of a container (cgroup v2), None without one."""
+    """Return the memory limit of the container (cgroup v2); None without one."""
     try:
         text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:

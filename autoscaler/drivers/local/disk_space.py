@@ -1,6 +1,6 @@
-"""Space on the disk of the state directory: an engine cannot log without it, and many end when a write fails. I/O.
+"""Free space on the disk of the state directory, without which engines cannot log; many exit when a write fails. I/O.
 
-A full disk is a fault of the machine: it does not count as a failed start of a Model. Engines start again when there is
+A full disk is a fault of the machine and does not count as a failed start of a model. Engines start again when there is
 space.
 """
 
@@ -15,25 +15,25 @@ from typing import NamedTuple
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 BYTES_MIN = 64 << 10
-"""Enough for the record of a Replica and the first lines of its log."""
+"""Enough for the record of a replica and the first lines of its log."""
 LOOK_S = 1.0
 REASON = "the disk of the state directory is full; free space on it"
 
 
 class Space(NamedTuple):
-    """What is left for this user. `files` None: the file system does not limit their number."""
+    """Free space for this user. `files` None: the file system does not limit their number."""
 
     bytes: int
     files: int | None = None
 
 
 def is_full(space: Space) -> bool:
-    """Whether an engine that starts now could not log."""
+    """Return whether an engine that starts now could not log."""
     return space.bytes < BYTES_MIN or space.files == 0
 
 
 def measure_free_space(folder: Path) -> Space:
-    """Of the file system of `folder`; see statvfs(3). Unlimited if that fails: writing to it will name the error."""
+    """Measure the file system of `folder` with statvfs(3). Unlimited if that fails: a write will report the error."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -42,12 +42,12 @@ def measure_free_space(folder: Path) -> Space:
 
 
 def is_out_of_space(error: BaseException) -> bool:
-    """Whether a write failed for lack of space, or of quota, which `measure_free_space` does not show."""
+    """Return whether a write failed for lack of space or quota; `measure_free_space` does not show the latter."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
 async def wait_for_space(folder: Path, over: asyncio.Event) -> bool:
-    """Waits until there is space; False: `over` came before."""
+    """Wait until there is space; False if `over` is set first."""
     while not over.is_set():
         try:
             async with asyncio.timeout(LOOK_S):

@@ -1,15 +1,13 @@
-"""Weights that an engine needs and that are not on this node yet: waited for, or not wanted any more. Async, no I/O.
+"""The local driver: runs replicas as processes of this machine (architecture, section 5). I/O; makes no decisions.
 
-Owns the race between the two. Promises: what nobody waits for any more is cancelled, and let go if it came all the
-same.
+Each replica is a session of its own, marked in its environment and recorded before it exists. So after any kind of
+crash a new driver finds what runs (adopted), what is incomplete (killed) and what is gone. One task manages each
+replica from its start until nothing of it is left; another probes its readiness.
 
-The local driver: Replicas as processes of this machine (architecture, section 5). I/O; it decides nothing.
-
-Each Replica is a session of its own, marked in its environment, written down before it exists. So a driver that comes
-back after any death of the one before finds what runs (adopted), what is half there (killed) and what is gone. One task
-looks after each Replica from its start until nothing of it is left; another asks it whether it is ready.
-Promises: an end is observed at once (pidfd), with its reason; CLEAN only with a proof (`clearing`); when `run` is
-cancelled engines live on, untouched. Must not wait for anything in `start` and `stop`, except for the spawn itself.
+Invariants: an exit is observed at once (pidfd), with its reason; CLEAN is reported only with a proof (`cleanup`); when
+`run` is cancelled, engines continue untouched. `start` and `stop` wait for nothing except the spawn itself.
+`wait_for_weights` waits for missing weights or a stop, whichever comes first: weights no longer wanted are cancelled,
+and released if they arrive anyway.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ from autoscaler.state.world import Placing, Replica
 
 
 def supply_no_weights(_model: Model, _told: Callable[[str], None]) -> None:
-    """A Supply of a node where all weights lie."""
+    """The `Supply` of a node that has all weights."""
 
 
 async def wait_for_weights(coming: Awaitable[WeightsHandle], over: asyncio.Event) -> WeightsHandle | None:
-    """The weights; None: it was over before. Raises what `coming` does."""
+    """Return the weights; None if `over` was set first. Raises what `coming` raises."""
     getting, ending = asyncio.ensure_future(coming), asyncio.ensure_future(over.wait())
     try:
         await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,18 +72,18 @@ async def _let_go(getting: asyncio.Future[WeightsHandle]) -> None:
 
 HOUSE_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
-"""How often orphans are reaped and devices asked how they are: a lost GPU is out within two looks."""
+"""How often orphans are reaped and devices checked: a lost GPU is unhealthy within two checks."""
 IDENTIFY_AFTER_S = 0.005
-"""A process that has just been spawned keeps its /proc entries locked for milliseconds: nothing waits for them."""
+"""A process just spawned keeps its /proc entries locked for milliseconds; this delay avoids waiting for them."""
 BRINGING = "its weights are brought here"
 ADOPT_SECONDS_MAX = 10.0
-"""Synced waits so long for what is half gone; what then is still there is observed as EXITED."""
+"""How long `Synced` waits for incomplete replicas; those left then are observed as EXITED."""
 
 _log = logging.getLogger(__name__)
 
 
 class LocalDriver:
-    """Runs Replicas on this machine. `clock` is the monotonic one of the World."""
+    """Runs replicas on this machine. `clock` is the World's monotonic clock."""
 
     def __init__(
         self, state: StateDirectory, launch: Launcher, devices: Devices, clock: Callable[[], float] = time.monotonic,
@@ -102,12 +100,12 @@ class LocalDriver:
         self._reaper = processes.Reaper(state.mark_prefix)
         self._readiness = Readiness(devices, self._reaper, clock, self._see, self._remember)
         self._engines: dict[ReplicaId, EngineProcess] = {}
-        """Every Replica from its start until it is clean: as many as were started."""
+        """Every replica from its start until it is clean."""
         self._observe: Observe = _not_running
         self._tasks = asyncio.TaskGroup()
 
     async def run(self, observe: Observe) -> None:
-        """Adopts, then observes until cancelled. One run per driver."""
+        """Adopt, then observe until cancelled. One run per driver."""
         self._observe = observe
         try:
             async with self._tasks as tasks:
@@ -126,10 +124,10 @@ class LocalDriver:
             for engine in self._engines.values():
                 self._watch.forget(engine.record.id)
                 if engine.child is not None:
-                    engine.child.returncode = 0  # it lives on without us: nothing to warn of when it is collected
+                    engine.child.returncode = 0  # it continues without us: no warning when the object is collected
 
     def obstacle(self, model: Model) -> str:
-        """Why its launch cannot be made, or that its program is not there."""
+        """Return why its launch fails, or that its program is missing."""
         try:
             launch = self._launch(model, HOST, 0)
             program = launch.argv[0]
@@ -143,7 +141,7 @@ class LocalDriver:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def start(self, replica: Replica, model: Model) -> None:
-        """Spawns the engine now, or when its weights are here; a Replica that is known is only observed again."""
+        """Spawn the engine now, or once its weights are here; a known replica is only observed again."""
         known = self._engines.get(replica.id)
         if known is not None:
             self._see(known, known.seen, reason=known.reason)
@@ -160,10 +158,10 @@ class LocalDriver:
         self._see(waiting, Seen.STARTING)
 
     async def _bring(self, waiting: EngineProcess, coming: Awaitable[WeightsHandle], replica: Replica) -> None:
-        """Its weights first, unless it is stopped meanwhile."""
+        """Wait for the weights, unless the replica is stopped meanwhile, then spawn."""
         try:
             weights = await wait_for_weights(coming, waiting.over)
-        except Exception as error:  # noqa: BLE001 - supply is foreign, as launch is
+        except Exception as error:  # noqa: BLE001 - supply is foreign code, as launch is
             self._engines.pop(replica.id)
             self._failed(replica, f"its weights: {_said(error)}")
             return
@@ -179,7 +177,7 @@ class LocalDriver:
             self._see(waiting, Seen.STARTING)
 
     def _begin(self, replica: Replica, model: Model, weights: WeightsHandle | None = None) -> None:
-        """Spawns the engine, as soon as the disk has space; `weights`: what was brought for it."""
+        """Spawn the engine, as soon as the disk has space; `weights`: those fetched for it."""
         if disk_space.is_full(disk_space.measure_free_space(self._state.path)):
             self._begin_with_space(replica, model, weights)
             return
@@ -194,7 +192,7 @@ class LocalDriver:
             )
             self._state.put(record)
             engine = self._spawn(record, launch, weights)
-        except Exception as error:  # noqa: BLE001 - launch is foreign: whatever it raises is a failed start of one Model
+        except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start of one model
             self._forget(replica.id)
             if disk_space.is_out_of_space(error):
                 self._begin_with_space(replica, model, weights)
@@ -208,7 +206,7 @@ class LocalDriver:
         self._see(engine, Seen.STARTING)
 
     def _begin_with_space(self, replica: Replica, model: Model, weights: WeightsHandle | None) -> None:
-        """Waits for space, unless it is stopped meanwhile. No failed start."""
+        """Wait for space, unless the replica is stopped meanwhile. Not a failed start."""
         waiting = self._unborn(replica)
         waiting.waits = disk_space.REASON
         self._engines[replica.id] = waiting
@@ -230,7 +228,7 @@ class LocalDriver:
         self._see(waiting, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:
-        """It has no process, and will have none."""
+        """Report the failed start: the replica has no process and will get none."""
         failed = self._unborn(replica)
         self._see(failed, Seen.EXITED, reason=reason)
         self._see(failed, Seen.CLEAN, proof=EXITED)
@@ -241,7 +239,7 @@ class LocalDriver:
         )
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """SIGTERM, after `grace_s` SIGKILL. A later order can only shorten the grace. What is not known is clean."""
+        """Send SIGTERM, and SIGKILL after `grace_s`; a later order can only shorten that. Unknown: clean."""
         engine = self._engines.get(replica.id)
         if engine is None:
             # adoption took or killed everything with our mark, and no engine is forgotten before its proof
@@ -263,7 +261,7 @@ class LocalDriver:
         return EngineProcess(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
 
     def _take(self, engine: EngineProcess) -> None:
-        """From now on the end of its main process is noticed."""
+        """Register the engine: from now on the exit of its main process is noticed."""
         record = engine.record
         self._engines[record.id] = engine
         if engine.child is not None:
@@ -272,17 +270,17 @@ class LocalDriver:
         if engine.child is None and not processes.is_process_alive(
             record.pid, record.start_ticks, self._mark(record.id)
         ):
-            engine.end()  # it ended, and its pid was reused, before it was watched
+            engine.end()  # it exited, and its pid was reused, before it was watched
 
-    # --- one Replica --------------------------------------------------------------------------------------------------
+    # --- one replica --------------------------------------------------------------------------------------------------
 
     def _care_for(self, engine: EngineProcess, work: Callable[[EngineProcess], Awaitable[None]]) -> asyncio.Task[None]:
-        """A fault in it is one of the engine's Model; it is tried again, so that the engine's end is noticed."""
+        """Run `work` as a task. A fault is the model's, and `work` is retried, so that the engine's exit is noticed."""
         report = fault_reporter(engine.record.model, self._observe)
         return self._tasks.create_task(retry_until_success(partial(work, engine), report))
 
     async def _live(self, engine: EngineProcess) -> None:
-        """From its start to its proof of clean."""
+        """Manage a replica from its start to its proof of CLEAN."""
         asking = self._care_for(engine, self._readiness.ask)
         try:
             if engine.child is not None:
@@ -294,24 +292,22 @@ class LocalDriver:
             reason = await self._end(engine)
         else:
             reason = self._why_it_ended(engine)
-            if disk_space.is_full(
-                disk_space.measure_free_space(self._state.path)
-            ):  # it is not to blame: no failed start
+            if disk_space.is_full(disk_space.measure_free_space(self._state.path)):  # not its fault: no failed start
                 reason = f"{disk_space.REASON} ({reason})"
                 self._see(engine, Seen.LEAVING, reason=reason)
         self._see(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)
 
     async def _identify(self, engine: EngineProcess) -> None:
-        """Writes down who its process is; until then it would be adopted by its mark."""
+        """Record the identity of its process; until then it would be adopted by its mark."""
         await asyncio.sleep(IDENTIFY_AFTER_S)
         facts = await retry_on_shortage(partial(processes.read_process, engine.record.pid))
-        if facts is not None:  # our child and not reaped, so it is
+        if facts is not None:  # our child, and not reaped
             engine.record = msgspec.structs.replace(engine.record, start_ticks=facts.start_ticks)
         self._remember(engine.record)
 
     async def _end(self, engine: EngineProcess) -> str:
-        """SIGTERM to all of it, then its grace; what is left after that is for `_clear`. Returns the reason."""
+        """Send SIGTERM to all its processes and wait; `_clear` kills those left after the grace. Return the reason."""
         if engine.child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.record.pid, signal.SIGTERM)
@@ -323,9 +319,9 @@ class LocalDriver:
         return "did not end within its grace after SIGTERM and was killed"
 
     def _why_it_ended(self, engine: EngineProcess) -> str:
-        """For people. An engine that never was ready never saw a Call, so its own last words are safe to show.
+        """Describe the exit, for people. An engine that was never ready saw no request, so its output is safe.
 
-        Of an adopted one that is not known: its driver may have died between its first Call and the record of it.
+        For an adopted one that is unknown: its driver may have died between its first request and recording it.
         """
         ours = engine.child is not None
         how = processes.describe_exit(engine.record.pid) if ours else ""
@@ -334,7 +330,7 @@ class LocalDriver:
         return f"{how}: {words}" if words else how
 
     async def _clear(self, engine: EngineProcess) -> None:
-        """Kills what is left, proves that nothing is, and forgets it."""
+        """Kill what is left, prove that nothing is, and forget the replica."""
 
         def alarm(what: str) -> None:
             _log.error("replica is not clean replica=%s reason=%s", engine.record.id, what)
@@ -359,9 +355,9 @@ class LocalDriver:
         self._observe((SlicesSeen(slices=await self._devices.open()),))
 
     async def _adopt(self) -> None:
-        """Observes everything that an earlier driver left behind, and clears what is no whole Replica.
+        """Observe everything that an earlier driver left behind, and clear incomplete replicas.
 
-        An exception about one Replica quarantines its Model. Others come before anything is adopted.
+        An exception about one replica quarantines its model. Other exceptions occur before anything is adopted.
         """
         records, broken = self._state.records()
         for line in broken:
@@ -403,10 +399,10 @@ class LocalDriver:
             self._care_for(engine, self._live)
 
     def _recall(self, record: ReplicaRecord, found: Sequence[processes.Facts]) -> EngineProcess:
-        """An Engine out of a record; ended, where its main process does not run any more."""
+        """Create an `EngineProcess` from a record; ended if its main process no longer runs."""
         if record.boot != self._boot:
             record = msgspec.structs.replace(record, pid=0, start_ticks=0)
-        if record.start_ticks == 0:  # its driver died before it had written who it is
+        if record.start_ticks == 0:  # its driver died before it had recorded the identity
             record = msgspec.structs.replace(record, pid=0)
             leader = next((one for one in found if one.session == one.pid), None)
             if leader is not None:
@@ -422,10 +418,10 @@ class LocalDriver:
             engine.end()
         return engine
 
-    # --- the house ----------------------------------------------------------------------------------------------------
+    # --- housekeeping -------------------------------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        """Keeps logs within their bounds and reaps orphans, while there are Replicas."""
+        """Limit the size of logs and reap orphans, while there are replicas."""
         look_s = 0.0
         while True:
             await asyncio.sleep(HOUSE_EVERY_S)
@@ -454,7 +450,7 @@ class LocalDriver:
     def _remember(self, record: ReplicaRecord) -> None:
         try:
             self._state.put(record)
-        except OSError as error:  # it runs, and its mark tells whose it is; only an adoption would know less
+        except OSError as error:  # it runs, and its mark identifies it; only an adoption would know less
             _log.error("record cannot be written replica=%s error=%s", record.id, error.strerror)
 
     def _forget(self, replica: ReplicaId) -> None:
@@ -469,7 +465,7 @@ class LocalDriver:
 
 
 def _said(error: Exception) -> str:
-    """Why a launch failed, for people."""
+    """Return why a launch failed, for people."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -1,8 +1,8 @@
-"""Engines' output: one file each, bounded, written by the engine itself. I/O; owns how the files are kept small.
+"""Engines' output: one file each, limited in size, written by the engine itself. I/O.
 
-The engine has the file open for appending, with no pipe and no thread of ours between: it never blocks on us, and lives
-and logs on when Pilotlight is killed. Who looks after it trims the file, keeping its newest part; a line that is
-written in the very moment of a trim may be lost.
+The engine has the file open for appending, without a pipe or a thread of ours in between: it never blocks on us, and
+continues to run and log when Pilotlight is killed. The driver trims the file to its newest part; a line written at the
+very moment of a trim may be lost.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from autoscaler.text import one_line
 
 BYTES_MAX = 4 << 20
-"""A file may grow over it between two visits of `prune_logs`."""
+"""A file may exceed this between two calls of `prune_logs`."""
 KEPT_BYTES = 1 << 20
-"""What a trim leaves: the newest."""
+"""The newest part that a trim keeps."""
 FILES_MAX = 100
-"""Logs of Replicas that ended are kept for people, the newest ones."""
+"""The newest logs of ended replicas are kept for people."""
 LINE_CHARACTERS_MAX = 300
 
 
 def open_for_engine(path: Path) -> int:
-    """A file descriptor to give to an engine as its output. Raises OSError."""
+    """Open a file as an engine's output and return its descriptor. Raises `OSError`."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def trim_log(path: Path) -> None:
-    """Keeps the newest part of a log that has grown over its bound. A log that does not exist is fine."""
+    """Keep the newest part of a log that has exceeded its limit. A missing log is fine."""
     try:
         if path.stat().st_size <= BYTES_MAX:
             return
@@ -43,7 +43,7 @@ def trim_log(path: Path) -> None:
 
 
 def last_line(path: Path) -> str:
-    """The last line that says something, printable and bounded; empty where there is none."""
+    """Return the last non-empty line, printable and limited in length; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))
@@ -55,7 +55,7 @@ def last_line(path: Path) -> str:
 
 
 def prune_logs(folder: Path, in_use: frozenset[Path]) -> None:
-    """Trims the logs in use, and removes the oldest of the others over FILES_MAX. Raises OSError."""
+    """Trim the logs in use, and remove the oldest of the others beyond `FILES_MAX`. Raises `OSError`."""
     for path in in_use:
         trim_log(path)
     logs = [path for path in folder.glob("*.log") if path not in in_use]

@@ -1,6 +1,6 @@
-"""One engine process as the local driver knows it: its record, and the two things that can happen to it.
+"""One engine process as the local driver knows it: its record, its state and its end. No I/O of its own.
 
-Owns the order of its end: an order to stop can only become more urgent, and its end is noticed once. No I/O of its own.
+An order to stop can only become more urgent, and the process's exit is noticed once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoscaler.state.world import Placing, Replica
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineProcess:
-    """The engine of one Replica. `child` None: adopted, so that its exit status goes to somebody else."""
+    """The engine of one replica. `child` None: adopted, so another process receives its exit status."""
 
     mark: str
     record: ReplicaRecord
@@ -28,36 +28,36 @@ class EngineProcess:
     born_s: float
     """When its process started, on the World's clock."""
     weights: WeightsHandle | None = None
-    """What was brought for it, in use until nothing of it is left."""
+    """The weights fetched for it, in use until nothing of it is left."""
     placing: Placing = field(default_factory=Placing)
     waits: str = ""
     """Why it has no process yet."""
     seen: Seen = Seen.STARTING
     reason: str = ""
     owns_port: bool | None = None
-    """Whether the process that listens on its port is its own; None: nobody has looked since somebody listens."""
+    """Whether the listener on its port is its own process; None: not checked since something listens."""
     failed_probes: int = 0
-    """In a row."""
+    """Consecutive failed probes."""
     memory_bytes: int = 0
-    """At the last look, of the host and of its devices."""
+    """Memory of the host and of its devices at the last check."""
     used_bytes: int = 0
-    """At the last look, of each Device that it is on; 0: that cannot be told."""
+    """Memory used on each of its devices at the last check; 0: unknown."""
     reported_bytes: int = 0
     """`used_bytes` when it was last reported to exceed the claim; 0: never."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """It has ended or is to be stopped."""
+    """Set once it has ended or is to be stopped."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Its main process has ended."""
+    """Set once its main process has ended."""
     _kill_s: float | None = None
     _grace: asyncio.Timeout | None = None
 
     @property
     def claim(self) -> ProcessSelector:
-        """Which processes are its."""
+        """The selector of its processes."""
         return ProcessSelector(self.mark, self.record.pid, self.child is not None, self.record.start_ticks)
 
     def as_seen(self, *, proof: str = "", grew: bool = False) -> ReplicaSeen:
-        """What the World is told of it."""
+        """Return the observation for the World."""
         record = self.record
         return ReplicaSeen(
             id=record.id,
@@ -80,12 +80,12 @@ class EngineProcess:
         )
 
     def end(self) -> None:
-        """Its main process has ended."""
+        """Record that its main process has ended."""
         self.ended.set()
         self.over.set()
 
     def end_within(self, grace_s: float) -> None:
-        """It is to be stopped, and killed after `grace_s`; of several orders the most urgent holds."""
+        """Order a stop, with a kill after `grace_s`; of several orders the most urgent holds."""
         kill_s = asyncio.get_running_loop().time() + grace_s
         self._kill_s = kill_s if self._kill_s is None else min(self._kill_s, kill_s)
         if self._grace is not None and not self._grace.expired():
@@ -93,7 +93,7 @@ class EngineProcess:
         self.over.set()
 
     async def wait_for_end(self) -> bool:
-        """Waits out its grace; True when it ended in time."""
+        """Wait for the grace period; True if the process ended in time."""
         try:
             async with asyncio.timeout_at(self._kill_s) as self._grace:
                 await self.ended.wait()
@@ -105,7 +105,7 @@ class EngineProcess:
 
 
 def format_record_address(record: ReplicaRecord) -> str:
-    """Where gateways reach it, as Routes say it (`autoscaler.contract`); empty before it has a process."""
+    """Return its address as routes contain it (`autoscaler.contract`); empty before it has a process."""
     if not record.pid:
         return ""
     if record.tls is None:
@@ -115,7 +115,7 @@ def format_record_address(record: ReplicaRecord) -> str:
 
 
 def build_record(replica: Replica) -> ReplicaRecord:
-    """The record of a Replica whose process does not exist yet."""
+    """Return the record of a replica whose process does not exist yet."""
     return ReplicaRecord(
         id=replica.id,
         model=replica.model,
@@ -129,5 +129,5 @@ def build_record(replica: Replica) -> ReplicaRecord:
 
 
 def build_unknown_record(replica: ReplicaId) -> ReplicaRecord:
-    """Stands for the record of a Replica of which only a mark is known."""
+    """Return a placeholder record for a replica of which only a mark is known."""
     return ReplicaRecord(id=replica, model=ModelName(""), spec_hash="", intent="", slices=(), memory_bytes=0)

@@ -1,8 +1,8 @@
-"""What is remembered of Models across restarts, in one file of the state directory. I/O.
+"""Stores the histories of models across restarts, in one file of the state directory. I/O.
 
-Times of the monotonic clock mean nothing to another process, so they are written as ages beside the wall clock's time
-of writing. Promises: written at most once a minute (and when asked to, at the end), replaced whole; a file that cannot
-be read is moved aside and reported: nothing is remembered then, and nothing breaks.
+Monotonic times are meaningless to another process, so they are stored as ages, with the wall-clock time of writing. The
+file is written at most once a minute (and on request, at the end) and replaced atomically; an unreadable file is moved
+aside and reported, and the histories start empty.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ MOMENTS = (
     "retry_at_s",
     "refused_until_s",
 )
-"""Fields of History that are moments, to be moved from one clock to the other. 0.0 and None are `never`."""
+"""Fields of `History` that are times, to be converted between clocks. 0.0 and None mean `never`."""
 FORGOTTEN = ("peaks",)
-"""Fields that name pieces of the old clock and are left out: an idle window fills them again."""
+"""Fields in periods of the old clock, which are left out: an idle window fills them again."""
 
 
 class _File(msgspec.Struct, frozen=True):
     saved_unix_s: float
     histories: dict[ModelName, History]
-    """Moments are relative to the time of saving: negative is past."""
+    """Times are relative to the time of saving: negative is past."""
 
 
 class HistoryFile:
-    """Keeps histories. `clock` is the monotonic one they are in, `wall` gives Unix seconds."""
+    """Stores histories. `clock` is their monotonic clock; `wall` returns Unix seconds."""
 
     def __init__(self, state: StateDirectory, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._path: Path = state.path / "histories.json"
@@ -49,7 +49,7 @@ class HistoryFile:
         self._saved_s: float | None = None
 
     def save(self, histories: Mapping[ModelName, History], *, at_once: bool = False) -> bool:
-        """Writes them, unless it did less than a minute ago; True when written. Raises OSError."""
+        """Write the histories, unless written less than a minute ago; return whether written. Raises `OSError`."""
         now_s = self._clock()
         if not at_once and self._saved_s is not None and now_s - self._saved_s < EVERY_S:
             return False
@@ -59,7 +59,7 @@ class HistoryFile:
         return True
 
     def load(self) -> tuple[dict[ModelName, History], str]:
-        """(what is remembered, in this process's clock; one line when the file was broken and moved aside)."""
+        """Return (the histories in this process's clock, one line if the file was unreadable and moved aside)."""
         try:
             file = msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:

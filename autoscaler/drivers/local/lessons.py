@@ -1,7 +1,7 @@
-"""What room is worth, across restarts: one file of the state directory. I/O.
+"""Stores the learned placement values across restarts, in one file of the state directory. I/O.
 
-Owns STATE/lesson.json, which is replaced whole. Another autoscaler of the same cluster has a file of its own, or learns
-anew. A file that cannot be read, or of another version, is told of in one line: then it is learnt again.
+STATE/lesson.json is replaced atomically. Another autoscaler of the same cluster has its own file, or learns from
+scratch. An unreadable file, or one of another version, is reported in one line, and the values are learned again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.state.placement_value import PlacementValues
 
 VERSION: Final = 1
-"""Of what tables mean: another one is not read."""
+"""Version of the tables' meaning: another version is not read."""
 FILE_BYTES_MAX: Final = 32 << 20
 
 
@@ -29,17 +29,17 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class LessonFile:
-    """Keeps the last PlacementValues."""
+    """Stores the latest `PlacementValues`."""
 
     def __init__(self, state: StateDirectory) -> None:
         self._path = state.path / "lesson.json"
 
     def save(self, lesson: PlacementValues) -> None:
-        """Raises OSError."""
+        """Write the values. Raises `OSError`."""
         replace_file(self._path, msgspec.json.encode(_File(VERSION, lesson)))
 
     def load(self) -> tuple[PlacementValues | None, str]:
-        """(what was kept, one line where it cannot be used). A broken file is moved aside."""
+        """Return (the stored values, one line if they cannot be used). A broken file is moved aside."""
         try:
             with self._path.open("rb") as file:
                 text = file.read(FILE_BYTES_MAX)

@@ -12,14 +12,14 @@ import pynvml
 
 
 class NvmlGpu(NamedTuple):
-    """One GPU. Not healthy: NVML could not read it."""
+    """One GPU. `healthy` False: NVML could not read it."""
 
     uuid: str
     product: str
     memory_bytes: int
     healthy: bool = True
     used_bytes: int = 0
-    """Memory that all processes use."""
+    """Memory used by all processes."""
 
 
 class NvmlError(Exception):
@@ -27,13 +27,13 @@ class NvmlError(Exception):
 
 
 class Nvml(Protocol):
-    """What the local driver asks. All calls may block and raise NvmlError."""
+    """The queries of the local driver. All calls may block and raise `NvmlError`."""
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """All GPUs, in the driver's order; a GPU that was there and is lost stays, not healthy."""
+        """Return all GPUs, in the driver's order; a GPU that is lost stays in the list, unhealthy."""
 
     def memory_by_pid(self, uuid: str) -> dict[int, int]:
-        """Bytes of a GPU's memory per process that has any; 0 where the driver does not tell how much."""
+        """Return pid -> bytes of a GPU's memory, for each process that has any; 0 if the amount is unknown."""
 
 
 class PyNvml:
@@ -47,7 +47,7 @@ class PyNvml:
         self._seen: dict[int, NvmlGpu] = {}
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """All GPUs, in the driver's order."""
+        """Return all GPUs, in the driver's order."""
         try:
             count = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
@@ -69,7 +69,7 @@ class PyNvml:
         return tuple(gpu if index < count else gpu._replace(healthy=False) for index, gpu in self._seen.items())
 
     def memory_by_pid(self, uuid: str) -> dict[int, int]:
-        """Bytes of a GPU's memory per process that computes or draws on it."""
+        """Return pid -> bytes of a GPU's memory, for processes with compute or graphics contexts on it."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             holders = [
@@ -86,7 +86,7 @@ class PyNvml:
 
 
 def _mps_clients(handle: object) -> list[Any]:
-    """Processes that compute through the MPS daemon, which some drivers list only here."""
+    """Return processes that compute through the MPS daemon, which some drivers list only here."""
     try:
         return list(pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle))
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
@@ -94,7 +94,7 @@ def _mps_clients(handle: object) -> list[Any]:
 
 
 def open_nvml() -> Nvml | None:
-    """NVML where it initialises and tells of a GPU, else None."""
+    """Return NVML if it initializes and reports a GPU, else None."""
     try:
         nvml = PyNvml()
         return nvml if nvml.gpus() else None
@@ -103,7 +103,7 @@ def open_nvml() -> Nvml | None:
 
 
 def _memory(handle: object) -> tuple[int, int]:
-    """(bytes that processes can use, bytes in use), both without what the driver reserves, where it reports that."""
+    """Return (bytes usable by processes, bytes in use), both without the driver's reserve, if it reports that."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         return int(memory.total) - int(memory.reserved), int(memory.used)

@@ -1,4 +1,4 @@
-"""Tells when a process has ended, for processes that are not our children. Owns pidfds (Linux 5.3, pidfd_open(2)).
+"""Notifies when a process has ended, also one that is not our child. Uses pidfds (Linux 5.3, pidfd_open(2)).
 
 A pidfd stays tied to the process it was opened for, so a reused pid is never mistaken for it.
 """
@@ -17,7 +17,7 @@ class ProcessWatch:
         self._watched: dict[Hashable, tuple[int, int]] = {}
 
     def watch(self, name: Hashable, pid: int, ended: Callable[[], None]) -> None:
-        """Calls `ended` once when the process ends; at once if it does not exist."""
+        """Call `ended` once when the process ends; at once if it does not exist."""
         known = self._watched.get(name)
         if known is not None and known[0] == pid:
             return
@@ -36,7 +36,7 @@ class ProcessWatch:
         asyncio.get_running_loop().add_reader(fd, on_exit)
 
     def forget(self, name: Hashable) -> None:
-        """Stops watching; nothing is called."""
+        """Stop watching; `ended` is not called."""
         known = self._watched.pop(name, None)
         if known is not None:
             asyncio.get_running_loop().remove_reader(known[1])

@@ -1,7 +1,7 @@
-"""Ports of engines: a free one for each start, and who listens on it. I/O; owns nothing but what it handed out lately.
+"""Ports of engines: selects a free one for each start, and finds the processes that listen on it. I/O.
 
-Ports lie below the range that the kernel takes ports of outgoing connections from: no connection of a gateway can take
-the port between the choice and the engine's bind, and a probe can never connect to itself.
+Ports are below the kernel's range for outgoing connections: no connection of a gateway can take the port between the
+selection and the engine's bind, and a probe can never connect to itself. The only state is the recently assigned ports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autoscaler.drivers.resource_shortage import SHORT
 
 HOST = "127.0.0.1"
 REUSE_S = 60.0
-"""A port is not handed out twice within this time."""
+"""A port is not assigned twice within this time."""
 SPREAD = 12_000
 """How many ports below the kernel's own range are used."""
 TRIES_MAX = 200
@@ -32,7 +32,7 @@ class PortsTakenError(Exception):
 
 
 class Ports:
-    """Hands out free ports on 127.0.0.1."""
+    """Assigns free ports on 127.0.0.1."""
 
     def __init__(self) -> None:
         first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -42,7 +42,7 @@ class Ports:
         self._given: dict[int, float] = {}
 
     def choose(self, now_s: float) -> int:
-        """A port that nobody listens on now. Raises PortsTakenError."""
+        """Return a port without a listener. Raises `PortsTakenError`."""
         self._given = {port: at_s for port, at_s in self._given.items() if now_s - at_s < REUSE_S}
         for _ in range(TRIES_MAX):
             port = _free(self._low + self._next if self._count > 0 else 0)
@@ -54,7 +54,7 @@ class Ports:
 
 
 def _free(port: int) -> int | None:
-    """The port, where it can be bound (0: any that can), else None."""
+    """Return the port if it can be bound (0: any that can), else None."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
         try:
             s.bind((HOST, port))
@@ -64,9 +64,9 @@ def _free(port: int) -> int | None:
 
 
 def list_listening_sockets(port: int) -> frozenset[str]:
-    """Inodes of the sockets that answer a connection to 127.0.0.1:port; empty where the kernel does not tell.
+    """Return the inodes of the sockets that accept connections to 127.0.0.1:port; empty if the kernel does not tell.
 
-    Raises OSError in a shortage, as `has_open_socket` does.
+    Raises `OSError` in a resource shortage, as `has_open_socket` does.
     """
     found = _listening("/proc/net/tcp", port)
     inodes = found.get(_EXACT) or found.get(_ANY)
@@ -74,7 +74,7 @@ def list_listening_sockets(port: int) -> frozenset[str]:
 
 
 def _listening(table: str, port: int) -> dict[str, list[str]]:
-    """Address -> inodes of its sockets listening on `port`. Listening sockets come first: the rest is never read."""
+    """Return address -> inodes of sockets listening on `port`. Listening sockets come first: the rest is never read."""
     found: dict[str, list[str]] = {}
     try:
         with open(table, buffering=4096) as lines:  # noqa: PTH123 - in small pieces, since the rest may be megabytes
@@ -92,14 +92,14 @@ def _listening(table: str, port: int) -> dict[str, list[str]]:
 
 
 def has_open_socket(pids: Iterable[int], inodes: frozenset[str]) -> bool | None:
-    """Whether any of these processes has any of these sockets open; None: not all of them let us look."""
+    """Return whether any of these processes has any of these sockets open; None: some could not be inspected."""
     none: bool | None = False
     wanted = {f"socket:[{inode}]" for inode in inodes}
     for pid in pids:
         try:
             with os.scandir(f"/proc/{pid}/fd") as entries:
                 names = [entry.path for entry in entries]
-        except PermissionError:  # it changed its user, or does not let itself be looked at
+        except PermissionError:  # it changed its user, or forbids inspection
             none = None
             continue
         except OSError as error:

@@ -1,10 +1,10 @@
-"""Processes of Replicas on this machine: spawned, told apart, found again, signalled, reaped. I/O; Linux 5.3 or newer.
+"""Processes of replicas on this machine: spawns, identifies, finds, signals and reaps them. I/O; Linux 5.3 or newer.
 
-A process is known by its pid, its start time and the boot it lives in, and it carries a mark in its environment that
-names the installation and the Replica. Promises: nothing is signalled that is not proven to be the same process (a
-pidfd is opened first, then the start time is compared), and no exit status is taken from a child that somebody else in
-this process started. Looks through /proc in slices of about a millisecond, so that the event loop never waits; while
-this process is short of file descriptors they wait (`shortage`). Knows nothing of Replicas' states.
+A process is identified by its pid, its start time and its boot, and carries a mark in its environment that names the
+installation and the replica. A process is signalled only if it is proven to be the same one (a pidfd is opened first,
+then the start time is compared), and the exit status of a child started elsewhere in this process is never taken. /proc
+is scanned in steps of about a millisecond, so that the event loop never waits; during a shortage of file descriptors
+scans wait (`resource_shortage`). Replicas' states are unknown here.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from autoscaler.drivers.resource_shortage import SHORT, retry_on_shortage
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""
-"""An environment that is empty, overwritten by its owner with a title (as vLLM's processes do), or not there yet,
+"""An environment that is empty, overwritten by its owner with a title (as vLLM's processes do), or not there yet
 because the process is in the middle of an exec."""
 LOOK_AT_ONCE = 48
-"""Processes looked at before the event loop gets its turn: about a millisecond."""
+"""Processes scanned before the event loop gets its turn: about a millisecond."""
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Facts(NamedTuple):
-    """One process as /proc/PID/stat tells it. `gone`: it has ended, and only waits to be reaped."""
+    """One process as in /proc/PID/stat. `gone`: it has ended and only waits to be reaped."""
 
     pid: int
     parent: int
@@ -46,36 +46,37 @@ class Facts(NamedTuple):
 
 
 class ProcessSelector(NamedTuple):
-    """What counts as one Replica's processes."""
+    """Selects one replica's processes."""
 
     mark: str
     main_pid: int = 0
     """Leader of the session that it was started in; 0: unknown."""
     held: bool = False
-    """The main process is our child and not reaped: its pid, group and session cannot be anyone else's."""
+    """The main process is our child and not reaped: its pid, group and session cannot be reused."""
     since_ticks: int = 0
-    """When the main process started: nothing that started earlier is its."""
+    """When the main process started: processes started earlier are excluded."""
 
 
 def become_subreaper() -> None:
-    """Makes orphans of engines children of this process, so that none is left a zombie: prctl(2). Raises OSError."""
+    """Make engines' orphans children of this process, so that no zombies are left: prctl(2). Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def boot_id() -> str:
-    """Differs at every boot of the machine: start times of two boots have nothing in common."""
+    """Return an id that differs at every boot: start times of two boots are not comparable."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def read_process(pid: int) -> Facts | None:
-    """What the kernel says of a pid; None where there is no such process, or none that we may see (hidepid, proc(5)).
+    """Return the kernel's facts about a pid; None if the process does not exist or is hidden from us (hidepid,
+    proc(5)).
 
-    Raises OSError in a shortage. Fields: proc_pid_stat(5).
+    Raises `OSError` in a resource shortage. Fields: proc_pid_stat(5).
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the cost of Path.read_bytes, 100 times per look
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the cost of Path.read_bytes, 100 per scan
             text = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
@@ -85,9 +86,9 @@ def read_process(pid: int) -> Facts | None:
 
 
 def read_process_mark(pid: int) -> str | None:
-    """Its mark; BLANK where the environment was overwritten; None: no mark, or not ours to read, or gone.
+    """Return its mark; BLANK if the environment was overwritten; None: no mark, not readable by us, or gone.
 
-    Raises OSError in a shortage.
+    Raises `OSError` in a resource shortage.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - as above
@@ -103,7 +104,7 @@ def read_process_mark(pid: int) -> str | None:
 
 
 def is_process_alive(pid: int, start_ticks: int, mark: str) -> bool:
-    """Whether exactly this process still runs. The boot must have been compared before."""
+    """Return whether exactly this process still runs. The caller must have compared the boot."""
     now = read_process(pid)
     return (
         now is not None and not now.gone and now.start_ticks == start_ticks and read_process_mark(pid) in (mark, BLANK)
@@ -111,16 +112,16 @@ def is_process_alive(pid: int, start_ticks: int, mark: str) -> bool:
 
 
 def started_s(start_ticks: int) -> float:
-    """A start time as seconds of the monotonic clock."""
+    """Convert a start time to seconds of the monotonic clock."""
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S)
 
 
 def spawn_process(
     argv: Sequence[str], env: Mapping[str, str], output_fd: int, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, with nothing of ours open in it but what it is to inherit.
+    """Start a process in its own session, which inherits no descriptor of ours except `inherited`.
 
-    Raises OSError when it cannot.
+    Raises `OSError` on failure.
     """
     return subprocess.Popen(
         argv,
@@ -135,7 +136,7 @@ def spawn_process(
 
 
 def describe_exit(pid: int) -> str:
-    """How our child ended, in words, without reaping it; empty while it runs or when it is not our child."""
+    """Describe how our child ended, without reaping it; empty while it runs or if it is not our child."""
     try:
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -148,7 +149,7 @@ def describe_exit(pid: int) -> str:
 
 
 async def iterate_processes(reaper: Reaper | None = None) -> AsyncIterator[Facts | None]:
-    """All processes, once; None for each that vanished while this looked: what it left behind was perhaps not seen."""
+    """Yield all processes, once; None for each that vanished during the scan: its children may have been missed."""
     names = await retry_on_shortage(partial(os.listdir, "/proc"))
     for i, name in enumerate(names):
         if name.isdigit():
@@ -165,11 +166,11 @@ def _look(pid: int, reaper: Reaper | None) -> Facts | None:
 
 
 async def find_processes(claim: ProcessSelector, reaper: Reaper | None = None) -> tuple[tuple[Facts, ...], bool]:
-    """(living processes of the claim, whether the look was complete: none vanished under it, all could be told)."""
+    """Return (living processes of the claim, whether the scan was complete: none vanished, all could be identified)."""
     if claim.main_pid and not claim.held:
         leader = await retry_on_shortage(partial(read_process, claim.main_pid))
         if leader is not None and leader.start_ticks != claim.since_ticks:
-            claim = claim._replace(main_pid=0)  # its pid was reused: the session of this number is somebody else's
+            claim = claim._replace(main_pid=0)  # its pid was reused: the session of this number is another's
     found, complete = [], True
     async for one in iterate_processes(reaper):
         if one is None:
@@ -183,7 +184,7 @@ async def find_processes(claim: ProcessSelector, reaper: Reaper | None = None) -
 
 
 def _claimed(one: Facts, claim: ProcessSelector) -> bool | None:
-    """None: its environment does not tell, perhaps not yet."""
+    """Return whether the process is the claim's; None: its environment does not tell, perhaps not yet."""
     in_session = claim.main_pid != 0 and claim.main_pid in (one.session, one.group)
     if in_session and claim.held:
         return True
@@ -195,7 +196,7 @@ def _claimed(one: Facts, claim: ProcessSelector) -> bool | None:
 
 
 async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[Facts]]:
-    """All living processes whose mark starts with `prefix`, by the rest of their mark."""
+    """Return all living processes whose mark starts with `prefix`, by the rest of their mark."""
     found: dict[str, list[Facts]] = {}
     async for one in iterate_processes(reaper):
         if one is not None and not one.gone:
@@ -206,9 +207,9 @@ async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[F
 
 
 def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
-    """Signals exactly these processes; those that ended meanwhile, whatever has their pid now, get nothing.
+    """Signal exactly these processes; if one has ended, a new process with its pid gets no signal.
 
-    Raises OSError in a shortage: some may have got it.
+    Raises `OSError` in a resource shortage: some may have been signalled.
     """
     for target in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -222,10 +223,10 @@ def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
 
 
 class Reaper:
-    """Reaps orphans of engines, which the kernel gives to a subreaper, and no other child of this process.
+    """Reaps engines' orphans, which the kernel reparents to a subreaper, and no other child of this process.
 
-    A child that this process started is in our session or leads its own. So a zombie child in any other session is an
-    orphan for certain; one that leads its own session is reaped only if it was seen with our mark while it lived.
+    A child that this process started is in our session or leads its own. So a zombie child in any other session is
+    certainly an orphan; one that leads its own session is reaped only if it was seen with our mark while it lived.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -236,15 +237,15 @@ class Reaper:
         """(pid, start) of our children that lead their own session and carry our mark, until they are reaped."""
 
     def spare(self, pid: int) -> None:
-        """Leaves this child alone: its exit status is somebody's."""
+        """Never reap this child: its exit status is needed elsewhere."""
         self._mains.add(pid)
 
     def forget(self, pid: int) -> None:
-        """The spared child has been reaped."""
+        """Forget a spared child that has been reaped."""
         self._mains.discard(pid)
 
     def consider(self, one: Facts) -> None:
-        """Looks at one process: learns whose it is while it lives, reaps it when it has ended."""
+        """Inspect one process: check its mark while it lives, reap it when it has ended."""
         if one.parent != os.getpid() or one.pid in self._mains:
             return
         leads, key = one.session == one.pid, (one.pid, one.start_ticks)

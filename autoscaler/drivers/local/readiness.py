@@ -1,7 +1,7 @@
-"""Whether one engine may get Calls, asked again and again for as long as it lives. I/O; the sequel of a probe's answer.
+"""Probes whether an engine may get requests, for as long as it lives, and reports changes. I/O.
 
-Owns what an answer means: the first 200 of its own process is READY; three failures in a row afterwards are UNREADY;
-the next 200 is READY again. While an engine starts it also looks whether its memory still grows.
+The first 200 from its own process means READY; three failures in a row after that mean UNREADY; the next 200 means
+READY again. While an engine starts, its memory growth is also checked.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from autoscaler.state.events import Seen
 from autoscaler.text import format_size
 
 WEIGH_EVERY_S = 1.0
-"""How often the memory of an engine that starts is looked at."""
+"""How often the memory of a starting engine is measured."""
 WEIGH_READY_S = 10.0
-"""And of one that is ready."""
+"""How often the memory of a ready engine is measured."""
 EXCESS = 1.03
-"""A Replica that uses more than its claim by this factor is reported, and again each time it has grown by as much."""
+"""A replica whose usage exceeds its claim by this factor is reported, and again each time it has grown by as much."""
 GREW_BYTES = 1 << 20
 FIRST_CALLS_S = 0.05
-"""An engine that just got ready is about to get its first Calls: looking at its processes waits until they are out."""
+"""An engine just ready is about to get its first requests: the scan of its processes waits until after them."""
 
 _log = logging.getLogger(__name__)
 
 
 class EngineStateCallback(Protocol):
-    """Where it puts what it finds out."""
+    """Receives the observed state of an engine."""
 
     def __call__(self, engine: EngineProcess, seen: Seen, *, reason: str = "", grew: bool = False) -> None:
-        """The engine is seen as `seen` from now on."""
+        """Report the state of the engine from now on."""
 
 
 class Readiness:
-    """Asks engines. `remember` keeps a record that changed."""
+    """Probes engines. `remember` stores a changed record."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Readiness:
         self._pace = probes.Pace(clock)
 
     async def ask(self, engine: EngineProcess) -> None:
-        """Probes it until cancelled, one probe at a time."""
+        """Probe the engine until cancelled, one probe at a time."""
         weigh_s = engine.born_s + WEIGH_EVERY_S
         while True:
             await self._pace.turn()
@@ -78,7 +78,7 @@ class Readiness:
             await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
 
     async def answers(self, engine: EngineProcess) -> bool:
-        """One probe: whether it is ready and the answer is its own."""
+        """Probe once: return whether the engine is ready and the response is its own."""
         answered = await self._probe(engine.record)
         return bool(answered) and await self._is_its_own(engine)
 
@@ -91,7 +91,7 @@ class Readiness:
         )
 
     async def _judge(self, engine: EngineProcess, *, answered: bool | None) -> float:
-        """What a probe means. Returns seconds from its beginning to the next."""
+        """Evaluate a probe. Return the seconds from its start to that of the next."""
         if engine.seen is Seen.STARTING:
             if not answered:
                 listens = answered is not None
@@ -121,7 +121,7 @@ class Readiness:
         self._remember(engine.record)
 
     async def _look_again(self, engine: EngineProcess) -> None:
-        """Whether the memory of one that starts grows; what one that is ready uses."""
+        """Check whether the memory of a starting engine grows, and how much a ready one uses."""
         grew = await self._weigh(engine)
         if engine.seen is Seen.STARTING and grew:
             self._see(engine, Seen.STARTING, reason=engine.reason, grew=True)
@@ -129,14 +129,14 @@ class Readiness:
             self._see(engine, Seen.READY)
 
     async def _look_early(self, engine: EngineProcess, *, listens: bool) -> None:
-        """Looks whose the port is while the engine still loads: at its first 200 Calls would wait for the answer."""
+        """Check the port's owner while the engine still loads: at its first 200, requests would wait for that."""
         if not listens:
             engine.owns_port = None
         elif engine.owns_port is None:
             engine.owns_port = await self._is_its_own(engine)
 
     async def _is_its_own(self, engine: EngineProcess) -> bool:
-        """Whether the process that answers on its port belongs to it. What the kernel does not tell is believed."""
+        """Return whether its own process listens on its port; assumed if the kernel does not report it."""
         inodes = await retry_on_shortage(partial(list_listening_sockets, engine.record.port))
         if not inodes or await retry_on_shortage(partial(has_open_socket, (engine.record.pid,), inodes)) is not False:
             return True
@@ -144,7 +144,7 @@ class Readiness:
         return await retry_on_shortage(partial(has_open_socket, [one.pid for one in found], inodes)) is not False
 
     async def _weigh(self, engine: EngineProcess) -> bool:
-        """Looks at its memory, of the host and of its devices; True when it grew since the last look."""
+        """Measure its memory, of the host and of its devices; return whether it grew since the last check."""
         found, _ = await find_processes(engine.claim, self._reaper)
         memory_bytes = sum(one.rss_pages for one in found) * os.sysconf("SC_PAGE_SIZE")
         try:
@@ -163,7 +163,7 @@ class Readiness:
         return grew
 
     def _report_excess(self, engine: EngineProcess) -> None:
-        """Logs a Replica that uses more memory of a GPU than it was placed with: its neighbours may run out of it."""
+        """Log a replica that uses more GPU memory than it was placed with: its neighbours may run out of it."""
         claimed_bytes = engine.record.memory_bytes
         bound_bytes = max(claimed_bytes, engine.reported_bytes) * EXCESS
         if not self._devices.measured or not claimed_bytes or engine.used_bytes <= bound_bytes:

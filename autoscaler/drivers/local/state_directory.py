@@ -1,17 +1,17 @@
-"""The state directory: which Replicas were started here, kept so that a restarted Pilotlight knows its own. I/O.
+"""The state directory: records the replicas started here, so that a restarted Pilotlight finds them again. I/O.
 
-    STATE/version      of this layout; a newer one is refused
-    STATE/installation names this installation in the marks of its processes; made once
-    STATE/epoch        of the last leader; none is ever used twice
+    STATE/version      version of this layout; a newer one is rejected
+    STATE/installation id of this installation in the marks of its processes; created once
+    STATE/epoch        epoch of the last leader; none is ever reused
     STATE/lock         held (flock) by the one process that owns the directory, with its pid inside
-    STATE/replicas/    one record per Replica, written before its process exists and again with its pid
-    STATE/logs/        one log per Replica
+    STATE/replicas/    one record per replica, written before its process exists and again with its pid
+    STATE/logs/        one log per replica
     STATE/run/         sockets
 
-Files are replaced whole (a temporary one is renamed), so a crash leaves the old or the new. Only what must outlive a
-power cut is synced (`durable`): version, installation and epoch here, stored keys elsewhere. Records are not, since no
-process outlives the machine. A record that cannot be read is moved aside and reported, never fatal. The other files
-are never guessed at: engines that run depend on them, so `open` refuses, naming the file and the fix.
+Files are replaced atomically (a temporary one is renamed), so a crash leaves the old or the new content. Only content
+that must survive a power cut is synced (`durable`): version, installation and epoch here, stored keys elsewhere; not
+records, since no process outlives the machine. An unreadable record is moved aside and reported, and is never fatal.
+The other files are never guessed, since running engines depend on them: `open` fails with the file and the fix.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ NAME_CHARACTERS_MAX = 150
 
 
 class StateError(Exception):
-    """The state directory cannot be used. `str()` is one line that names it as it was given, and the fix."""
+    """The state directory cannot be used. `str()` is one line with the directory as given, and the fix."""
 
 
 class InUseError(StateError):
-    """Another process owns it: nothing is wrong with it."""
+    """Another process owns the directory, which is otherwise fine."""
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be known of a Replica to adopt it: its facts, its identity, how to ask it."""
+    """Everything needed to adopt a replica: its facts, its identity, how to probe it."""
 
     id: ReplicaId
     model: ModelName
@@ -69,11 +69,11 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """0: not known yet; its process, if there is one, is found by its mark."""
     was_ready: bool = False
     gpu_pids: tuple[int, ...] = ()
-    """Processes that were seen to hold memory of a device, for the proof of clean."""
+    """Processes that were seen to hold device memory, for the proof of CLEAN."""
 
 
 class StateDirectory:
-    """One state directory. Make it with `open` (the owner) or `attach` (a process of the owner)."""
+    """One state directory. Create it with `open` (the owner) or `attach` (a process of the owner)."""
 
     def __init__(self, path: Path, installation: str, lock_fd: int | None) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class StateDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Makes it where it is missing, and owns it until `close` or the end of the process. Raises StateError."""
+        """Create the directory if missing, and own it until `close` or the end of the process. Raises `StateError`."""
         given = Path(path)
         try:
             given.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class StateDirectory:
 
     @classmethod
     def attach(cls, path: str | Path) -> Self:
-        """Uses one that another process owns. Raises StateError."""
+        """Use a directory that another process owns. Raises `StateError`."""
         given = Path(path)
         try:
             _check_version(given)
@@ -116,13 +116,13 @@ class StateDirectory:
             raise StateError(f"state directory {path} is not there or cannot be read ({error.strerror})") from error
 
     def close(self) -> None:
-        """Lets another process own it."""
+        """Release the ownership."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def next_epoch(self) -> int:
-        """One more than any leader of this state directory had; never given again. Raises StateError."""
+        """Return an epoch above that of any earlier leader; never returned again. Raises `StateError`."""
         epoch = _epoch(self.path) + 1
         try:
             replace_file(self.path / EPOCH, f"{epoch}\n".encode(), durable=True)
@@ -132,27 +132,27 @@ class StateDirectory:
 
     @property
     def mark_prefix(self) -> str:
-        """What the marks of all processes of this installation begin with; the Replica's id follows."""
+        """The prefix of the marks of all processes of this installation; the replica's id follows."""
         return f"{self.installation}/"
 
     def log(self, replica: ReplicaId) -> Path:
-        """Where a Replica's output is kept."""
+        """Return the path of a replica's log."""
         return self.path / "logs" / f"{_file_name(replica)}.log"
 
     def put(self, record: ReplicaRecord) -> None:
-        """Writes a record. Raises OSError.
+        """Write a record. Raises `OSError`.
 
-        The old one is removed first, because ext4 flushes a file that is renamed over another to the disk, which takes
-        milliseconds. Killed in between, a process without a record is left, which the next driver removes.
+        The old one is removed first, because ext4 flushes a file that is renamed over another to disk, which takes
+        milliseconds. A kill in between leaves a process without a record, which the next driver removes.
         """
         replace_file(self._record(record.id), msgspec.json.encode(record), over=False)
 
     def drop(self, replica: ReplicaId) -> None:
-        """Removes a record; none is fine. Raises OSError."""
+        """Remove a record, if there is one. Raises `OSError`."""
         self._record(replica).unlink(missing_ok=True)
 
     def records(self) -> tuple[tuple[ReplicaRecord, ...], tuple[str, ...]]:
-        """(all records, one line for each that could not be read and was moved aside)."""
+        """Return (all records, one line for each that could not be read and was moved aside)."""
         good: list[ReplicaRecord] = []
         broken: list[str] = []
         for path in sorted((self.path / "replicas").glob("*.json")):
@@ -175,10 +175,10 @@ def _file_name(replica: ReplicaId) -> str:
 
 
 def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool = False) -> None:
-    """Replaces a file whole, readable by its owner only. Raises OSError.
+    """Replace a file atomically, readable by its owner only. Raises `OSError`.
 
-    `over` False: the old one is removed first. `durable`: on the disk before it takes the old one's place, for what
-    must outlive a power cut.
+    `over` False: the old file is removed first. `durable`: synced to disk before it replaces the old file, for content
+    that must survive a power cut.
     """
     temporary = path.with_name(f".{path.name}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -193,7 +193,7 @@ def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool
 
 
 def move_aside(path: Path) -> str:
-    """Renames a file that cannot be read to *.broken, and says so; where even that fails it stays."""
+    """Rename an unreadable file to *.broken and describe that; if even that fails, it stays."""
     aside = path.with_suffix(".broken")
     try:
         path.rename(aside)
@@ -232,7 +232,7 @@ def _installation(path: Path) -> str:
 
 
 def _epoch(path: Path) -> int:
-    """Of the last leader; 0 before the first."""
+    """Return the epoch of the last leader; 0 before the first."""
     file = path / EPOCH
     try:
         text = _text(file)
@@ -246,13 +246,13 @@ def _epoch(path: Path) -> int:
 
 
 def _text(file: Path) -> str:
-    """Of one of the small files. Raises OSError; bytes that are no text are none that we wrote."""
+    """Read one of the small files. Raises `OSError`; undecodable bytes are replaced, since we never wrote them."""
     with file.open("rb") as opened:
         return opened.read(TEXT_BYTES_MAX).decode(errors="replace").strip()
 
 
 def _lock(path: Path) -> int:
-    """Returns the descriptor that holds the lock. Raises InUseError when another process does, OSError otherwise."""
+    """Return the descriptor that holds the lock. Raises `InUseError` if another process does, `OSError` otherwise."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""KubeAI's engines as ours: what each is started with, and where its weights come from. Pure.
+"""Converts KubeAI's engines: how each is started, and where its weights come from. Pure.
 
-Owns the facts of that: vLLM is an engine of ours; Ollama and Infinity are commands, since KubeAI gives them their
-model in ways of their own. A source that has no equal raises RefusedError with what to do.
+vLLM is an engine of Pilotlight, too. Ollama and Infinity become commands, since KubeAI passes them their model in ways
+of their own. A source without an equivalent raises ConversionError, which says what to do.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from autoscaler.importers.decode import CommandLine
 from autoscaler.importers.result import ConversionError, Sketch
 
 MODEL_PATH = "/model"
-"""Where a claim is mounted."""
+"""Mount path of a claim."""
 BUCKETS = frozenset({"s3", "gs", "oss"})
 _URL = re.compile(r"([a-z0-9]+)://([^?]+)(?:\?(.*))?")
 _SAFE = re.compile(r"[A-Za-z0-9._:/@-]+")
-"""What may stand in a line of the shell as it is."""
+"""Text that needs no quotes in a shell command."""
 OLLAMA = (
     "export OLLAMA_HOST='[{{host}}]:{{port}}'; ollama serve & server=$!; trap 'kill $server' TERM INT; "
     "{{ until ollama list; do sleep 0.2; done; {get}{load}ollama cp {ref} {name}; }} >&2 || kill $server & "
     "wait $server"
 )
-"""Serves `ref` under the Model's name, as KubeAI does; /v1/models/NAME answers 200 from its last step on. The shell
-stays, and hands on SIGTERM.
+"""Serves `ref` under the Model's name, as KubeAI does; /v1/models/NAME answers 200 after the last step.
+The shell stays and forwards SIGTERM.
 """
 
 
 class Source(NamedTuple):
-    """A `url` of KubeAI."""
+    """The parts of a `url` of KubeAI."""
 
     scheme: str
     ref: str
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 
 def parse_source(url: str) -> Source:
-    """Raises RefusedError."""
+    """Parse a `url`. Raises ConversionError."""
     found = _URL.fullmatch(url)
     if found is None:
         raise ConversionError("spec.url: expected SCHEME://... such as hf://org/name")
@@ -47,7 +47,7 @@ def parse_source(url: str) -> Source:
 
 
 def write_vllm_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
-    """Writes the spec of an engine `write_vllm_spec`."""
+    """Write the spec of engine `vllm`."""
     words = CommandLine(args)
     spec = sketch.spec
     spec["engine"] = "vllm"
@@ -72,14 +72,14 @@ def write_vllm_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
     count = gpu["count"] if isinstance(gpu, dict) else 0
     if not words.has("--tensor-parallel-size", "-tp"):
         if count > 1 and words.has("--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"):
-            words.left.append("--tensor-parallel-size=1")  # it would be the number of GPUs
+            words.left.append("--tensor-parallel-size=1")  # the default is the number of GPUs
     else:
         words.take("--tensor-parallel-size", "-tp", when=lambda value: value == str(count) and count > 1)
     spec["args"] = words.left
 
 
 def write_ollama_spec(of: Source, args: Sequence[str], sketch: Sketch, *, talks: bool) -> None:
-    """Writes the spec of a command that runs Ollama with one model. `talks`: it is loaded before it is ready."""
+    """Write the spec of a command that runs Ollama with one model. `talks`: load the model before it is ready."""
     ref = of.query.get("model", "") if of.scheme == "pvc" else of.ref
     if of.scheme not in ("ollama", "pvc"):
         raise _no_source(of)
@@ -99,7 +99,7 @@ def write_ollama_spec(of: Source, args: Sequence[str], sketch: Sketch, *, talks:
 
 
 def write_infinity_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
-    """Writes the spec of a command that runs Infinity with one model."""
+    """Write the spec of a command that runs Infinity with one model."""
     if of.scheme == "pvc":
         _mount(of, sketch)
     elif of.scheme != "hf":
@@ -118,7 +118,7 @@ def _command(command: list[str], args: Sequence[str], environment: dict[str, str
 
 
 def _mount(of: Source, sketch: Sketch) -> None:
-    """The claim of `pvc://CLAIM/FOLDER`, at MODEL_PATH."""
+    """Mount the claim of `pvc://CLAIM/FOLDER` at MODEL_PATH."""
     claim, _, folder = of.ref.partition("/")
     sketch.pod["volumes"] = [{"name": "model", "persistentVolumeClaim": {"claimName": claim}}]
     within = {"subPath": folder.strip("/")} if folder.strip("/") else {}

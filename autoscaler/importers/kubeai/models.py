@@ -1,7 +1,7 @@
-"""KubeAI's Models (`kubeai.org/v1`) as ours. Pure.
+"""Converts KubeAI's Models (`kubeai.org/v1`). Pure.
 
-Reads manifests, lists as kubectl prints them, the catalogue of KubeAI's chart `models`, and beside them KubeAI's own
-configuration (`kubeai_system`). Promises: a Model keeps its name and namespace; every key of it is written or told.
+Reads manifests, lists as kubectl prints them, values of KubeAI's chart `models`, and KubeAI's own configuration
+(`system`). A Model keeps its name and namespace. Every key of it is converted or reported.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from autoscaler.spec.model import Model
 
 API_VERSION = "kubeai.org/v1"
 NO_LIMIT = 1000
-"""`maxReplicas` that is absent: as many as a Model of ours may have."""
+"""For an absent `maxReplicas`: the most replicas that a Model of Pilotlight can have."""
 TARGET = 100
-"""`targetRequests` that is absent."""
+"""For an absent `targetRequests`."""
 FOREIGN_KEYS = ("kubectl.kubernetes.io/", "meta.helm.sh/", "helm.sh/", "app.kubernetes.io/", "argocd.argoproj.io/")
-"""Labels and annotations of the tools that made their object: on ours they would be wrong."""
+"""Labels and annotations of the tools that created an object, which would be wrong on ours."""
 
 Count = Annotated[int, Meta(ge=0)]
 
 
 class Spec(Part, frozen=True):
-    """The spec of KubeAI's Model."""
+    """The spec of a Model of KubeAI."""
 
     url: str
     engine: Literal["OLlama", "VLLM", "FasterWhisper", "Infinity"]
@@ -61,7 +61,7 @@ class Spec(Part, frozen=True):
 
 
 def convert_models(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]:
-    """(file, its text) of each -> what became of every Model in them. Raises DocumentError, one line."""
+    """Convert the Models in (file, text) pairs. Raises DocumentError, in one line."""
     system = CHART
     found: list[tuple[str, int, object]] = []
     for source, text in sources:
@@ -80,7 +80,7 @@ def convert_models(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]
 
 
 def convert_live_model(value: object, system: KubeAiConfig = CHART) -> tuple[Model | None, str, tuple[str, ...]]:
-    """An object of a cluster -> its Model, or why it has none; and a line for each key that was not taken over."""
+    """Convert an object of a cluster: its Model or why it has none, and a line for each key that was not converted."""
     try:
         taken = convert_model(value, system)
     except WrongKeyError as error:
@@ -89,7 +89,7 @@ def convert_live_model(value: object, system: KubeAiConfig = CHART) -> tuple[Mod
 
 
 def convert_model(value: object, system: KubeAiConfig = CHART) -> ConversionResult:
-    """One Model. Raises WrongKeyError where it is none of KubeAI's."""
+    """Convert one Model. Raises WrongKeyError if it is not one of KubeAI's."""
     whole = read_mapping(value, ())
     metadata = read_mapping(whole.get("metadata"), ("metadata",))
     name = metadata.get("name")
@@ -108,7 +108,7 @@ def convert_model(value: object, system: KubeAiConfig = CHART) -> ConversionResu
 
 
 def _settings(source: str, value: object) -> Document | None:
-    """KubeAI's configuration, also out of its ConfigMap."""
+    """Return KubeAI's configuration, also from its ConfigMap; None if the document is something else."""
     if isinstance(value, dict) and value.get("kind") == "ConfigMap":
         text = read_mapping(value.get("data"), ("data",)).get("system.yaml")
         if not isinstance(text, str):
@@ -119,7 +119,7 @@ def _settings(source: str, value: object) -> Document | None:
 
 
 def _models(value: object) -> list[object]:
-    """The Models of a document: itself, or those that a catalogue (values of the chart `models`) turns on."""
+    """Return the Models of a document: itself, or those that a catalogue (values of the chart `models`) enables."""
     whole = read_mapping(value, ())
     if "kind" not in whole and "catalog" in whole:
         every = bool(read_mapping(whole.get("all"), ("all",)).get("enabled"))
@@ -139,12 +139,12 @@ def _entry(name: str, entry: Document) -> Document:
 
 
 def _own(notes: Document) -> Document:
-    """Labels or annotations that say something of the Model itself."""
+    """Drop labels or annotations that describe something else than the Model."""
     return {key: value for key, value in notes.items() if not key.startswith(FOREIGN_KEYS)}
 
 
 def _write(spec: Spec, system: KubeAiConfig, sketch: Sketch) -> None:
-    """All keys of the spec. Raises RefusedError."""
+    """Convert all keys of the spec. Raises ConversionError."""
     source = engines.parse_source(spec.url)
     image_name = apply_resource_profile(spec.resource_profile, system, sketch)
     sketch.spec["slots"] = spec.target_requests or TARGET
@@ -185,7 +185,7 @@ def _environment(spec: Spec, scheme: str, system: KubeAiConfig, sketch: Sketch) 
 
 
 def _replicas(spec: Spec, sketch: Sketch) -> None:
-    """`replicas` is KubeAI's own count, unless it was told not to count."""
+    """Convert the bounds. `replicas` is KubeAI's own count, unless autoscaling is disabled."""
     if not spec.autoscaling_disabled:
         most = NO_LIMIT if spec.max_replicas is None else spec.max_replicas
         sketch.spec["replicas"] = {"min": spec.min_replicas, "max": most}
@@ -197,7 +197,7 @@ def _replicas(spec: Spec, sketch: Sketch) -> None:
 
 
 def _tell(spec: Spec, sketch: Sketch) -> None:
-    """What has no equal."""
+    """Report keys that have no equivalent."""
     told = {
         "spec.features": "a Model takes every path that its engine answers",
         "spec.cacheProfile": "weights are not shared over a claim: put them into one and say url pvc://",

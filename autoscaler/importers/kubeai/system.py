@@ -1,8 +1,8 @@
-"""What KubeAI's Models leave to KubeAI's own configuration: resource profiles, images, the name of a Secret. Pure.
+"""Reads the KubeAI configuration that its Models refer to: resource profiles, images, the name of a Secret. Pure.
 
-Owns the facts that its chart has by default, and the reading of what an installation says otherwise: the chart's
-values, or the ConfigMap that the chart makes of them (`system.yaml`). Profiles count NVIDIA's GPUs or CPUs; what asks
-for other accelerators is refused, since Pilotlight would place it wrongly.
+Has the defaults of KubeAI's chart, and reads what an installation changes: the chart's values, or the ConfigMap that
+the chart creates from them (`system.yaml`). Profiles count NVIDIA GPUs or CPUs. Those for other accelerators are
+refused, since Pilotlight would place them wrongly.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from autoscaler.importers.result import ConversionError, Document, Sketch
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 GPU = "nvidia.com/gpu"
-SECRET = "kubeai-huggingface"  # noqa: S105  a name
+SECRET = "kubeai-huggingface"  # noqa: S105  the name of a Secret
 """Where KubeAI's chart keeps the Hugging Face token, under the key `token`."""
 NARROW = frozenset({"t4", "l4", "a10", "l40"})
-"""Products whose name is the beginning of another's."""
+"""Products whose name is a prefix of another's."""
 PRODUCTS = ("t4", "l4", "l40s", "l40", "a10g", "a10", "a16", "a100", "h100", "h200", "gh200", "b200", "v100")
 _PRODUCT = re.compile(rf"(?:^|-)({'|'.join(PRODUCTS)}|rtx\w+)(?:-(\d+gb))?(?:-|$)")
 _PROFILE = re.compile(r"([^:]+):([1-9]\d{0,3})")
@@ -36,17 +36,17 @@ PROFILES: dict[str, Document] = {
     "nvidia-gpu-gh200": {**GIVES_NVIDIA, "imageName": "gh200"},
     "amd-gpu-mi300x": {"imageName": "amd-gpu", "limits": {"amd.com/gpu": "1"}},
 }
-"""As the chart has them."""
+"""Defaults of the chart."""
 IMAGES: dict[str, dict[str, str]] = {
     "VLLM": {"default": "vllm/vllm-openai:v0.10.2", "cpu": "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.10.2"},
     "OLlama": {"default": "ollama/ollama:0.11.11"},
     "Infinity": {"default": "michaelf34/infinity:0.0.77", "cpu": "michaelf34/infinity:0.0.77-cpu"},
 }
-"""Engine -> the profile's `imageName` -> image, as the chart has them."""
+"""Engine -> the profile's `imageName` -> image: defaults of the chart."""
 
 
 class ResourceProfile(Part, frozen=True):
-    """One resource profile; amounts are of one unit, of which a Model asks for several."""
+    """One resource profile. Its amounts are of one unit; a Model requests several."""
 
     image_name: str = ""
     requests: dict[str, Amount] = {}
@@ -59,15 +59,15 @@ class ResourceProfile(Part, frozen=True):
 
 
 class KubeAiConfig(NamedTuple):
-    """KubeAI's configuration, as far as its Models depend on it."""
+    """The parts of KubeAI's configuration that its Models depend on."""
 
     profiles: Mapping[str, Document] = PROFILES
     images: Mapping[str, Mapping[str, str]] = IMAGES
     secret: str = SECRET
-    """Where the Hugging Face token is; empty: in none that these Models may read."""
+    """The Secret with the Hugging Face token; empty: none that these Models may read."""
 
     def with_values(self, values: Document) -> KubeAiConfig:
-        """What the chart's values, or `system.yaml`, say besides. Raises WrongKeyError."""
+        """Merge with the chart's values, or `system.yaml`. Raises WrongKeyError."""
         profiles = dict(self.profiles)
         for name, one in read_mapping(values.get("resourceProfiles"), ("resourceProfiles",)).items():
             profiles[name] = profiles.get(name, {}) | read_mapping(one, ("resourceProfiles", name))
@@ -80,22 +80,24 @@ class KubeAiConfig(NamedTuple):
         return KubeAiConfig(profiles, images, str(names.get("huggingface") or self.secret))
 
     def image(self, engine: str, image_name: str) -> str | None:
-        """What KubeAI starts an engine with."""
+        """Return the image with which KubeAI starts an engine."""
         known = self.images.get(engine, {})
         return known.get(image_name) or known.get("default")
 
 
 CHART = KubeAiConfig()
-"""As KubeAI's chart has it."""
+"""The defaults of KubeAI's chart."""
 
 
 def is_kubeai_config(value: object) -> bool:
-    """Whether a document is KubeAI's configuration and no object of Kubernetes."""
+    """Whether a document is KubeAI's configuration and not a Kubernetes object."""
     return isinstance(value, dict) and "kind" not in value and bool({"resourceProfiles", "modelServers"} & value.keys())
 
 
 def apply_resource_profile(wanted: str, system: KubeAiConfig, sketch: Sketch) -> str:
-    """Writes `gpu`, `resources`, `pod` of `resourceProfile: NAME:COUNT`; the name of its image. Raises RefusedError."""
+    """Convert `resourceProfile: NAME:COUNT` to `gpu`, `resources` and `pod`; return its image's name.
+    Raises ConversionError and WrongKeyError.
+    """
     at: Path = ("spec", "resourceProfile")
     if not wanted:
         sketch.spec["gpu"] = {"count": 0}
@@ -146,7 +148,7 @@ def _pod(profile: ResourceProfile, name: str, sketch: Sketch) -> None:
 
 
 def _products(profile: str) -> list[str]:
-    """Globs over a device's product, out of a profile's name: `nvidia-gpu-a100-80gb`."""
+    """Globs for a device's product, from a profile's name: `nvidia-gpu-a100-80gb`."""
     found = _PRODUCT.search(profile.lower())
     if found is None:
         return []
@@ -159,5 +161,5 @@ def _products(profile: str) -> list[str]:
 def _times(amount: Amount, count: int) -> str:
     found = _QUANTITY.fullmatch(str(amount))
     if found is None:
-        return str(amount)  # our own reading says what is wrong
+        return str(amount)  # our own parser reports what is wrong
     return f"{float(found[1]) * count:g}{found[2]}"

@@ -1,8 +1,8 @@
-"""A command line of llama-swap as the engine of a Model. Pure.
+"""Converts a command line of llama-swap to the engine of a Model. Pure.
 
-Owns three questions: where the command listens (Pilotlight chooses ports, so one that is fixed is found and replaced),
-whether it is a llama-server with a file (then engine `llama.cpp`, which gives file, host, port, name, slots and context
-itself), and how many devices it may see. A command whose port cannot be found has no equal.
+Finds out where the command listens (Pilotlight chooses ports, so a fixed one is replaced), whether it is a llama-server
+with a file (then engine `llama.cpp`, which sets file, host, port, name, slots and context itself), and how many devices
+it may see. A command whose port cannot be found has no equivalent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from autoscaler.importers.result import ConversionError, Sketch
 from autoscaler.spec.engines import PLACEHOLDER
 
 AT_ONCE = 10
-"""Calls of one Model that llama-swap passes on at once, where nothing is said."""
+"""Default number of concurrent requests to one model of llama-swap."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
-LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0"})  # noqa: S104  only compared with
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0"})  # noqa: S104  only compared
 EXTRA_FLAGS = frozenset(
     {"--gpu-layers", "--threads", "--batch-size", "--ubatch-size", "--cache-ram", "--embeddings", "--warmup"}
 )
-"""Those of llama-server that the `llama` extra knows, too."""
+"""Flags of llama-server that the `llama` extra supports, too."""
 LONG = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers"), "--gpu-layers"), "-t": "--threads", "-b": "--batch-size",
     "-ub": "--ubatch-size", "-cram": "--cache-ram", "--embedding": "--embeddings",
@@ -34,7 +34,7 @@ _PROXY = re.compile(r"(https?)://(\[[^\]]+\]|[^/:]+)(?::(\d+|\{port\}))?(/.*)?")
 
 
 class Command(NamedTuple):
-    """What llama-swap says of a Model's process. Macros are filled in; `{port}` stands for the port."""
+    """How llama-swap runs a model's process. Macros are expanded; `{port}` stands for the port."""
 
     cmd: str
     proxy: str
@@ -44,14 +44,14 @@ class Command(NamedTuple):
 
 
 def strip_comments(cmd: str) -> str:
-    """A command without lines that begin with `#`, in one line."""
+    """Return a command in one line, without lines that begin with `#`."""
     lines = (line.strip() for line in cmd.splitlines())
     return " ".join(line.removesuffix("\\") for line in lines if not line.startswith("#"))
 
 
 def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
-    """Writes the engine of the Model. Raises RefusedError; ValueError where `cmd` is not words."""
-    words = shlex.split(strip_comments(command.cmd))  # again: macros have their own
+    """Write the engine of the Model. Raises ConversionError; ValueError if `cmd` cannot be split into words."""
+    words = shlex.split(strip_comments(command.cmd))  # again: macros may contain comments
     if not words:
         raise ConversionError("cmd: expected the command that starts the engine")
     environment, marked = _environment(command.env, sketch)
@@ -67,7 +67,7 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
 
 
 def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, str], list[str]]:
-    """Variables, and `env NAME={port}` as first words for those that say where to listen."""
+    """Return the variables, and leading words `env NAME={port}` for those that say where to listen."""
     pairs = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
     visible = pairs.pop(DEVICES, None)
     if visible is not None:
@@ -79,7 +79,7 @@ def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, st
 
 
 def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
-    """The words with `{port}` where they say the port. Raises RefusedError."""
+    """Return the words with `{port}` in place of the port. Raises ConversionError."""
     found = _PROXY.fullmatch(proxy)
     if found is None or found[2] not in LOCAL:
         raise ConversionError("proxy: expected http://127.0.0.1:${PORT}: engines elsewhere are not in force yet")
@@ -100,7 +100,7 @@ def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
 
 
 def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) -> None:
-    """Engine `llama.cpp`, without what Pilotlight gives by itself."""
+    """Write engine `llama.cpp`, without the flags that Pilotlight sets itself."""
     spec = sketch.spec
     path = flags.take("-m", "--model") or ""
     if not path.startswith("/"):
@@ -132,7 +132,7 @@ def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) ->
 
 
 def _command(words: list[str], command: Command, sketch: Sketch) -> None:
-    """Engine `command`: words up to the last placeholder, then args, in which nothing is filled in."""
+    """Write engine `command`: the words up to the last placeholder, then args, in which nothing is replaced."""
     name = command.served_name
     if name:
         words = [

@@ -1,8 +1,8 @@
-"""llama-swap's configuration as documents for `pilotlight serve`. Pure.
+"""Converts llama-swap's configuration to documents for `pilotlight serve`. Pure.
 
-A Model whose command is a llama-server with a file becomes one of engine `llama.cpp`; any other stays a command, with
-placeholders for what Pilotlight chooses (`llama_swap_commands`). Promises: model ids and aliases stay as clients call
-them; keys of people become a Tenant with their hashes; every key is written or told.
+A model whose command is a llama-server with a file gets engine `llama.cpp`; any other stays a command, with
+placeholders for what Pilotlight chooses (`commands`). Clients use the same model ids and aliases as before. API keys
+become a Tenant with their hashes. Every key is converted or reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=Part)
 
 TENANT = "llama-swap"
 NEVER_S = 31_536_000
-"""`ttl: 0`: a year, the longest that `idleSeconds` takes."""
+"""`ttl: 0`, which is never: a year, the maximum of `idleSeconds`."""
 START_S_MIN = 15
 READY_PATH = "/health"
 
@@ -61,7 +61,7 @@ WHOLE: dict[str, str] = {
     "peers": "engines elsewhere are not in force yet",
     "upstream": "only the paths of inference are passed on to an engine",
 }
-"""Keys of the whole, and why they are not taken over."""
+"""Global keys that are not converted, and why."""
 MODEL: dict[str, str] = {
     "cmdStop": "an engine's processes get SIGTERM, then SIGKILL",
     "unloadTimeout": WHOLE["unloadTimeout"],
@@ -72,17 +72,17 @@ MODEL: dict[str, str] = {
     "capabilities": "/v1/models tells names and aliases only",
     "compat": "websockets are not served",
 }
-"""Keys of a Model, and why they are not taken over."""
+"""Keys of a model that are not converted, and why."""
 
 
 class Timeouts(Part, frozen=True):
-    """Of the way to an engine."""
+    """Timeouts of requests to an engine."""
 
     response_header: Seconds = 0
 
 
 class Filters(Part, frozen=True):
-    """What llama-swap changes in bodies."""
+    """Changes that llama-swap makes to request bodies."""
 
     strip_params: str = ""
     set_params: dict[str, object] = {}
@@ -90,7 +90,7 @@ class Filters(Part, frozen=True):
 
 
 class LlamaSwapModel(Part, frozen=True):
-    """A Model of llama-swap."""
+    """A model of llama-swap."""
 
     cmd: str
     proxy: str = f"http://localhost:{PORT}"
@@ -106,7 +106,7 @@ class LlamaSwapModel(Part, frozen=True):
 
 
 class LlamaSwapConfig(Part, frozen=True):
-    """What holds for all Models."""
+    """The global configuration."""
 
     models: dict[str, object]
     macros: dict[str, object] = {}
@@ -116,8 +116,8 @@ class LlamaSwapConfig(Part, frozen=True):
 
 
 def convert_config(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[ConversionResult]:
-    """A file -> what became of it as a whole, then of each Model. `folder` (absolute): where llama-swap is started, for
-    paths that begin there. Raises DocumentError, one line.
+    """Convert a file: first the global configuration, then each model. Raises DocumentError, in one line.
+    `folder` (absolute): where llama-swap is started, for relative paths.
     """
     with DocumentErrorContext(source):
         values = parse_yaml_documents(source, expand_environment(text, environ))
@@ -142,7 +142,7 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     given = dict(read_mapping(value, at))
     own = read_mapping(given.pop("macros", None), (*at, "macros"))
     if isinstance(given.get("cmd"), str):
-        given["cmd"] = strip_comments(str(given["cmd"]))  # before a macro in a comment could become a word
+        given["cmd"] = strip_comments(str(given["cmd"]))  # first, since a macro in a comment could become a word
     scope = merge_macros(macros, own, name)
     sketch = Sketch(name)
     entry = _typed(read_mapping(expand_macros(given, scope, at), at), LlamaSwapModel, MODEL, at, sketch.notes)
@@ -182,7 +182,7 @@ def _timing(entry: LlamaSwapModel, whole: LlamaSwapConfig, at: Path, sketch: Ske
 
 
 def _names(entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> None:
-    """Aliases, also those that only choose parameters; what filters do to bodies is told."""
+    """Write aliases, including those that only choose parameters; report filters of bodies."""
     filters = read_part(entry.filters, Filters, (*at, "filters"), sketch.tell)
     if filters.strip_params or filters.set_params:
         sketch.tell("filters", "a body goes to its engine as the client sent it: let clients send these")
@@ -201,7 +201,7 @@ def _names(entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> N
 
 
 def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path, notes: list[ConversionNote]) -> P:
-    """`value` as `kind`; keys that have no equal are told, where they say anything."""
+    """Decode `value` as `kind`; report keys that have no equivalent and are not empty."""
     notes += [
         ConversionNote(key, without[key])
         for key, one in value.items()
@@ -212,7 +212,7 @@ def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path,
 
 
 def _tenant(keys: tuple[str, ...]) -> ConversionResult:
-    """Keys work as before; only their hashes are written."""
+    """Convert API keys. They work as before; only their hashes are written."""
     hashes = dict.fromkeys(sha256(key.encode()).hexdigest() for key in keys)
     entries = [{"name": f"key-{number}", "sha256": one} for number, one in enumerate(hashes, 1)]
     spec: Document = {"keys": entries}

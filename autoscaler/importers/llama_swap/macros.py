@@ -1,7 +1,7 @@
-"""llama-swap's macros: `${NAME}` in any value of its configuration, and `${env.NAME}` anywhere in its text. Pure.
+"""Expands llama-swap's macros: `${NAME}` in any value of its configuration, `${env.NAME}` anywhere in its text. Pure.
 
-Owns their order: the environment first, in the text; then a Model's own macros over the global ones, where a macro may
-use those before it. `${PORT}` stays, as our own placeholder: Pilotlight chooses ports.
+The environment is expanded first, in the text. A model's own macros then take precedence over global ones, and a macro
+may use those before it. `${PORT}` becomes our own placeholder, since Pilotlight chooses ports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Macros = Mapping[str, object]
 
 
 def expand_environment(text: str, environ: Mapping[str, str]) -> str:
-    """The text with the environment filled in. Raises WrongKeyError; its message never has a value."""
+    """Expand environment variables in a text. Raises WrongKeyError, whose message never contains a value."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
@@ -33,7 +33,7 @@ def expand_environment(text: str, environ: Mapping[str, str]) -> str:
 
 
 def expand_macros(value: object, macros: Macros, at: Path) -> object:
-    """A value with all macros filled in; one that is a macro and nothing else takes its type. Raises WrongKeyError."""
+    """Expand all macros in a value; a value that is just one macro takes its type. Raises WrongKeyError."""
     if isinstance(value, dict):
         return {key: expand_macros(one, macros, (*at, key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -51,7 +51,7 @@ def expand_macros(value: object, macros: Macros, at: Path) -> object:
 
 
 def merge_macros(every: Macros, own: Macros, model: str) -> Macros:
-    """The macros that hold in one Model."""
+    """Return the macros of one model."""
     return {"MODEL_ID": model, **every, **own}
 
 

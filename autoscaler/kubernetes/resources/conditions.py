@@ -1,8 +1,8 @@
-"""What a person reads first of a Model: its conditions, each with a reason in one word and a message. Pure.
+"""Computes the status conditions of a Model, each with a one-word reason and a message. Pure.
 
-Owns the seven conditions of interfaces section 2, the words of their reasons, and which of several reasons is reported:
-the first of RULES that holds. The result depends on the World and the last Plan, and on no clock: while nothing changes
-it stays the same, so that the status of an idle Model is never written. Messages end at MESSAGE_MAX characters.
+These are the seven conditions of interfaces section 2. If several reasons apply, the first rule of RULES that matches
+is reported. The result depends on the `World` and the last plan, not on a clock: it stays the same while nothing
+changes, so that the status of an idle Model is never written. Messages are truncated to MESSAGE_MAX characters.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from autoscaler.state.world import History, ModelLoad, Replica
 from autoscaler.text import format_count
 
 MESSAGE_MAX = 1024
-"""Characters of a message; Kubernetes itself allows 32,768."""
+"""Maximum characters of a message; Kubernetes itself allows 32,768."""
 WORDS = {
     "ErrImagePull": "ImagePullBackOff", "InvalidImageName": "ImagePullBackOff", "ErrImageNeverPull": "ImagePullBackOff",
     "ImageInspectError": "ImagePullBackOff", "RegistryUnavailable": "ImagePullBackOff", constants.CRASHES: "CrashLoop",
     "SchedulingGated": "Unschedulable",
 }  # fmt: skip
-"""What a kubelet or a scheduler says -> the reason that it is told as; other words are told as they are."""
+"""Reason from a kubelet or scheduler -> the reason that we report; other reasons are passed on unchanged."""
 UNSCHEDULABLE = "Unschedulable"
 NO_TROUBLE = frozenset({UNSCHEDULABLE, "Starting"})
-"""Of a start that waits."""
+"""Reasons of a waiting start that do not make the Model degraded."""
 ERROR = "InternalError"
 ELSEWHERE = "ServedElsewhere"
-"""The type of the one condition that an installation sets on a Model that another one serves."""
+"""Type of the one condition that an installation sets on a Model that another one serves."""
 INVALID, NAME_TAKEN = "Invalid", "NameTaken"
 CRASHES = ("ended with status", "was killed by")
-"""How the failure of an engine that ended by itself is told."""
+"""Phrases in the failure text of an engine that exited by itself."""
 
 
 class SpecProblem(NamedTuple):
-    """Why a Model object is not in force as it is written: Invalid or NameTaken, and one line."""
+    """Why a Model object is not in force as written: Invalid or NameTaken, and a one-line message."""
 
     reason: str
     message: str
 
 
 class StatusInput(NamedTuple):
-    """One Model as its status sees it."""
+    """The facts about one Model from which its status is computed."""
 
     generation: int
     model: Model | None
-    """None: it is not in force."""
+    """None: the Model is not in force."""
     replicas: Sequence[Replica]
     load: ModelLoad
     history: History
@@ -58,11 +58,11 @@ class StatusInput(NamedTuple):
     obstacle: str = ""
     problem: SpecProblem | None = None
     fault: str = ""
-    """The exception that quarantined it; empty: it is not quarantined."""
+    """The exception that quarantined the Model; empty: it is not quarantined."""
 
 
 class ConditionValue(NamedTuple):
-    """One condition. `status` is True, False or Unknown."""
+    """One condition. `status` is `True`, `False` or `Unknown`."""
 
     type: str
     status: str
@@ -71,14 +71,14 @@ class ConditionValue(NamedTuple):
 
 
 ADOPTED = ConditionValue("Adopted", "False", "Managed", "its pods are Pilotlight's own")
-"""Of every Model object: what is adopted has none, and who else scales it is told by `explain` and an Event."""
+"""Constant, since adopted workloads have no Model object; `explain` and an Event report other autoscalers there."""
 
 
 SOUND = ConditionValue("Faulty", "False", "NoFault", "it caused no internal error")
 
 
 def build_conditions(case: StatusInput) -> tuple[ConditionValue, ...]:
-    """All seven, in the order of interfaces section 2. Of a quarantined Model nothing else is worked out."""
+    """All seven conditions, in the order of interfaces section 2. For a quarantined Model most are `Unknown`."""
     if case.fault:
         types, message = ("Placed", "WeightsReady", "Starting", "Degraded"), _fault_message(case)
         unknown = (ConditionValue(type, "Unknown", "Quarantined", "") for type in types)
@@ -97,12 +97,12 @@ def _fault_message(case: StatusInput) -> str:
 
 
 def build_ready_condition(case: StatusInput) -> ConditionValue:
-    """Whether a Call is served: by a Replica that is there, or by one that a Call wakes."""
+    """Whether requests are served, by a ready replica or by one that a request starts."""
     return next(said for rule in RULES if (said := rule(case)) is not None)
 
 
 def classify_failure(failure: str, history: History) -> str:
-    """The reason that a failure's text stands for."""
+    """Map a failure's text to a reason."""
     if "OOMKilled" in failure:
         return "OOMKilled"
     if head := _head(failure):
@@ -112,7 +112,7 @@ def classify_failure(failure: str, history: History) -> str:
 
 
 def _head(text: str) -> str:
-    """The word that it begins with, where that is one of Kubernetes': `ErrImagePull: not found`."""
+    """The leading Kubernetes reason of a text such as `ErrImagePull: not found`; empty: it has none."""
     head, colon, _ = text.partition(":")
     said = head.isalnum() and head.isascii() and head[:1].isupper() and (colon or head == text)
     return WORDS.get(head, head) if said else ""
@@ -149,7 +149,7 @@ def _nowhere(case: StatusInput) -> ConditionValue | None:
 
 
 def _waits(case: StatusInput) -> ConditionValue | None:
-    """A pod that cannot start yet, and why: to wait for capacity is no failure."""
+    """A pod that cannot start yet, and why. Waiting for capacity is not a failure."""
     waits = next((one.waits for one in _in(case, *BEGINNING) if one.waits), "")
     if not waits:
         return None
@@ -158,7 +158,7 @@ def _waits(case: StatusInput) -> ConditionValue | None:
 
 
 def _failed(case: StatusInput) -> ConditionValue | None:
-    """Its last start failed, and nothing starts now."""
+    """The last start failed, and no start is in progress."""
     failure = case.history.failure
     if not failure or _in(case, *BEGINNING):
         return None
@@ -204,10 +204,10 @@ RULES: tuple[Callable[[StatusInput], ConditionValue | None], ...] = (
     _not_in_force, _paused, _serves, _cannot, _nowhere, _waits, _failed, _begins, _unready, _broken, _unplaced,
     _draining, _waited_for, _idle,
 )  # fmt: skip
-"""Of Ready, in their order; the last one always holds."""
+"""The rules of condition Ready, in order of precedence; the last one always matches."""
 
 
-# --- the others -------------------------------------------------------------------------------------------------------
+# --- the other conditions ---------------------------------------------------------------------------------------------
 
 
 def _placed(case: StatusInput) -> ConditionValue:

@@ -1,10 +1,10 @@
-"""What Events say (interfaces, section 7), and when one more of a kind is only counted. Pure.
+"""Derives Kubernetes Events (interfaces, section 7) and aggregates and rate-limits them. Pure.
 
-The reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted stand for moves of Replicas;
-CapacityRequested, CapacityArrived, CapacityForced and CapacityStuck for those of Leases; Unreadable for an object that
-is skipped. The book has what is still to be sent. One object costs at most MINUTE_MAX requests in a minute, however it
-flaps. What is not sent at once is counted into the Event that is sent next. At most PENDING_MAX Events wait; those
-beyond are counted. Events of a kind that come within SERIES_S are one object with a count.
+The reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted are transitions of replicas;
+CapacityRequested, CapacityArrived, CapacityForced and CapacityStuck are those of capacity orders; Unreadable is an
+object that is skipped. `Book` holds the pending Events. Each object causes at most MINUTE_MAX API requests a minute,
+however it flaps; occurrences that are not sent at once are counted into the next Event. At most PENDING_MAX Events
+wait; the number of those beyond is counted. Occurrences of a reason within SERIES_S are one Event object with a count.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from autoscaler.text import format_duration
 
 NORMAL, WARNING = "Normal", "Warning"
 MINUTE_MAX = 10
-"""Requests for Events of one Model in a minute; as many at once, where there were none before."""
+"""Maximum API requests per minute for the Events of one object; also the burst."""
 PENDING_MAX = 1000
-"""Events that wait to be sent: about half a megabyte."""
+"""Maximum pending Events: about half a megabyte."""
 SERIES_S = 600.0
 SERIES_MAX = 4096
-"""Series that are remembered; the oldest is forgotten, and begins anew."""
+"""Maximum series remembered; the oldest is forgotten, and its next occurrence begins a new Event."""
 NOTE_MAX = 1000
-"""Bytes of a note; the API server refuses more than 1,024."""
+"""Maximum bytes of a note; the API server rejects more than 1,024."""
 FORCED = "an operator drains it by force, and it did not go"
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 
 
 class Regarding(NamedTuple):
-    """The object that Events are about."""
+    """The object that an Event refers to."""
 
     api_version: str
     kind: str
@@ -51,7 +51,7 @@ class Regarding(NamedTuple):
 
 
 class ModelEvent(NamedTuple):
-    """One thing that happened to a Model."""
+    """One occurrence that concerns a Model."""
 
     model: ModelName
     reason: str
@@ -60,7 +60,7 @@ class ModelEvent(NamedTuple):
 
 
 class Due(NamedTuple):
-    """An Event that is to be sent: `times` that it happened since the last time, the newest in words."""
+    """An Event to send: `times` occurrences since the last one sent, with the newest note."""
 
     regarding: Regarding
     happening: ModelEvent
@@ -70,7 +70,7 @@ class Due(NamedTuple):
 
 
 class Series(NamedTuple):
-    """An Event that exists."""
+    """An Event object that exists in the API server."""
 
     name: str
     times: int
@@ -78,14 +78,14 @@ class Series(NamedTuple):
 
 
 def find_involved_object(model: Model) -> Regarding | None:
-    """The Model's own object; None: it is written down in a file, or adopted."""
+    """The Model's own object; None: the Model comes from a file, or is adopted."""
     if not model.uid or model.adopted is not None:
         return None
     return Regarding(API_VERSION, "Model", model.namespace, model.served(), model.uid)
 
 
 def build_unreadable_event(found: Unreadable) -> tuple[Regarding, ModelEvent] | None:
-    """An object that is skipped, and why; None: an Event cannot name the object."""
+    """The Event for an object that is skipped, with the reason; None: an Event cannot name the object."""
     if not found.kind or not found.name:
         return None
     about = Regarding(found.api_version, found.kind, found.namespace, found.name, found.uid)
@@ -93,14 +93,14 @@ def build_unreadable_event(found: Unreadable) -> tuple[Regarding, ModelEvent] | 
 
 
 def event_namespace(about: Regarding) -> str:
-    """Of Events about an object. The API server expects `default` for an object without a namespace."""
+    """The namespace of Events about an object. The API server expects `default` for cluster-scoped objects."""
     return about.namespace or "default"
 
 
 def derive_step_events(
     moves: Iterable[Transition], actions: Iterable[Action], before: World, after: World
 ) -> Iterable[ModelEvent]:
-    """What of a step of the loop is worth an Event, in order."""
+    """The Events of one step of the loop, in order."""
     failed: set[ReplicaId] = set()
     for move in moves:
         replica = after.replicas.get(move.replica) or before.replicas.get(move.replica)
@@ -116,7 +116,7 @@ def derive_step_events(
 
 
 def _capacity(before: World, after: World) -> Iterable[ModelEvent]:
-    """Of Leases that were ordered for a Model by us."""
+    """The Events of capacity orders that this leader placed for a Model."""
     if before.capacity.leases is after.capacity.leases:
         return
     for id, lease in after.capacity.leases.items():
@@ -127,7 +127,7 @@ def _capacity(before: World, after: World) -> Iterable[ModelEvent]:
                 lease.owner, "CapacityForced", f"{what} of {id.provider} is detached by force: {FORCED}", WARNING
             )
         if lease.found:
-            continue  # ordered by who led before
+            continue  # ordered by an earlier leader
         if was is None:
             yield ModelEvent(lease.owner, "CapacityRequested", f"{id.provider} was asked for {what}")
         if lease.here_s is not None and (was is None or was.here_s is None):
@@ -136,7 +136,7 @@ def _capacity(before: World, after: World) -> Iterable[ModelEvent]:
 
 
 def build_stuck_capacity_event(lease: Lease) -> ModelEvent:
-    """It was to go long ago, and is there: time alone tells that, no step of the loop."""
+    """The Event for capacity whose release is overdue. Time alone causes it, not a step of the loop."""
     said = "" if lease.listed is None else lease.listed.says
     why = said or lease.why or "its provider does not say why"
     note = (
@@ -147,7 +147,7 @@ def build_stuck_capacity_event(lease: Lease) -> ModelEvent:
 
 
 def _what(lease: Lease) -> str:
-    """`1 x A100 on w1`."""
+    """Describe an order, as in `1 x A100 on w1`."""
     where = f" on {lease.offer.node}" if lease.offer.node else ""
     return f"{lease.devices} x {lease.offer.product}{where}"
 
@@ -158,7 +158,7 @@ def _told(move: Transition, replica: Replica | None) -> ModelEvent | None:
         return ModelEvent(model, "Woken", f"{name}: {move.reason}")
     if move.after is S.READY and move.before in BEGINNING:
         if replica is not None and replica.found:
-            return None  # what was ready before we led, too
+            return None  # it was ready before we led
         took_s = sum(phases_s(replica).values()) if replica is not None else 0.0
         return ModelEvent(
             model, "Started", f"{name} is ready" + (f" after {format_duration(took_s)}" if took_s else "")
@@ -180,22 +180,22 @@ def _told(move: Transition, replica: Replica | None) -> ModelEvent | None:
 
 
 class Book:
-    """What is to be sent. All times are of one monotonic clock."""
+    """The pending Events. All times are of one monotonic clock."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[Regarding, str], Due] = {}
-        """By object and reason, who waits longest first."""
+        """Pending Events by object and reason, longest waiting first."""
         self._series: dict[tuple[Regarding, str], Series] = {}
         self._tokens: dict[Regarding, tuple[float, float]] = {}
-        """(requests that it has left, as of when); who has them all is not here."""
+        """Object -> (requests left, as of when); objects with a full budget are left out."""
         self.dropped = 0
-        """Happenings that nobody is told of."""
+        """Number of occurrences that were never sent."""
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def note(self, about: Regarding, happening: ModelEvent, now_s: float) -> None:
-        """Takes down what happened."""
+        """Add an occurrence."""
         key = (about, happening.reason)
         known = self._pending.get(key)
         if known is None and len(self._pending) >= PENDING_MAX:
@@ -205,23 +205,23 @@ class Book:
         self._pending[key] = Due(about, happening, times, first_s, now_s)
 
     def put_back(self, due: Due) -> None:
-        """It was taken and could not be sent: it is sent with what has happened since."""
+        """Return an Event that was taken and could not be sent; later occurrences are merged into it."""
         key = (due.regarding, due.happening.reason)
         newer = self._pending.pop(key, due._replace(times=0))
         self._pending = {key: newer._replace(times=newer.times + due.times, first_s=due.first_s)} | self._pending
 
     def drop(self, due: Due) -> None:
-        """It cannot be sent."""
+        """Discard an Event that cannot be sent, and count its occurrences as dropped."""
         self.dropped += due.times
 
     def clear(self) -> None:
-        """Another leads: what is left is not ours to tell."""
+        """Discard all Events: another process leads now and reports them."""
         self.dropped += sum(due.times for due in self._pending.values())
         self._pending.clear()
         self._series.clear()
 
     def take(self, now_s: float) -> Due | None:
-        """The next to be sent now; None: there is none, or all that are have had their share of this minute."""
+        """Take the next Event to send; None: none is pending, or all objects have used their budget."""
         for key, due in self._pending.items():
             left = self._left(due.regarding, now_s)
             if left >= 1:
@@ -232,17 +232,17 @@ class Book:
         return None
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until `take` gives one of what waits; None: nothing does."""
+        """Seconds until `take` returns a pending Event; None: none is pending."""
         short = [max(0.0, 1 - self._left(due.regarding, now_s)) for due in self._pending.values()]
         return min(short) * 60 / MINUTE_MAX if short else None
 
     def series(self, due: Due) -> Series | None:
-        """The Event that `due` goes on with; None: it begins one."""
+        """The existing Event that `due` continues; None: it begins a new one."""
         known = self._series.get((due.regarding, due.happening.reason))
         return known if known is not None and due.last_s - known.last_s < SERIES_S else None
 
     def sent(self, due: Due, name: str, times: int) -> None:
-        """The Event exists now, with so many in all."""
+        """Record that the Event `name` exists, with `times` occurrences in all."""
         key = (due.regarding, due.happening.reason)
         self._series.pop(key, None)
         self._series[key] = Series(name, times, due.last_s)
@@ -250,7 +250,7 @@ class Book:
             del self._series[next(iter(self._series))]
 
     def forget(self, due: Due) -> None:
-        """The Event that it would go on with is gone."""
+        """Forget the existing Event, which was deleted."""
         self._series.pop((due.regarding, due.happening.reason), None)
 
     def _left(self, about: Regarding, now_s: float) -> float:
@@ -259,7 +259,7 @@ class Book:
 
 
 def build_event_manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -> Mapping[str, object]:
-    """A core/v1 Event that begins a series; `unix` makes an RFC 3339 time of a moment, `reporter` is our pod."""
+    """A new core/v1 Event; `unix` formats a time of the monotonic clock as RFC 3339, `reporter` is our pod."""
     about, said = due.regarding, due.happening
     return {
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": event_namespace(about)},
@@ -274,10 +274,10 @@ def build_event_manifest(due: Due, name: str, reporter: str, unix: Callable[[flo
 
 
 def build_event_patch(due: Due, times: int, unix: Callable[[float], str]) -> Mapping[str, object]:
-    """What changes of an Event that goes on, with `times` in all."""
+    """The patch of an existing Event that now has `times` occurrences in all."""
     return {"count": times, "lastTimestamp": unix(due.last_s), "message": truncate_note(due.happening.note)}
 
 
 def truncate_note(text: str) -> str:
-    """At most NOTE_MAX bytes of UTF-8."""
+    """Truncate the text to at most NOTE_MAX bytes of UTF-8."""
     return text.encode()[:NOTE_MAX].decode(errors="ignore")

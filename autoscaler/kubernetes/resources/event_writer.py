@@ -1,9 +1,9 @@
-"""Sends Events on Models and on unreadable objects while this process leads. I/O; `happenings` decides what they say.
+"""Sends Events about Models and unreadable objects while this process leads. I/O; `event_log` derives their content.
 
-A listener of the loop only takes down; a task sends at most PER_S requests a second for all objects together, with a
-bound for each, and Events about at most UNREADABLE_MAX unreadable objects in UNREADABLE_S. core/v1 Events are written,
-not events.k8s.io: `kubectl describe` shows both alike, and only the text of a core/v1 Event may be updated when a
-series goes on. A refused Event is dropped and counted. While the API server does not answer, Events wait.
+A listener of the loop only records; a task sends at most PER_S requests a second for all objects together, with a limit
+for each object, and Events about at most UNREADABLE_MAX unreadable objects in UNREADABLE_S. The Events are core/v1, not
+events.k8s.io: `kubectl describe` shows both alike, and only a core/v1 Event's text may be updated when a series
+continues. A rejected Event is dropped and counted. While the API server does not answer, Events wait.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from autoscaler.state.world import World
 PER_S = 10.0
 RETRY_S = 10.0
 UNREADABLE_MAX, UNREADABLE_S = 100, 3600.0
-"""Who can create objects chooses how many cannot be read: those beyond it are only logged and counted."""
+"""Any user who can create objects controls how many are unreadable: those beyond are only logged and counted."""
 NAME_MAX = 200
-"""Characters of the Model's name in the name of an Event."""
+"""Maximum characters of the object's name in the name of an Event."""
 
 _log = logging.getLogger(__name__)
 
 
 class Events:
-    """`regarding` says what object a Model's Events are about, `reporter` is the name of our pod."""
+    """Records and sends Events. `regarding` returns the object of a Model's Events, `reporter` is our pod's name."""
 
     def __init__(
         self,
@@ -59,29 +59,29 @@ class Events:
         self._book = Book()
         self._leaving = Leaving()
         self._stuck: frozenset[LeaseId] = frozenset()
-        """Those that were told of."""
+        """Stuck capacity orders that were reported."""
         self._leads = False
         self._unreadable = unreadable or UnreadableObjects()
         self._unreadable.listeners.append(self._on_unreadable)
         self._unreadable_s = deque[float](maxlen=UNREADABLE_MAX)
-        """When the last Events about unreadable objects were taken down."""
+        """When the last Events about unreadable objects were recorded."""
         self._news = asyncio.Event()
         self.trouble = ""
-        """Why the last one was not sent; empty while all is well."""
+        """Why the last Event was not sent; empty: it was."""
 
     @property
     def dropped(self) -> int:
-        """Happenings that nobody was told of."""
+        """Number of occurrences that were never sent."""
         return self._book.dropped
 
     def note(self, about: Regarding, happening: ModelEvent) -> None:
-        """Takes down one more, of whatever object."""
+        """Record an occurrence about any object."""
         self._book.note(about, happening, self._clock())
         self._news.set()
 
     def on_step(self, step: Decided) -> None:
-        """Takes down what happened. What a leader before us did is not ours to tell."""
-        self._leaving.look(step.after.capacity, self._clock())  # who follows, too: it may lead when the time is over
+        """Record the occurrences of a step. Those of an earlier leader are not reported."""
+        self._leaving.look(step.after.capacity, self._clock())  # followers, too: they may lead when it is stuck
         began, self._leads = step.after.leads and not self._leads, step.after.leads
         if not step.after.leads:
             return
@@ -95,14 +95,14 @@ class Events:
             self._tell(one, step.after, step.before)
 
     def _tell_stuck(self, world: World) -> None:
-        """Each once; who leads next says it once more, if it is still there."""
+        """Report each stuck capacity order once; the next leader reports those that remain again."""
         stuck = self._leaving.stuck()
         for id in sorted(stuck - self._stuck):
             self._tell(event_log.build_stuck_capacity_event(world.capacity.leases[id]), world)
         self._stuck = stuck
 
     def _on_unreadable(self, found: Unreadable) -> None:
-        """A follower writes no Events; the next leader reports what is unreadable then."""
+        """Record an unreadable object. A follower writes no Events; the next leader reports what is unreadable then."""
         event, now_s = event_log.build_unreadable_event(found), self._clock()
         times = self._unreadable_s
         if not self._leads or event is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
@@ -111,14 +111,14 @@ class Events:
         self.note(*event)
 
     def _tell(self, one: ModelEvent, *worlds: World) -> None:
-        """About the Model's own object, if one of these Worlds has it."""
+        """Record an occurrence about the Model's own object, if one of these Worlds has it."""
         model = next((world.models[one.model] for world in worlds if one.model in world.models), None)
         about = self._regarding(model) if model is not None else None
         if about is not None:
             self.note(about, one)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send until cancelled."""
         while True:
             self._news.clear()
             while (due := self._book.take(self._clock())) is not None:
@@ -145,7 +145,7 @@ class Events:
         await asyncio.sleep(1.0 / PER_S)
 
     async def _go_on(self, due: Due) -> None:
-        """With the series that is there, or a new one."""
+        """Update the existing Event of the series, or create one."""
         path = f"/api/v1/namespaces/{event_log.event_namespace(due.regarding)}/events"
         known = self._book.series(due)
         if known is not None:
@@ -155,7 +155,7 @@ class Events:
             except ApiError as error:
                 if error.status != 404:
                     raise
-                self._book.forget(due)  # Events live for an hour
+                self._book.forget(due)  # Events expire after an hour
             else:
                 self._book.sent(due, known.name, times)
                 return
@@ -168,7 +168,7 @@ class Events:
         return moment.isoformat().replace("+00:00", "Z")
 
     def _troubled(self, trouble: str) -> None:
-        """Said once, until it is over or another."""
+        """Log an error once, until it is over or changes."""
         if trouble != self.trouble:
             _log.warning("an Event cannot be sent: %s", trouble)
         self.trouble = trouble

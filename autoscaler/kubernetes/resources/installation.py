@@ -1,10 +1,10 @@
-"""All documents of an installation, whatever they are written in: files, custom resources, objects that are adopted.
+"""Merges the documents of an installation from all sources: files, custom resources, adopted objects. Pure.
 
-Owns what each source last said and the one set that comes of it, without what another installation serves
-(`autoscaler.spec.ownership`); older objects keep a contested name (`autoscaler.spec.names`). Nothing is passed on
-before each expected source has reported and the installation that serves each namespace is known, because a missing
-Model would look like a deleted one. Each Model's stored status is passed on once, with what was learnt before a
-restart. Pure.
+Keeps the last documents of each source and merges them into one set, without those that another installation serves
+(`autoscaler.spec.ownership`); the oldest object keeps a contested name (`autoscaler.spec.names`). Nothing is passed on
+until each expected source has reported and the installation that serves each namespace is known, because a missing
+Model would look like a deleted one. Each Model's stored status is passed on once, with what was learned before a
+restart.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from autoscaler.state.events import DocumentsSeen
 FILES, CUSTOMS = "files", "customs"
 
 Status = Mapping[str, object]
-"""Of an object, as an API server has it."""
+"""The status of an object, as stored in the API server."""
 Tell = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
-"""Takes all documents, and the status of each Model that is told for the first time."""
+"""Receives all documents, and the status of each Model that is passed on for the first time."""
 
 
 class Installation:
-    """Tells all documents together each time that a source says something new."""
+    """Passes on all documents together each time a source changes."""
 
     def __init__(
         self, tell: Tell, awaited: Collection[str] = (FILES,), *, title: str = "",
         ask: Callable[[Collection[str]], None] | None = None,
     ) -> None:  # fmt: skip
-        """`title`: of this installation. `ask` gets the namespaces of Models, and `put_holders` is to follow; without
-        it all Models that name no other installation are ours.
+        """`title`: the title of this installation. `ask` receives the namespaces of Models and is answered through
+        `put_holders`; without it all Models that name no other installation are ours.
         """
         self._tell = tell
         self._title, self._ask = title, ask
         self._holders: Mapping[str, str] = {}
         self._places: frozenset[str] = frozenset()
-        """Namespaces of objects that are not in force."""
+        """Further namespaces, also of objects that are not in force."""
         self._told = False
         self._awaited = set(awaited)
         self._files = DocumentsSeen()
         self._models: dict[str, Mapping[Origin, Model]] = {}
         self._tenants: dict[str, Sequence[Tenant]] = {}
         self._statuses: dict[Origin, Status] = {}
-        """Not told yet; at most one of each Model."""
+        """Statuses not passed on yet; at most one for each Model."""
         self.settled = Settled()
         self.tenants_taken: Mapping[str, str] = {}
-        """Tenant -> what others have of its name and keys, in a sentence."""
+        """Tenant -> a sentence on which of its name and keys belong to another Tenant."""
 
     def put_files(self, documents: DocumentsSeen) -> None:
-        """What the files say. Their names come first, and only they have Settings."""
+        """Set the documents of files. Their names have precedence, and only files contain Settings."""
         self._files = documents
         self._put(FILES)
 
@@ -65,8 +65,8 @@ class Installation:
         statuses: Mapping[Origin, Status] | None = None,
         places: Collection[str] | None = None,
     ) -> None:
-        """All that a source has now, Tenants oldest first; and the status of each Model that is new there. `places`:
-        more namespaces of which it is to be known which installation serves their Models.
+        """Set all documents of a source, Tenants oldest first, and the status of each Model new there. `places`:
+        further namespaces for which the serving installation must be known.
         """
         if places is not None:
             self._places = frozenset(places)
@@ -76,8 +76,8 @@ class Installation:
         self._put(source)
 
     def whose(self, namespace: str, named: str | None, field: str = "spec.installation") -> str | None:
-        """Why another installation serves a Model of `namespace` that names `named` in `field`, in a sentence; empty:
-        this one serves it; None: it is not known yet.
+        """A sentence on why another installation serves a Model of `namespace` that names `named` in `field`; empty:
+        this one serves it; None: unknown yet.
         """
         holder = "" if self._ask is None else self._holders.get(namespace)
         if named is None and holder is None:
@@ -85,17 +85,17 @@ class Installation:
         return explain_not_served(named, holder or "", self._title, namespace, field)
 
     def heard(self, origin: Origin, status: Status) -> None:
-        """What another installation wrote of a Model that may become ours."""
+        """Store the status that another installation wrote for a Model that may become ours."""
         if origin not in self.settled.names and origin in self._models.get(CUSTOMS, {}):
             self._statuses[origin] = status
 
     def put_holders(self, holders: Mapping[str, str]) -> None:
-        """Which installation serves the Models of each namespace, by its title; empty: not known to be another's."""
+        """Set the title of the installation that serves each namespace; empty: no other installation is known."""
         self._holders = holders
         self._put("")
 
     def again(self) -> None:
-        """The same once more: what is known of them has changed."""
+        """Pass on the same documents again, because facts about them have changed."""
         self._put(FILES)
 
     def _put(self, source: str) -> None:

@@ -1,8 +1,8 @@
-"""Watches KubeAI's Models (`kubeai.org/v1`) and tells the installation what they are as ours. I/O; it decides nothing.
+"""Watches KubeAI's Models (`kubeai.org/v1`) and passes them to the installation as Models of ours. I/O.
 
-Owns what is kept of each object of that kind, which a cluster may get at any time (`kinds`). Promises: KubeAI's
-objects are only read; one that cannot be taken over stops no other, what it said when it could stays in force, and
-`wrong` says why. What an object means is `convert`'s business (`autoscaler.importers.kubeai.models`).
+The cluster may get that kind at any time (`optional_kinds`). KubeAI's objects are only read. An object that cannot be
+converted does not affect the others; its last valid version stays in force, and `wrong` says why. The `convert`
+function translates an object (`autoscaler.importers.kubeai.models`).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from autoscaler.spec.names import Origin
 
 API_VERSION = "kubeai.org/v1"
 KUBEAI = "kubeai"
-"""The name of this source of documents."""
+"""The name of this document source."""
 
 Convert = Callable[[object], tuple[Model | None, str, tuple[str, ...]]]
-"""An object -> its Model, or why it has none; and a line for each key that was not taken over."""
+"""An object -> its Model, or the reason why it has none; and a line for each key that was not converted."""
 
 _log = logging.getLogger(__name__)
 
 
 class KubeaiObject(NamedTuple):
-    """What is kept of an object."""
+    """The retained state of an object."""
 
     uid: str
     model: Model | None
-    """What is in force; None: it could never be taken over."""
+    """The Model in force; None: the object was never valid."""
     wrong: str
-    """Why what it says now is not in force; empty: it is."""
+    """Why its current version is not in force; empty: it is."""
     notes: tuple[str, ...]
-    """What of it was not taken over, a line for each key."""
+    """The keys that were not converted, a line for each."""
 
 
 class KubeaiModels:
-    """KubeAI's Models of a cluster, or of some namespaces. `api` is open while it runs; nothing is written."""
+    """Watches KubeAI's Models in a cluster or in some namespaces. `api` must be open; nothing is written."""
 
     def __init__(
         self, api: Api, convert: Convert, installation: Installation, namespaces: Sequence[str] | None = None
@@ -51,7 +51,7 @@ class KubeaiModels:
         self._convert = convert
         self._installation = installation
         self._generations: dict[ObjectKey, int] = {}
-        """Which one of each was read: KubeAI writes status and counts all the time."""
+        """The generation read of each object: KubeAI updates status and replica counts all the time."""
         self._kinds = Kinds(api, self._put)
         self._watches = [
             self._kinds.add(path, self._read, self._changed, optional=True)
@@ -59,17 +59,17 @@ class KubeaiModels:
         ]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         await self._kinds.run()
 
     @property
     def found(self) -> dict[ObjectKey, KubeaiObject]:
-        """All there are."""
+        """All KubeAI Models that exist."""
         return {key: found for watched in self._watches for key, found in watched.items.items()}
 
     @property
     def wrong(self) -> dict[ObjectKey, str]:
-        """Objects that are not in force, and why."""
+        """Objects whose current version is not in force, and why."""
         return {key: found.wrong for key, found in self.found.items() if found.wrong}
 
     def _changed(self, changes: list[Change[KubeaiObject]]) -> None:
@@ -88,7 +88,7 @@ class KubeaiModels:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, found: Object) -> KubeaiObject | None:
-        """Once for each generation; one that is being deleted is gone."""
+        """Convert an object once per generation; one that is being deleted counts as deleted."""
         metadata = found["metadata"]
         key = ObjectKey(metadata["namespace"], metadata["name"])
         uid, generation = metadata["uid"], metadata.get("generation", 0)

@@ -1,5 +1,5 @@
-"""What rooms here need of a step of the loop (`autoscaler.controller.loop.LoopStep`), which they may not know: it knows
-the plan.
+"""Protocol of a step of the loop: these modules must not import `autoscaler.controller.loop.LoopStep`, which depends
+on the planner.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from autoscaler.state.world import World
 
 
 class Decided(Protocol):
-    """One decision."""
+    """One step of the loop."""
 
     @property
     def before(self) -> World:
-        """The World before it."""
+        """The `World` before the step."""
 
     @property
     def after(self) -> World:
-        """The World after it."""
+        """The `World` after the step."""
 
     @property
     def plan(self) -> Plan:
-        """The last Plan."""
+        """The last plan of the step."""
 
     @property
     def actions(self) -> Sequence[Action]:
-        """What was ordered."""
+        """The Actions that were executed."""
 
     @property
     def transitions(self) -> Sequence[Transition]:
-        """The moves of Replicas."""
+        """The state transitions of replicas."""

@@ -1,14 +1,12 @@
-"""The status of a Model object: what is shown of it, and what survives a restart (interfaces, section 2). Pure.
+"""The status of a Model object: what it shows, and what survives a restart (interfaces, section 2). Pure.
 
-Owns the form of `status` as types, how one is made of the World, and how what was learned is read back. Promises: a
-condition's `lastTransitionTime` moves only when its status does; the status of a Model of which nothing changed is the
-same again, also when it was made by another process. Times are whole seconds UTC, made from the monotonic clock that
-the World has by a pair of readings (`now_s`, `unix_now_s`) of both clocks.
+Defines the types of `status`, derives a status from the `World`, and reads learned values back. A condition's
+`lastTransitionTime` changes only when its status does. An unchanged Model yields an equal status, also in another
+process. Times are whole seconds UTC; a pair of readings of both clocks (`now_s`, `unix_now_s`) converts them from the
+monotonic clock of the `World`.
 
-Whose status is written: the Model objects of the cluster, beside what they are called and what is wrong. Pure.
-
-Owns the meeting of two views: objects as `customs` reads them, with uid and generation, and Models as the installation
-settled their names. An object is a subject whether or not it is in force.
+`list_subjects` joins the Model objects that `watcher` reads (with UID and generation) with the names that the
+installation gave their Models. Every object is a subject, whether or not it is in force.
 """
 
 from __future__ import annotations
@@ -45,26 +43,26 @@ from autoscaler.state.world import History, Replica, World
 
 
 class Subject(NamedTuple):
-    """One Model object."""
+    """One Model object whose status is written."""
 
     namespace: str
     name: str
     uid: str
     generation: int
     model: ModelName | None
-    """What it is called in the World; None: nothing of it is in force."""
+    """Its name in the `World`; None: nothing of it is in force."""
     problem: SpecProblem | None = None
     elsewhere: str = ""
     """Why another installation serves it; empty: this one does."""
     shown: str = ""
-    """What the object shows of that now."""
+    """The message about it that the object has now."""
 
 
 def list_subjects(
     objects: Mapping[ObjectKey, ModelObject], settled: Settled, whose: Callable[[str, str | None], str | None]
 ) -> Iterator[Subject]:
-    """One for each object of which is known who serves it (`Installation.whose`). That it is wrong goes before that its
-    name is taken.
+    """Yield a subject for each object whose serving installation is known (`Installation.whose`). An invalid spec takes
+    precedence over a taken name.
     """
     for key, found in objects.items():
         elsewhere = whose(key.namespace, found.named)
@@ -84,11 +82,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 REASON_MAX = 256
-"""Characters of the reason of a start."""
+"""Maximum characters of the reason of a start."""
 
 
 class StatusPart(Part, frozen=True, forbid_unknown_fields=False):
-    """Base of all parts of a status: camelCase outside, and what an older or newer version wrote is no error."""
+    """Base of all parts of a status: camelCase keys; unknown fields of other versions are ignored."""
 
 
 class Counts(StatusPart, frozen=True):
@@ -108,7 +106,7 @@ class Counts(StatusPart, frozen=True):
 
 
 class DemandShown(StatusPart, frozen=True):
-    """Calls, summed over the gateways."""
+    """Requests, summed over the gateways."""
 
     waiting: int = 0
     running: int = 0
@@ -125,7 +123,7 @@ class StatusCondition(StatusPart, frozen=True):
 
 
 class LastStart(StatusPart, frozen=True):
-    """The start that ended last: seconds from the order to readiness, in parts, and what it was for."""
+    """The last completed start: seconds from the order to readiness, its phases, and its reason."""
 
     seconds: float
     phases: dict[str, float]
@@ -133,7 +131,7 @@ class LastStart(StatusPart, frozen=True):
 
 
 class Learned(StatusPart, frozen=True, omit_defaults=True):
-    """What of a History survives a restart."""
+    """The part of a History that survives a restart."""
 
     start_seconds: tuple[float, ...] = ()
     tries: int = 0
@@ -145,7 +143,7 @@ class Learned(StatusPart, frozen=True, omit_defaults=True):
 
 
 class Status(StatusPart, frozen=True):
-    """All of it."""
+    """The whole status of a Model."""
 
     observed_generation: int = 0
     replicas: Counts = Counts()
@@ -159,19 +157,19 @@ NO_STATUS = Status()
 
 
 class ClockReading(NamedTuple):
-    """Both clocks, read at once."""
+    """A simultaneous reading of both clocks."""
 
     now_s: float
     unix_now_s: float
 
     def unix(self, at_s: float | None) -> datetime | None:
-        """A moment of the monotonic clock, to the next whole second; None for `never` (None and 0.0)."""
+        """Convert a monotonic time to UTC, rounded to a second; None for `never` (None and 0.0)."""
         if not at_s:
             return None
         return datetime.fromtimestamp(round(self.unix_now_s + at_s - self.now_s), UTC)
 
     def monotonic(self, at: datetime | None) -> float | None:
-        """The way back; never exactly 0.0, which would be `never`."""
+        """Convert a UTC time to the monotonic clock; never exactly 0.0, which would mean `never`."""
         return None if at is None else (at.timestamp() - self.unix_now_s + self.now_s) or -1e-9
 
 
@@ -179,7 +177,7 @@ class ClockReading(NamedTuple):
 
 
 def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subject) -> StatusInput:
-    """What the status of `one` is made of."""
+    """Collect the facts from which the status of `one` is computed."""
     name = one.model
     if name is None:
         return StatusInput(one.generation, None, (), NO_LOAD, NO_HISTORY, problem=one.problem)
@@ -192,15 +190,15 @@ def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subj
 
 
 def summarize_input(case: StatusInput) -> tuple[object, ...]:
-    """What of a status is news: when it changes, the status is written at once; of all else it is when there is time.
+    """The important part of a status: a change in it is written soon, any other change later.
 
-    Equal to `summarize_status` of the status that `render_status` makes of the same case.
+    Equal to `summarize_status` of the status that `render_status` makes from the same case.
     """
     return case.generation, _counts(case), tuple(said[:3] for said in build_conditions(case))
 
 
 def summarize_status(status: Status) -> tuple[object, ...]:
-    """The same of a status."""
+    """The important part of an existing status, see `summarize_input`."""
     return (
         status.observed_generation,
         status.replicas,
@@ -209,7 +207,7 @@ def summarize_status(status: Status) -> tuple[object, ...]:
 
 
 def render_status(case: StatusInput, before: Status, clocks: ClockReading) -> Status:
-    """The status of a Model that had `before`."""
+    """Render the new status of a Model whose last status was `before`."""
     was = {one.type: one for one in before.conditions}
     now = datetime.fromtimestamp(round(clocks.unix_now_s), UTC)
     shown: list[StatusCondition] = []
@@ -239,7 +237,7 @@ def _counts(case: StatusInput) -> Counts:
 
 
 def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> LastStart | UnsetType:
-    """Of those that are there and were seen to start; else the one that is known."""
+    """The last start among the existing replicas that were seen to start; else the known one."""
     last = last_start(replicas)
     if last is None:
         return before
@@ -248,11 +246,11 @@ def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> L
     return LastStart(seconds=took_s, phases=phases, reason=last.reason[:REASON_MAX])
 
 
-# --- what is learned, there and back ----------------------------------------------------------------------------------
+# --- learned values: writing and restoring ----------------------------------------------------------------------------
 
 
 def build_learned(history: History, clocks: ClockReading) -> Learned:
-    """What is kept of a History."""
+    """Build the persistent part of a History."""
     return Learned(
         start_seconds=tuple(round(start_s, 3) for start_s in history.starts_s),
         tries=history.tries,
@@ -265,7 +263,7 @@ def build_learned(history: History, clocks: ClockReading) -> Learned:
 
 
 def restore_history(status: Status, now_s: float, unix_now_s: float) -> History:
-    """What a status remembers, in the clock of this process. Tries of an episode go on from here."""
+    """Restore a History from a status, in this process's clock. An episode of start attempts continues from now."""
     kept, clocks = status.learned, ClockReading(now_s, unix_now_s)
     return History(
         starts_s=kept.start_seconds[-STARTS_MAX:],
@@ -282,7 +280,7 @@ def restore_history(status: Status, now_s: float, unix_now_s: float) -> History:
 def restore_histories(
     statuses: Mapping[ModelName, Mapping[str, object]], now_s: float, unix_now_s: float
 ) -> tuple[tuple[HistorySeen, ...], tuple[str, ...]]:
-    """What statuses say that was learned, for the loop to observe with the Models; and a line for each that is none."""
+    """Restore Histories from statuses, as observations for the loop; also return a line for each invalid status."""
     seen: list[HistorySeen] = []
     wrong: list[str] = []
     for model, said in statuses.items():
@@ -296,7 +294,7 @@ def restore_histories(
 
 
 def read_status(status: object) -> Status:
-    """A status as the API server has it, without what installations wrote that do not serve the Model. Raises
+    """Decode a status from the API server, without the condition ELSEWHERE that other installations write. Raises
     msgspec.ValidationError (a ValueError) if it is not a status.
     """
     found = msgspec.convert(status, Status)
@@ -306,16 +304,16 @@ def read_status(status: object) -> Status:
 
 
 def encode_status(status: Status) -> dict[str, object]:
-    """As the API server takes it."""
+    """Encode a status for the API server."""
     made: dict[str, object] = msgspec.to_builtins(status)
     return made
 
 
-# --- what changed -----------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 def list_changed_models(before: World, after: World) -> set[ModelName]:
-    """Models of which the status may differ."""
+    """The Models whose status may differ between two Worlds."""
     models = list_changed_keys(before.models, after.models) | list_changed_keys(before.loads, after.loads)
     models |= list_changed_keys(before.histories, after.histories) | list_changed_keys(
         before.obstacles, after.obstacles
@@ -328,7 +326,7 @@ def list_changed_models(before: World, after: World) -> set[ModelName]:
 
 
 def list_changed_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """Keys whose value is not the very same."""
+    """The keys whose value is not the identical object, including added and removed keys."""
     if before is after:
         return set()
     return {key for key, value in after.items() if before.get(key) is not value} | (before.keys() - after.keys())

@@ -1,11 +1,11 @@
-"""Writes the status of every Model object, while this process leads. I/O.
+"""Writes the status of every Model object while this process leads. I/O.
 
-Owns how often: what is news (conditions, Replicas by state) at most once in NEWS_S for one Model, what merely changes
-(Calls, what is learned, messages) at most once in CHANGE_S, and PER_S writes a second of all Models together, who waits
-longest first. Promises: Models at rest cost no request; a step of the loop costs nothing, however many Models there
-are; what the API server has is read once at the beginning of each leadership, and nothing that is there already is
-written again; what somebody else puts there meanwhile, such as a leader of before whose request came late, is put
-right. It is written by server-side apply of the whole status, so that no person's edit of a spec can conflict.
+Important changes (conditions, replicas by state) are written at most once in NEWS_S per Model, others (requests,
+learned values, messages) at most once in CHANGE_S, and all Models together at most PER_S times a second, the longest
+overdue first. A Model that does not change causes no API request, and a step of the loop does no work per Model. Each
+leadership begins with one read of all statuses, so that nothing is written twice. A status that another process
+overwrites, such as an earlier leader whose request arrives late, is corrected. Each write is a server-side apply of the
+whole status, so it cannot conflict with an edit of the spec.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from autoscaler.state.world import World
 from autoscaler.text import format_rfc3339
 
 NEWS_S, CHANGE_S = 1.0, 60.0
-"""Of one Model: so long after the last write at the earliest."""
+"""Minimum interval between two writes of one Model, for important and for other changes."""
 PER_S = 20.0
-"""Writes of all Models in a second: what the API server is asked for at most."""
+"""Maximum status writes per second, over all Models."""
 LOOK_S, LOOK_S_MAX = 0.2, 1.0
-"""Between two looks at the World: at the least, and where it did not change."""
+"""Interval between two evaluations of the `World`: the minimum, and the maximum if it does not change."""
 RETRY_S = 10.0
-"""After a refusal, or while the API server does not answer."""
+"""Pause after a rejected request, or while the API server does not answer."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Kept:
-    """One Model object: what the API server has of its status, and when it is to be written."""
+    """One Model object: its status in the API server, and when it is due to be written."""
 
     __slots__ = ("due_s", "status", "subject", "version", "weight", "wrote_s")
 
@@ -58,12 +58,12 @@ class _Kept:
         self.see(known, version)
 
     def see(self, known: Status, version: int) -> None:
-        """It is so as of a version of the object."""
+        """Record the status in the API server, as of a version of the object."""
         self.status, self.version, self.weight = known, version, status.summarize_status(known)
 
 
 class Statuses:
-    """A listener of the loop, and a task."""
+    """The status writer: `on_step` is a listener of the loop, `run` is a task."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Statuses:
         fault: Callable[[ModelName, str, Exception], None],
         installation: str = "",
     ) -> None:
-        """`namespaces`: those that may be read; None: all. `fault` gets the Model whose status raised an exception.
-        `installation`: whose condition it is on Models that another one serves.
+        """`namespaces`: those that may be read; None: all. `fault` is called with a Model whose status raised an
+        exception. `installation` owns the condition on Models that another installation serves.
         """
         self._owner = f"{WRITER}-{installation}"
         self._fault = fault
@@ -89,59 +89,59 @@ class Statuses:
         self._looked_unmet: dict[ModelName, Unmet] = {}
         self._fitted = self._world
         self._misfits: dict[ModelName, Unmet] = {}
-        """Of the Models, and of what there is for them, of `_fitted`."""
+        """Models of the `World` `_fitted` that fit no device."""
         self._subjects: Sequence[Subject] = ()
         self._told: Sequence[Subject] = ()
-        """What `_subjects` is from the next step on."""
+        """The value of `_subjects` from the next step on."""
         self._news = asyncio.Event()
         self._epoch = -1
-        """Of the leadership that `_kept` is of."""
+        """The epoch to which `_kept` belongs."""
         self._kept: dict[str, _Kept] = {}
-        """One for each object, by its uid."""
+        """The objects whose status we write, by UID."""
         self._elsewhere: list[Subject] = []
-        """Whose condition ELSEWHERE is to be written or taken away."""
+        """Objects whose condition ELSEWHERE must be written or removed."""
         self._tried: dict[str, tuple[str, str]] = {}
-        """By uid, the last attempt of this leadership: the desired and the current condition. It is not repeated."""
+        """UID -> last attempt of this leadership: desired and current condition. The same is not attempted again."""
         self._again_s: dict[str, float] = {}
-        """When it is tried again after a refusal."""
+        """UID -> when the attempt is retried after a rejection."""
         self._heard: dict[str, StatusSeen] = {}
-        """What was heard of each since the last look."""
+        """UID -> status received since the last evaluation."""
         self.trouble = ""
-        """Why the last write, or the reading at the beginning, was not done; empty while all is well."""
+        """Why the last write, or the initial read, failed; empty: it succeeded."""
 
     def put(self, subjects: Iterable[Subject]) -> None:
-        """All Model objects there are. To be called when the loop was given the documents that they are: they count
-        from its next step on, so that no status claims a generation that is not decided by.
+        """Set all Model objects. Call it when the loop has received their documents: they count from its next step on,
+        so that no status claims a generation that the decisions do not use yet.
         """
         self._told = tuple(subjects)
 
     def hear(self, said: StatusSeen) -> None:
-        """What the API server has of an object's status, whoever wrote it. Judged at the next look, when it is known
-        what came of our own writes, and what was listed.
+        """Take an object's status from the API server, whoever wrote it. It is compared at the next evaluation, when
+        the results of our own writes and of the list are known.
         """
         self._heard[said.uid] = said
 
     def on_step(self, step: Decided) -> None:
-        """Takes the newest World; what it means for whom is looked at later."""
+        """Take the newest `World`; it is evaluated later, in `run`."""
         self._world, self._unmet, self._subjects = step.after, step.plan.unmet, self._told
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled. While another leads nothing is kept, for what it writes is not known here."""
+        """Write until cancelled. While another process leads nothing is cached, because its writes are unknown here."""
         while True:
-            self._news.clear()  # what is told meanwhile is looked at after it
+            self._news.clear()  # cleared first, so that later news wakes the next round
             try:
                 if self._leads(self._world.epoch):
                     await self._lead(self._world.epoch)
             except FencedError:
-                await asyncio.sleep(LOOK_S_MAX)  # another leads now; the World will say so
+                await asyncio.sleep(LOOK_S_MAX)  # another leads now; the `World` will show it
             except (ApiError, UnreachableError) as error:
                 self._troubled(f"statuses of Models are not kept up: {error}")
                 await asyncio.sleep(RETRY_S)
-            await self._news.wait()  # there is a step every second
+            await self._news.wait()  # there is a step at least every second
 
     async def flush(self, within_s: float) -> None:
-        """Writes what merely changed, as far as there is time: at the end, after `run` and before another leads."""
+        """Write pending changes within the given time; call it at shutdown, after `run` and before another leads."""
         with contextlib.suppress(TimeoutError, ApiError, UnreachableError, FencedError):
             async with asyncio.timeout(within_s):
                 for kept in sorted(self._kept.values(), key=lambda kept: kept.due_s):
@@ -151,7 +151,7 @@ class Statuses:
     # --- one leadership -----------------------------------------------------------------------------------------------
 
     def _leads(self, epoch: int) -> bool:
-        """Also what there is is known: a leader begins with no Replicas."""
+        """Whether we lead and the replicas are known; a new leader begins with none."""
         return self._world.leads and self._world.synced and self._world.epoch == epoch
 
     async def _lead(self, epoch: int) -> None:
@@ -174,7 +174,7 @@ class Statuses:
                     await self._news.wait()
 
     async def _read(self) -> dict[str, tuple[Status, int]]:
-        """Every status that is there and the version of its object, by the uid of that."""
+        """Read every existing status and the version of its object, by the object's UID."""
         found: dict[str, tuple[Status, int]] = {}
         for path in self._collections:
             try:
@@ -183,12 +183,12 @@ class Statuses:
                         of = one["metadata"]
                         found[of["uid"]] = _there(one.get("status", {})), int(of["resourceVersion"])
             except ApiError as error:
-                if error.status != 404:  # the cluster does not have the kind
+                if error.status != 404:  # 404: the cluster does not have the kind
                     raise
         return found
 
     def _look(self, found: dict[str, tuple[Status, int]]) -> None:
-        """Notes who is to be written, and when."""
+        """Evaluate the newest `World`: determine which objects to write, and when."""
         now_s = self._clock()
         unmet = self._lacking()
         names = status.list_changed_models(self._looked, self._world) | status.list_changed_keys(
@@ -218,7 +218,7 @@ class Statuses:
         self._heard.clear()
 
     def _judge(self, said: StatusSeen, now_s: float) -> None:
-        """What another wrote after us is put right."""
+        """Schedule a write if another process changed the status after our last write."""
         kept = self._kept.get(said.uid)
         if kept is None or said.version <= kept.version:
             return
@@ -228,7 +228,7 @@ class Statuses:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
 
     def _lacking(self) -> dict[ModelName, Unmet]:
-        """What the plan could not place, and what fits on no Device and has nobody who calls it."""
+        """Models that the plan could not place, and Models without replicas that fit no device."""
         now = self._world
         if not is_fit_unchanged(self._fitted, now):
             self._fitted = now
@@ -249,13 +249,13 @@ class Statuses:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + CHANGE_S))
 
     def _due(self) -> list[_Kept]:
-        """Who is to be written now, at most as many as a look may wait for; who waits longest first."""
+        """The objects to write now, longest overdue first, at most as many as can be written in LOOK_S_MAX."""
         now_s = self._clock()
         due = sorted((kept for kept in self._kept.values() if kept.due_s <= now_s), key=lambda kept: kept.due_s)
         return due[: int(PER_S * LOOK_S_MAX)]
 
     async def _write(self, kept: _Kept) -> bool:
-        """Whether a request was made. Raises FencedError, UnreachableError."""
+        """Write one status if it differs. Returns whether a request was sent. Raises FencedError, UnreachableError."""
         now_s = self._clock()
         unmet = self._lacking()
         clocks = self._clocks()
@@ -281,7 +281,7 @@ class Statuses:
             done = await self._api.apply(path, body, WRITER)
         except ApiError as error:
             kept.due_s = now_s + RETRY_S
-            if error.status not in (404, 409):  # deleted, or another of its name: `put` will say so
+            if error.status not in (404, 409):  # deleted or replaced: `put` will report it
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
             return True
         self.trouble = ""
@@ -289,8 +289,8 @@ class Statuses:
         return True
 
     async def _write_elsewhere(self, one: Subject) -> None:
-        """That another installation serves it; or takes that away. It is a field of this installation's own, so that
-        neither writes what the other does; of several that do not serve it one says so. Raises FencedError,
+        """Write or remove the condition that another installation serves the Model. This installation owns that field,
+        so neither overwrites the other; if several do not serve the Model, one of them writes it. Raises FencedError,
         UnreachableError.
         """
         self._tried[one.uid] = (one.elsewhere, one.shown)
@@ -307,12 +307,12 @@ class Statuses:
         try:
             await self._api.apply(path, body, self._owner, force=False)
         except ApiError as error:
-            if error.status not in (404, 409):  # deleted, or another installation says it
+            if error.status not in (404, 409):  # deleted, or another installation wrote it
                 self._again_s[one.uid] = self._clock() + RETRY_S
                 self._troubled(f"status of Model {one.namespace}/{one.name} cannot be written: {error}")
 
     def _failed(self, kept: _Kept, error: Exception, now_s: float) -> None:
-        """The status of one Model cannot be made: it is quarantined, which its status then says."""
+        """Quarantine a Model whose status could not be computed; its status then reports that."""
         kept.due_s = now_s + RETRY_S
         if kept.subject.model is None:
             self._troubled(f"status of Model {kept.subject.namespace}/{kept.subject.name}: {describe_error(error)}")
@@ -323,14 +323,14 @@ class Statuses:
         return ClockReading(self._clock(), self._wall())
 
     def _troubled(self, trouble: str) -> None:
-        """Said once, until it is over or another."""
+        """Log an error once, until it is over or changes."""
         if trouble != self.trouble:
             _log.warning("%s", trouble)
         self.trouble = trouble
 
 
 def _there(said: object) -> Status:
-    """What is no status is written anew."""
+    """Read a stored status; an invalid one counts as empty, so that it is rewritten."""
     try:
         return status.read_status(said)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Watches the custom resources Model and Tenant, and tells the installation what they say. I/O; it decides nothing.
+"""Watches the custom resources Model and Tenant and passes their documents to the installation. I/O.
 
-Owns the reading of objects into documents, by the rules that files are read by (`parse`). Promises: an object is read
-again only when its spec was changed; a wrong one stops no other, what it said when it was last right stays in force,
-and `wrong` says why. A Tenant that was never right exists without keys, so that `auth: auto` stays closed. Where we may
-not read Tenants there are none; Models that may not be read hold up the start (`kinds`).
+`parse` decodes objects by the same rules as files. An object is decoded again only when its spec changes. An invalid
+object does not affect the others; its last valid version stays in force, and `wrong` says why. A Tenant that was never
+valid exists without keys, so that `auth: auto` stays closed. Without permission to read Tenants there are none; without
+permission to read Models the start waits (`optional_kinds`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from autoscaler.text import one_line
 _log = logging.getLogger(__name__)
 
 Parse = Callable[[object], Model | Tenant]
-"""A document as a plain value -> what it says; raises WrongKeyError (`autoscaler.spec.load.read_document`)."""
+"""Decodes a document from a plain value; raises WrongKeyError (`autoscaler.spec.load.read_document`)."""
 
 
 class StatusSeen(NamedTuple):
-    """The status of a Model's object, as of a version of the object."""
+    """The status of a Model object, as of a version of the object."""
 
     uid: str
     version: int
@@ -45,22 +45,22 @@ Heard = Callable[[Origin, StatusSeen], None]
 
 
 class ModelObject(NamedTuple):
-    """What is kept of a Model's object."""
+    """The retained state of a Model object."""
 
     uid: str
     generation: int
     model: Model | None
-    """What is in force: what it says, or said when it was last right; None: it never was."""
+    """The Model in force: the current or the last valid version; None: it was never valid."""
     wrong: str
-    """Why what it says now is not in force; empty: it is."""
+    """Why its current version is not in force; empty: it is."""
     named: str | None = None
-    """The installation that it names."""
+    """The installation in `spec.installation`."""
     shown: str = ""
-    """The message of the condition by which an installation that does not serve it says so; empty: it has none."""
+    """The message of its condition ELSEWHERE; empty: it has none."""
 
 
 class TenantObject(NamedTuple):
-    """What is kept of a Tenant's object."""
+    """The retained state of a Tenant object."""
 
     uid: str
     generation: int
@@ -70,7 +70,7 @@ class TenantObject(NamedTuple):
 
 
 class DocumentWatcher:
-    """The custom resources of a cluster, or of some namespaces. Without `tenants` those are not asked for."""
+    """Watches the custom resources of a cluster, or of some namespaces. Tenants are watched only with `tenants`."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class DocumentWatcher:
         tenants: bool = True,
         heard: Heard | None = None,
     ) -> None:
-        """`heard` is told of every later status of a Model, too: what its leader learns, for those who follow, and for
-        who leads what another wrote there.
+        """`heard` is also called with every later status of a Model: followers learn what the leader remembers, and the
+        leader sees what others wrote.
         """
         self._parse = parse
         self._installation = installation
         self._heard = heard
         self._fresh: dict[Origin, Status] = {}
-        """Status of Models seen for the first time, until it is told."""
+        """Status of Models seen for the first time, until it is passed on."""
         self._kinds = Kinds(api, self._put)
         self._models = [
             self._kinds.add(one, self._read_model) for one in list_collection_paths(API_VERSION, "models", namespaces)
@@ -100,22 +100,22 @@ class DocumentWatcher:
             self._tenants = self._kinds.add(path, self._read_tenant, optional=True)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         await self._kinds.run()
 
     @property
     def models(self) -> dict[ObjectKey, ModelObject]:
-        """All there are."""
+        """All Model objects."""
         return {key: found for watched in self._models for key, found in watched.items.items()}
 
     @property
     def tenants(self) -> Mapping[ObjectKey, TenantObject]:
-        """All there are; their namespace is empty."""
+        """All Tenant objects; their namespace is empty."""
         return {} if self._tenants is None else self._tenants.items
 
     @property
     def wrong(self) -> dict[ObjectKey, str]:
-        """Objects whose spec is not in force, and why: KEY PATH: what was expected."""
+        """Objects whose current spec is not in force, and why, as `KEY PATH: what was expected`."""
         models = {key: found.wrong for key, found in self.models.items() if found.wrong}
         return models | {key: found.wrong for key, found in self.tenants.items() if found.wrong}
 
@@ -131,7 +131,7 @@ class DocumentWatcher:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _read_model(self, found: Object) -> ModelObject | None:
-        """Once for each generation; one that is being deleted is gone."""
+        """Decode an object once per generation; one that is being deleted counts as deleted."""
         metadata = found["metadata"]
         key = ObjectKey(metadata["namespace"], metadata["name"])
         old = self._known(key)
@@ -176,7 +176,7 @@ class DocumentWatcher:
         return TenantObject(uid, generation, created_unix_s(metadata), tenant, wrong)
 
     def _said(self, found: Object, kind: str, metadata: Mapping[str, str]) -> tuple[Model | Tenant | None, str]:
-        """The document, or what is wrong with it."""
+        """The decoded document, or the error."""
         document = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": found.get("spec", {})}
         try:
             return self._parse(document), ""
@@ -192,6 +192,6 @@ class DocumentWatcher:
 
 
 def _shown(found: Object) -> str:
-    """The message of its condition ELSEWHERE."""
+    """The message of the object's condition ELSEWHERE."""
     conditions = (found.get("status") or {}).get("conditions") or ()
     return next((str(one.get("message", "")) for one in conditions if one.get("type") == ELSEWHERE), "")

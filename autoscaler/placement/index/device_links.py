@@ -1,13 +1,12 @@
-"""How many others of a Model are in the domain of each node, by a label: for who would be apart from them, or near.
+"""Ranks nodes by the other replicas of a model nearby, and chooses the lanes of a request for several devices. Pure.
 
-Owns the count and what it is worth, the lowest best; keeps which node has which value until it is told that labels are
-others now. Where both are asked for nearness comes first: hosts apart within one rack. It chooses nothing.
+`SpreadCounts` ranks nodes, lowest preferred, by the replicas in their domain (nodes with one value of a label), for
+requests to be placed apart from these or near them. If both are requested, nearness comes first: hosts apart within one
+rack. Domains are cached until labels change.
 
-Several lanes of one node for one request: the node's best, or the best that a link joins. Pure.
-
-Owns that choice over arrays. Promises: a tier counts most; in one tier lanes of one link come before others, however
-the two score; then the node with the highest score, then the first; of a team the lanes of the lowest tiers, in order.
-Where a link is required there are no others.
+`choose_best_lanes` picks several lanes of one node. The tier counts most; within a tier, lanes of one link precede
+others, whatever their scores; then the highest node score, then the first node. Of a team, the lanes of the lowest
+tiers are taken, in order. If a link is required, only its lanes are considered.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from autoscaler.state.world import NodeId
 
 
 class SpreadCounts:
-    """Of these nodes, sorted; `said` gives the value of a label on each, empty where it has none."""
+    """Ranks these sorted nodes; `said` returns the value of a label on each node, empty if it has none."""
 
     def __init__(self, nodes: Sequence[NodeId], said: Callable[[str], Iterable[str]]) -> None:
         self._nodes = nodes
         self._said = said
         self._domains: dict[str, tuple[Ints, int]] = {}
-        """Label -> [nodes]: the number of each one's domain; and the number of those without it, or -1."""
+        """Label -> [nodes]: the number of each node's domain; and the number of nodes without it, or -1."""
 
     def forget(self) -> None:
-        """Labels are others now."""
+        """Drop the cached domains because labels changed."""
         self._domains.clear()
 
     def of(self, spread: Spread) -> Ints:
-        """[nodes]: how little each is liked for the others, see `Ask.tiers`. Who has not the label is near nobody."""
+        """[nodes]: rank by the other replicas, see `EncodedRequest.tiers`. Nodes without the label are near none."""
         found: Ints = np.zeros(len(self._nodes), np.int64)
         if spread.near:
             domains, without = self._domains_by(spread.near)
@@ -50,7 +49,7 @@ class SpreadCounts:
         return found
 
     def _count(self, domains: Ints, nodes: Sequence[NodeId]) -> Ints:
-        """[nodes]: how many of these nodes are in each one's domain, CROWD_MAX at most."""
+        """[nodes]: number of these nodes in each node's domain, at most CROWD_MAX."""
         numbers = [bisect_left(self._nodes, node) for node in nodes]
         there = [at for at, node in zip(numbers, nodes, strict=True) if self._nodes[at : at + 1] == (node,)]
         counts: Ints = np.bincount(domains[there], minlength=len(self._nodes)).astype(np.int64)
@@ -68,14 +67,14 @@ Flags = NDArray[np.bool_]
 
 
 def find_link_numbers(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints | None:
-    """[lanes]: the number of what joins each, in order of nodes; -1: nothing that is known. None: nothing does in any
-    node but what all of its lanes have in common. `names`: of each node its lanes' links, or none.
+    """[lanes]: the number of each lane's link, in order of nodes; -1: unknown. None: no node has lanes of different
+    links. `names`: per node, the link names of its lanes, or none.
     """
     return number_links(names, counts) if any(len(set(of_node)) > 1 for of_node in names) else None
 
 
 def number_links(names: Sequence[Sequence[str]], counts: Sequence[int]) -> Ints:
-    """The same, wherever they are joined."""
+    """[lanes]: like `find_link_numbers`, but even if no node has lanes of different links."""
     known = dict[tuple[int, str], int]()
     named = ((at, name) for at, of in enumerate(names) for name in (of or [""] * counts[at]))
     return np.array([known.setdefault(one, len(known)) if one[1] else -1 for one in named], np.int64)
@@ -91,8 +90,8 @@ def choose_best_lanes(
     link_of: Ints | None,
     must: Ints | None = None,
 ) -> Ints | None:
-    """Where the chosen lanes are; None: no node has so many. `lanes`: those that fit; `scores` [nodes]; `must`: of each
-    lane the link that is required, as `link_of`; None: none is.
+    """Return where the chosen lanes are. None: no node has enough. `lanes`: those that fit; `scores` [nodes]; `must`:
+    the required link of each lane, numbered like `link_of`; None: no link is required.
     """
     if must is not None:
         required = _best(devices, lanes & (must >= 0), tiers, scores, node_of, team_of=must)
@@ -107,7 +106,7 @@ def choose_best_lanes(
 def _best(
     devices: int, lanes: Flags, tiers: Ints, scores: Ints, node_of: Ints, *, team_of: Ints
 ) -> tuple[int, Ints] | None:
-    """(its tier, its lanes) of the best team; `team_of` [lanes]: all of a team are of one node."""
+    """Return the (tier, lanes) of the best team; `team_of` [lanes]: a team has lanes of one node only."""
     many = int(team_of.max(initial=-1)) + 1
     enough = np.bincount(team_of[lanes], minlength=many) >= devices
     at = np.flatnonzero(lanes)

@@ -1,11 +1,10 @@
-"""Elastic requests: one that makes do with a little less memory gets less where that closes a hole, as long as all of
-them together have nearly what they asked for.
+"""Elastic requests: requests that can do with a little less memory get less if that gives a tighter fit. No I/O.
 
-Owns the Budget (what all that run asked for and were granted) and the order of questions (`place_elastic`): the
-NodeArrays says which place and grant are best; where the Budget has not so much left, it is asked again for all that is
-wanted. So nobody is refused who fits with all that was asked for. Promises: nobody gets less than it makes do with, and
-nobody less than it asked for where the mean of all would then be below MEAN, by request or by byte. A grant stays as it
-is. No I/O.
+`ElasticBudget` sums what all running elastic requests asked for and were granted. `place_elastic` takes the place and
+grant that are best by the `NodeArrays`; if the budget does not allow that grant, it looks for a place with the full
+amount. So a request that fits in full is never refused. Invariants: no request gets less than its minimum, and none
+gets less than it asked for if the mean of all grants would then fall below MEAN, by request or by byte. A grant does
+not change later.
 """
 
 from __future__ import annotations
@@ -18,44 +17,44 @@ from autoscaler.placement.index.request import EncodedRequest, encode_request
 from autoscaler.state.resources import RequestShape
 
 LEAST: Final = 900
-"""Thousandths of what it asked for with which a request makes do; MEAN those that all have together, at least."""
+"""Minimum grant in thousandths of the requested memory; MEAN: minimum of the mean over all elastic requests."""
 MEAN: Final = 950
 KINDS_MAX: Final = 4096
-"""Whose questions are kept."""
+"""Request shapes with a cached encoding."""
 _PARTS: Final = 1_000_000
 
 
 def make_elastic(kind: RequestShape) -> RequestShape:
-    """The same request, which makes do with LEAST. Whole Devices are never cut."""
+    """Return the shape with LEAST as its minimum. Requests for whole devices are returned unchanged."""
     if kind.devices != 1 or kind.memory_bytes <= 1:
         return kind
     return kind._replace(spare_bytes=kind.memory_bytes * (1000 - LEAST) // 1000)
 
 
 class PlacedRequest(NamedTuple):
-    """One that runs."""
+    """A request that runs."""
 
     place: LaneAssignment
     load: RequestUsage
     asked_bytes: int
-    """0: it was not elastic."""
+    """0: it is not elastic."""
     granted_bytes: int
 
 
 class ElasticBudget:
-    """What those asked for and got that are elastic."""
+    """What elastic requests asked for and were granted, in total."""
 
     def __init__(self) -> None:
         self.asked_bytes = self.granted_bytes = self.count = self._parts = 0
 
     def allows(self, asked_bytes: int, granted_bytes: int) -> bool:
-        """Whether one more may be granted so much."""
+        """Whether one more request may be granted this much."""
         by_byte = 1000 * (self.granted_bytes + granted_bytes) >= MEAN * (self.asked_bytes + asked_bytes)
         parts = self._parts + _PARTS * granted_bytes // asked_bytes
         return by_byte and 1000 * parts >= MEAN * _PARTS * (self.count + 1)
 
     def add(self, asked_bytes: int, granted_bytes: int, sign: int = 1) -> None:
-        """It starts; or it stops (-1)."""
+        """Add a request that starts, or remove one that stops (`sign` is -1)."""
         self.asked_bytes += sign * asked_bytes
         self.granted_bytes += sign * granted_bytes
         self._parts += sign * (_PARTS * granted_bytes // asked_bytes)
@@ -68,9 +67,9 @@ def place_elastic(
     choose: Callable[[RequestShape], LaneAssignment | None],
     granted: Callable[[RequestShape, LaneAssignment], int],
 ) -> tuple[LaneAssignment, RequestShape] | None:
-    """Where one goes, and what it is granted there, which the Budget counts from now on; it is asked for where one is
-    elastic. None: it fits nowhere now, or only with more cut off than the Budget has. `choose`, `granted`: see
-    NodeArrays.
+    """Return the place of a request and the shape granted there, and add the grant to the budget. None: it fits nowhere
+    now, or only with a larger reduction than the budget allows. `budget` is called for elastic requests only; `choose`,
+    `granted`: see `NodeArrays`.
     """
     place, asked = choose(kind), kind.memory_bytes
     if place is None or not kind.spare_bytes:
@@ -85,7 +84,7 @@ def place_elastic(
 
 
 class Elastic:
-    """A NodeArrays that grants. Requests that are not elastic are placed as ever."""
+    """Places requests on a `NodeArrays`, elastic ones with reduced grants."""
 
     def __init__(self, stock: NodeArrays) -> None:
         self.stock = stock
@@ -93,7 +92,7 @@ class Elastic:
         self._asks: dict[RequestShape, EncodedRequest] = {}
 
     def start(self, kind: RequestShape) -> PlacedRequest | None:
-        """Chooses and takes; None: see `place_elastic`."""
+        """Choose a place and take it. None: see `place_elastic`."""
         stock = self.stock
 
         def choose(one: RequestShape) -> LaneAssignment | None:
@@ -110,7 +109,7 @@ class Elastic:
         return PlacedRequest(place, load, *((kind.memory_bytes, got.memory_bytes) if kind.spare_bytes else (0, 0)))
 
     def stop(self, one: PlacedRequest) -> None:
-        """What `start` took."""
+        """Give back what `start` took."""
         self.stock.give_back(one.place, one.load)
         if one.asked_bytes:
             self.budget.add(one.asked_bytes, one.granted_bytes, -1)

@@ -1,8 +1,8 @@
-"""All Slices as the packer searches them: kept from one call to the next, and told of what changed.
+"""Incremental search index over all slices, reused between packer calls; the caller reports what changed.
 
-Owns the way from a Slice to its lane in the NodeArrays and back, and what is known of nodes: who may be there, which
-have weights and images, what CPU and memory they have. Promises: what it answers is what a new one of the same Shelves
-would. A call of the packer leaves it as it was. It chooses nothing; `autoscaler.placement.packer` does.
+Maps slices to lanes of `NodeArrays` and back, and holds what is known of nodes: where a request may be placed, which
+nodes have weights and images, and their CPU and memory. Invariants: queries return what a new index of the same bins
+would, and a packer call leaves the index unchanged. `autoscaler.placement.packer` makes the decisions.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from autoscaler.state.resources import (
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 ASKS_MAX: Final = 4096
-"""Kinds that are kept as numbers."""
+"""Request shapes whose encoding is cached."""
 GONE_MAX: Final = 256
-"""Nodes that are kept for when they come back."""
+"""Removed nodes that are kept in case they come back."""
 ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
-"""What is taken to be asked for, in milli, where nobody knows."""
+"""Request sizes assumed while demand is unknown, in milli."""
 
 
 def _told(slice_: Slice) -> tuple[object, ...]:
-    """What is known of its node."""
+    """Return what is known of its node."""
     return slice_.labels, slice_.labels_known, slice_.labels_coming, slice_.taints
 
 
@@ -66,14 +66,14 @@ def _can_be(slice_: Slice) -> bool:
 
 @cache
 def build_default_estimate() -> Taught:
-    """What room is worth before anything is known of demand."""
+    """Return the value of room before anything is known of demand."""
     return build_untrained_estimate(ANY_SIZE)
 
 
 class SliceIndex:
-    """A Slice that cannot be (without memory, or with more than there is anywhere) is left out: nothing is put there.
-    Raises ValueError where two have one id. `full` gives a Shelf with its incumbents, where those that are given have
-    none: who is on a Slice counts only when there is no room.
+    """Index of bins by slice. An invalid slice (without memory, or with impossibly much) is left out, so nothing is
+    placed there. Raises ValueError if two slices have one id. `full` returns a `Bin` with its occupants if the given
+    bins have none: occupants only matter when there is no room.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class SliceIndex:
         self.full = full
         self.hosts = dict(hosts or {})
         self.budget: Callable[[], ElasticBudget] = ElasticBudget
-        """What elastic Replicas that run have of what they asked for: counted when it is asked."""
+        """Returns what running elastic replicas have of what they asked for; computed on demand."""
         self.yet: Callable[[Collection[ReplicaId]], Mapping[RequestShape, int]] = lambda _: {}
-        """What may be asked for yet when those have left, too, and how often: worked out when it is asked."""
+        """Returns the shapes that may still be requested, and how often, if these replicas left; computed on demand."""
         self.judges = taught is not None
-        """Whether it is known what room is worth; else all sizes are taken to be asked for alike."""
+        """Whether the value of room was learnt; else all sizes are assumed to be equally frequent."""
         self.coming: set[SliceId] = set()
-        """Slices that somebody leaves, and maybe some that somebody left."""
+        """Slices with leaving replicas, and possibly some that they have left."""
         self.emptying: set[NodeId] = set()
-        """Nodes on which somebody leaves who has CPU or memory there."""
+        """Nodes with leaving replicas that hold CPU or memory."""
         self.held: Callable[[ReplicaId], Iterable[SliceId]] | None = None
-        """The Slices of a Replica; None: they are in `shelves`."""
+        """Returns the slices of a replica; None: find them in `shelves`."""
         self.models: Collection[ModelName] | None = None
-        """Of which there are Replicas; None: they are in `shelves`."""
+        """Models that have replicas; None: find them in `shelves`."""
         self._devices: dict[DeviceId, list[SliceId]] = {}
         by_node: dict[NodeId, list[Bin]] = {node: [] for node in self.hosts}
         for shelf in ordered:
@@ -118,7 +118,7 @@ class SliceIndex:
             [self._node(node, by_node[node]) for node in self.nodes], taught or build_default_estimate()
         )
         self._soon: Ints = np.full((2, len(self.nodes)), BYTES_MAX, np.int64)
-        """[2, nodes]: CPU and memory that are left or coming; more than any is asked for where that is not known."""
+        """[2, nodes]: CPU and memory left or coming; more than any request needs if unknown."""
         self._tell_hosts()
         self._domains = group_slices_by_domain(shelf.slice for shelf in ordered)
         self._lane_at = numbers = {id: int(self.stock.first[at.node]) + at.lanes[0] for id, at in self._where.items()}
@@ -126,7 +126,7 @@ class SliceIndex:
         self.company = DomainOccupancy(lanes, len(numbers))
         by_id = np.array([numbers[id] for id in self.shelves if id in numbers], np.int64)
         self.by_size: Ints = by_id[np.argsort(self.stock.size_bytes[by_id], kind="stable")]
-        """Lanes, the smallest first, those of one size in order of their Slices' ids."""
+        """Lanes, the smallest first, equal ones in order of slice ids."""
         self.roster = EvictionCostIndex(len(numbers))
         self._settle(ordered)
         self._asks: dict[RequestShape, EncodedRequest] = {}
@@ -136,7 +136,7 @@ class SliceIndex:
         self._admitting: Admitting | None = None
         self.why = UnschedulableReasons(self)
         self._gone: set[NodeId] = set()
-        """Nodes without Slices that are not there any more, and may come back."""
+        """Removed nodes without slices, which may come back."""
         self.locality = ArtifactLocality(self.nodes, self._gone)
 
     def _tell_hosts(self) -> None:
@@ -156,10 +156,10 @@ class SliceIndex:
         links = tuple(shelf.slice.link for shelf in shelves)
         return NodeCapacity(node, tuple(shelf.lane for shelf in shelves), host.cores_milli, host.host_bytes, links)
 
-    # --- what changes -------------------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, shelf: Bin) -> None:
-        """That Slice is like this now; its size and kind are as they were. Of one that was left out nothing is kept."""
+        """Update a slice, whose size and kind must be the same as before. A slice that was left out is ignored."""
         before = self.shelves.get(shelf.slice.id)
         if before is None:
             return
@@ -180,20 +180,20 @@ class SliceIndex:
             self.roster.put(at, shelf)
 
     def stir(self, ids: Iterable[SliceId]) -> None:
-        """Who is on these Slices may be otherwise than it was, with as much of them."""
+        """Mark the occupants of these slices as possibly changed, with the same amounts held."""
         self.roster.stir(self._lane_at[id] for id in ids if id in self._lane_at)
 
     def look(self, outlook: RestartCosts) -> None:
-        """The roster is as the Slices are now."""
+        """Bring `roster` up to date with the slices."""
         self.roster.look(lambda at: self.shelf(self.id_of(at)), outlook)
 
     def teach(self, taught: Taught | None) -> None:
-        """What room is worth from now on; None: nobody knows."""
+        """Set the value of room from now on. None: unknown."""
         self.judges = taught is not None
         self.stock.teach(taught or build_default_estimate())
 
     def admits(self, node: NodeId, host: HostResources | None) -> bool:
-        """Whether a node may become so; else it takes a new Yard. None: it is not there, or not known any more."""
+        """Whether a node can change to this without a new index. `host` None: the node is gone or unknown."""
         at = bisect_left(self.nodes, node)
         if at == len(self.nodes) or self.nodes[at] != node:
             return False
@@ -203,7 +203,7 @@ class SliceIndex:
         return (of.cpu_milli, of.host_bytes) == (host.cores_milli, host.host_bytes)
 
     def put_host(self, node: NodeId, host: HostResources | None) -> None:
-        """What is left of a node beside its Devices, which it `admits`."""
+        """Update the host resources left on a node; `admits` must allow it."""
         at, there = bisect_left(self.nodes, node), host is not None
         if there == (node in self._gone):
             (self._gone.discard if there else self._gone.add)(node)
@@ -218,7 +218,7 @@ class SliceIndex:
             self.emptying.discard(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
-        """The same, until the NodeArrays is rewound."""
+        """Like `put_host`, until the `NodeArrays` is rewound."""
         self.stock.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
 
     def _tell_host(self, number: int, host: HostResources) -> None:
@@ -231,9 +231,7 @@ class SliceIndex:
             self.emptying.discard(node)
 
     def sync(self, shelf: Bin) -> None:
-        """The NodeArrays is told; what is kept here is not changed, but for who is asked first when there is no
-        room.
-        """
+        """Pass the free room of a `Bin` to the `NodeArrays`. The index itself only records whether room is coming."""
         if shelf.slice.id not in self._where:
             return
         shut = bool(shelf.closed) or not shelf.slice.healthy
@@ -242,30 +240,30 @@ class SliceIndex:
             self.coming.add(shelf.slice.id)
 
     def _tell(self, slice_: Slice, free: ResourceAmount, *, shut: bool, held: bool) -> None:
-        """Of a Slice that takes no more, nothing is free."""
+        """Update a lane. A slice that takes no more replicas counts as having nothing free."""
         node, (lane,) = self._where[slice_.id]
         full = slice_.holders_max and not free.places
         self.stock.set(node, lane, NO_ROOM if full else free, shut=shut, held=held)
 
     def rewind(self) -> None:
-        """Everything is as it was at the mark of the NodeArrays."""
+        """Restore the state at the mark of the `NodeArrays`."""
         self.stock.rewind()
         self.company.forget()
 
     def _meet(self, shelf: Bin) -> None:
-        """Who is in its Domain."""
+        """Update which tenants are in the slice's domain."""
         domain = domain_of(shelf.slice)
         if domain is not None:
             self.company.put(domain, {one for id in self._domains[domain] for one in self.shelves[id].trusts})
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def shelf(self, id: SliceId) -> Bin:
-        """With its incumbents."""
+        """Return the `Bin` of a slice with its occupants."""
         return self.shelves[id] if self.full is None else self.full(id)
 
     def ask(self, kind: RequestShape) -> EncodedRequest:
-        """As numbers."""
+        """Return the encoded request, cached."""
         if kind not in self._asks:
             if len(self._asks) >= ASKS_MAX:
                 self._asks.clear()
@@ -273,11 +271,11 @@ class SliceIndex:
         return self._asks[kind]
 
     def slices(self, place: LaneAssignment) -> tuple[SliceId, ...]:
-        """The Slices of a Place."""
+        """Return the slices of an assignment."""
         return tuple(self._ids[place.node][lane] for lane in place.lanes)
 
     def soon(self, trust: TenantSet) -> Set[SliceId]:
-        """Slices that somebody leaves, or whose Domain a stranger may leave."""
+        """Return slices that a replica is leaving, or whose domain a conflicting tenant may be leaving."""
         if not trust or not self.coming:
             return self.coming
         left = {domain_of(self.shelves[id].slice) for id in self.coming}
@@ -285,11 +283,11 @@ class SliceIndex:
         return self.coming.union(*(self._domains[one] for one in strange))
 
     def beside(self, device: DeviceId) -> list[SliceId]:
-        """All Slices of a Device."""
+        """Return all slices of a device."""
         return self._devices[device]
 
     def together(self, slice_: Slice) -> Sequence[SliceId]:
-        """All Slices of its Domain; of one that is in none, it alone."""
+        """Return all slices of its domain; without a domain, the slice alone."""
         domain = domain_of(slice_)
         return (slice_.id,) if domain is None else self._domains[domain]
 
@@ -301,14 +299,14 @@ class SliceIndex:
         trust: TenantSet = (),
         spread: Spread | None = None,
     ) -> LaneAssignment | None:
-        """The best place with room now; None: there is none."""
+        """Return the best place with room now. None: there is none."""
         lacks, free = self.locality.lacks(of), self.company.free(trust) if trust else None
         crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
         must = self.teams(kind.link) if kind.link else None
         return self.stock.choose(self.ask(kind), self.where_it_may(choice), lacks, free, crowd, must=must)
 
     def teams(self, link: Link) -> Ints:
-        """[lanes]: the number of those that it is joined to so well, in order of nodes; -1: to none that is known."""
+        """[lanes]: number of the group that `link`, or better, joins; in order of nodes. -1: none is known."""
         if link is Link.NODE:
             return self.stock.node_of
         if link not in self._teams:
@@ -317,45 +315,45 @@ class SliceIndex:
         return self._teams[link]
 
     def granted(self, kind: RequestShape, place: LaneAssignment) -> int:
-        """How many bytes are best for an elastic one that was just chosen a Place for."""
+        """Return how many bytes are best for an elastic request whose place was just chosen."""
         return self.stock.granted(self.ask(kind), place)
 
     def unneeded(self, id: SliceId) -> int:
-        """How many bytes of what is left of a Slice others are not expected to use; all where nobody knows."""
+        """Return how many bytes left on a slice others are not expected to use; all of them if unknown."""
         place = self._where.get(id)
         if place is None or not self.judges:
             return BYTES_MAX
         return self.stock.unneeded(place)
 
     def locked(self, kind: RequestShape, choice: NodeConstraints) -> Iterator[SliceId]:
-        """Slices with room now, where another is starting."""
+        """Return slices with room now on which another replica is starting."""
         may, stock = self.where_it_may(choice), self.stock
         fits = stock.fitting(self.ask(kind), held=True)
         fits = fits if may is None else fits & may[stock.node_of]
         return (self.id_of(int(at)) for at in np.flatnonzero(fits))
 
     def possible(self, kind: RequestShape, choice: NodeConstraints) -> Flags:
-        """[lanes]: those that could hold it, were nobody there."""
+        """[lanes]: those that could hold it if they were empty."""
         may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
         fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
         if kind.link:
             fits &= self.teams(kind.link) >= 0
         return fits if may is None else fits & may[stock.node_of]
 
-    # --- what if: until the NodeArrays is rewound ---------------------------------------------------------------------
+    # --- what-if changes, until the NodeArrays is rewound -------------------------------------------------------------
 
     def set_aside(self, ids: Iterable[SliceId]) -> None:
-        """Nobody is to be put there."""
+        """Exclude these slices."""
         for id in ids:
             shelf = self.shelves[id]
             self._tell(shelf.slice, shelf.free, shut=True, held=shelf.locked)
 
     def set_free(self, id: SliceId, left: ResourceAmount) -> None:
-        """It is open, and has that."""
+        """Open a slice with this much room."""
         self._tell(self.shelves[id].slice, left, shut=False, held=False)
 
     def gain(self, node: NodeId, amounts: Beside) -> None:
-        """Somebody leaves who has that beside its Devices."""
+        """Add the host resources of a replica that leaves."""
         if node in self.hosts:
             at, stock = bisect_left(self.nodes, node), self.stock
             most = self.stock.nodes[at]
@@ -363,34 +361,34 @@ class SliceIndex:
             stock.set_host(at, cpu_milli, min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes))
 
     def take(self, kind: RequestShape, place: LaneAssignment) -> None:
-        """Somebody is put there. Raises ValueError where there is no room."""
+        """Place a request. Raises ValueError if there is no room."""
         self.stock.take(place, compute_request_usage(kind, self.stock.nodes[place.node], place.lanes))
 
     def slices_of(self, node: NodeId) -> tuple[SliceId, ...]:
-        """A node's Slices; none of one that is not known."""
+        """Return a node's slices; empty if the node is unknown."""
         at = bisect_left(self.nodes, node)
         return self._ids[at] if at < len(self.nodes) and self.nodes[at] == node else ()
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def is_here(self, model: ModelName) -> bool:
-        """Whether a Replica of that Model is on any Slice."""
+        """Whether a replica of that model is on any slice."""
         if self.models is None:
             self.models = {one.model for shelf in self.shelves.values() for one in shelf.incumbents}
         return model in self.models
 
     def number_of(self, node: NodeId) -> int:
-        """Where it is among the nodes that there are."""
+        """Return the node's number in `nodes`."""
         return bisect_left(self.nodes, node)
 
     def short(self, need: Beside) -> Flags:
-        """[nodes]: those with too little CPU or memory for it even when those have left who leave."""
+        """[nodes]: those with too little CPU or memory even once all leaving replicas are gone."""
         asked = [(at, amount) for at, amount in enumerate(need) if amount]
         found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)
         return found
 
     def held_by(self, victim: Occupant, chosen: Sequence[SliceId]) -> Iterable[SliceId]:
-        """The Slices of a victim; if it has only one, that is among the `chosen` ones."""
+        """Return the slices of a victim; if it has only one, that is among the `chosen` ones."""
         if not victim.others:
             return chosen
         if self.held is not None:
@@ -398,16 +396,16 @@ class SliceIndex:
         return (id for id, one in self.shelves.items() if any(i.replica == victim.replica for i in one.incumbents))
 
     def id_of(self, at: int) -> SliceId:
-        """Of a lane, as the NodeArrays numbers them."""
+        """Return the slice of a lane, by its number in the `NodeArrays`."""
         node = int(self.stock.node_of[at])
         return self._ids[node][at - int(self.stock.first[node])]
 
     def lane_at(self, id: SliceId) -> int | None:
-        """The lane of a Slice; None: it is left out."""
+        """Return the lane of a slice. None: the slice is left out."""
         return self._lane_at.get(id)
 
     def where_it_may(self, choice: NodeConstraints) -> Flags | None:
-        """[nodes]: where who chooses so may be; None: anywhere."""
+        """[nodes]: where a request with these constraints may be placed. None: anywhere."""
         if choice not in self._may:
             if len(self._may) >= ASKS_MAX:
                 self._may.clear()
@@ -419,5 +417,5 @@ class SliceIndex:
         return self._may[choice]
 
     def _said(self, label: str) -> Iterator[str]:
-        """What each node's label says; empty: it has none."""
+        """Yield each node's value of a label; empty: it has none."""
         return (self.shelves[ids[0]].slice.labels.get(label, "") if ids else "" for ids in self._ids)

@@ -1,7 +1,7 @@
-"""Which nodes have what a Replica needs beside room: a Copy of its weights, its engine's image. It chooses nothing.
+"""Artifact locality: which nodes have a replica's weights and its engine image.
 
-Owns what lacking each of them counts, in ranks: whichever has more bytes counts more, and both together most. Weights
-are taken to be as large as the memory that they are for, images as nodes say. What no node has makes no difference.
+Ranks what each node lacks: the larger of the two counts more, and both together count most. Weights are assumed to be
+as large as the memory requested, images as large as nodes report. An artifact that no node has makes no difference.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autoscaler.state.images import Whereabouts
 from autoscaler.state.world import Copy, NodeId
 
 IMAGE_BYTES: Final = 8 << 30
-"""Of an image of which no node says how large it is: engines with their CUDA have 3 to 10 GiB."""
+"""Assumed size of an image whose size no node reports: engines with CUDA have 3 to 10 GiB."""
 IMAGES_MAX: Final = 1024
-"""Images whose nodes are kept as arrays."""
+"""Images with a cached array of nodes."""
 
 
 class ArtifactLocality:
-    """Of these nodes, sorted. `gone`, kept by whom it belongs to: those of them that are not there now."""
+    """Locality on these sorted nodes. `gone`: those that are absent now, a set that the caller updates."""
 
     def __init__(self, nodes: Sequence[NodeId], gone: Set[NodeId]) -> None:
         self._nodes = nodes
@@ -37,7 +37,7 @@ class ArtifactLocality:
         self._stocked: dict[str, Flags | None] = {}
 
     def tell(self, copies: Set[Copy]) -> None:
-        """All that there are now."""
+        """Set all weight copies that exist now."""
         if copies is self._copies or copies == self._copies:
             return
         numbers = {node: number for number, node in enumerate(self._nodes)}
@@ -48,21 +48,21 @@ class ArtifactLocality:
                 near[numbers[copy.node]] = True
 
     def see(self, images: Whereabouts) -> None:
-        """Where images are; kept in step by whom it belongs to."""
+        """Set the locations of images, which the caller keeps up to date."""
         if images is not self._images or images.version != self._version:
             self._images, self._version, self._stocked = images, images.version, {}
 
     def forget(self) -> None:
-        """A node came or went: all is to be told again."""
+        """Drop everything because a node was added or removed; `tell` and `see` must be called again."""
         self._copies, self._near, self._stocked = frozenset(), {}, {}
 
     def known(self, of: RequiredArtifacts) -> RequiredArtifacts:
-        """Those of which any node has some: the others make no difference."""
+        """Return the artifacts that any node has; the others make no difference."""
         artifact = of.artifact if of.artifact in self._near else ""
         return of._replace(artifact=artifact, image=of.image if self._with(of.image) is not None else "")
 
     def lacks(self, of: RequiredArtifacts) -> Ints | None:
-        """[nodes]: the rank of what each lacks, below LACKS; None: all the same."""
+        """[nodes]: the rank of what each lacks, below LACKS. None: all nodes are equal."""
         near, stocked = self._near.get(of.artifact), self._with(of.image)
         if near is None and stocked is None:
             return None
@@ -73,7 +73,7 @@ class ArtifactLocality:
         return found
 
     def lack(self, of: RequiredArtifacts, node: NodeId) -> int:
-        """The rank of what the node lacks."""
+        """Return the rank of what the node lacks."""
         near, stocked = self._near.get(of.artifact), self._with(of.image)
         if near is None and stocked is None:
             return 0
@@ -81,12 +81,12 @@ class ArtifactLocality:
         return weights * _lacked(near, at) + image * _lacked(stocked, at)
 
     def _ranks(self, of: RequiredArtifacts) -> tuple[int, int]:
-        """What it counts to lack the Copy, and the image."""
+        """Return the ranks of lacking the weights, and the image."""
         image_bytes = self._images.size_bytes(of.image) or IMAGE_BYTES
         return (1, 2) if 0 < of.weights_bytes < image_bytes else (2, 1)
 
     def _with(self, image: str) -> Flags | None:
-        """[nodes]: those that have the image; None: none has."""
+        """[nodes]: those that have the image. None: no node has it."""
         if not image:
             return None
         if image not in self._stocked:

@@ -1,10 +1,9 @@
-"""LRV, learned residual waste: the score of a request on a node is how much less will stay unused, less what the place
-is worth to others.
+"""Learned residual waste (LRV): the score of a request on a node is the reduction of the room expected to stay unused,
+less the value of the place to other requests.
 
-Owns the formula (research/packing 1.4b), in whole numbers, for many nodes at once. The score is cut to BUCKET: among
-nearly equal nodes the first in order wins, which keeps the last ones free for what needs much; exact numbers are worse.
-It knows only what is given; whether something fits at all is asked elsewhere
-(`autoscaler.placement.index.node_arrays`).
+Implements the formula (research/packing 1.4b) in integers, for many nodes at once. Scores are rounded down to BUCKET:
+among nearly equal nodes the first in order wins, which keeps the last ones free for large requests; exact scores
+perform worse. Whether a request fits is checked in `autoscaler.placement.index.node_arrays`.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ from autoscaler.placement.index.residual_waste import (
 )
 
 GAIN: Final = 18
-"""What less waste counts, and PRICE the price of the place, before the cut."""
+"""Weight of reduced waste, and PRICE that of the place's price, before rounding."""
 PRICE: Final = 10
 BUCKET: Final = 1000
 
 
 class NodeSubset(NamedTuple):
-    """Some nodes with all their lanes: the lanes of one node beside each other, the nodes in order."""
+    """Some nodes, in order, with all their lanes; the lanes of one node are adjacent."""
 
     at: Ints
-    """[lanes]: where they are in the arrays that they were taken from."""
+    """[lanes]: their position in the original arrays."""
     left: Ints
-    """[lanes]: milli; -1: the lane is not to be used."""
+    """[lanes]: milli left; -1: the lane is not to be used."""
     level: Ints
     """[lanes]: see `compute_levels`."""
     seat: Ints
-    """[lanes]: which of these nodes it is of."""
+    """[lanes]: index of the lane's node among these nodes."""
     counts: Ints
-    """[nodes]: how many lanes each has."""
+    """[nodes]: number of lanes."""
     cpu: Ints
-    """[nodes]: thousandths of a core that are left, and all of them."""
+    """[nodes]: millicores left; `cpu_size`: millicores in total."""
     cpu_size: Ints
     classes: Ints
-    """[nodes]: in the tables."""
+    """[nodes]: class in the tables."""
 
     def sums(self, of_lanes: Ints) -> Ints:
-        """[nodes]: of [lanes]."""
+        """[nodes]: sum of `of_lanes` [lanes] per node."""
         up_to = np.zeros(len(of_lanes) + 1, np.int64)
         of_lanes.cumsum(out=up_to[1:])
         ends = self.counts.cumsum()
@@ -61,7 +60,7 @@ class NodeSubset(NamedTuple):
         return found
 
     def ranks(self, flags: Ints) -> Ints:
-        """[lanes]: how many of `flags` [lanes; 0 or 1] there are in its node up to it, itself included."""
+        """[lanes]: number of set `flags` [lanes; 0 or 1] on the node up to and including the lane."""
         up_to = flags.cumsum()
         ends = self.counts.cumsum()
         before = np.concatenate((np.zeros(1, np.int64), up_to))[ends - self.counts]
@@ -70,7 +69,7 @@ class NodeSubset(NamedTuple):
 
 
 def compute_levels(part: NodeSubset, left: Ints) -> Ints:
-    """[lanes] -> the level of each, where so many milli [lanes] are left."""
+    """[lanes] -> the level of each lane if `left` [lanes] milli are left."""
     idle = part.sums((left == WHOLE).astype(np.int64)) == part.counts
     found: Ints = np.where(idle[part.seat], IDLE, quantize_milli(left))
     return found
@@ -79,13 +78,13 @@ def compute_levels(part: NodeSubset, left: Ints) -> Ints:
 def score_lanes(
     tables: Tables, part: NodeSubset, milli: Ints, taken: Ints, cpu_milli: int, *, forgone: Ints | None = None
 ) -> Ints:
-    """[lanes] -> the score of who takes so many `milli` [lanes] of one; of the node that is about `taken` [nodes].
+    """[lanes] -> the score of taking `milli` [lanes] of one lane, which is about `taken` [nodes] of its node.
 
-    `forgone` [lanes]: milli that it asked for and goes without.
+    `forgone` [lanes]: milli that the request asked for and goes without.
     """
     total = part.sums(np.maximum(part.left, 0))
     before = _values(tables, part, part.cpu, total, part.level)
-    if milli.any():  # whoever takes any of it ends a node's being idle
+    if milli.any():  # taking any part of it makes the node not idle
         at = quantize_milli(np.stack((part.left, np.maximum(part.left - milli, 0))))
     else:
         at = np.stack((part.level, part.level))
@@ -97,7 +96,7 @@ def score_lanes(
 
 
 def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -> Ints:
-    """[nodes] -> the score of who takes these `lanes` [lanes; 0 or 1] whole; none of any: CPU alone."""
+    """[nodes] -> the score of taking these `lanes` [lanes; 0 or 1] whole; no lanes: CPU only."""
     total, taken = part.sums(np.maximum(part.left, 0)), WHOLE * part.sums(lanes)
     left = np.where(lanes > 0, np.minimum(part.left, 0), part.left)
     before = _values(tables, part, part.cpu, total, part.level)
@@ -106,8 +105,8 @@ def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -
 
 
 def compute_needed_milli(tables: Tables, node: NodeSubset, lane: int) -> int:
-    """The least milli of one lane of a node with which others are expected to use as much of the node as with all that
-    is left of it. Tables are by levels, so that less use by a GRAIN is none.
+    """Return the least milli of a lane with which others are expected to use as much of the node as with all that is
+    left of it. Tables are by levels, so a difference of up to GRAIN does not count.
     """
     left = max(0, int(node.left[lane]))
     lefts = np.repeat(np.maximum(node.left, -1)[None, :], left + 1, axis=0)
@@ -126,15 +125,15 @@ def _cut(less: Ints, price: Ints) -> Ints:
 
 
 def _price(tables: Tables, part: NodeSubset, taken: Ints, cpu_milli: int) -> Ints:
-    """A node's CPU is worth something, too: who takes much of it keeps others from the devices."""
+    """Return the price of the place. CPU counts too: taking much of it keeps others off the devices."""
     by_cpu = WHOLE * part.counts * cpu_milli // np.maximum(part.cpu_size, 1)
     found: Ints = PRICE * tables.prices[part.classes] * np.maximum(taken, by_cpu)
     return found
 
 
 def _values(tables: Tables, part: NodeSubset, cpu_milli: Ints, left: Ints, at: Ints) -> Ints:
-    """[..., lanes]: UNITS of a milli that are expected to stay unused of lanes at these levels, where the nodes have so
-    much CPU and so many milli left.
+    """[..., lanes]: expected unused UNITS of a milli of lanes at these levels, if the nodes have this much CPU and this
+    many milli left.
     """
     rows = (part.classes * BINS + bin_of(cpu_milli, left)) * (LEVELS + 1)
     found: Ints = tables.values.reshape(-1)[rows[part.seat] + at]

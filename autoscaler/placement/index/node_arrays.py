@@ -1,14 +1,10 @@
-"""All nodes with what is left of them, as arrays, and for each request which node and lanes are best for it.
+"""All nodes and what is left on them, as arrays; selects the best node and lanes for each request. Pure.
 
-Owns the arrays, feasibility, and what keeps a choice cheap: for each Form of request a row of scores, of which only
-nodes that changed since are scored again. Promises: nothing is ever over-committed (amounts are exact; milli only
-score); a row is what it would be if it were made anew; the lowest tier wins, then the highest score
-(`autoscaler.placement.index.lrv`), then the first node in order, so that room stays in one piece, then the tightest
-lane. It knows no Replica or Model.
-
-Nodes as the NodeArrays knows them: with their lanes, where on them a request goes, and what it takes there. Pure.
-
-Owns how much a node and a lane may have at most, so that no sum or key of theirs overflows.
+For each `ScoreKey` a row of scores is cached, and only nodes that changed since are scored again. Invariants: nothing
+is overcommitted (amounts are exact; milli are used for scores only); a cached row equals a new one; the lowest tier
+wins, then the highest score (`autoscaler.placement.index.lrv`), then the first node in order, so that free room is not
+fragmented, then the tightest lane. Also defines nodes with their lanes and what a request takes there, with the upper
+bounds that keep sums and keys from overflowing. Replicas and models do not occur here.
 """
 
 from __future__ import annotations
@@ -27,45 +23,45 @@ from autoscaler.placement.index.residual_waste import IDLE, WHOLE, Face, Ints, T
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestShape, ResourceAmount, SliceClass
 
 PERCENT_MAX: Final = 1 << 20
-"""Of compute of a lane: some drivers scale what they give out, and no more than this."""
+"""Maximum compute of a lane: some drivers scale what they give out, by no more than this."""
 LANES_MAX: Final = 4000
-"""Of one node."""
+"""Maximum per node."""
 
 
 class NodeCapacity(NamedTuple):
-    """One node, empty."""
+    """A node's capacity."""
 
     name: str
     lanes: tuple[SliceClass, ...]
     cpu_milli: int = CPU_MAX
     host_bytes: int = BYTES_MAX
     links: tuple[str, ...] = ()
-    """Of each lane: those with one name are joined more closely than by the node; empty: by nothing that is known."""
+    """Per lane: lanes with the same name are joined more closely than by the node; empty: nothing is known."""
 
     @property
     def face(self) -> Face:
-        """What makes a class."""
+        """The fields that define its class."""
         return Face(tuple((lane.product, lane.memory_bytes) for lane in self.lanes), self.cpu_milli)
 
 
 class LaneAssignment(NamedTuple):
-    """Where a request goes: a node, and which of its lanes."""
+    """A node, and the lanes of it that a request is assigned."""
 
     node: int
     lanes: tuple[int, ...]
 
 
 class RequestUsage(NamedTuple):
-    """What a request takes of its Place."""
+    """What a request takes of its place."""
 
     rooms: tuple[ResourceAmount, ...]
-    """Of each lane."""
+    """Per lane."""
     cpu_milli: int = 0
     host_bytes: int = 0
 
 
 def compute_request_usage(kind: RequestShape, node: NodeCapacity, lanes: Sequence[int]) -> RequestUsage:
-    """What it takes there. Raises ValueError where it can never be."""
+    """Return what a request takes there. Raises ValueError if it can never be there."""
     rooms = [room for lane in lanes if (room := kind.takes(node.lanes[lane])) is not None]
     if len(rooms) < len(lanes):
         raise ValueError(f"{kind} can never be on node {node.name}")
@@ -73,7 +69,7 @@ def compute_request_usage(kind: RequestShape, node: NodeCapacity, lanes: Sequenc
 
 
 def validate_node(node: NodeCapacity) -> None:
-    """Raises ValueError for what no node is like."""
+    """Raise ValueError if a node exceeds the bounds."""
     lanes = all(0 < lane.memory_bytes <= BYTES_MAX and 0 <= lane.compute_percent <= PERCENT_MAX for lane in node.lanes)
     lanes = lanes and len(node.lanes) <= LANES_MAX and all(0 <= lane.price < inf for lane in node.lanes)
     if not lanes or not 0 <= node.cpu_milli <= CPU_MAX or not 0 <= node.host_bytes <= BYTES_MAX:
@@ -85,30 +81,28 @@ def validate_node(node: NodeCapacity) -> None:
 
 Flags = NDArray[np.bool_]
 ROWS_MAX: Final = 512
-"""Forms whose scores are kept; the longest unused are forgotten."""
+"""Score keys with cached scores; the least recently used are dropped."""
 _TIER, _SCORE, _LEFT = 42, 22, 12
-"""Where these begin in a key, in bits: what is higher counts more. The rest is the lane's number, the lowest first."""
+"""Lowest bit of each field of a key; higher fields count more. The rest is the lane number, lowest first."""
 _LAST = (1 << _LEFT) - 1
 _LOWEST: Final = -(1 << 60)
-"""Below every score."""
+"""Below any score."""
 
 
 class NodeArrays:
-    """Empty and open at first. `nodes` in the order in which ties are decided. Raises ValueError for what no node is
-    like.
-    """
+    """All nodes, initially empty and open, in the order that breaks ties. Raises ValueError for invalid nodes."""
 
     def __init__(self, nodes: Sequence[NodeCapacity], taught: Taught) -> None:
         self.nodes = tuple(nodes)
         for node in self.nodes:
             validate_node(node)
         self.lanes = tuple(dict.fromkeys(lane for node in self.nodes for lane in node.lanes))
-        """The different ones; an Ask speaks of these."""
+        """The distinct lanes; an `EncodedRequest` is indexed by these."""
         numbers = {lane: number for number, lane in enumerate(self.lanes)}
         all_lanes = [lane for node in self.nodes for lane in node.lanes]
         counts = np.array([len(node.lanes) for node in self.nodes], np.int64)
         self.lane_of: Ints = np.array([numbers[lane] for lane in all_lanes], np.int64)
-        """[lanes]: which of the different ones; all arrays below are [lanes] or [nodes], too."""
+        """[lanes]: index into `lanes`; all arrays below are [lanes] or [nodes] too."""
         self.node_of: Ints = np.repeat(np.arange(len(self.nodes)), counts)
         self.counts: Ints = counts
         self.first: Ints = counts.cumsum() - counts
@@ -116,14 +110,14 @@ class NodeArrays:
         self.left_bytes: Ints = self.size_bytes.copy()
         self.left_percent: Ints = np.array([lane.compute_percent for lane in all_lanes], np.int64)
         self.shut: Flags = np.zeros(len(all_lanes), bool)
-        """Not to be used, for as long as nobody says otherwise: what is left there is worth nothing."""
+        """Closed until further notice: what is left there has no value."""
         self.held: Flags = np.zeros(len(all_lanes), bool)
-        """Not to be used just now."""
+        """Closed for the moment only."""
         self._open: Flags = np.ones(len(all_lanes), bool)
         self.milli: Ints = np.full(len(all_lanes), WHOLE, np.int64)
-        """What is left; -1 where it is shut."""
+        """What is left; -1 if the lane is shut."""
         self.level: Ints = np.full(len(all_lanes), IDLE, np.int64)
-        """As tables know it."""
+        """Level of the lane in the tables."""
         self.cpu: Ints = np.array([node.cpu_milli for node in self.nodes], np.int64)
         self.cpu_size: Ints = self.cpu.copy()
         self.host_bytes: Ints = np.array([node.host_bytes for node in self.nodes], np.int64)
@@ -134,19 +128,19 @@ class NodeArrays:
         self._rows: dict[ScoreKey, _Row] = {}
         self._version = 0
         self._changed: Ints = np.zeros(len(self.nodes), np.int64)
-        """[nodes]: the version since which each is as it is."""
+        """[nodes]: the version at which each node last changed."""
         self._before: dict[int, _Before] | None = None
-        """How nodes were that changed since the mark; None: there is none."""
+        """State of nodes that changed since the mark; None: there is no mark."""
         self.teach(taught)
 
     def teach(self, taught: Taught) -> None:
-        """What room is worth from now on."""
+        """Set the value of room from now on."""
         self._tables = taught.tables
         known = {face: number for number, face in enumerate(taught.faces)}
         self.classes: Ints = np.array([known.get(node.face, len(known)) for node in self.nodes], np.int64)
         self._rows.clear()
 
-    # --- questions ----------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def choose(
         self,
@@ -158,11 +152,12 @@ class NodeArrays:
         *,
         must: Ints | None = None,
     ) -> LaneAssignment | None:
-        """The best place for it; None: it fits nowhere now. `ok` [nodes]: where it may be; `lacks`, `crowd`: see
-        `EncodedRequest.tiers`; `free` [lanes]: those that it may have; `must`: see `device_links.choose_best_lanes`.
+        """Return the best place for a request. None: it fits nowhere now. `ok` [nodes]: where it may be placed;
+        `lacks`, `crowd`: see `EncodedRequest.tiers`; `free` [lanes]: lanes that it may have; `must`: see
+        `device_links.choose_best_lanes`.
         """
         row = self._rows.pop(ask.form, None) or _Row(self, ask.form)
-        self._rows[ask.form] = row  # the last used is the last
+        self._rows[ask.form] = row  # most recently used last
         if len(self._rows) > ROWS_MAX:
             del self._rows[next(iter(self._rows))]
         self._refresh(row)
@@ -190,8 +185,8 @@ class NodeArrays:
         return LaneAssignment(node, (int(keys[here].argmax()),))
 
     def granted(self, ask: EncodedRequest, place: LaneAssignment) -> int:
-        """How many bytes are best for one that was just chosen a Place for: all that it asked for, with what it makes
-        do, or all that is left where that is between.
+        """Return how many bytes to grant a request whose place was just chosen: all that it asked for, its minimum, or
+        all that is left if that is in between.
         """
         at = int(self.first[place.node]) + place.lanes[0]
         lane, left = self.lane_of[at], int(self.left_bytes[at])
@@ -199,13 +194,13 @@ class NodeArrays:
         return left if left < most else least if ask.form.least and self._rows[ask.form].less[at] else most
 
     def unneeded(self, place: LaneAssignment) -> int:
-        """How many bytes of what is left of its one lane others are not expected to use."""
+        """Return how many bytes left on the place's single lane others are not expected to use."""
         at = int(self.first[place.node]) + place.lanes[0]
         milli = lrv.compute_needed_milli(self._tables, self.part(np.array([place.node])), place.lanes[0])
         return max(0, int(self.left_bytes[at]) - -(-milli * int(self.size_bytes[at]) // WHOLE))
 
     def fitting(self, ask: EncodedRequest, *, held: bool = False) -> Flags:
-        """[lanes]: those with enough for one of its parts, now; or those that are `held`."""
+        """[lanes]: those with enough for one part of the request now; with `held`, the held ones instead."""
         enough = ask.memory[0] if ask.flat else ask.memory[self.lane_of]
         fits: Flags = (self.left_bytes >= enough) & ((self.held & ~self.shut) if held else self._open)
         return fits & (self.left_percent >= ask.compute[self.lane_of]) if ask.computes else fits
@@ -217,7 +212,7 @@ class NodeArrays:
     def _several(
         self, devices: int, lanes: Flags, tiers: Ints | None, scores: Ints, must: Ints | None
     ) -> LaneAssignment | None:
-        """The node whose `devices` best lanes are of the lowest tier; of no higher one those that a link joins."""
+        """Return the node whose `devices` best lanes have the lowest tier; prefer linked lanes of equal tier."""
         if tiers is None:
             tiers = np.zeros(len(lanes), np.int64)
         found = device_links.choose_best_lanes(
@@ -231,15 +226,15 @@ class NodeArrays:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def take(self, place: LaneAssignment, load: RequestUsage) -> None:
-        """Raises ValueError where that would be more than there is."""
+        """Take the usage from the place. Raises ValueError if that is more than is left."""
         self._move(place, load, 1)
 
     def give_back(self, place: LaneAssignment, load: RequestUsage) -> None:
-        """What `take` took. Raises ValueError where that would be more than there ever was."""
+        """Undo `take`. Raises ValueError if more would be left than the node has."""
         self._move(place, load, -1)
 
     def set(self, node: int, lane: int, left: ResourceAmount, *, shut: bool, held: bool) -> None:
-        """How one lane is, whatever it was."""
+        """Set the state of one lane."""
         at = int(self.first[node]) + lane
         told = left.memory_bytes, left.compute_percent, shut, held
         before = self.left_bytes[at], self.left_percent[at], self.shut[at], self.held[at]
@@ -252,24 +247,24 @@ class NodeArrays:
             self._settle(node)
 
     def set_host(self, node: int, cpu_milli: int, host_bytes: int) -> None:
-        """What is left of a node beside its lanes."""
+        """Set the host resources left on a node."""
         if (self.cpu[node], self.host_bytes[node]) != (cpu_milli, host_bytes):
             self._remember(node)
             self.cpu[node], self.host_bytes[node] = cpu_milli, host_bytes
             self._touch(node)
 
     def set_there(self, node: int, *, there: bool) -> None:
-        """Whether a node without lanes is there: if not, it has less than nobody asks for."""
+        """Add or remove a node without lanes; a removed node has less than any request needs."""
         one = self.nodes[node]
         self.cpu_size[node], self.host_size[node] = (one.cpu_milli, one.host_bytes) if there else (-1, -1)
         self.set_host(node, int(self.cpu_size[node]), int(self.host_size[node]))
 
     def mark(self) -> None:
-        """The moment to `rewind` to."""
+        """Set the point to `rewind` to."""
         self._before = {}
 
     def rewind(self) -> None:
-        """Everything is as it was at the mark, and there is none any more."""
+        """Restore the state at the mark, and clear the mark."""
         for node, before in (self._before or {}).items():
             here = self._span(node)
             self.left_bytes[here], self.left_percent[here] = before.left_bytes, before.left_percent
@@ -311,7 +306,7 @@ class NodeArrays:
         self._before[node] = _Before(*left, shut, self.held[here].copy(), *hosts)
 
     def _settle(self, node: int) -> None:
-        """What follows from what is left of it."""
+        """Update what is derived from the room left on a node."""
         here = self._span(node)
         milli = WHOLE * self.left_bytes[here] // self.size_bytes[here]
         self.milli[here] = left = np.where(self.shut[here], -1, milli)
@@ -319,7 +314,7 @@ class NodeArrays:
         self._touch(node)
 
     def _touch(self, node: int) -> None:
-        """Its scores are void."""
+        """Invalidate the node's scores."""
         self._version += 1
         self._changed[node] = self._version
 
@@ -330,7 +325,7 @@ class NodeArrays:
         return slice(begin, begin + len(self.nodes[node].lanes))
 
     def _lanes_at(self, nodes: Ints) -> Ints:
-        """Of these nodes, in order: where their lanes are in the arrays."""
+        """Return where the lanes of these nodes are in the arrays, in order."""
         if len(nodes) == 1:
             here = self._span(int(nodes[0]))
             return np.arange(here.start, here.stop)
@@ -339,7 +334,7 @@ class NodeArrays:
         return np.flatnonzero(wanted[self.node_of])
 
     def part(self, nodes: Ints) -> NodeSubset:
-        """These nodes, in order, for a score."""
+        """Return these nodes, in order, as input of a score."""
         at = self._lanes_at(nodes)
         return NodeSubset(
             at=at,
@@ -374,8 +369,8 @@ class NodeArrays:
         row.scores[nodes] = scores << _SCORE
 
     def _elastic(self, row: _Row, part: NodeSubset, milli: Ints, nodes: Ints) -> Ints:
-        """[lanes] -> the score with all that it asked for, or all that is left if that is less; or with what it makes
-        do, where that is better.
+        """[lanes] -> the score with all that it asked for (or all that is left, if less), or with its minimum if that
+        is better.
         """
         cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
         all_, less = np.array((*row.form.milli, 0), np.int64), np.array((*row.form.least, 0), np.int64)
@@ -388,7 +383,7 @@ class NodeArrays:
 
 
 class _Before(NamedTuple):
-    """How one node was."""
+    """Saved state of one node."""
 
     left_bytes: Ints
     left_percent: Ints
@@ -399,17 +394,17 @@ class _Before(NamedTuple):
 
 
 class _Row:
-    """One Form's scores, and at which version of the NodeArrays they were right."""
+    """The scores of one `ScoreKey`, and the version of the `NodeArrays` that they are for."""
 
     def __init__(self, stock: NodeArrays, form: ScoreKey) -> None:
         self.form = form
         self.scores: Ints = np.zeros(len(stock.node_of if form.devices == 1 else stock.nodes), np.int64)
-        """[lanes], or [nodes] for who takes several or none."""
+        """[lanes], or [nodes] for requests for several devices or none."""
         self.less: Flags = np.zeros(len(self.scores) if form.least else 0, bool)
-        """[lanes]: where an elastic one is better with what it makes do."""
+        """[lanes]: where an elastic request is better off with its minimum."""
         self.version = -1
 
 
 def _leading(node: NodeCapacity, numbers: dict[SliceClass, int]) -> int:
-    """Its largest lane: what a request takes of a node is about what it takes of that; -1: it has none."""
+    """Return the class of its largest lane, which approximates what a request takes of the node; -1: it has none."""
     return numbers[max(node.lanes, key=lambda lane: lane.memory_bytes)] if node.lanes else -1

@@ -1,8 +1,7 @@
-"""Which nodes admit who chooses so: by their labels and taints, found among many at once.
+"""Node filter: which nodes admit a request by their labels and taints, evaluated for many nodes at once.
 
-Owns what is kept for that until labels or taints change: of each label that anybody chooses by, its values, and the
-different taints. Promises: the answer is what `autoscaler.placement.model.predicates` says of each Slice alone. It
-chooses nothing.
+Caches, until labels or taints change, the values of each label that a selector uses and the distinct taints. Invariant:
+the result equals that of `autoscaler.placement.model.predicates` for each slice.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from autoscaler.state.node_labels import PendingLabels, Taint, can_label_appear
 from autoscaler.state.world import NodeId, Slice
 
 KEYS_MAX: Final = 256
-"""Labels whose values are kept."""
+"""Labels with cached values."""
 ABSENT: Final = -1
 
 
 class Admitting:
-    """Of these Slices, [lanes], each of which is of one of `nodes`, as `node_of` numbers them."""
+    """Filter for these slices [lanes]; `node_of` numbers the node of each in `nodes`."""
 
     def __init__(self, slices: Sequence[Slice], node_of: Ints, nodes: Sequence[NodeId]) -> None:
         self._slices = slices
         self._node_of = node_of
         self._nodes = nodes
         self._labels: dict[str, tuple[dict[str, int], Ints]] = {}
-        """Label -> number of each value, and which one each lane has."""
+        """Label -> the number of each value, and the value number of each lane."""
         self._known: Flags = np.array([one.labels_known for one in slices], bool)
         coming = [one.labels_coming for one in slices]
         self._coming: dict[PendingLabels, Flags] = {
@@ -43,7 +42,7 @@ class Admitting:
         self._taints = tuple(taints)
 
     def nodes(self, choice: NodeConstraints) -> Flags:
-        """[nodes]: those all of whose Slices are for who chooses so."""
+        """[nodes]: those all of whose slices admit a request with these constraints."""
         fits = np.array([can_tolerate_taints(choice, one) for one in self._taints], bool)[self._tainted]
         for key, value in choice.selector:
             numbers, has = self._values(key)
@@ -56,7 +55,7 @@ class Admitting:
         return may
 
     def _may_have(self, key: str) -> Flags:
-        """[lanes]: though it is not told of them."""
+        """[lanes]: those whose node may have the label though it is not reported."""
         may = ~self._known
         for what, there in self._coming.items():
             if can_label_appear(key, what):

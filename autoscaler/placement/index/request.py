@@ -1,9 +1,9 @@
-"""A request as numbers: for each of the different lanes that there are, how much it takes, and how well it likes it.
+"""Encodes a request as arrays over the distinct lanes: what it takes of each, and how much it prefers it.
 
-Owns the translation of a Kind into arrays, and the tiers: a lane of a lower tier is always taken before one of a higher
-tier, however the two score. First the order of products that the request names, then the price of the Device, then
-most of its Model near, or fewer of it in one fault domain, where it asks for that, then a node with its Copy and its
-image, then the smallest lane that is large enough: what is dear or large is kept for who needs it.
+Defines the tiers: a lane of a lower tier is always chosen before one of a higher tier, whatever their scores. Tiers
+follow, in this order: the products in the order that the request names them; the device price; if requested, nearness
+to other replicas of the model, or few of them in one fault domain; the node's weights and image; and the smallest
+sufficient lane. Expensive and large lanes thus stay free for requests that need them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from autoscaler.spec.quantity import SIZE_MAX
 from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 
 ALIKE: Final = 20
-"""Sizes that differ by so small a part are one."""
+"""Sizes that differ by at most this fraction (one twentieth) count as equal."""
 CROWD_MAX: Final = 3
-"""So many Replicas of a Model in one domain, and more, count alike."""
+"""Replicas of a model in one domain beyond which more make no difference."""
 LACKS: Final = 4
 """Ranks of what a node lacks of weights and image: nothing, the smaller of the two, the larger, both."""
 CROWDS: Final = (CROWD_MAX + 1) ** 2
-"""Of a domain to be near in, and of one to be apart in."""
+"""Combined ranks of a domain to be near in and one to be apart in."""
 TIERS_MAX: Final = 1 << 20
-"""So many fit into a key beside a score; of more the lowest tier is looked for first, which takes longer."""
+"""Tiers that fit into a key beside a score; with more, the lowest tier is found first, which takes longer."""
 NEVER: Final = 1 << 62
 """More than any lane has."""
 
@@ -34,46 +34,46 @@ MOST: Final = {
     "devices": 1 << 20, "memory_bytes": SIZE_MAX, "compute_percent": 1 << 20, "cpu_milli": 1 << 40,
     "host_bytes": 1 << 50, "spare_bytes": SIZE_MAX,
 }  # fmt: skip
-"""Of a Kind: more is no amount of anything that there is, and what is computed with it would overflow."""
+"""Upper bounds of a shape: larger amounts do not exist, and would overflow computations."""
 
 
 class ScoreKey(NamedTuple):
-    """What of a request its score depends on: many requests have one Form."""
+    """The parts of a request that determine its score; many requests share one key."""
 
     devices: int
     cpu_milli: int
     milli: tuple[int, ...] = ()
-    """Of each of the different lanes; of who takes several it is all of each."""
+    """Per distinct lane; empty for several devices, which are taken whole."""
     least: tuple[int, ...] = ()
-    """With how much it makes do; empty: with no less."""
+    """Its minimum, per distinct lane; empty: it is not elastic."""
 
 
 class EncodedRequest(NamedTuple):
-    """[different lanes], in their order in the NodeArrays."""
+    """Arrays are [distinct lanes], in their order in the `NodeArrays`."""
 
     form: ScoreKey
     memory: Ints
-    """Bytes that are enough; NEVER where it can never be."""
+    """Minimum bytes; NEVER if the lane can never hold it."""
     most: Ints
-    """Bytes that it would have."""
+    """Bytes wanted."""
     compute: Ints
     computes: bool
-    """It asks for compute by name anywhere."""
+    """Whether it asks for compute on any lane."""
     host_bytes: int
     liking: Ints
-    """Rank of product and price together."""
+    """Combined rank of product and price."""
     size: Ints
-    """Rank of its size."""
+    """Rank of the lane size."""
     flat: bool
-    """All lanes are alike to it."""
+    """Whether all lanes are equivalent to it."""
     sizes: int
-    """Different ranks of it."""
+    """Number of distinct size ranks."""
     wide: bool
-    """It may have more tiers than TIERS_MAX."""
+    """Whether it may have more than TIERS_MAX tiers."""
 
     def tiers(self, lacks: Ints | None, lane_of: Ints, node_of: Ints, crowd: Ints | None = None) -> Ints:
-        """[lanes] -> the tier of each; `lacks` [nodes]: the rank of what each lacks of weights and image; `crowd`
-        [nodes]: how little each is liked for the others of its Model, less than CROWDS.
+        """[lanes] -> the tier of each. `lacks` [nodes]: rank of the weights and image that each lacks; `crowd` [nodes]:
+        rank by the other replicas of its model, lowest preferred, below CROWDS.
         """
         many, ranks = self.sizes, 1 if lacks is None else LACKS
         steps = ranks if crowd is None else ranks * CROWDS
@@ -83,8 +83,8 @@ class EncodedRequest(NamedTuple):
 
 
 def encode_request(kind: RequestShape, lanes: Sequence[SliceClass]) -> EncodedRequest:
-    """That Kind among these different lanes. Raises ValueError for an amount that is none, and for one that makes do
-    with nothing or with parts of what is whole.
+    """Encode a shape for these distinct lanes. Raises ValueError for an invalid amount, or if `spare_bytes` leaves
+    nothing or is set for whole devices.
     """
     wrong = next((name for name, most in MOST.items() if not _counts(getattr(kind, name), most)), None)
     if wrong is not None:
@@ -127,7 +127,7 @@ def _counts(amount: object, most: int) -> bool:
 
 
 def _sizes(lanes: Sequence[SliceClass]) -> dict[int, int]:
-    """Bytes -> rank of the size, of which those count as one that differ by a twentieth: so much may equal cards."""
+    """Bytes -> rank of the size. Sizes within a twentieth share a rank, since equal cards may differ by that much."""
     ranks, rank, first = dict[int, int](), -1, 0
     for size in sorted({lane.memory_bytes for lane in lanes}):
         if rank < 0 or size > first + first // ALIKE:
@@ -141,7 +141,7 @@ def _rooms(kind: RequestShape, lanes: Sequence[SliceClass]) -> list[ResourceAmou
 
 
 def _milli(lanes: Sequence[SliceClass], rooms: Sequence[ResourceAmount | None]) -> list[int]:
-    """Of each lane, rounded up."""
+    """Return what it takes of each lane in milli, rounded up."""
     return [
         0 if room is None else -(-WHOLE * room.memory_bytes // lane.memory_bytes)
         for lane, room in zip(lanes, rooms, strict=True)

@@ -1,9 +1,9 @@
-"""Who is on which Slice, as arrays: of many Slices, what victims would cost on each at least, and make room for.
+"""Array index of evictable replicas: for many slices at once, the least that victims cost there and the room they free.
 
-Owns a row for each Replica on each Slice that may ever have to go, and what is free or coming of each Slice. Kept from
-one call of the packer to the next: only Slices that are told to be otherwise are looked at again, when somebody asks.
-Promises: what it answers is what looking at every Slice would. Who may have to go is ruled by
-`autoscaler.placement.model.predicates.can_evict`, of which this is the same for all rows at once. It chooses nobody.
+Keeps a row for each replica on each slice that may ever be evicted, and the room free or coming on each slice. It is
+reused between packer calls: only slices reported as changed are read again, on demand. Invariant: results equal those
+of a check of every slice. The rules are those of `autoscaler.placement.model.predicates.can_evict`, applied to all rows
+at once. Selects no victims.
 """
 
 from __future__ import annotations
@@ -22,70 +22,68 @@ K = TypeVar("K")
 Floats = NDArray[np.float64]
 _LANE, _PRIORITY, _BUSY, _KEPT, _ROOM = range(5)
 _FIELDS: Final = _ROOM + 3
-"""Of a row, in whole numbers: those four, and the three amounts of its Room."""
+"""Integer fields of a row: the four above, and the three amounts of its room."""
 
 
 class EvictionCost(NamedTuple):
-    """Of the Slices on which somebody may have to go for a PlacementRequest: [lanes there], in order."""
+    """For the slices on which a request may evict: [lanes there], in order."""
 
     lanes: Ints
     rooms: Ints
-    """[3, lanes there]: what they have together of memory, compute and places."""
+    """[3, lanes there]: memory, compute and places held by all evictable replicas together."""
     busy: Ints
     priority: Ints
     restart_s: Floats
-    """What one of them costs at least, part by part; see `autoscaler.placement.eviction.eviction_cost`."""
+    """The least cost of one of them, field by field; see `autoscaler.placement.eviction.eviction_cost`."""
     cost: Ints
-    """A number that is the smaller, the smaller these three are, one after the other."""
+    """A rank in the order of these three, compared one after the other."""
 
 
 class EvictionCostIndex:
-    """`lanes`: how many there are; they are numbered as the NodeArrays does."""
+    """`lanes`: number of lanes, numbered as in `NodeArrays`."""
 
     def __init__(self, lanes: int) -> None:
         self.soon: Ints = np.zeros((3, lanes), np.int64)
-        """[3, lanes]: memory, compute and places that are free or coming."""
+        """[3, lanes]: memory, compute and places free or coming."""
         self.few: Ints = np.zeros(lanes, np.int64)
-        """[lanes]: places that somebody takes there, 1 or 0."""
+        """[lanes]: places that a replica takes there, 1 or 0."""
         self._stale = set(range(lanes))
         self._outlook: RestartCosts | None = None
         self._rows: Ints = np.full((_FIELDS, 0), -1, np.int64)
         self._until_s: Floats = np.zeros(0)
         self._restart_s: Floats = np.zeros(0)
         self._who: list[Occupant | None] = []
-        """By row; None: it is free."""
+        """Occupant by row; None: the row is free."""
         self._unused: list[int] = []
         self._on: dict[int, list[int]] = {}
         self._of_model: dict[ModelName, set[int]] = {}
         self._of_replica: dict[ReplicaId, set[int]] = {}
-        """Their rows."""
+        """`_on`, `_of_model`, `_of_replica`: rows by lane, model and replica."""
         self._order: Ints = np.zeros(0, np.int64)
-        """Rows in use, by lane."""
+        """Rows in use, sorted by lane."""
         self._at: Ints = np.zeros(0, np.int64)
-        """Of a row in use: where it is in that order."""
+        """Position of a row in `_order`."""
         self._ranks: Ints = np.zeros((2, 0), np.int64)
-        """In that order: rank of priority and of restart."""
+        """In order of `_order`: ranks of priority and restart cost."""
 
     @property
     def rows(self) -> int:
-        """For how many there is room."""
+        """Number of allocated rows."""
         return len(self._who)
 
     def put(self, lane: int, shelf: Bin) -> None:
-        """That Slice is like this now; who is on it is asked for later."""
+        """Update a slice's room; its occupants are read later."""
         soon = shelf.free.plus(shelf.coming)
         self.soon[:, lane] = soon.memory_bytes, soon.compute_percent, soon.places
         self.few[lane] = shelf.slice.holders_max > 0
         self._stale.add(lane)
 
     def stir(self, lanes: Iterable[int]) -> None:
-        """Those on them may be otherwise."""
+        """Mark the occupants of these lanes as possibly changed."""
         self._stale.update(lanes)
 
     def look(self, shelf: Callable[[int], Bin], outlook: RestartCosts) -> None:
-        """Looks at the Slices that are not what they were. Who is on a Slice is told again, too, when what a restart
-        costs is.
-        """
+        """Read the slices that changed. If `outlook` is another one, restart costs are computed again first."""
         if outlook is not self._outlook:
             self._outlook = outlook
             known = {one.model: outlook.restart_s(one.model) for one in self._who if one is not None}
@@ -105,13 +103,13 @@ class EvictionCostIndex:
         self._ranks = np.array([np.unique(one, return_inverse=True)[1] for one in told], np.int64).reshape(2, -1)
 
     def next_s(self, now_s: float) -> float | None:
-        """When, after now, the next one may go."""
+        """Return when the next residency after `now_s` ends."""
         until_s = self._until_s[self._order]
         later = until_s[until_s > now_s]
         return float(later.min()) if len(later) else None
 
     def grade(self, want: PlacementRequest, now_s: float, gone: Iterable[ReplicaId] = ()) -> EvictionCost:
-        """Who may have to go for it, as they were looked at last. `gone`: Replicas that go by now."""
+        """Return the eviction costs for a request, as of the last `look`. `gone`: replicas evicted already."""
         rows, order = self._rows[:, self._order], self._order
         lower, same = rows[_PRIORITY] < want.priority, rows[_PRIORITY] == want.priority
         may = same & (rows[_KEPT] == 0) & ((rows[_BUSY] == 0) | (want.force >= EvictionLevel.BUSY))
@@ -138,7 +136,7 @@ class EvictionCostIndex:
         )
 
     def _clear(self, lane: int) -> None:
-        """Nobody is on it."""
+        """Remove all rows of a lane."""
         for row in self._on.pop(lane, ()):
             one, self._who[row] = self._who[row], None
             if one is not None:
@@ -148,7 +146,7 @@ class EvictionCostIndex:
             self._unused.append(row)
 
     def _take(self, many: int) -> list[int]:
-        """So many rows that are not used."""
+        """Return this many unused rows, allocating more if needed."""
         short = many - len(self._unused)
         if short > 0:
             more = max(short, len(self._who) // 4)

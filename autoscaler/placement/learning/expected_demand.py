@@ -1,9 +1,8 @@
-"""What the packer may expect: which Kinds come how often, and what a restart of each Model costs.
+"""Expected demand: how often each request shape is expected, and what a restart of each model costs.
 
-Owns the RestartCosts of a World. The demand lately of a Model is the Replicas that its most Calls at once need, fading
-since the last Call; declared Models that nobody calls count for nothing. Promises: the same World gives the same
-RestartCosts whatever order things were observed in, and its size is bounded. It places nothing;
-`autoscaler.placement.packer` does.
+Recent demand of a model is the number of replicas for its peak of concurrent requests, decaying since the last request;
+models that were never called count only with their minimum of replicas. Invariants: results do not depend on the order
+of observations and are bounded in size. `autoscaler.placement.packer` does the placement.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from autoscaler.state.resources import RequestFrequency, RequestShape
 from autoscaler.state.world import History, ModelLoad, World
 
 HALF_LIFE_S = 3600.0
-"""A Model last called so long ago counts half."""
+"""A model whose last request is this long ago counts half."""
 KINDS_MAX = 256
-"""Kinds in the histogram: the most wanted ones. The rest is left out of it."""
+"""Shapes in the histogram, the most frequent ones. The rest is left out."""
 _PARTS = 1 << 20
-"""Weights are whole parts of a Replica, because sums of floats depend on their order."""
+"""Weights are integer fractions of a replica, because sums of floats depend on their order."""
 
 
 def build_restart_costs(world: World) -> RestartCosts:
-    """What may be expected, as far as starts are remembered."""
+    """Return the expected restart costs, as far as start times were measured."""
     return RestartCosts(start_s=Starts(world.histories))
 
 
 class Starts(Mapping[ModelName, float]):
-    """Seconds that a start of each Model takes whose starts are remembered; worked out when it is asked for."""
+    """Start time in seconds of each model with measured starts, computed on demand."""
 
     def __init__(self, histories: Mapping[ModelName, History]) -> None:
         self._histories = histories
         self._known: dict[ModelName, float | None] = {}
 
     def look(self, histories: Mapping[ModelName, History], otherwise: Iterable[ModelName]) -> None:
-        """These are remembered now: those named are not as they were."""
+        """Update the histories; `otherwise` names the models whose history changed."""
         self._histories = histories
         for name in otherwise:
             self._known.pop(name, None)
@@ -62,13 +61,13 @@ class Starts(Mapping[ModelName, float]):
 
 
 def build_demand_histogram(world: World, now_s: float) -> tuple[RequestFrequency, ...]:
-    """What was asked for lately, the most wanted first, in parts of a Replica. Empty while nobody has called."""
+    """Return recent demand, most frequent first, in fractions of a replica. Empty if no model was called."""
     histories, loads, defaults = world.histories, world.loads, world.settings.pod
     parts: dict[RequestShape, int] = {}
     for name, model in world.models.items():
         history, load = histories.get(name, NO_HISTORY), loads.get(name, NO_LOAD)
         if history is NO_HISTORY and load is NO_LOAD and not model.spec.replicas.min:
-            continue  # as most are
+            continue  # most models
         weight = int(_PARTS * estimate_recent_replicas(model, history, load, now_s))
         if weight:
             kind = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", defaults).kind
@@ -78,28 +77,28 @@ def build_demand_histogram(world: World, now_s: float) -> tuple[RequestFrequency
 
 
 class PossibleStarts:
-    """What may be asked for beside what is there, and how often: each Model's Replicas up to its maximum, whether
-    anybody called it lately or not. Those that a Device has no part for are left out, and so is who has its own pods.
+    """The replicas that may still be requested, and how often: each model's up to its maximum, whether it was called
+    lately or not. Requests for several or whole devices and models with their own pods are left out.
 
-    Of one World after the other: only Models are counted again of which anything is otherwise, when somebody asks.
+    Updated from one world to the next: only changed models are counted again, on demand.
     """
 
     def __init__(self) -> None:
         self._world = World(epoch=0)
         self._stale = set[ModelName]()
         self._each: dict[ModelName, tuple[RequestShape, int]] = {}
-        """Of each Model that may have more."""
+        """Shape and count of each model that may have more replicas."""
         self._many: dict[RequestShape, int] = {}
 
     def look(self, world: World, otherwise: Collection[ModelName]) -> None:
-        """It is like this now: those named are not as they were, nor is anything of their Replicas."""
+        """Update the world; `otherwise` names the models of which anything changed, including their replicas."""
         before, self._world = self._world, world
         ordered = (before.cordons, before.stops) == (world.cordons, world.stops)
         told = ordered and before.settings is world.settings and (before.slices is world.slices or not world.cordons)
         self._stale.update(otherwise if told else (*otherwise, *world.models))
 
     def now(self, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
-        """`leaving` and `staying`: Replicas that this tick drains or evicts, and revives."""
+        """Return the counts by shape. `leaving`, `staying`: replicas that this tick drains or evicts, and revives."""
         for name in self._stale:
             self._put(name, self._lacking(name))
         self._stale.clear()
@@ -118,7 +117,7 @@ class PossibleStarts:
     def _lacking(
         self, name: ModelName, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
     ) -> tuple[RequestShape, int] | None:
-        """Its Kind, and how many more it may have: who is to give way to another is not counted beside that."""
+        """Return its shape and how many more replicas it may have; a replica being replaced is not counted twice."""
         world, model = self._world, self._world.models.get(name)
         if model is None or model.adopted is not None or not model.memory_bytes:
             return None
@@ -144,7 +143,7 @@ def _count(found: dict[RequestShape, int], of: tuple[RequestShape, int] | None, 
 
 
 def estimate_recent_replicas(model: Model, history: History, load: ModelLoad, now_s: float) -> float:
-    """How many Replicas the Model needed when it was last called, fading since then; never below its minimum."""
+    """Return the replicas that the model needed when last called, decaying since then; never below its minimum."""
     spec = model.spec
     if spec.paused:
         return 0.0

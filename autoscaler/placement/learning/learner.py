@@ -1,9 +1,9 @@
-"""Learns what room is worth, by playing the demand that is expected on the nodes that there are, again and again.
+"""Learns the value of room by simulating the expected demand on the existing nodes, again and again.
 
-Owns the lessons of LRV: replays driven by what was learnt so far, what became of each lane that was looked at, and the
-prices of nodes that keep those out who fit nowhere else. Promises: the same nodes, demand and draws give the same
-tables; it sees which kinds are asked for how often, never in which order they came. Chance is given to it; it knows no
-time. Source: research/packing 1.4b.
+Runs the replays of LRV with the values learnt so far, records what became of each lane that was sampled, and raises
+prices of nodes that are needed by requests that fit nowhere else. Equal nodes, demand and random draws give equal
+tables. Only the frequency of each shape matters, not the order of requests. Randomness is an input; time does not
+occur. Source: research/packing 1.4b.
 """
 
 from __future__ import annotations
@@ -35,62 +35,62 @@ from autoscaler.state.resources import RequestFrequency, RequestShape
 
 T = TypeVar("T")
 Draw = Callable[[int], int]
-"""n -> a whole number from 0 to n - 1, each as likely."""
+"""n -> a random integer from 0 to n - 1, uniformly distributed."""
 Chance = Callable[[int], Draw]
 """Seed -> its draws, the same each time."""
 
 SEED: Final = 5000
 REPLAYS: Final = 6
-"""In each iteration."""
+"""Per iteration."""
 ITERATIONS: Final = 10
-"""After the first, which is driven by the residual recursion."""
+"""Not counting the first, which uses the residual recursion."""
 ARRIVES: Final = 1.3
-"""Of the capacity, in each replay."""
+"""Requested capacity per replay, as a multiple of the total capacity."""
 LANES_MIN: Final = 500
-"""A smaller cluster is played several times over, side by side: in a few lanes too little is seen of each."""
+"""A smaller cluster is replicated for the simulation, because a few lanes give too few samples."""
 LOOK_EVERY: Final = 0.03
-"""Of the capacity that arrives: how often all nodes are looked at. Besides, the chosen one each time."""
+"""Sampling interval of all nodes, as a fraction of the capacity that arrives. The chosen node is sampled every time."""
 SHRINK: Final = 30.0
-"""So many looks are needed before a cell counts as much as what it is taken for without any."""
+"""Weight, in samples, of the prior value of a cell."""
 FADE: Final = 0.7
-"""What an iteration's looks count in the next."""
+"""Weight of an iteration's samples in the next."""
 PRICE_MAX: Final = 3.0
 PRICE_FADE, PRICE_STEP = 0.95, 0.3
 SCARCE: Final = 0.5
-"""Who fits on nodes with less than this part of the capacity only, and is refused before EARLY, raises their prices."""
+"""Requests that only fit nodes with less than this fraction of capacity raise their prices if refused before EARLY."""
 EARLY: Final = 0.97
 HALFWAY: Final = 0.5
-"""What counts of what is left at 100 % arrived, beside what is left in the end; ELASTIC_HALFWAY where requests are
-elastic: then much more fits after that."""
+"""Weight of what is left at 100 % arrived; the rest is that of the end. ELASTIC_HALFWAY applies to elastic demand, of
+which much more fits after that point."""
 ELASTIC_HALFWAY: Final = 0.25
 WEIGHTS_MAX: Final = 10_000
-"""Requests that the demand is played with, about: of more each Kind has its part, and at least one."""
+"""Approximate number of requests to simulate: of more, each shape gets its share, at least one."""
 JUDGED: Final = {95: 0.5, 100: 1.0, 130: 1.0}
-"""Percent arrived -> what the percent in use counts just before: which iteration is the best."""
+"""Percent arrived -> weight of the percent in use just before: the score that selects the best iteration."""
 
 
 class _Looks:
-    """What was seen of lanes: [classes, BINS, LEVELS] sums of what was left of them in the end, and how many."""
+    """Samples of lanes: [classes, BINS, LEVELS] sums of what was left of them in the end, and counts."""
 
     def __init__(self, classes: int) -> None:
         self.sums: Floats = np.zeros((classes, BINS, LEVELS))
         self.counts: Floats = np.zeros((classes, BINS, LEVELS))
 
     def add(self, cells: Ints, lefts: Floats) -> None:
-        """Cells of lanes that were looked at, as flat indices with ABSENT ones, and what was left of each."""
+        """Add samples: cells as flat indices, including ABSENT ones, and what was left of each lane."""
         shape = (*self.sums.shape[:2], LEVELS + 1)
         size = int(np.prod(shape))
         self.sums += np.bincount(cells, lefts, size).reshape(shape)[:, :, :ABSENT]
         self.counts += np.bincount(cells, minlength=size).reshape(shape)[:, :, :ABSENT]
 
     def fade(self) -> None:
-        """An iteration is over."""
+        """Reduce the weight of the samples after an iteration."""
         self.sums *= FADE
         self.counts *= FADE
 
     def fit(self, waste: Floats) -> Floats:
-        """[classes, BINS, LEVELS]: each cell by what was seen of it, else of its bin and level, else of its level, else
-        by `waste`, in milli.
+        """[classes, BINS, LEVELS]: the value of each cell in milli by its samples, shrunk towards those of its bin and
+        level, of its level, and finally `waste`.
         """
         by_level = (self.sums.sum(axis=(0, 1)) + SHRINK * waste) / (self.counts.sum(axis=(0, 1)) + SHRINK)
         by_bin = (self.sums.sum(axis=0) + SHRINK * by_level) / (self.counts.sum(axis=0) + SHRINK)
@@ -99,7 +99,7 @@ class _Looks:
 
 
 class _Replay:
-    """One: `cells` and `lefts` for `_Looks`, what was refused, and how full it was."""
+    """One simulated run: records samples, refused requests and utilization."""
 
     def __init__(self, nodes: Sequence[NodeCapacity], made: Taught, capacity: int) -> None:
         self.stock = NodeArrays(nodes, made)
@@ -107,15 +107,15 @@ class _Replay:
         self._capacity = capacity
         self._looks: list[tuple[Ints, Ints, Ints]] = []
         self._forgone: Ints = np.zeros(len(self.stock.milli), np.int64)
-        """[lanes]: milli of it that elastic ones asked for and go without."""
+        """[lanes]: milli that elastic requests on the lane asked for and go without."""
         self._half_left: Ints | None = None
         self._arrived = self._used = self._looked = 0
         self._judged = dict.fromkeys(JUDGED, 0.0)
         self.refused: list[RequestShape] = []
-        """Early ones."""
+        """Requests refused early."""
 
     def play(self, kind: RequestShape, milli: int) -> None:
-        """One arrives; `milli` of the capacity."""
+        """Simulate the arrival of a request that takes `milli` of the capacity."""
         if self._arrived + milli > self._looked * LOOK_EVERY * self._capacity:
             self._looked += 1
             self._look(np.arange(len(self.stock.nodes)))
@@ -142,8 +142,8 @@ class _Replay:
         self._looks.append((part.at, cells, self._forgone[part.at]))
 
     def seen(self, looks: _Looks, halfway: float) -> None:
-        """What became of all lanes that were looked at: the mean of what was left at 100 % arrived and at the end, less
-        what that counts which was forgone there since.
+        """Add the samples of this run, each with the mean of what was left of its lane at 100 % arrived and at the end
+        (weighted by `halfway`), less the value of what was forgone there since.
         """
         end = self.stock.milli
         half = end if self._half_left is None else self._half_left
@@ -152,12 +152,12 @@ class _Replay:
         looks.add(cells, lefts)
 
     def score(self) -> float:
-        """How good it was."""
+        """Return how good the run was."""
         return sum(weight * self._judged[percent] for percent, weight in JUDGED.items())
 
 
 class Learner:
-    """Raises ValueError where there is nothing to learn from: no lanes, or nobody who asks for any."""
+    """Learns from simulated runs. Raises ValueError if there is nothing to learn from: no lanes, or no demand."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Learner:
         lanes = sum(len(node.lanes) for node in nodes)
         self._nodes = tuple(nodes) * max(1, -(-lanes_min // max(1, lanes)))
         self._alike = {node.face: node for node in nodes}
-        """One of each class."""
+        """One node of each class."""
         self._faces = tuple(sorted(self._alike))
         counts = Counter(node.face for node in self._nodes)
         self._of_face = [WHOLE * len(face.lanes) * counts[face] for face in self._faces]
@@ -194,13 +194,13 @@ class Learner:
         return compute_request_milli(self._alike.values(), kind)
 
     def _taught(self, values: Floats) -> Taught:
-        """With what is expected of a class never seen: as much as of those that were, together."""
+        """Build the tables; a class never seen gets the mean of the known ones."""
         others = values.mean(axis=0, keepdims=True)
         return Taught(self._faces, build_tables(np.concatenate((values, others)), np.append(self._prices, 0.0)))
 
     def lessons(self) -> Iterator[tuple[Taught, float]]:
-        """After each iteration: the tables that drove it, at first those of `untaught`, and how good it was. The best,
-        not the last, are to be kept.
+        """Yield, after each iteration, the tables that it used, at first those of the residual recursion, and their
+        score. Callers should keep the best, not the last.
         """
         looks = _Looks(len(self._faces))
         for iteration in range(ITERATIONS + 1):
@@ -222,7 +222,7 @@ class Learner:
         return replay.score()
 
     def _arrivals(self, draw: Draw) -> list[tuple[RequestShape, int]]:
-        """All that is expected, in any order, as much as is to arrive; where that is not enough, more of it."""
+        """Return the expected requests in random order up to the capacity to arrive, repeating some if too few."""
         arrivals, total = [], 0
         for one in _shuffled(self._demand, draw):
             arrivals.append(one)
@@ -243,7 +243,7 @@ class Learner:
         self._prices = np.minimum(PRICE_MAX, PRICE_FADE * self._prices + PRICE_STEP * raised)
 
     def _where(self, kind: RequestShape) -> tuple[list[int], int]:
-        """Classes on which it fits when they are empty, and what they have together, in milli."""
+        """Return the classes that it fits on when empty, and their total capacity in milli."""
         if kind not in self._capable:
             faces = [number for number, face in enumerate(self._faces) if _fits(kind, self._alike[face])]
             self._capable[kind] = faces, sum(self._of_face[face] for face in faces)
@@ -251,12 +251,12 @@ class Learner:
 
 
 def compute_request_milli(nodes: Iterable[NodeCapacity], kind: RequestShape) -> int:
-    """What a request is of their capacity: by the node on which it is the least; 0 where it fits on none."""
+    """Return the capacity that a request takes, on the node where that is least; 0: it fits on none."""
     return kind.devices * min((min(milli) for node in nodes if (milli := _fits(kind, node))), default=0)
 
 
 def count_request_sizes(nodes: Iterable[NodeCapacity], demand: Iterable[RequestFrequency]) -> dict[int, float]:
-    """Milli of one device -> how often that is asked for; who fits on none of these nodes asks for nothing."""
+    """Milli of one device -> how often that is requested; requests that fit on none of these nodes do not count."""
     ones, sizes = tuple(nodes), dict[int, float]()
     for kind, weight in demand:
         milli = compute_request_milli(ones, kind)
@@ -267,7 +267,7 @@ def count_request_sizes(nodes: Iterable[NodeCapacity], demand: Iterable[RequestF
 
 
 def _bounded(demand: Sequence[RequestFrequency]) -> list[RequestFrequency]:
-    """In order, and about WEIGHTS_MAX in all at most."""
+    """Return the demand in order, reduced to about WEIGHTS_MAX requests."""
     total = sum(weight for _, weight in demand)
     if total <= WEIGHTS_MAX:
         return sorted(demand)
@@ -275,8 +275,8 @@ def _bounded(demand: Sequence[RequestFrequency]) -> list[RequestFrequency]:
 
 
 def _fits(kind: RequestShape, node: NodeCapacity) -> list[int]:
-    """Milli that it takes of each lane that could hold it, were nobody there and the host's memory enough; empty: it
-    can never be there.
+    """Return the milli that it takes of each lane that could hold it if the node were empty and its memory sufficient;
+    empty: it can never be there.
     """
     fitting = [lane for lane in node.lanes if kind.rank(lane.product) is not None and kind.takes(lane) is not None]
     if not kind.devices or len(fitting) < kind.devices or kind.cpu_milli > node.cpu_milli:
@@ -286,7 +286,7 @@ def _fits(kind: RequestShape, node: NodeCapacity) -> list[int]:
 
 
 def _shuffled(items: Sequence[T], draw: Draw) -> list[T]:
-    """Fisher and Yates."""
+    """Shuffle a copy of the items (Fisher-Yates)."""
     mixed = list(items)
     for last in range(len(mixed) - 1, 0, -1):
         other = draw(last + 1)

@@ -1,10 +1,9 @@
-"""When it is time to learn what room is worth, from what, and what comes of it.
+"""Training of placement values: when to learn what room is worth, from which input, and how to decode the result.
 
-Owns the way from a World to a TrainingInput (its nodes by what they are alike in, its demand lately by Kind) and to
-the tables of a PlacementValues, and the decision to learn anew: drift. Promises: a TrainingInput is bounded, and the
-same for the same World in whatever order things were observed; the same TrainingInput gives the same PlacementValues.
-Learning takes a minute or more and is done elsewhere (`pilotlight.processes.learner_runner`); nothing here is
-called by the plan but `decode_placement_values`, which is quick.
+Converts a `World` to a `TrainingInput` (its nodes grouped by equality, its recent demand by shape), decides by drift
+when to learn again, and decodes `PlacementValues` to tables. A `TrainingInput` is bounded, and does not depend on the
+order of observations; equal input gives equal `PlacementValues`. Learning takes a minute or more and runs in
+`pilotlight.processes.learner_runner`; the planner only calls `decode_placement_values`, which is fast.
 """
 
 from __future__ import annotations
@@ -35,33 +34,33 @@ from autoscaler.state.resources import HostResources, RequestFrequency, RequestS
 from autoscaler.state.world import NodeId, Slice, World
 
 AGAIN_S: Final = 600.0
-"""After a PlacementValues the next one begins no sooner."""
+"""Minimum time from one training to the next."""
 FAILED_S: Final = 3600.0
-"""Nor after one that failed: it may fail again, and took its time."""
+"""The same after a failure: it may fail again, and took its time."""
 DRIFT_MAX: Final = 0.1
-"""Part of the demand, by capacity, that may be asked for otherwise before it is learnt anew."""
+"""Fraction of the demand, by capacity, that may change before training is repeated."""
 GROWN_MAX: Final = 0.2
-"""Part of the capacity that may have come, gone or changed."""
+"""Fraction of the capacity that may be added, removed or changed before training is repeated."""
 ALIKE_MAX: Final = 64
-"""Kinds of nodes that are learnt of: those with the most Slices. Others are like nodes never seen."""
+"""Kinds of nodes to learn, those with the most slices. Others are treated like nodes never seen."""
 LANES_MAX: Final = 4_000
-"""Of a TrainingInput that is played, about: a larger cluster is played by a part of each kind of its nodes."""
+"""Approximate lanes to simulate: a larger cluster is represented by a fraction of each kind of its nodes."""
 TABLE_MAX: Final = WHOLE * UNITS
-"""Nothing in a table is more: no more stays unused than there is."""
+"""Maximum of a table entry: no more stays unused than exists."""
 GRAIN_BYTES: Final = 1 << 30
-"""Of a node's memory."""
+"""Rounding of a node's memory."""
 _FOUR: Final = np.dtype("<i4")
 
 
 class Tried(NamedTuple):
-    """When learning last ended, and whether it failed."""
+    """When the last training ended, and whether it failed."""
 
     at_s: float
     failed: bool
 
 
 def build_training_input(world: World, now_s: float) -> TrainingInput | None:
-    """What could be learnt from; None: nothing, for nobody asks for a Device, or there is no choice among them."""
+    """Build the input. None: nothing to learn, since no request needs a device or there is only one slice."""
     by_node: dict[str, list[Slice]] = {}
     whole = list_whole_devices(world.slices.values())
     for id in sorted(world.slices):
@@ -80,12 +79,12 @@ def build_training_input(world: World, now_s: float) -> TrainingInput | None:
 
 
 def _grains(host_bytes: int) -> int:
-    """So that what a system keeps for itself makes no two nodes differ."""
+    """Round down, so that memory reserved by the system does not make nodes differ."""
     return host_bytes // GRAIN_BYTES * GRAIN_BYTES
 
 
 def training_reason(now: TrainingInput, last: PlacementValues | None, tried: Tried | None, now_s: float) -> str:
-    """Why it is time to learn from `now`; empty: it is not. `last`: what is in force."""
+    """Explain why it is time to learn from `now`; empty: it is not. `last`: the values in force."""
     if tried is not None and now_s < tried.at_s + (FAILED_S if tried.failed else AGAIN_S):
         return ""
     if last is None or not last.learnt:
@@ -102,18 +101,18 @@ def training_reason(now: TrainingInput, last: PlacementValues | None, tried: Tri
 
 
 def build_initial_values(now: TrainingInput) -> PlacementValues:
-    """What is known at once: how often which size is asked for."""
+    """Return what is known without training: how often each size is requested."""
     return _lesson(now, build_untrained_estimate(count_request_sizes(_samples(now.nodes), now.demand)), learnt=False)
 
 
 def learn_placement_values(now: TrainingInput, chance: Chance) -> PlacementValues:
-    """The best of all lessons. Raises ValueError where there is nothing to learn from."""
+    """Return the best iteration of the training. Raises ValueError if there is nothing to learn from."""
     best, _ = max(Learner(sample_nodes(now), now.demand, chance, seed=now.seed).lessons(), key=lambda lesson: lesson[1])
     return _lesson(now, best, learnt=True)
 
 
 def sample_nodes(now: TrainingInput) -> tuple[NodeCapacity, ...]:
-    """Nodes that are played with: all, or of each kind its part of about LANES_MAX, at least one."""
+    """Return the nodes to simulate: all, or of each kind its share of about LANES_MAX, at least one."""
     lanes = sum(len(alike.lanes) * alike.many for alike in now.nodes)
     part = max(lanes, LANES_MAX)
     return tuple(
@@ -124,7 +123,7 @@ def sample_nodes(now: TrainingInput) -> tuple[NodeCapacity, ...]:
 
 
 def decode_placement_values(lesson: PlacementValues) -> Taught:
-    """As tables. Raises ValueError for what is none."""
+    """Decode placement values to tables. Raises ValueError if they are invalid."""
     faces = tuple(sorted({node.face for node in _samples(lesson.exercise.nodes)})) if lesson.learnt else ()
     classes = len(faces) + 1
     if (len(lesson.values), len(lesson.prices)) != (4 * classes * BINS * (LEVELS + 1), 4 * classes):
@@ -136,7 +135,7 @@ def decode_placement_values(lesson: PlacementValues) -> Taught:
 
 
 def describe_training_input(of: TrainingInput) -> str:
-    """In words."""
+    """Describe the input for a log."""
     return f"{len(of.demand)} kinds, {sum(alike.many for alike in of.nodes)} nodes, seed {of.seed}"
 
 
@@ -146,12 +145,12 @@ def _lesson(of: TrainingInput, known: Taught, *, learnt: bool) -> PlacementValue
 
 
 def _samples(nodes: Sequence[Alike]) -> tuple[NodeCapacity, ...]:
-    """One of each kind."""
+    """Return one node of each kind."""
     return tuple(NodeCapacity("", alike.lanes, alike.cpu_milli, alike.host_bytes) for alike in nodes)
 
 
 def _lanes(of: TrainingInput) -> Counter[Face]:
-    """How many Slices there are on nodes of each class."""
+    """Count the slices on nodes of each class."""
     found: Counter[Face] = Counter()
     for node, alike in zip(_samples(of.nodes), of.nodes, strict=True):
         found[node.face] += len(alike.lanes) * alike.many
@@ -161,13 +160,13 @@ def _lanes(of: TrainingInput) -> Counter[Face]:
 def _distance(
     samples: Sequence[NodeCapacity], one: Sequence[RequestFrequency], other: Sequence[RequestFrequency]
 ) -> float:
-    """Total variation: the part of the capacity asked for that would have to be asked for otherwise; 0 to 1."""
+    """Return the total variation: the fraction of the requested capacity that differs, 0 to 1."""
     before, after = _parts(samples, one), _parts(samples, other)
     return sum(abs(before.get(kind, 0.0) - after.get(kind, 0.0)) for kind in before.keys() | after.keys()) / 2
 
 
 def _parts(samples: Sequence[NodeCapacity], demand: Sequence[RequestFrequency]) -> dict[RequestShape, float]:
-    """Kind -> its part of all capacity that is asked for; who takes none has none."""
+    """Shape -> its fraction of all requested capacity; shapes that take none are left out."""
     capacity = {kind: weight * compute_request_milli(samples, kind) for kind, weight in demand}
     total = sum(capacity.values()) or 1
     return {kind: milli / total for kind, milli in capacity.items() if milli}

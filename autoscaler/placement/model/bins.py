@@ -1,8 +1,8 @@
-"""The World as Shelves: every Slice with what is on it, what is free, and from when who may be evicted.
+"""Converts the `World` into the packer's types: a `Bin` per slice with its occupants, host resources, the start locks
+of devices, and placement requests.
 
-Owns the translation from the World into the packer's words: Shelves, the start lock of Devices, and PlacementRequests.
-Promises: what is not proven clean is not free, and unknown is busy. It chooses nothing; `autoscaler.placement.packer`
-does.
+Also computes what is free and when each replica may be evicted. Invariants: a slice not known to be clean is not free,
+and a replica of unknown load is busy. `autoscaler.placement.packer` makes the decisions.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from autoscaler.state.resources import NO_ROOM, Beside, HostResources, Isolation
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0
-"""A new Replica stays for who waits until a Call is seen on it, or so long: a start serves, however short residency."""
+"""Seconds that a new replica stays until a waiting request is seen on it, even if its residency is shorter."""
 EXCLUSIVE_S = Start().exclusive_seconds
-"""The start lock of a Replica whose Model has no document any more."""
+"""The start lock of a replica whose model document was deleted."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
 LINKS = {"any": Link.NODE, "pcieRoot": Link.PCIE_ROOT, "nvlink": Link.NVLINK}
 NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 
 
-def build_placement_request(  # noqa: PLR0917  in the order of a PlacementRequest
+def build_placement_request(  # noqa: PLR0917  in the order of `PlacementRequest`
     model: Model,
     ordinal: int,
     unserved_since_s: float,
@@ -65,8 +65,8 @@ def build_placement_request(  # noqa: PLR0917  in the order of a PlacementReques
     defaults: Pod | None = None,
     avoids: tuple[NodeId, ...] = (),
 ) -> PlacementRequest:
-    """One Replica of `model` as the packer is asked for it. `defaults`: what the Settings say of pods. `avoids`: nodes
-    that the Model shuns now.
+    """Build the request for one replica of `model`. `defaults`: pod defaults of the Settings; `avoids`: nodes that the
+    model avoids now.
     """
     gpu, labels = model.spec.gpu, selector_of(defaults, model.spec.pod)
     apart, near = model.spec.spread or "", model.spec.near or ""
@@ -99,15 +99,15 @@ def build_placement_request(  # noqa: PLR0917  in the order of a PlacementReques
 
 
 def tenant_set_of(model: Model | None) -> TenantSet:
-    """The Tenants that a Model is for; None: it is not known any more."""
+    """Return the tenants that a model is limited to. None: the model no longer exists."""
     if model is None:
         return NOBODY
     return () if model.spec.tenants is None else tuple(sorted(set(model.spec.tenants))) or NOBODY
 
 
 def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:
-    """Devices on which a Replica starts or wakes, and until when that keeps others from starting there. On a part that
-    hardware keeps apart nobody's start is in the way of others.
+    """Return the devices on which a replica starts or wakes, and until when that blocks other starts there. A start on
+    a hardware-isolated partition blocks no other.
     """
     ends: dict[DeviceId, float] = {}
     for replica in world.replicas.values():
@@ -129,13 +129,13 @@ def _is_cut(slice_: Slice) -> bool:
 
 
 def stuck_s(replica: Replica) -> float:
-    """From when on the Replica should long be gone; infinite while it may still serve."""
+    """Return when the replica counts as stuck; infinite while it may still serve."""
     return replica.since_s + STUCK_S if replica.state in ENDING else inf
 
 
 def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> float:
-    """When its residency ends; `calls` are on it. One that starts stays for who waits or was refused, and so does
-    one that is ready and not called yet; one that nobody used stays as it is held.
+    """Return when the replica's residency ends; `calls` requests run on it. A starting replica stays while requests
+    wait or were refused; a ready one stays for waiting requests until called; an unused one stays while it is held.
     """
     load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
     if replica.state in BEGINNING:
@@ -148,7 +148,7 @@ def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> flo
 
 
 class BinContext(NamedTuple):
-    """What all Shelves of one tick are made with."""
+    """Common inputs of all bins of one tick."""
 
     world: World
     now_s: float
@@ -171,8 +171,8 @@ def build_bin_context(
     whole: Collection[DeviceId] | None = None,
     kept: Mapping[SliceId, str] = NOTHING_KEPT,
 ) -> BinContext:
-    """`leaving` and `staying`: Replicas that this tick drains and revives; `whole`: Devices of one Slice, if known;
-    `kept`: Slices on which nothing new is put beside, and why.
+    """Build the context. `leaving` and `staying`: replicas that this tick drains and revives; `whole`: devices with one
+    slice, if known; `kept`: further slices on which nothing new is placed, and why.
     """
     return BinContext(
         world=world,
@@ -191,7 +191,7 @@ def build_bin_context(
 def build_bins(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
 ) -> tuple[Bin, ...]:
-    """All Slices in order of their ids, see `build_bin_context`."""
+    """Build a `Bin` for each slice, in order of ids; see `build_bin_context`."""
     look = build_bin_context(world, now_s, leaving, staying)
     return tuple(build_occupied_bin(look, world.slices[id]) for id in sorted(world.slices))
 
@@ -199,13 +199,13 @@ def build_bins(
 def build_hosts(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
 ) -> dict[NodeId, HostResources]:
-    """What is left of each node beside its Devices, see `build_bin_context`."""
+    """Return the host resources left on each node; see `build_bin_context`."""
     look, ids = build_bin_context(world, now_s, leaving, staying, whole=()), slices_by_node(world)
     return {node: build_host(look, node, ids.get(node, ())) for node in world.hosts}
 
 
 def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
-    """The Slices of each."""
+    """Return the slices of each node."""
     found: dict[NodeId, list[SliceId]] = {}
     for id, slice_ in world.slices.items():
         found.setdefault(slice_.node, []).append(id)
@@ -213,7 +213,7 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
 
 
 def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
-    """A node of which it is known what it has, with what is left of that. `slices`: all of them."""
+    """Return the resources of a known node with what is left of them. `slices`: all slices of the node."""
     world = look.world
     host, coming = world.hosts[node], Beside()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
@@ -225,7 +225,7 @@ def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> H
 
 
 def build_empty_bins(world: World) -> tuple[Bin, ...]:
-    """All Slices in order of their ids, as if nobody were on them."""
+    """Build a `Bin` for each slice, in order of ids, as if it were empty."""
     whole, nothing = list_whole_devices(world.slices.values()), NO_ROOM
     return tuple(
         Bin(
@@ -241,7 +241,7 @@ def build_empty_bins(world: World) -> tuple[Bin, ...]:
 
 
 def build_occupied_bin(look: BinContext, slice_: Slice) -> Bin:
-    """A Slice with who is on it."""
+    """Build the `Bin` of a slice with its occupants."""
     shelf = build_bare_bin(look, slice_)
     on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
     shelf.incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
@@ -249,7 +249,7 @@ def build_occupied_bin(look: BinContext, slice_: Slice) -> Bin:
 
 
 def build_bare_bin(look: BinContext, slice_: Slice) -> Bin:
-    """A Slice with what is free of it, without saying who has the rest."""
+    """Build the `Bin` of a slice with its free and coming room, but without listing its occupants."""
     free, coming = compute_usable_resources(slice_), NO_ROOM
     trusts, common = set[TenantSet](), domain_of(slice_) is not None
     for replica in (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())):
@@ -273,15 +273,15 @@ def build_bare_bin(look: BinContext, slice_: Slice) -> Bin:
 
 
 def _leaves(look: BinContext, replica: Replica) -> bool:
-    """Whether its room is coming."""
+    """Whether the replica's room is coming."""
     if replica.id in look.staying:
         return False
     return replica.state in LEAVING or replica.model not in look.world.models or replica.id in look.leaving
 
 
 def compute_elastic_budget(look: BinContext) -> ElasticBudget:
-    """What elastic Replicas, as their documents are now, have of what they asked for. Who leaves does not count: those
-    that stay are to have enough without it.
+    """Sum what elastic replicas of the current model documents asked for and got. Leaving ones do not count, so that
+    those that stay have enough without them.
     """
     found, world = ElasticBudget(), look.world
     for name, model in world.models.items():
@@ -294,7 +294,7 @@ def compute_elastic_budget(look: BinContext) -> ElasticBudget:
 
 
 def list_whole_devices(slices: Collection[Slice]) -> set[DeviceId]:
-    """Devices that are one Slice, which is all of them."""
+    """Return the devices that consist of one slice."""
     counts: dict[DeviceId, int] = {}
     for slice_ in slices:
         is_part = slice_.device_bytes > slice_.memory_bytes

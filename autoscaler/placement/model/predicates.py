@@ -1,8 +1,8 @@
-"""What a Slice rules on a PlacementRequest: whether it could ever be there, whom it may evict, and what stands in its
-way.
+"""Placement predicates of one slice: whether it could ever hold a request, whom the request may evict, and what
+prevents a placement.
 
-Owns these three questions and the sentences that answer the last one. `autoscaler.placement.packer` decides by them and
-`autoscaler.explain.model` shows them, so that what people read is what was decided. Decides nothing itself.
+Produces the reasons as text as well. `autoscaler.placement.packer` decides by these predicates and
+`autoscaler.explain.model` shows their reasons, so users read what was decided.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autoscaler.text import format_duration, format_size
 
 _PLACE = {Link.NODE: "node", Link.PCIE_ROOT: "root", Link.NVLINK: "node"}
 TOLD_MAX = 3
-"""Of the Slices of one node so many are told with who is on them."""
+"""Slices of one node whose occupants a reason lists."""
 
 
 def has_matching_labels(selector: Sequence[tuple[str, str]], slice_: Slice) -> bool:
-    """Whether a Slice's node has these labels, as far as its labels are known."""
+    """Whether the slice's node has these labels, as far as its labels are known."""
     labels, whole = slice_.labels, slice_.labels_known
     return all(
         labels[key] == value if key in labels else not whole or can_label_appear(key, slice_.labels_coming)
@@ -33,12 +33,12 @@ def has_matching_labels(selector: Sequence[tuple[str, str]], slice_: Slice) -> b
 
 
 def can_tolerate_taints(choice: NodeConstraints, taints: Sequence[Taint]) -> bool:
-    """Whether none of a node's taints keeps who chooses so away."""
+    """Whether these constraints tolerate all of a node's taints."""
     return not taints or find_untolerated_taint(taints, choice.tolerations) is None
 
 
 def node_exclusion_reason(choice: NodeConstraints, slice_: Slice) -> str:
-    """What keeps who chooses so off a Slice's node for now, in words; empty: nothing does."""
+    """Explain which taint or avoided node keeps a request off the slice's node for now; empty: none."""
     taint = find_untolerated_taint(slice_.taints, choice.tolerations) if slice_.taints else None
     if taint is not None:
         return f"its node is tainted {taint}, which spec.pod.tolerations do not tolerate"
@@ -48,13 +48,13 @@ def node_exclusion_reason(choice: NodeConstraints, slice_: Slice) -> str:
 
 
 def tenant_conflict_reason(want: PlacementRequest, slice_: Slice, there: Iterable[Occupant]) -> str:
-    """Who of those in a Slice's Domain is for other Tenants than the PlacementRequest, in words; empty: nobody."""
+    """Name the models in the slice's domain whose tenants conflict with the request's; empty: none."""
     names = sorted({one.model for one in there if has_tenant_conflict(want.trust, one.trust)})
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {_there(slice_)}" if names else ""
 
 
 def reservation_reason(slice_: Slice) -> str:
-    """Who is about to come there is for other Tenants."""
+    """Say that a request of conflicting tenants has room promised there."""
     return f"a Model that waits longer is to be {_there(slice_)}"
 
 
@@ -65,18 +65,18 @@ def _there(slice_: Slice) -> str:
 
 
 def find_required_amount(want: PlacementRequest, shelf: Bin) -> ResourceAmount | None:
-    """What the PlacementRequest takes of this Slice; None: it can never be there, however empty the Slice is."""
+    """Return what the request takes of this slice. None: it can never be there, even if the slice is empty."""
     return find_amount_for_shape(want, want.kind, shelf)
 
 
 def find_amount_for_shape(want: PlacementRequest, kind: RequestShape, shelf: Bin) -> ResourceAmount | None:
-    """The same; `kind`: the PlacementRequest's, which is a little work to make."""
+    """Like `find_required_amount`; `kind` is passed in because computing it takes a little time."""
     room = kind.takes(shelf.lane) if not want.selector or has_matching_labels(want.selector, shelf.slice) else None
     return room._replace(places=1) if room is not None and shelf.slice.holders_max else room
 
 
 def can_evict(want: PlacementRequest, incumbent: Occupant, now_s: float) -> bool:
-    """Whether the PlacementRequest may take the incumbent's room now."""
+    """Whether the request may evict this replica now."""
     if incumbent.leaving or incumbent.model == want.model or now_s < incumbent.evictable_s:
         return False
     if incumbent.priority != want.priority:
@@ -85,8 +85,8 @@ def can_evict(want: PlacementRequest, incumbent: Occupant, now_s: float) -> bool
 
 
 def never_reason(want: PlacementRequest, kinds: Sequence[Bin], most: int) -> str | None:
-    """Why no Slice could hold the PlacementRequest, which needs one, however empty; None: one could. `kinds`: one of
-    each kind of Shelf that there is; `most`: of how many Devices that could hold it the node with the most has.
+    """Explain why no slice could hold the request, which needs one, even empty. None: one could. `kinds`: one `Bin` of
+    each kind that exists; `most`: the largest number of devices on one node that could hold it.
     """
     if not kinds:
         return f"needs {describe_request(want)}; there is no device"
@@ -109,7 +109,7 @@ def never_reason(want: PlacementRequest, kinds: Sequence[Bin], most: int) -> str
 
 
 def _too_small(want: PlacementRequest, rooms: Sequence[ResourceAmount]) -> str:
-    """What there is instead of what it needs."""
+    """Describe what exists instead of what it needs."""
     if any(room.holds(ResourceAmount(want.memory_bytes, want.compute_percent)) for room in rooms):
         return "what is large enough is only a part of a device" + (", and not kept apart so" if want.isolation else "")
     largest = max(rooms)
@@ -117,14 +117,14 @@ def _too_small(want: PlacementRequest, rooms: Sequence[ResourceAmount]) -> str:
 
 
 def node_too_small_reason(want: PlacementRequest, cpu_milli: int, host_bytes: int) -> str:
-    """Why no node could hold it, however empty. The others: the most that any with Devices for it has."""
+    """Explain why no node could hold it, even empty. The amounts are the most on any node with suitable devices."""
     most = Beside(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
     has = f"none that has such devices has more than {describe_host_request(most)}"
     return f"needs {describe_host_request(want.beside)} of one node beside {describe_request(want)}; {has}"
 
 
 def host_shortage_reason(want: PlacementRequest, host: HostResources | None, node: str) -> str:
-    """What a node has too little of beside its Devices, in words; empty: it has enough. None: it is not known."""
+    """Explain which host resource a node is short of; empty: none, or (`host` is None) its resources are unknown."""
     lack = NOTHING if host is None else host.left.lack(want.beside)
     if host is None or lack == NOTHING:
         return ""
@@ -135,9 +135,10 @@ def host_shortage_reason(want: PlacementRequest, host: HostResources | None, nod
 
 
 def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: float, scarce: str = "") -> str:
-    """Why the PlacementRequest, which could be placed some day, is not now. `best`: the Shelf that could hold it with
-    the most room; None: none is open. `closed`: what keeps it from others; `host_shortage_reason`: see there, of who
-    has room on its Devices.
+    """Explain why the request, which could be placed some day, is not placed now.
+
+    `best`: the `Bin` with the most room that could hold it; None: none is open. `closed`: what keeps it from others;
+    `scarce`: the `host_shortage_reason` of a node whose devices have room.
     """
     if best is None:
         return f"needs {describe_request(want)}; {closed or 'no device that has it is healthy'}"
@@ -153,9 +154,9 @@ def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: f
 
 
 def team_reason(want: PlacementRequest, node: Sequence[Bin], closed: str, now_s: float, scarce: str = "") -> str:
-    """Why the PlacementRequest of several Devices, which could be placed some day, is not now. `node`: what could hold
-    it of the node, or of the link, that has the most of that free; empty: none has enough that is open. The others as
-    in `unmet_reason`.
+    """Explain why a request for several devices, which could be placed some day, is not placed now. `node`: the bins
+    that could hold it on the node (or link) that has the most of them free; empty: none has enough open ones. The other
+    parameters are those of `unmet_reason`.
     """
     asks = f"needs {describe_request(want)}" + ("" if want.link else " of one node")
     if not node:
@@ -173,7 +174,7 @@ def team_reason(want: PlacementRequest, node: Sequence[Bin], closed: str, now_s:
 
 
 def group_occupants_by_domain(shelves: Iterable[Bin]) -> Mapping[Domain | None, Sequence[Occupant]]:
-    """Who is in each Domain."""
+    """Return the occupants of each domain."""
     found: dict[Domain | None, list[Occupant]] = {}
     for shelf in shelves:
         domain = domain_of(shelf.slice)
@@ -183,7 +184,7 @@ def group_occupants_by_domain(shelves: Iterable[Bin]) -> Mapping[Domain | None, 
 
 
 def count_fitting_devices(want: PlacementRequest, shelves: Iterable[Bin]) -> Mapping[Team, int]:
-    """Of how many Devices that could hold it, were they empty, each Team is."""
+    """Count, per team, the devices that could hold the request if they were empty."""
     able = (
         one.slice
         for one in shelves
@@ -201,9 +202,8 @@ def rejection_reason(
     *,
     teams: Mapping[Team, int] | None = None,
 ) -> str:
-    """What keeps the PlacementRequest from this Slice, for people; empty: nothing does. `there`: see
-    `group_occupants_by_domain`; `host`: its node's, as far as that is known; `teams`: see there, None: links are not
-    looked at.
+    """Explain what keeps the request off this slice; empty: nothing. `there`: see `group_occupants_by_domain`; `host`:
+    its node's resources, if known; `teams`: see `count_fitting_devices`, None: links are not checked.
     """
     if shelf.closed:
         return shelf.closed
@@ -244,7 +244,7 @@ def describe_request(want: PlacementRequest) -> str:
 
 
 def describe_free_amount(want: PlacementRequest, shelf: Bin) -> str:
-    """`4Gi free of 24Gi`, `4Gi and 30 % of compute free of 24Gi and 100 %` for who asks for compute."""
+    """`4Gi free of 24Gi`, or `4Gi and 30 % of compute free of 24Gi and 100 %` if the request asks for compute."""
     free, all_ = shelf.free, shelf.lane.room
     percent = f" and {all_.compute_percent} %" if want.compute_percent else ""
     return f"{format_size(free.memory_bytes)}{_compute(want, free)} free of {format_size(all_.memory_bytes)}{percent}"
@@ -278,7 +278,7 @@ def describe_holders(want: PlacementRequest, shelf: Bin, now_s: float) -> str:
 
 
 def describe_occupant(want: PlacementRequest, incumbent: Occupant, now_s: float) -> str:
-    """Why the incumbent stays, or that it goes."""
+    """Describe why the replica stays, or that it leaves."""
     if incumbent.stuck:
         return f"{incumbent.state}, and should long be gone"
     if incumbent.leaving:

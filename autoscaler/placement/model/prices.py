@@ -1,8 +1,8 @@
-"""What an hour of a Device costs, by the Settings' `prices`. Pure.
+"""Hourly device prices from the `prices` of the Settings. Pure.
 
-Owns how a node was bought, by its labels, and which entry is a Device's: the first that names its product, of that
-class, else of on-demand (a spot market that nobody gave a price for costs no less), else of any. What no entry names is
-owned: it costs nothing at the margin, whoever uses it. Amounts are of one currency.
+A node's capacity type is read from its labels. The price of a device is the first entry that names its product and has
+that type, else one for on-demand (a spot market without a price costs no less), else the first of any type. A device
+that no entry names is owned: it has no marginal cost. All amounts are in one currency.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ CLASSES: tuple[tuple[str, Mapping[str, Bought]], ...] = (
     ("eks.amazonaws.com/capacityType", {"on_demand": "on-demand", "spot": "spot", "capacity_block": "reserved"}),
     ("kubernetes.azure.com/scalesetpriority", {"regular": "on-demand", "spot": "spot"}),
 )
-"""Labels of nodes, in small letters what they say -> the class, as those who add the nodes document them; the
-first is who runs the cluster: what was committed to is on demand to the cloud's labels."""
+"""Node label -> lower-case value -> capacity type, as documented by the provisioners that add nodes. The operator's own
+label comes first, because committed capacity is on-demand by the cloud's labels."""
 
 
 def read_capacity_type(labels: Mapping[str, str]) -> Bought:
-    """How a node was bought that has these labels; on-demand where they do not say."""
+    """Return the capacity type of a node with these labels; on-demand if they do not state one."""
     return next((said[one] for label, said in CLASSES if (one := labels.get(label, "").lower()) in said), "on-demand")
 
 
 class Prices:
-    """Answers are kept: few products are asked for many Slices."""
+    """Prices by product and capacity type, cached: there are many slices but few products."""
 
     def __init__(self, entries: Sequence[Price]) -> None:
         self.entries = tuple(entries)
         self._known: dict[tuple[str, Bought], float] = {}
 
     def of(self, slice_: Slice) -> float:
-        """Per hour, of its whole Device; 0: it is owned."""
+        """Return the price per hour of its whole device; 0: it is owned."""
         if not self.entries:
             return 0.0
         return self.at(slice_.product, read_capacity_type(slice_.labels))
 
     def at(self, product: str, bought: Bought) -> float:
-        """Per hour, of a Device that is bought so; 0: nobody says."""
+        """Return the price per hour of a device of that capacity type; 0: no entry names it."""
         key = product.lower(), bought
         if key not in self._known:
             self._known[key] = self._price(*key)
@@ -63,7 +63,7 @@ class Prices:
 
 
 def _names(device: str, product: str) -> bool:
-    """A glob over the product, or some of its words: `T4` names `Tesla-T4-SHARED`."""
+    """Whether `device`, a glob or some words of the product name, matches: `T4` names `Tesla-T4-SHARED`."""
     if any(mark in device for mark in "*?["):
         return fnmatchcase(product, device)
     words, all_words = (re.sub(r"[^a-z0-9]+", " ", name).strip() for name in (device, product))

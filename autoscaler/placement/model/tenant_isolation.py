@@ -1,9 +1,9 @@
-"""Which Models may be on one Device where only a cluster's way of sharing keeps them apart.
+"""Tenant isolation: which models may share a device that only a cluster's sharing mode partitions.
 
-Owns what trust is: the Tenants that a Model lists. Two Models are strangers where both list some and share none; one
-that lists none is for everybody, and so is strange to nobody. Strangers never share a Device by time-slicing, MPS or
-the like (one process there can stop all others, and read what they left); partitions of the hardware they do, and the
-devices of one machine, where one person decides. Knows who is where, and no room.
+Two models conflict if both list tenants and have none in common; a model without a tenant list conflicts with no other.
+Conflicting models never share a device by time-slicing, MPS or the like, because a process there can stop all others
+and read what they left. They may share hardware partitions, and the devices of a single machine, where one person
+decides. This module tracks tenants per domain, not room.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 _OTHERS_CHOOSE = frozenset({TIMESLICE, MPS, KAI, VOLCANO})
-"""Kinds of which another says which Device of the node it is. Volcano takes ours only since July 2026."""
+"""Sharing modes in which another component chooses the device. Volcano accepts a chosen device only since July 2026."""
 TenantSet = tuple[TenantName, ...]
-"""The Tenants that a Model is for, sorted; empty: everybody."""
+"""The tenants that a model is limited to, sorted; empty: no limit."""
 NOBODY: Final[TenantSet] = (TenantName(""),)
-"""For whom it is, is not known, or it is for none: a stranger to all that list somebody."""
+"""For a model with an empty tenant list, or of unknown tenants: conflicts with all models that list tenants."""
 TRUSTS_MAX: Final = 256
-"""Different ones for which it is kept where they may be."""
+"""Tenant sets with a cached mask of free lanes."""
 Domain = tuple[NodeId, DeviceId | None]
-"""All that may come to be on one Device; None: any of the node's, for its kubelet, or KAI, chooses among them."""
+"""All slices that may end up on one device. None: any device of the node, since its kubelet or KAI chooses."""
 
 
 def has_tenant_conflict(one: TenantSet, other: TenantSet) -> bool:
-    """Whether these may not be on one Device."""
+    """Whether models of these tenants may not share a device."""
     return bool(one and other) and not set(one) & set(other)
 
 
 def domain_of(slice_: Slice) -> Domain | None:
-    """Where no stranger may be beside who is on it; None: strangers do not count, for more than a cluster's way of
-    sharing keeps them apart, or the Device is the machine's own.
+    """Return the domain that conflicting tenants may not share. None: tenants do not matter, because the slice is
+    isolated by hardware or the device belongs to a single machine.
     """
     if not slice_.kind or slice_.isolation == Isolation.HARDWARE:
         return None
@@ -46,7 +46,7 @@ def domain_of(slice_: Slice) -> Domain | None:
 
 
 def group_slices_by_domain(slices: Iterable[Slice]) -> dict[Domain, list[SliceId]]:
-    """The Slices of each Domain, in their order."""
+    """Group the slices by domain, in their order."""
     found: dict[Domain, list[SliceId]] = {}
     for slice_ in slices:
         domain = domain_of(slice_)
@@ -56,7 +56,7 @@ def group_slices_by_domain(slices: Iterable[Slice]) -> dict[Domain, list[SliceId
 
 
 class DomainOccupancy:
-    """Who is in which Domain. `lanes`: the numbers of each Domain's Slices among `many`."""
+    """Tracks the tenant sets in each domain. `lanes`: the lane numbers of each domain; `many`: how many lanes exist."""
 
     def __init__(self, lanes: Mapping[Domain, Sequence[int]], many: int) -> None:
         self._lanes, self._many = lanes, many
@@ -65,7 +65,7 @@ class DomainOccupancy:
         self._free: dict[TenantSet, NDArray[np.bool_]] = {}
 
     def put(self, domain: Domain, trusts: Iterable[TenantSet]) -> None:
-        """They are there, and nobody else. Who is for everybody need not be named."""
+        """Set the tenant sets in a domain. Models without a tenant limit can be left out."""
         there = frozenset(one for one in trusts if one)
         if there != self._there.get(domain, frozenset()):
             if there:
@@ -75,27 +75,27 @@ class DomainOccupancy:
             self._mark(domain)
 
     def expect(self, domain: Domain, trust: TenantSet) -> None:
-        """One is about to come: for those who ask later it counts as there, until `forget`."""
+        """Record an expected arrival: it counts as present until `forget`."""
         if trust:
             self._guests.setdefault(domain, set()).add(trust)
             self._mark(domain)
 
     def forget(self) -> None:
-        """Nobody is about to come."""
+        """Drop all expected arrivals."""
         domains, self._guests = [*self._guests], {}
         for domain in domains:
             self._mark(domain)
 
     def expects_stranger(self, domain: Domain | None, trust: TenantSet) -> bool:
-        """Whether a stranger is about to come."""
+        """Whether a conflicting tenant set is expected there."""
         return domain is not None and any(has_tenant_conflict(trust, one) for one in self._guests.get(domain, ()))
 
     def among_strangers(self, domain: Domain | None, trust: TenantSet) -> bool:
-        """Whether a stranger is there."""
+        """Whether a conflicting tenant set is present there."""
         return domain is not None and any(has_tenant_conflict(trust, one) for one in self._there.get(domain, ()))
 
     def free(self, trust: TenantSet) -> NDArray[np.bool_] | None:
-        """[lanes]: where no stranger is, nor is about to come; None: anywhere."""
+        """[lanes]: where no conflicting tenant set is present or expected. None: everywhere."""
         if not trust or not (self._there or self._guests):
             return None
         if trust not in self._free:
@@ -107,7 +107,7 @@ class DomainOccupancy:
         return self._free[trust]
 
     def strange(self, trust: TenantSet) -> NDArray[np.bool_]:
-        """[lanes]: where a stranger is."""
+        """[lanes]: where a conflicting tenant set is present."""
         found = np.zeros(self._many, bool)
         for domain in self._there:
             found[self._lanes[domain]] = self.among_strangers(domain, trust)

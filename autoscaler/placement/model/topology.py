@@ -1,12 +1,12 @@
-"""What joins Devices of one node more closely than the node does, as far as that is known of their Slices. Pure.
+"""Device links and replica spreading. Pure.
 
-Owns what is known of NVLink: by a label of the node, and by products. A better link does for a worse one. Devices that
-a device plug-in only counts have no PCIe root that is known; where NVLink joins all of a node, that does not matter.
+Links: what joins devices of one node more closely than the node, as far as their slices show. NVLink is known by a node
+label or by product; a better link satisfies a request for a worse one. The PCIe root is unknown for devices that a
+device plug-in only counts, which does not matter where NVLink joins all devices of a node.
 
-Where the other Replicas of a Model are, for one that is to be elsewhere, or near: by a label of nodes, its domain.
-
-Owns who counts. Pure. It is a liking, never a rule (`autoscaler.placement.index.request`): where no other domain has
-room, two share one, and where theirs has none it is in another.
+Spreading: on which nodes the other replicas of a model are, for a request to be placed apart from them or near them, by
+a node label (its domain). This is a preference (`autoscaler.placement.index.request`): if no other domain has room, two
+replicas share one, and if a near one has none, another is used.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from autoscaler.state.resources import Link
 from autoscaler.state.world import NodeId, Slice, World
 
 CLIQUE: Final = "nvidia.com/gpu.clique"
-"""The label that NVIDIA's GPU feature discovery and DRA driver give a node whose GPUs are in an NVLink fabric:
-`CLUSTERUUID.CLIQUEID`, one for a node. GPUs of one value reach each other by NVLink, on other nodes, too."""
+"""The node label that NVIDIA's GPU feature discovery and DRA driver set if the node's GPUs are in an NVLink fabric:
+`CLUSTERUUID.CLIQUEID`, one per node. GPUs of one value reach each other by NVLink, also across nodes."""
 NVLINKED: Final = (
     "tesla-v100-sxm3-*", "nvidia-a100-sxm4-*", "nvidia-a800-sxm4-*", "nvidia-h100-80gb-hbm3", "nvidia-h800",
     "nvidia-h20", "nvidia-h20-3e", "nvidia-h200", "nvidia-b200", "nvidia-b300-sxm6-*", "nvidia-gb200", "nvidia-gb300",
 )  # fmt: skip
-"""Products of which NVLink joins all of a node to all, by NVSwitch or, on boards of four, directly: globs over the name
-with `-` for spaces, in small letters. After "GPU Baseboard Topologies" in NVIDIA's guide to NVSwitch systems (HGX-2,
-HGX A100, H100, B200; docs.nvidia.com) and their kin. V100 of SXM2 is none (a mesh where not all reach all), nor is any
-card (`-PCIe`, `-NVL`): bridges join two or four of them, and nothing tells which."""
+"""Products whose devices on a node are all joined by NVLink, through NVSwitch or, on boards of four, directly: globs
+over the lower-case name with `-` for spaces. Source: "GPU Baseboard Topologies" in NVIDIA's guide to NVSwitch systems
+(HGX-2, HGX A100, H100, B200; docs.nvidia.com) and their kin. V100 SXM2 is excluded (a mesh that does not join all), as
+are cards (`-PCIe`, `-NVL`): bridges join two or four of them, and nothing reports which."""
 WORDS: Final = {Link.PCIE_ROOT: "of one PCIe root", Link.NVLINK: "joined by NVLink"}
 UNKNOWN: Final = {
     Link.PCIE_ROOT: "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
@@ -43,11 +43,11 @@ UNKNOWN: Final = {
 }
 
 Team = tuple[NodeId, str]
-"""Devices that a link joins: their node, and the link."""
+"""Devices that a link joins: the node and the name of the link."""
 
 
 def name_device_link(slice_: Slice, link: Link) -> str:
-    """What joins its Device to others of its node so well, or better; empty: nothing that is known."""
+    """Name what joins its device to others of its node at least as well as `link`; empty: nothing known."""
     if link is Link.NODE:
         return "node"
     if slice_.labels.get(CLIQUE) or _nvlinked(slice_.product):
@@ -56,17 +56,17 @@ def name_device_link(slice_: Slice, link: Link) -> str:
 
 
 def team_of(slice_: Slice, link: Link) -> Team:
-    """The Team that its Device is of."""
+    """Return the team of its device."""
     return slice_.node, name_device_link(slice_, link)
 
 
 def count_team_devices(slices: Iterable[Slice], link: Link) -> Mapping[Team, int]:
-    """Of each Team, how many of these it has."""
+    """Count these slices per team."""
     return Counter(team_of(one, link) for one in slices)
 
 
 def link_shortage_reason(slice_: Slice, link: Link, many: Mapping[Team, int], devices: int) -> str:
-    """What lacks of a link to so many, in words; empty: nothing. `many`: see `count_team_devices`."""
+    """Explain why the slice's team has too few devices; empty: it has enough. `many`: see `count_team_devices`."""
     if devices <= 1:
         return ""
     if not name_device_link(slice_, link):
@@ -84,8 +84,8 @@ def _nvlinked(product: str) -> bool:
 
 
 def add_spread_nodes(world: World, want: PlacementRequest, going: Collection[ReplicaId] = ()) -> PlacementRequest:
-    """The PlacementRequest, told of the nodes of those that stay: not of who goes, nor of a spec that another
-    replaces.
+    """Add the nodes of the model's other replicas to the request's spread, without replicas that leave or have an
+    outdated spec.
     """
     model = world.models.get(want.model)
     if want.spread is None or model is None:

@@ -1,9 +1,9 @@
-"""The words of packing: Wants in, Placements, victims and unmet PlacementRequests out; and the Shelf, one Slice with
-what is on it.
+"""Types of the packer: placement requests in; placements, victims and unplaced requests out; and `Bin`, one slice with
+its occupants.
 
-Owns the types that `autoscaler.placement.packer` works on, and the arithmetic of one Shelf. Knows nothing of Models,
-Demand or time beyond numbers: `autoscaler.placement.model.bins` fills them from the World, so what-if questions can
-fill them from elsewhere. Memory is bytes, compute percent of one Device.
+Includes the arithmetic of a `Bin`. Models, demand and time appear as plain numbers only:
+`autoscaler.placement.model.bins` fills these types from the `World`, and what-if queries can fill them from elsewhere.
+Memory is in bytes, compute in percent of one device.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:  # imports NumPy, which processes that only read documents do 
 
 
 class EvictionLevel(IntEnum):
-    """Whom a PlacementRequest may evict; each grade includes those before it. Nobody is evicted before the end of its
+    """Which replicas a request may evict; each level includes those before it. No replica is evicted within its
     residency.
     """
 
     NONE = 0
-    """Nobody: it takes what is free (a surge of a rollout)."""
+    """None: it takes only what is free (a surge of a rollout)."""
     LOWER = 1
-    """Those of lower priority (a Replica that no Call waits for)."""
+    """Replicas of lower priority (for a replica that no request waits for)."""
     IDLE = 2
-    """Also idle ones of its own priority (one more Replica of a Model that is served)."""
+    """Also idle replicas of its own priority (for one more replica of a model that is served)."""
     BUSY = 3
-    """Also busy ones of its own priority (Calls wait and no Replica of the Model takes them)."""
+    """Also busy replicas of its own priority (requests wait and no replica of the model takes them)."""
 
 
 class NodeConstraints(NamedTuple):
-    """By what a PlacementRequest chooses among nodes: see there."""
+    """The fields of `PlacementRequest` that restrict its nodes; see there."""
 
     selector: tuple[tuple[str, str], ...]
     tolerations: tuple[Toleration, ...]
@@ -58,77 +58,77 @@ class NodeConstraints(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """By what a PlacementRequest would be apart from the other Replicas of its Model, or near them: labels of nodes, or
-    empty.
+    """Node labels by which a request is placed apart from the other replicas of its model, or near them; empty: not
+    wanted.
     """
 
     label: str = ""
-    """To be apart: nodes with one value of it fail together; so do those without it."""
+    """Spread over values of this label: nodes of one value fail together, as do those without the label."""
     near: str = ""
-    """To be near: nodes with one value of it are; those without it are near nobody."""
+    """Prefer nodes with the same value of this label; nodes without it are near no other."""
     nodes: tuple[NodeId, ...] = ()
-    """Where the others are, each as often as there are some."""
+    """Nodes of the other replicas, one entry per replica."""
 
 
 class RequiredArtifacts(NamedTuple):
-    """What its node is to have before a Replica runs, or has to bring."""
+    """What its node must have, or fetch, before a replica runs."""
 
     artifact: str = ""
     """Its weights; empty: none that nodes keep."""
     image: str = ""
-    """Its engine's; empty: it needs none."""
+    """Its engine image; empty: it needs none."""
     weights_bytes: int = 0
-    """0: not known, and taken for much."""
+    """0: unknown, and assumed to be large."""
 
 
 class PlacementRequest(NamedTuple):
-    """One Replica that is to be placed."""
+    """One replica to be placed."""
 
     model: ModelName
     ordinal: int = 0
-    """Tells the PlacementRequests of one Model apart."""
+    """Distinguishes the requests of one model."""
     devices: int = 1
-    """Whole Devices when > 1; 0 needs none."""
+    """Whole devices if > 1; 0: it needs none."""
     memory_bytes: int = 0
-    """Of each Device; 0 is the whole Device."""
+    """Per device; 0: the whole device."""
     compute_percent: int = 0
     isolation: Isolation = Isolation.NONE
     products: tuple[str, ...] = ()
-    """Case-insensitive globs over the Device's product, in order of preference; empty takes any."""
+    """Case-insensitive globs over the device's product, in order of preference; empty: any."""
     priority: int = 0
     unserved_since_s: float = 0.0
-    """The longer unserved of two goes first, so that nobody starves."""
+    """Of two requests of equal priority, the longer unserved one goes first, so that none starves."""
     force: EvictionLevel = EvictionLevel.NONE
     artifact: str = ""
     image: str = ""
     reason: str = ""
     selector: tuple[tuple[str, str], ...] = ()
-    """Labels, sorted, that its node must have."""
+    """Labels that its node must have, sorted."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints of nodes that do not keep it away."""
+    """Node taints that do not exclude it."""
     avoids: tuple[NodeId, ...] = ()
-    """Nodes that did not take it lately, sorted."""
+    """Nodes that rejected it lately, sorted."""
     cpu_milli: int = 0
     host_bytes: int = 0
-    """CPU and memory of its node, beside Devices."""
+    """CPU and memory of its node."""
     trust: TenantSet = ()
     spare_bytes: int = 0
-    """Of `memory_bytes`: with so much less it makes do."""
+    """The part of `memory_bytes` that it can do without."""
     spread: Spread | None = None
     link: Link = Link.NODE
-    """What joins all of several Devices, at least."""
+    """The least link that must join its devices, if it has several."""
     growth: Growth = NO_GROWTH
     begins_s: float = 0.0
-    """It is not needed before."""
+    """When it is first needed."""
 
     @property
     def beside(self) -> Beside:
-        """Both."""
+        """CPU and memory of its node, as one amount."""
         return Beside(self.cpu_milli, self.host_bytes)
 
     @property
     def kind(self) -> RequestShape:
-        """What decides where it fits."""
+        """The fields that decide where it fits."""
         return RequestShape(
             self.devices, self.memory_bytes, self.compute_percent, self.isolation, self.products, self.cpu_milli,
             self.host_bytes, self.spare_bytes, self.link,
@@ -136,80 +136,80 @@ class PlacementRequest(NamedTuple):
 
     @property
     def least(self) -> PlacementRequest:
-        """With which it makes do."""
+        """The same request at its minimum memory."""
         return self.granted(self.memory_bytes - self.spare_bytes)
 
     def granted(self, memory_bytes: int) -> PlacementRequest:
-        """The same, of which so much was granted."""
+        """Return the same request with this much memory granted."""
         return self._replace(memory_bytes=memory_bytes, spare_bytes=0) if self.spare_bytes else self
 
     @property
     def supplies(self) -> RequiredArtifacts:
-        """What its node has to bring where it is not there yet."""
+        """The artifacts that its node has to fetch if they are missing there."""
         return RequiredArtifacts(self.artifact, self.image, self.memory_bytes * max(1, self.devices))
 
     @property
     def choice(self) -> NodeConstraints:
-        """By what it chooses among nodes."""
+        """The fields that restrict its nodes."""
         return NodeConstraints(self.selector, self.tolerations, self.avoids)
 
 
 class Occupant(NamedTuple):
-    """A Replica on a Shelf."""
+    """A replica on a slice."""
 
     replica: ReplicaId
     model: ModelName
     state: ReplicaState
     room: ResourceAmount
-    """What it holds of the Slice: everything where it is there alone by right."""
+    """What it holds of the slice: everything if it has the slice to itself."""
     priority: int = 0
     busy: bool = False
-    """Calls run on it or wait for its Model."""
+    """Requests run on it or wait for its model."""
     kept: bool = False
-    """Its Model wants no fewer (`replicas.min`): only a higher priority may evict it."""
+    """Its model is at its minimum (`replicas.min`): only a higher priority may evict it."""
     evictable_s: float = 0.0
-    """When its residency ends; infinite: never (somebody waits for its start)."""
+    """When its residency ends; infinite: never (its start is awaited)."""
     leaving: bool = False
     """It drains, stops or is scrubbed: its room is coming."""
     stuck: bool = False
-    """It should have left long ago: its room is not counted on."""
+    """It should have left long ago: its room is not counted as coming."""
     others: int = 0
-    """On how many other Slices it is, too."""
+    """Number of other slices that it is on."""
     trust: TenantSet = ()
     beside: Beside = NOTHING
-    """What it has of its node."""
+    """CPU and memory that it holds on its node."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Bin:
-    """One Slice as the packer sees it. `pack` works on copies: what it is given stays as it is."""
+    """One slice as the packer sees it. `pack` works on copies and does not modify its input."""
 
     slice: Slice
     whole: bool
-    """It is all of its Device, so that a Replica alone on it has a Device of its own."""
+    """It is all of its device, so a replica alone on it has a device of its own."""
     incumbents: tuple[Occupant, ...]
     free: ResourceAmount
-    """Held by nobody and promised to nobody."""
+    """Neither held nor promised."""
     coming: ResourceAmount
-    """Held by those who leave, and promised to nobody."""
+    """Held by replicas that leave, and not promised."""
     locked: bool
-    """A Replica is starting on its Device, so that no other may start there now."""
+    """A replica is starting on its device, so no other may start there now."""
     closed: str = ""
-    """Why nothing new is put here, in words; empty: it is open."""
+    """Why nothing new is placed here; empty: it is open."""
     price: float = 0.0
-    """Of its Device, per hour; 0: nothing at the margin, or not known."""
+    """Of its device, per hour; 0: no marginal cost, or unknown."""
     trusts: frozenset[TenantSet] = frozenset()
-    """Of those on it that are not for everybody, where strangers may not be on one Device
+    """Tenant sets of its occupants that are limited to some tenants, if conflicting tenants may not share its device
     (`autoscaler.placement.model.tenant_isolation`).
     """
 
     @property
     def lane(self) -> SliceClass:
-        """What it has in common with those that are alike."""
+        """The class that it shares with equivalent slices."""
         return slice_class_of(self.slice, whole=self.whole, price=self.price)
 
     def copy(self) -> Bin:
-        """Another Shelf with the same things on it."""
+        """Return a copy with the same occupants."""
         return Bin(
             slice=self.slice,
             whole=self.whole,
@@ -223,13 +223,13 @@ class Bin:
         )
 
     def reserve(self, need: ResourceAmount) -> None:
-        """Promises `need` to somebody: first of what is free, then of what is coming."""
+        """Promise `need`: first from what is free, then from what is coming."""
         rest = need.less(self.free)
         self.free = self.free.less(need)
         self.coming = self.coming.less(rest)
 
     def evict(self, replica: ReplicaId) -> None:
-        """Its room is coming from now on."""
+        """Mark a replica as leaving: its room is coming from now on."""
         after: list[Occupant] = []
         for incumbent in self.incumbents:
             if incumbent.replica == replica and not incumbent.leaving:
@@ -240,7 +240,7 @@ class Bin:
         self.incumbents = tuple(after)
 
     def keep(self, victim: Occupant) -> None:
-        """It stays after all: its room is neither coming nor free."""
+        """Undo the eviction of a victim: its room is neither coming nor free."""
         rest = victim.room.less(self.coming)
         self.coming = self.coming.less(victim.room)
         self.free = self.free.less(rest)
@@ -248,39 +248,39 @@ class Bin:
 
 
 def slice_class_of(one: Slice, *, whole: bool, price: float = 0.0) -> SliceClass:
-    """What a Slice has in common with those that are alike. `whole`: it is all of its Device."""
+    """Return the class that a slice shares with equivalent ones. `whole`: it is all of its device."""
     return SliceClass(one.memory_bytes, one.product, one.compute_percent, one.isolation, one.shared, whole, price)
 
 
 UNKNOWN_START_S = 60.0
-"""What a Model whose start was never measured is taken to need."""
+"""Assumed start time of a model whose start was never measured."""
 
 
 class RestartCosts(NamedTuple):
-    """What the packer may expect: what a restart costs."""
+    """What restarting each model costs."""
 
     start_s: Mapping[ModelName, float] = {}
-    """Seconds that a start of the Model takes: the cost of evicting it."""
+    """Start time of each model in seconds: the cost of evicting it."""
 
     def restart_s(self, model: ModelName) -> float:
-        """The cost of starting `model` again."""
+        """Return the cost of starting `model` again, in seconds."""
         return self.start_s.get(model, UNKNOWN_START_S)
 
 
 class Placement(NamedTuple):
-    """Where a PlacementRequest goes now. `memory_bytes` is claimed on each Slice."""
+    """Where a request is placed now. `memory_bytes` is claimed on each slice."""
 
     want: PlacementRequest
     slices: tuple[SliceId, ...]
     memory_bytes: int
     node: NodeId | None = None
-    """Where it is known what nodes have beside Devices; else None, and also for who needs no Device and fits on none of
-    these: it may still be put on another.
+    """Its node, if the host resources of nodes are known; else None, as for a request without devices that fits on no
+    known node: it may still be placed on another.
     """
 
 
 class Victim(NamedTuple):
-    """A Replica that makes room, and for whom."""
+    """A replica that is evicted, and the request that it makes room for."""
 
     replica: ReplicaId
     model: ModelName
@@ -288,23 +288,23 @@ class Victim(NamedTuple):
 
 
 class Unplaced(NamedTuple):
-    """A PlacementRequest that is not placed now, and why. `never`: no Slice is large enough, whoever leaves."""
+    """A request that is not placed now, and why. `never`: no slice is large enough, even empty."""
 
     want: PlacementRequest
     reason: str
     never: bool = False
     promised: bool = False
-    """Room for it is coming, or is made."""
+    """Room for it is coming, or is being made."""
     slices: tuple[SliceId, ...] = ()
-    """Where, if it is on these."""
+    """The slices with the promised room, if known."""
     ready_s: float | None = None
-    """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
+    """Seconds until a replica is expected on capacity ordered for it; infinite: unknown; None: none was ordered."""
     lease: LeaseId | None = None
-    """It is to be on this, which is on its way."""
+    """The capacity order in flight that it will be placed on."""
 
 
 class PackResult(NamedTuple):
-    """The packer's answer; every PlacementRequest is in `placements` or in `unmet`."""
+    """The packer's result; every request is in `placements` or in `unmet`."""
 
     placements: tuple[Placement, ...] = ()
     victims: tuple[Victim, ...] = ()

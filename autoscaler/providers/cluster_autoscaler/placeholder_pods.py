@@ -1,11 +1,10 @@
-"""A Lease as two pods, where nodes are added for pods that are Pending (Cluster Autoscaler).
+"""Represents a capacity order as two pods for Cluster Autoscaler: a placeholder and a keeper. Pure.
 
-Owns both manifests and their names. The placeholder asks for all Devices of one node of the group and for what its
-owner requests beside them, which is why one is added; it has a lower priority than engines, so the scheduler takes it
-away when the first Replica is put there, and the plan does not count it. The keeper asks for next to nothing, goes
-where the placeholder is, and keeps the node from being removed as idle until the Lease is given back; its node is the
-Lease's. What the group has stands in labels that its description must have as well, or none would be added from zero.
-Pure.
+The placeholder requests all devices of one node of the group and its owner's other requests, which causes the scale-up.
+It has a lower priority than engines, so the scheduler preempts it for the first replica, and the planner does not count
+it. The keeper requests next to nothing, is scheduled to the placeholder's node, and keeps that node, which is the
+order's, from being removed as idle until the order is released. The labels that describe the group's devices must also
+be in its node template, or Cluster Autoscaler adds no node from zero.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity_orders import AcquireOrder, Listed
 
 KEEPS: Final = OURS + "keeps"
-"""The label of a keeper: the same."""
+"""Label of a keeper: the name of its order."""
 HOST: Final = "kubernetes.io/hostname"
 TRIGGERED, REFUSED = "TriggeredScaleUp", "NotTriggerScaleUp"
-"""Reasons of events by which Cluster Autoscaler tells of a pod."""
+"""Reasons of Cluster Autoscaler's events about a pod."""
 PATIENCE_S = 45.0
-"""It looks every 10 s, and again after a failure of the cloud: what it does not want then it will not."""
+"""After so many seconds a refusal is final. Cluster Autoscaler checks every 10 s, and again after a cloud's failure."""
 HALF_S = 30.0
-"""A keeper without a placeholder and a node is by then not being made any more."""
+"""After so many seconds a keeper without a placeholder and a node is not being created any more."""
 LITTLE = {"cpu": "1m", "memory": "8Mi"}
 _SECURITY: Object = {
     "runAsNonRoot": True, "runAsUser": 65534, "runAsGroup": 65534, "seccompProfile": {"type": "RuntimeDefault"},
 }  # fmt: skip
-"""Pod security `restricted`."""
+"""Required by Pod Security `restricted`."""
 
 
 def keeper_name(name: str) -> str:
-    """The name of a Lease's keeper; the placeholder has the Lease's own."""
+    """The name of an order's keeper; the placeholder has the order's name."""
     return f"{name}-keeper"
 
 
 def build_pods(
     order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], need: NodeRequirements
 ) -> tuple[Object, Object]:
-    """(keeper, placeholder): in the order in which they are made, so that no placeholder is without its keeper."""
+    """Return (keeper, placeholder): in the order of creation, so that no placeholder is without its keeper."""
     borne: list[Object] = [{"key": GPU, "operator": "Exists"}]
     borne += [
         {key: said for key, said in (
@@ -92,7 +91,7 @@ def _container(image: str, resources: Object) -> Object:
 
 
 def read_lease(keeper: Object, placeholder: Object | None, events: Sequence[Object], unix_s: float) -> Listed | None:
-    """What its pods say; None: it does not stand yet, since its placeholder is still being made."""
+    """Read an order from its pods; None while its placeholder is still being created."""
     metadata, node = keeper["metadata"], keeper["spec"].get("nodeName", "")
     half = placeholder is None and not node
     age_s = unix_s - unix_seconds(metadata["creationTimestamp"])
@@ -119,11 +118,11 @@ def read_lease(keeper: Object, placeholder: Object | None, events: Sequence[Obje
 
 
 def is_scale_up_event(event: Object) -> bool:
-    """Whether it is one by which Cluster Autoscaler tells of a pod."""
+    """Whether Cluster Autoscaler reports on a scale-up with this event."""
     return event.get("reason") in {TRIGGERED, REFUSED}
 
 
 def _told_s(event: Object) -> tuple[float, str]:
-    """When it was told last; the name keeps two of one second apart."""
+    """When the event occurred last; the name separates two of the same second."""
     at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
     return (unix_seconds(at) if at else 0.0, event["metadata"]["name"])

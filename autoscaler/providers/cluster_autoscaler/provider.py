@@ -1,9 +1,9 @@
-"""Nodes that are added for pods that are Pending (Cluster Autoscaler), as a Provider: one group, two pods a Lease. I/O.
+"""Provider for nodes that Cluster Autoscaler adds for pending pods: one node group, and two pods per order. I/O.
 
-Owns these pods in the engines' namespace. Cluster Autoscaler tells nobody what it could add: what a group has is read
-of its labels and the Settings' `nodes`, how many nodes it may have at most for us the Settings say, and that there is
-no more its event says (`NotTriggerScaleUp`), upon which the order has failed and is not given again for a while. To
-give a Lease back is to delete its pods; the node goes when Cluster Autoscaler finds it unneeded, or serves others.
+The pods are in the engines' namespace. Cluster Autoscaler does not report what it could add: a group's devices are read
+from its labels and the Settings' `nodes`, and its maximum number of nodes from the Settings. If it can add none, its
+event `NotTriggerScaleUp` says so; the order fails and is not repeated for a while. A release deletes the pods; Cluster
+Autoscaler removes the node when it is not needed, or it serves others.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from autoscaler.state.world import World
 
 
 class NodeGroup:
-    """See Provider. `namespace`: of engines' pods; `expected_s`: what the Settings say of an order."""
+    """Provider of one node group. `namespace`: of engines' pods. `expected_s`: the delivery time from the Settings."""
 
-    def __init__(  # noqa: PLR0917  who, of what, at whom, knowing what
+    def __init__(  # noqa: PLR0917  all dependencies, passed once
         self, name: str, group: ClusterAutoscaler, server: Server, namespace: str, world: Callable[[], World],
         expected_s: float | None = None,
     ) -> None:  # fmt: skip
@@ -47,7 +47,7 @@ class NodeGroup:
         self._expected_s = EXPECTED_S if expected_s is None else expected_s
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider."""
+        """Return one offer for the nodes that the group may still add."""
         settings, of = self._world().settings, self._shape()
         if of is None:
             raise RefusedError("nobody says what such a node has: add its nodeLabels to Settings `nodes`")
@@ -63,7 +63,7 @@ class NodeGroup:
         return of if of is not None and of.counted else None
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider."""
+        """Create the order's two pods; existing ones stay."""
         there = await self._ours(f",{KEEPS}")
         names = {one["metadata"]["labels"][KEEPS] for one in there}
         if order.id.name not in names and len(there) >= self._group.nodes_max:
@@ -84,7 +84,7 @@ class NodeGroup:
         return labels.get(PROVIDER) == self._name and self._server.owner.owns(pod)
 
     async def _make(self, pod: Object) -> None:
-        """One that is there already is ours, or refused; one that goes is no answer yet."""
+        """Create a pod. An existing one must be this provider's; one that is being deleted raises TimeoutError."""
         path = f"{self._pods}/{pod['metadata']['name']}"
         try:
             await self._server.create(self._pods, pod)
@@ -98,7 +98,7 @@ class NodeGroup:
                 raise RefusedError(f"pod {pod['metadata']['name']} is there and not of {self._name}") from None
 
     async def release(self, order: ReleaseOrder) -> None:
-        """See Provider."""
+        """Delete the order's pods unless its node is in use."""
         listed = next((one for one in await self.list() if one.name == order.id.name), None)
         if listed is not None and order.uncommitted and listed.committed:
             return
@@ -110,7 +110,7 @@ class NodeGroup:
                 await self._server.delete(f"{self._pods}/{name}")
 
     async def _used(self, node: str) -> bool:
-        """By anybody else: what was seen of it is no promise, but Cluster Autoscaler leaves a node with pods alone."""
+        """Whether others use the node. This may change, but Cluster Autoscaler does not remove a node with pods."""
         pods = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
         return any(
             is_blocking_node_removal(one)
@@ -119,7 +119,7 @@ class NodeGroup:
         )
 
     async def list(self) -> tuple[Listed, ...]:
-        """See Provider."""
+        """List the orders by their pods."""
         found = await self._ours()
         labelled = [(one["metadata"]["labels"], one) for one in found]
         places = {labels[PLACE]: one for labels, one in labelled if PLACE in labels}
@@ -135,8 +135,9 @@ class NodeGroup:
         return tuple(listed)
 
     async def _overtaken(self, keeper: Object) -> bool:
-        """Whether a node came since, and a Replica was put there before the placeholder was, which the scheduler may do
-        for some seconds: if that is all that was wanted, the placeholder goes, or it would bring another node.
+        """Whether a new node came and a replica was placed there before the placeholder, which may happen for some
+        seconds.
+        If nothing else is wanted, the placeholder must go, or it would cause another node.
         """
         asked = keeper["metadata"]["creationTimestamp"]
         labels = ",".join(f"{key}={value}" for key, value in self._group.node_labels.items())
@@ -150,7 +151,7 @@ class NodeGroup:
         return False
 
     async def _told(self, pod: Object) -> Sequence[Object]:
-        """Of this very one: names are given again, and what is told of a pod is kept for an hour after it."""
+        """Events of this very pod: names are reused, and events are kept for an hour after their pod."""
         about = f"involvedObject.uid={pod['metadata']['uid']}"
         events = await self._server.items(self._events, fieldSelector=about)
         return [one for one in events if placeholder_pods.is_scale_up_event(one)]

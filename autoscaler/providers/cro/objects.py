@@ -1,9 +1,8 @@
-"""ComposabilityRequests and ComposableResources (cro.hpsys.ibm.ie.com/v1alpha1) as objects, and which of them is whose.
-Pure.
+"""Reads and writes ComposabilityRequests and ComposableResources (cro.hpsys.ibm.ie.com/v1alpha1). Pure.
 
-Owns what we write there and what it means. The operator admits one request for a model and a node, so all who want
-Devices there share it, each with a part of its size: ours are our Leases, noted on it one by one; the rest is others'
-(Dynamic Device Scaling's, a person's). Each resource of a request is one Device; a label says for which Lease it is.
+The operator admits one request per model and node, so all who want devices there share it, each with a part of its
+size. Our part are our capacity orders, each in an annotation of its own; the rest is others' (Dynamic Device Scaling's,
+a person's). Each resource of a request is one device; a label names its order.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from autoscaler.providers.kube import Object
 API = "cro.hpsys.ibm.ie.com/v1alpha1"
 REQUESTS, RESOURCES = f"/apis/{API}/composabilityrequests", f"/apis/{API}/composableresources"
 NOTE = "lease.pilotlight.dev/"
-"""Annotation of a request, with the name of a Lease behind it: what of its size is that Lease's (Note)."""
+"""Prefix of a request's annotations; the name of an order follows. The value is its LeaseNote."""
 LEASE, MADE = "pilotlight.dev/lease", "pilotlight.dev/made"
-"""Labels: of a resource, its Lease; of a request, that it is there only for us."""
+"""Labels: the order of a resource, and that a request exists only for Pilotlight."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 """Label of a resource: its request."""
 LAST_USED, VICTIM = "cohdi.io/last-used-time", "cohdi.io/delete-device"
-"""Annotations of a resource, as Dynamic Device Scaling and the operator read them: while the first is fresh nobody
-takes it for idle; one with the second goes first when its request gets smaller."""
+"""Annotations of a resource that Dynamic Device Scaling and the operator read. While the first is recent, the device
+does not count as idle. A resource with the second is removed first when its request shrinks.
+"""
 ONLINE = "Online"
 GOING = frozenset({"Detaching", "Deleting"})
 _UNSAFE = re.compile(r"[^a-z0-9-]+")
@@ -37,13 +37,14 @@ _NONE_FREE = re.compile(
     r"|\b(insufficient|shortage|exhausted)\b|\bout of (capacity|devices|gpus|resources|stock)\b",
     re.IGNORECASE,
 )
-"""That there is none free. The operator has no word for it and passes on what the fabric's control says ("FM returned
-code: '...', error message: '...'"), of which no list is published: so it is known by the words that one would take.
+"""Matches an error which says that no device is free.
+The operator has no code for it and passes on what the fabric manager says ("FM returned code: '...', error message:
+'...'"). Those messages are not documented, so likely wordings are matched.
 """
 
 
 class LeaseNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One Lease of ours on a request."""
+    """One order of ours on a request."""
 
     provider: str
     owner: ModelName
@@ -51,20 +52,20 @@ class LeaseNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     devices: int
     asked_unix_s: float
     before: int = 0
-    """So many Devices its node had before any of ours came."""
+    """Number of devices that its node had before any of ours."""
     leaving: bool = False
-    """It was given back: its Devices are going."""
+    """It was released: its devices are being detached."""
     installation: str = ""
-    """Whose it is; empty: it was noted by a version that did not say so."""
+    """The installation; empty: written by a version that did not record it."""
 
 
 def is_from_provider(note: LeaseNote, provider: str, installation: str) -> bool:
-    """Whether a Lease is one of this provider of this installation."""
+    """Whether an order is of this provider of this installation."""
     return note.provider == provider and note.installation in {"", installation}
 
 
 class Resource(NamedTuple):
-    """One Device on its way to a node, there, or on its way back."""
+    """One device that is being attached to a node, is attached, or is being detached."""
 
     name: str
     version: str
@@ -73,7 +74,7 @@ class Resource(NamedTuple):
     node: str
     state: str
     device_id: str
-    """Its UUID; empty: the fabric has given none yet. With one it comes, whatever anybody wants."""
+    """Its UUID; empty: the fabric has assigned none yet. A device with one will be attached in any case."""
     error: str
     created: str
     lease: str
@@ -83,7 +84,7 @@ class Resource(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is wanted of one model on one node, by all together."""
+    """What all users together want of one model on one node."""
 
     name: str
     version: str
@@ -92,25 +93,25 @@ class Request(NamedTuple):
     size: int
     error: str
     notes: Mapping[str, LeaseNote]
-    """By Lease."""
+    """By order."""
     made: bool
-    """It is there only for us."""
+    """It exists only for Pilotlight."""
     going: bool
 
     @property
     def live(self) -> list[str]:
-        """Our Leases that were not given back, in the order in which they were ordered."""
+        """Our orders that were not released, oldest first."""
         kept = [name for name, note in self.notes.items() if not note.leaving]
         return sorted(kept, key=lambda name: (self.notes[name].asked_unix_s, name))
 
     @property
     def ours(self) -> int:
-        """Devices of those."""
+        """Number of devices of our live orders."""
         return sum(self.notes[name].devices for name in self.live)
 
 
 def read_request(found: Object) -> Request | None:
-    """None: it is for something else than GPUs on one node."""
+    """Read a request; None if it is not for GPUs on one node."""
     metadata, spec = found["metadata"], found["spec"]["resource"]
     if spec["type"] != "gpu" or spec.get("allocation_policy", "samenode") != "samenode":
         return None
@@ -132,11 +133,11 @@ def _note(key: str, text: str) -> LeaseNote | None:
     try:
         return msgspec.json.decode(text, type=LeaseNote)
     except (msgspec.DecodeError, RecursionError):
-        return None  # what somebody else wrote there is no Lease of ours
+        return None  # written by somebody else: no order of ours
 
 
 def read_resource(found: Object) -> Resource:
-    """As it is now."""
+    """Read a resource."""
     metadata, spec, status = found["metadata"], found["spec"], found.get("status") or {}
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     return Resource(
@@ -150,8 +151,8 @@ def read_resource(found: Object) -> Resource:
 
 
 def assign_resources(request: Request, resources: Iterable[Resource]) -> dict[str, tuple[Resource, ...]]:
-    """By Lease of a request the resources that are its. What is not labelled is the others' first, as far as their
-    part of the size goes, for that was there first; a label of a Lease that lives is believed.
+    """Map the orders of a request to their resources.
+    The label of a live order is trusted. Unlabelled resources first fill the others' part, which was there first.
     """
     mine = [one for one in resources if one.request == request.name]
     mine.sort(key=lambda one: (one.created, one.name))
@@ -181,7 +182,7 @@ def assign_resources(request: Request, resources: Iterable[Resource]) -> dict[st
 
 
 def list_undeliverable_leases(request: Request, shares: Mapping[str, Sequence[Resource]]) -> frozenset[str]:
-    """Our Leases of which nothing comes any more: somebody made the request smaller than what we have of it."""
+    """Our orders that will not be delivered, since somebody made the request smaller than our part."""
     left, lost = request.size, set[str]()
     for name in sorted(request.live, key=lambda name: request.notes[name].devices - len(shares[name])):
         devices = request.notes[name].devices
@@ -193,24 +194,24 @@ def list_undeliverable_leases(request: Request, shares: Mapping[str, Sequence[Re
 
 
 def list_stuck_resources(resources: Iterable[Resource], model: str) -> tuple[Resource, ...]:
-    """Those that wait for a Device of that model, and of which the operator says that something is wrong."""
+    """Resources that wait for a device of that model and report an error."""
     waits = (one for one in resources if one.model == model and not one.device_id and one.error and not one.going)
     return tuple(one for one in waits if one.state != ONLINE)
 
 
 def find_starved_resource(waits: Iterable[Resource]) -> Resource | None:
-    """Of those in vain one that is told that the fabric has none; None: there is no such. What else is wrong (its node
-    has no driver, nobody knows its machine) is no word about other nodes.
+    """A stuck resource whose error says that the fabric has no free device; None if there is none.
+    Other errors (its node has no driver, its machine is unknown) do not apply to other nodes.
     """
     return next((one for one in waits if one.node not in one.error and _NONE_FREE.search(one.error)), None)
 
 
-# --- what changes -----------------------------------------------------------------------------------------------------
+# --- watches ----------------------------------------------------------------------------------------------------------
 
 
 def watched_request_state(found: Object, provider: str, installation: str = "") -> object:
-    """What of a request may be news for who has Leases on it; None: that provider has none there. The moment at which
-    its resources are made is: until they have our label nothing is heard of them.
+    """The parts of a request whose change concerns a provider with orders on it; None if it has none there.
+    Includes the names of its resources, since resources without our label are not watched.
     """
     request, status = read_request(found), found.get("status") or {}
     if request is None or not any(is_from_provider(note, provider, installation) for note in request.notes.values()):
@@ -219,32 +220,32 @@ def watched_request_state(found: Object, provider: str, installation: str = "") 
 
 
 def watched_resource_state(found: Object, model: str) -> object:
-    """What of a resource may be news; None: it is of another model, or nobody has said whose Lease's it is. When it was
-    last used is none, for that we say.
+    """The parts of a resource whose change matters; None if it is of another model or has no order's label.
+    Excludes the time of last use, which Pilotlight writes.
     """
     resource = read_resource(found)
     ours = resource.model == model and resource.lease
     return resource._replace(version="", last_used="") if ours else None
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- manifests --------------------------------------------------------------------------------------------------------
 
 
 def request_name(model: str, node: str) -> str:
-    """Of the request that we make for a model on a node."""
+    """Name of the request that Pilotlight creates for a model on a node."""
     digest = hashlib.sha256(f"{model}/{node}".encode()).hexdigest()[:10]
     return "-".join(part for part in ("pilotlight", _UNSAFE.sub("-", node.lower())[:40].strip("-"), digest) if part)
 
 
 def build_composability_request(model: str, node: str, size: int, notes: Mapping[str, LeaseNote]) -> Object:
-    """One that is there only for us."""
+    """Build a request that exists only for Pilotlight."""
     resource = {"type": "gpu", "model": model, "size": size, "target_node": node, "allocation_policy": "samenode"}
     metadata = {"name": request_name(model, node), "labels": {MADE: "true"}, "annotations": _told(notes)}
     return {"apiVersion": API, "kind": "ComposabilityRequest", "metadata": metadata, "spec": {"resource": resource}}
 
 
 def build_resize_patch(version: str, size: int, notes: Mapping[str, LeaseNote | None]) -> Object:
-    """The patch that makes a request of this version so large, with these notes (None: it is taken away)."""
+    """Build the patch that sets the size and these annotations (None: removed) of a request of this version."""
     metadata = {"resourceVersion": version, "annotations": _told(notes)}
     return {"metadata": metadata, "spec": {"resource": {"size": size}}}
 
@@ -254,6 +255,6 @@ def _told(notes: Mapping[str, LeaseNote | None]) -> dict[str, str | None]:
 
 
 def size_without_lease(request: Request, lease: str) -> int:
-    """The size that is left of a request when that Lease is given back: never more than it has."""
+    """Size of a request after the release of that order: never more than it has."""
     others = max(0, request.size - request.ours)
     return min(request.size, others + sum(request.notes[name].devices for name in request.live if name != lease))

@@ -1,14 +1,14 @@
-"""GPUs of a fabric by the composable resource operator (CRO): creates or enlarges ComposabilityRequests.
+"""Provider for a fabric's GPUs through the composable resource operator (CRO), by ComposabilityRequests. I/O.
 
-It fulfils `autoscaler.providers.provider.Provider`. A detach is forced only by an order that demands it, and only of
-the order's own devices. If others use a request, too, only our part is changed, by a write that fails if they changed
-it first. The operator checks every 30 s what it waits for, so its answers are received by watches. It cannot say what a
-fabric has free: while a request is told that there is none of a model, none is offered; while one waits without success
-for another reason, none is offered on that node. Nothing is kept here: each call reads everything.
+A detach is forced only by an order that demands it, and only of the order's own devices. If others use a request, too,
+only our part is changed, by a write that fails if they changed it first. The operator polls every 30 s, so its results
+are received by watches. It does not report what a fabric has free: while a request fails since no device of a model is
+free, that model is not offered; while one waits for another reason, nothing is offered on its node. No state is kept:
+each call reads everything.
 
-`NodeLock`: where several providers of one process attach devices to a node, they order one at a time. The number of
-devices that a node can have limits all of them together, and the API server does not refuse a write of one because of
-what another wrote; so each looks only after the one before has written.
+`NodeLock`: providers of one process that attach devices to the same node write one at a time. The number of devices
+that a node can have limits all of them together, and the API server does not reject a write because of what another
+provider wrote; so each reads only after the previous one has written.
 """
 
 from __future__ import annotations
@@ -54,16 +54,14 @@ from autoscaler.text import format_rfc3339
 
 
 class NodeLock:
-    """Of all nodes, for all such Providers of a process."""
+    """Locks of all nodes, for all such providers of a process."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, tuple[asyncio.Lock, set[str]]] = {}
 
     @asynccontextmanager
     async def at(self, node: str, provider: str) -> AsyncIterator[bool]:
-        """It is that provider's, until it is left. Yields whether no other has ever had one there: then nothing that it
-        cannot see yet was written.
-        """
+        """Lock a node. Yields whether no other provider has ever locked it: then cached lists miss no write."""
         lock, had = self._nodes.setdefault(node, (asyncio.Lock(), set()))
         async with lock:
             had.add(provider)
@@ -72,41 +70,42 @@ class NodeLock:
 
 NODES = "/api/v1/nodes"
 EXPECTED_S = 90.0
-"""From an order until a Device is seen: the fabric, and two of the operator's looks, 30 s apart."""
+"""Default seconds from an order until its devices are seen: the fabric, and two operator polls, 30 s apart."""
 NO_MOST = (
     "nobody says of any node that is there how many Devices it can have: add `devicesMax` to an entry of Settings "
     f"`nodes` whose `selector` a node has, or annotation `{GPU_COUNT}` to the nodes or their MachineSet"
 )
 TRIES = 5
-"""Of a write that another overtook, or of an order that comes while the request of one before is being deleted."""
+"""Attempts of a write that conflicts, or of an order that comes while an earlier request is being deleted."""
 GOING_S = 0.5
-"""From one such try to the next while it is: the operator takes a moment for a request that has nothing any more."""
+"""Seconds between attempts during a deletion: the operator takes a moment even for a request without resources."""
 REST_S = 1.0
-"""From one time that something is told to have changed to the next."""
+"""Minimum seconds between reports of a change."""
 FRESH_S = 60.0
-"""So old what others read as the last use of a Device of ours may be; they take it for idle after 600 s. What is marked
-to go was used last when it was marked: longer than this no order takes.
+"""Maximum age in seconds of the last use that others read of a device of ours; after 600 s they take it for idle.
+
+A device marked for removal was last used when it was marked: no order takes longer than this.
 """
 PARTIAL_S = 90.0
-"""When some of a Lease is there, the rest is waited for so long if the operator says that something is wrong."""
+"""When part of an order is there, the rest is awaited for so many seconds if the operator reports an error."""
 
 
 NEWEST: Mapping[str, str] = MappingProxyType({})
-"""How lists are asked for: as they are now. See AT_HAND."""
+"""Query for current lists, in contrast to AT_HAND."""
 
 
 class _GoingError(RefusedError):
-    """Not yet: the request of that node is being deleted."""
+    """The node's request is being deleted: retry later."""
 
 
 class _Seen(NamedTuple):
-    """What there is now."""
+    """The requests and resources at one time."""
 
     requests: tuple[Request, ...]
     resources: tuple[Resource, ...]
 
     def noted(self, lease: str) -> Request | None:
-        """The request that has a note of that Lease."""
+        """The request that has an annotation of that order."""
         return next((one for one in self.requests if lease in one.notes), None)
 
     def on(self, model: str, node: str) -> Request | None:
@@ -115,9 +114,7 @@ class _Seen(NamedTuple):
 
 
 class CroFabric:
-    """See Provider. `name`: of the provider; `model`: the operator's word for the GPUs. `world` gives it as it is;
-    `turns`: of all that attach to the same nodes.
-    """
+    """Provider of one GPU model; `model` is the operator's name for it. `turns`: shared by providers of a node."""
 
     def __init__(
         self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None,
@@ -130,7 +127,7 @@ class CroFabric:
     # --- Provider -----------------------------------------------------------------------------------------------------
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider: of each node that may have more; of too many those with the most room."""
+        """Return one offer per node that can have more devices; if there are too many, those with the most room."""
         if find_device_memory(self._model, self._world()) is None:
             raise RefusedError(f"nobody says how much memory a {self._model} has: add it to Settings `nodes`")
         seen = await self._seen()
@@ -143,7 +140,7 @@ class CroFabric:
         return tuple(sorted(found, key=lambda one: -one.devices_max)[:OFFERS_MAX])
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider. What another provider ordered there is not at hand yet, it may be: the newest tells."""
+        """Attach devices. Cached lists are tried first if no other provider has written for that node."""
         try:
             async with self._turns.at(order.offer.node, self._name) as alone:
                 if not (alone and await self._at_once(order)):
@@ -152,11 +149,11 @@ class CroFabric:
             raise_refusal(error)
 
     async def release(self, order: ReleaseOrder) -> None:
-        """See Provider."""
+        """Detach the order's devices, unless they are in use."""
         await _again(lambda: self._release(order))
 
     async def list(self) -> tuple[Listed, ...]:
-        """See Provider. What is kept tidy by the way is tried again at the next."""
+        """List the orders. Housekeeping is done on the way; what fails is retried by the next list."""
         seen = await self._seen()
         found: list[Listed] = []
         for request in seen.requests:
@@ -168,14 +165,12 @@ class CroFabric:
             if mine or not request.notes:
                 try:
                     await self._tidy(request, {name: shares[name] for name in mine})
-                except Exception:  # noqa: BLE001, S110  whoever does not lead may not write, and the next list tries it
+                except Exception:  # noqa: BLE001, S110  without leadership writes fail; the next list retries
                     pass
         return tuple(found)
 
     async def attend(self, changed: Callable[[], None]) -> None:
-        """See Attended: what the operator says of ours is heard when it says it. However much that is, it is told once
-        in a while, since whoever is told asks for everything.
-        """
+        """Watch our objects; report changes at most once in REST_S seconds, since each causes a full read."""
         news, follow = asyncio.Event(), self._server.follow
         ours = functools.partial(
             objects.watched_request_state, provider=self._name, installation=self._server.owner.installation
@@ -193,8 +188,9 @@ class CroFabric:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     async def _at_once(self, order: AcquireOrder) -> bool:
-        """By what is at hand, where nothing is asked for on that node: to be sure that a list is the newest the API
-        server waits for up to a tenth of a second. Whether that went well; all else is judged by the newest.
+        """Try an order with cached lists, if nothing is requested on its node; return whether that succeeded.
+
+        All other cases need current lists, for which the API server waits up to 0.1 s.
         """
         try:
             await self._acquire(order, AT_HAND)
@@ -247,9 +243,9 @@ class CroFabric:
             await self._server.patch(f"{REQUESTS}/{request.name}", change)
 
     async def _forget(self, request: Request, name: str, seen: _Seen) -> Never:
-        """Removes the note of a Lease that has been given back and has no resources left, which `list` no longer shows.
+        """Remove the annotation of a released order that has no resources left, which `list` no longer shows.
 
-        Raises RefusedError while it still has some, and _GoingError once the same order can be tried again.
+        Raises RefusedError while it still has some, and _GoingError once the same order can be retried.
         """
         if objects.assign_resources(request, seen.resources)[name]:
             raise RefusedError("the one of that name is still being given back")
@@ -283,16 +279,14 @@ class CroFabric:
         await self._server.patch(f"{REQUESTS}/{request.name}", change)
 
     async def _stays(self, order: ReleaseOrder, node: str, mine: Sequence[Resource]) -> bool:
-        """Whether what was to be given back may not be."""
+        """Whether a release has no effect, because the devices are in use or come in any case."""
         uuids = {one.device_id for one in mine if one.device_id}
         if not uuids or order.uncommitted:
             return bool(uuids)
         return not order.force and bool(await find_device_user(self._server, node, uuids))
 
     async def _unmark(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Of what is not given back none is to go first: an order marked it, and the size was not changed after all.
-        There is one order at a time, so it is none of now.
-        """
+        """Remove removal marks from resources that stay. Orders run one at a time, so no current order has set them."""
         ours = {name for name in request.live if self._is_ours(request.notes[name])}
         for one in (one for name in sorted(ours & shares.keys()) for one in shares[name] if one.victim):
             change = {"resourceVersion": one.version, "annotations": {objects.VICTIM: None}}
@@ -301,10 +295,10 @@ class CroFabric:
     def _is_ours(self, note: LeaseNote) -> bool:
         return objects.is_from_provider(note, self._name, self._server.owner.installation)
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     async def _seen(self, how: Mapping[str, str] = NEWEST) -> _Seen:
-        """Requests first: what is in the resources may be newer, and never older."""
+        """Read requests first: the resources may then be newer, and are never older."""
         requests = await self._server.items(REQUESTS, **how)
         resources = await self._server.items(RESOURCES, **how)
         read = (objects.read_request(one) for one in requests)
@@ -314,7 +308,7 @@ class CroFabric:
         return await self._server.find(f"{NODES}/{node}")
 
     async def _sites(self) -> Mapping[str, AttachableNode]:
-        """Raises RefusedError where nobody says of any node that it may have more."""
+        """Return nodes that can have more devices. Raises RefusedError if no node has a known maximum."""
         settings, found = self._world().settings, dict[str, Object]()
         for selector in list_node_selectors(settings):
             query = {"labelSelector": selector} if selector else {}
@@ -327,7 +321,7 @@ class CroFabric:
         return list_attachable_nodes(nodes, self._world().settings, groups=read_group_limits(self._world()))
 
     def _before(self, node: str, seen: _Seen) -> int:
-        """Devices that a node has without ours."""
+        """Number of devices of a node that are not ours."""
         noted = [note.before for one in seen.requests if one.node == node for note in one.notes.values()]
         if noted:
             return min(noted)
@@ -336,7 +330,7 @@ class CroFabric:
         return max(0, count_devices_on_node(self._world(), node) - min(online, asked))
 
     def _room(self, site: AttachableNode, seen: _Seen) -> int:
-        """So many more may be attached there. What others attached is seen there, or on its way."""
+        """How many more devices can be attached to the node. Others' devices are seen there or coming."""
         here = [one for one in seen.requests if one.node == site.node]
         there, ours = count_devices_on_node(self._world(), site.node), sum(one.ours for one in here)
         before = self._before(site.node, seen)
@@ -344,9 +338,10 @@ class CroFabric:
         return site.most - max(there + coming, before + ours)
 
     def _arrived(self, node: str, seen: _Seen, more: int) -> int:
-        """Devices that the fabric gave to a node and that the node shows. The operator says so of each when it looks
-        next, up to 30 s later; until then they are known by their UUIDs, or, on a node that only counts, since it has
-        `more` than it had without ours.
+        """Number of the fabric's devices that a node has and reports.
+
+        The operator reports each at its next poll, up to 30 s later. Until then they are known by their UUIDs or, on a
+        node that only counts devices, because it has `more` than without ours.
         """
         given = [one for one in seen.resources if one.node == node and (one.device_id or one.state == objects.ONLINE)]
         shown = {one.device for one in self._world().slices.values()}
@@ -389,22 +384,23 @@ class CroFabric:
         )  # fmt: skip
 
     def _told(self, ids: Sequence[str]) -> bool:
-        """Whether its node tells which Device is which."""
+        """Whether the node reports which device is which."""
         return any(one.device in ids for one in self._world().slices.values())
 
     def _all_of(self, note: LeaseNote, mine: Sequence[Resource]) -> bool:
-        """All that comes has come: of what is wrong for a while nobody knows when it comes."""
+        """Whether all that will come has come. Resources that report errors for PARTIAL_S are not waited for."""
         online = [one for one in mine if one.state == objects.ONLINE]
         rest = [one for one in mine if one.state != objects.ONLINE]
         late = self._server.unix_s() >= note.asked_unix_s + PARTIAL_S
         stuck = bool(rest) and late and all(one.error for one in rest)
         return bool(online) and (len(online) >= note.devices or stuck)
 
-    # --- what is kept tidy --------------------------------------------------------------------------------------------
+    # --- housekeeping -------------------------------------------------------------------------------------------------
 
     async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Labels resources, keeps others from taking ours for idle or marked, and takes away what is over: of what was
-        given back before the operator made anything of it only the request is left.
+        """Label resources, keep others from treating ours as idle or marked, and remove what is finished.
+
+        Of an order that was released before the operator acted on it, only the request is left.
         """
         now_s = self._server.unix_s()
         for name, mine in shares.items():
@@ -412,7 +408,7 @@ class CroFabric:
                 change: Object = {"labels": {objects.LEASE: name}} if one.lease != name else {}
                 if (one.state == objects.ONLINE or one.victim) and one.last_used < format_rfc3339(now_s - FRESH_S):
                     change["annotations"] = {objects.LAST_USED: format_rfc3339(now_s)}
-                    if one.victim:  # so long ago that no order is under way: it changed no size after all
+                    if one.victim:  # too old to be of a current order: the size was not changed
                         change["annotations"][objects.VICTIM] = None
                         change["resourceVersion"] = one.version
                 if change:
@@ -426,7 +422,7 @@ class CroFabric:
 
 
 async def _again(write: Callable[[], Awaitable[None]]) -> None:
-    """Until nobody overtakes it, be it that what it changes is another by then or is gone or is just going."""
+    """Retry a write that conflicts, or whose object has been, or is being, deleted."""
     for _ in range(TRIES - 1):
         try:
             return await write()

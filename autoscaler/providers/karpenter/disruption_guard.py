@@ -1,11 +1,12 @@
-"""Has Karpenter leave a node alone while a Replica on it starts or drains, and no longer. I/O.
+"""Keeps Karpenter from disrupting a node while a replica on it starts or drains, and only then. I/O.
 
-Owns `karpenter.sh/do-not-disrupt` of Replicas' pods from when they are made, each with it: it goes when the Replica is
-ready, and is there again while that drains, or is to leave since its node is taken. So a Replica that only serves keeps
-nobody from tidying up nodes, and what loads or ends is not begun anew. Promises: one write for each change; what fails:
-see Reconciler. Whoever does not lead writes nothing; whoever begins to lead reads once which pods say so. A Model, or
-the Settings, that say it themselves are left alone, and so are pods that others made. Nothing relies on it: a pod that
-is evicted all the same drains (`Seen.TAKEN`), and its engine hears of that late (`pods.linger`).
+Manages `karpenter.sh/do-not-disrupt` on replicas' pods, which are created with it: removes it when the replica is
+ready, and sets it again while the replica drains or has to leave because its node is reclaimed. So a replica that only
+serves does not block consolidation, and a start or a drain is not interrupted and repeated. Each change is one write;
+failures: see Reconciler. Only the leader writes; a new leader first reads which pods have the annotation. Models and
+Settings that set it themselves are left alone, as are adopted pods. Nothing relies on it: a pod that is evicted all the
+same is drained (`Seen.TAKEN`), and its engine is stopped late (`lingers` in
+`autoscaler.drivers.kubernetes.objects.pod`).
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import PodRef, Replica, World
 
 BUSY: Final = frozenset({S.PENDING, S.STARTING, S.WAKING, S.DRAINING})
-"""What it is at would be done again, or cut short, elsewhere."""
+"""States whose work would be repeated or cut short elsewhere."""
 SETTLED: Final = frozenset({S.READY, S.UNREADY, S.ASLEEP})
-"""In these it may be moved. The others end, and are not written to any more."""
+"""States in which the replica may be moved. In all other states it ends, and its pod is not written any more."""
 
 
 class Guard(NamedTuple):
-    """What a Replica's pod is to say."""
+    """Whether a replica's pod should have the annotation."""
 
     pod: PodRef
     on: bool
 
 
 class DisruptionGuard(Reconciler):
-    """`leads`: whether this process may write. A listener of the loop (`look`)."""
+    """A listener of the controller (`look`). `leads`: whether this process may write."""
 
     def __init__(self, server: Server, namespace: str, world: Callable[[], World], leads: Callable[[], bool]) -> None:
         super().__init__(self._write, "pods do not say what they are to of being disrupted")
         self._server, self._world, self._leads = server, world, leads
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._bare: set[str] | None = None
-        """Uids of pods that do not say so: any other does. None: it must be read."""
+        """UIDs of pods without the annotation; all others have it. None: not read yet."""
         self._seen: tuple[object, ...] = ()
-        """Of what World that was found, or is being made so."""
+        """The parts of World for which the pods are, or are being, updated."""
 
     def look(self) -> None:
-        """Other pods may have to say so now."""
+        """Wake up if the annotation of a pod has to change."""
         world = self._world()
         if not self._acts(world):
             return
@@ -60,21 +61,21 @@ class DisruptionGuard(Reconciler):
             super().look()
 
     def _acts(self, world: World) -> bool:
-        """Whether that is ours to do. What was found is forgotten where it is not: another may change it."""
+        """Whether this process may write. If not, forget what was read: another process may change it."""
         if world.leads and self._leads():
             return True
         self._bare, self._seen = None, ()
         return False
 
     async def _write(self) -> float:
-        """One that is refused keeps no other waiting; a server that is away keeps all."""
+        """Write all changes. A rejected write does not delay the others; an unavailable server delays all."""
         world, refused = self._world(), list[AnswerError]()
         if not self._acts(world):
             return inf
         if self._bare is None:
             self._bare = await self._read()
         bare = self._bare
-        for pod, on in sorted(_differ(world, bare), key=lambda one: not one.on):  # who is about to be taken is first
+        for pod, on in sorted(_differ(world, bare), key=lambda one: not one.on):  # to be disrupted soon: first
             try:
                 await self._say(pod, on)
             except AnswerError as error:
@@ -85,7 +86,7 @@ class DisruptionGuard(Reconciler):
             bare &= {one.pod.uid for one in world.replicas.values() if one.pod is not None}
         if refused:
             raise refused[0]
-        return 0.0 if any(_differ(self._world(), bare)) else inf  # what changed meanwhile looked as it was before
+        return 0.0 if any(_differ(self._world(), bare)) else inf  # `look` saw no change for those during the writes
 
     async def _read(self) -> set[str]:
         pods = (
@@ -94,7 +95,7 @@ class DisruptionGuard(Reconciler):
         return {str(one["uid"]) for one in pods if DO_NOT_DISRUPT not in (one.get("annotations") or {})}
 
     async def _say(self, pod: PodRef, on: bool) -> None:
-        """A pod that is gone says nothing any more; its namesake is none of ours to change."""
+        """Patch a pod's annotation. A deleted pod is ignored, and a new pod of the same name is not changed."""
         said = {"uid": pod.uid, "annotations": {DO_NOT_DISRUPT: "true" if on else None}}
         try:
             await self._server.patch(f"{self._path}/{pod.name}", {"metadata": said})
@@ -104,13 +105,13 @@ class DisruptionGuard(Reconciler):
 
 
 def _differ(world: World, bare: set[str]) -> Iterator[Guard]:
-    """Pods that do not say what they are to."""
+    """Pods whose annotation has to change."""
     guards = (_guard(world, one) for one in world.replicas.values())
     return (one for one in guards if one is not None and one.on is (one.pod.uid in bare))
 
 
 def _guard(world: World, replica: Replica) -> Guard | None:
-    """None: that is not ours to say."""
+    """The wanted annotation; None if it is not managed here."""
     if replica.pod is None or replica.spec_hash == ADOPTED_HASH or replica.state not in BUSY | SETTLED:
         return None
     model = world.models.get(replica.model)

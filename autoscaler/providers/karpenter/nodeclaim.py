@@ -1,9 +1,9 @@
-"""A Lease as a NodeClaim of Karpenter: the manifest that orders one node, and what one says of itself. Pure.
+"""Represents a capacity order as a NodeClaim of Karpenter: builds the manifest and reads its state. Pure.
 
-Owns the names of our labels and annotations on it. We order a NodeClaim and not a pending pod, since its name is ours
-(the same order finds it, whoever leads), nobody has to guess which node came for which pod, and to give it back is to
-delete it. All else of it is as Karpenter makes its own of the pool's template: labels, taints, hashes, expiry. Until
-somebody is on its node it asks not to be disrupted: an empty node would be consolidated before its weights are there.
+A NodeClaim is used and not a pending pod, because its name is Pilotlight's (the same order finds it, whoever leads), it
+is clear which node belongs to which order, and deleting it releases the node. Labels, taints, hashes and expiry come
+from the pool's template, as in Karpenter's own. Until a replica runs on its node, the NodeClaim has the annotation
+against disruption: an empty node would be consolidated before its weights are there.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer
 
 PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
-"""A label by which ours are found, and annotations."""
+"""The label that selects this provider's objects, and annotations."""
 WRITER = "pilotlight"
 REGISTERED_S_MAX = 600.0
-"""A node that has joined and shows no GPU for so long never will (Karpenter waits for ever)."""
+"""A node that has registered and reports no GPU for so many seconds has failed (Karpenter waits for ever)."""
 UNREGISTERED = "ResourceNotRegistered"
 _DURATION = re.compile(r"([0-9]+)(h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 def nodeclaim_path(version: str, name: str = "") -> str:
-    """Of all NodeClaims, or of one."""
+    """API path of all NodeClaims, or of one."""
     return f"/apis/{GROUP}/{version}/nodeclaims" + (f"/{name}" if name else "")
 
 
 def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, beside: Mapping[str, str]) -> Object:
-    """The NodeClaim of an order. `beside`: what its owner requests beside Devices, without room for which the node
-    would be of no use.
+    """Build the NodeClaim of an order.
+    `beside`: what the owner requests besides devices; a node without room for it would be of no use.
     """
     reference: Object = pool.spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]
@@ -77,7 +77,7 @@ def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, besid
 
 
 def build_lease_annotations(order: AcquireOrder) -> dict[str, str]:
-    """What any leader needs to know its Lease by: annotations of whatever is made for it."""
+    """Annotations of every object of an order, from which any leader can read the order."""
     return {
         OWNER: order.owner, EPOCH: str(order.epoch), DEVICES: str(order.devices),
         OFFER: msgspec.json.encode(order.offer).decode(),
@@ -85,13 +85,13 @@ def build_lease_annotations(order: AcquireOrder) -> dict[str, str]:
 
 
 def is_from_provider(found: Object, provider: str) -> bool:
-    """Whether it was made for an order to that provider."""
+    """Whether the object was created for an order to that provider."""
     labels: Mapping[str, str] = found["metadata"].get("labels") or {}
     return labels.get(MANAGED_BY) == WRITER and labels.get(PROVIDER) == provider
 
 
 def read_lease_annotations(found: Object, provider: str) -> Listed:
-    """What its annotations say of its Lease; somebody may have spoilt them."""
+    """Read an order from an object's annotations. Invalid values become defaults."""
     said: Mapping[str, str] = found["metadata"].get("annotations") or {}
     try:
         offer = msgspec.json.decode(said.get(OFFER, ""), type=Offer)
@@ -104,8 +104,8 @@ def read_lease_annotations(found: Object, provider: str) -> Listed:
 
 
 def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
-    """What a NodeClaim says, at `unix_s` of its server's clock, which is `now_s` of ours. `expire_after`: where the
-    claim itself does not say it (v1beta1).
+    """Read an order from its NodeClaim. `unix_s` is now by the server's clock, `now_s` by ours.
+    `expire_after`: for claims that do not have one (v1beta1).
     """
     metadata, status = claim["metadata"], claim.get("status") or {}
     conditions: dict[str, Object] = {one["type"]: one for one in status.get("conditions") or ()}
@@ -127,7 +127,7 @@ def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire
 
 
 def has_do_not_disrupt(claim: Object) -> bool:
-    """Whether it asks not to be disrupted."""
+    """Whether the claim has the annotation against disruption."""
     said: Mapping[str, str] = claim["metadata"].get("annotations") or {}
     return said.get(DO_NOT_DISRUPT) == "true"
 
@@ -144,7 +144,7 @@ def _gives_up(conditions: Mapping[str, Object], unix_s: float) -> bool:
 
 
 def _troubled(conditions: Mapping[str, Object]) -> str:
-    """What it waits for that may never come."""
+    """The reported reason why the order waits, perhaps in vain; empty: none."""
     for kind in ("Launched", "Registered", "Initialized"):
         said = conditions.get(kind, {})
         if said.get("status") != "True" and said.get("message") and said.get("reason") != "AwaitingReconciliation":
@@ -153,7 +153,7 @@ def _troubled(conditions: Mapping[str, Object]) -> str:
 
 
 def parse_duration_s(text: str) -> float | None:
-    """`720h`, `1h30m` -> seconds; None: `Never`, or what is none."""
+    """`720h`, `1h30m` -> seconds; None for `Never` and invalid text."""
     parts = _DURATION.findall(text)
     if not parts or "".join(map("".join, parts)) != text:
         return None

@@ -1,10 +1,9 @@
-"""Karpenter's NodePools: which nodes one could add, of those that the Settings describe, and how many more. Pure.
+"""Reads Karpenter's NodePools: which of the nodes described in the Settings one can add, and how many more. Pure.
 
-Owns the reading of a NodePool (karpenter.sh/v1, v1beta1) and its Variants: one for each entry of the Settings' `nodes`
-that the pool admits, and each way of buying it that the pool allows; a pool that says nothing of that buys on demand.
-A label that the pool says nothing of is the cloud's to choose, so it may be asked for, if it is one of those that
-clouds set. Promises: no more is offered than the pool's limits leave, counted by its NodeClaims as well as by itself;
-of what only a node tells that was launched (CPU, memory) one is, and none while it comes.
+Reads karpenter.sh/v1 and v1beta1. There is one variant per entry of the Settings' `nodes` that the pool admits, and per
+capacity type that it allows; a pool that names none buys on demand. A label that the pool does not mention may be
+requested if it is one that clouds set. Offers stay within the pool's limits, counted by its NodeClaims as well as by
+its status. CPU and memory are known of launched nodes only: before, one node is offered, and none while it is coming.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from autoscaler.state.node_labels import Taint
 
 GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")
-"""The first that the server has is used."""
+"""The first version that the server has is used."""
 POOL_LABEL, BOUGHT_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
 BOUGHT = ("reserved", "spot", "on-demand")
-"""Karpenter's words for how a node is bought, the cheapest first."""
+"""Karpenter's capacity types, the cheapest first."""
 CLOUDS = ("kubernetes.io", "k8s.io", "karpenter.sh", "k8s.aws", "azure.com", "k8s.gcp", "kwok.sh", "gke.io")
-"""Ends of the domains whose labels nodes get without a NodePool that says so."""
+"""Suffixes of domains whose labels nodes get without a NodePool that mentions them."""
 MANY_MAX: Final = 1000
-"""Nodes that a pool without limits could add."""
+"""Number of nodes that a pool without limits can add."""
 NODES = "nodes"
-"""A limit that is of no resource."""
+"""The limit that is not of a resource."""
 
 
 class Requirement(NamedTuple):
-    """What a NodePool says of a label."""
+    """A NodePool's requirement on a label."""
 
     key: str
     operator: str
     values: tuple[str, ...]
 
     def admits(self, value: str) -> bool:
-        """Whether a node with that value may be of it."""
+        """Whether a node with that value satisfies the requirement."""
         match self.operator:
             case "In":
                 return value in self.values
@@ -55,40 +54,40 @@ class Requirement(NamedTuple):
 
 
 class NodePool(NamedTuple):
-    """A NodePool."""
+    """The parts of a NodePool that are used."""
 
     name: str
     uid: str
     version: str
-    """Of its API."""
+    """Version of its API."""
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     requirements: tuple[Requirement, ...]
     taints: tuple[Taint, ...]
     spec: Object
-    """Of a node's claim, as the pool's template has it."""
+    """Spec of a NodeClaim, from the pool's template."""
     hashes: Mapping[str, str]
-    """By which Karpenter sees that a node is not what the pool says any more."""
+    """Annotations by which Karpenter detects that a node has drifted from its pool."""
     limits: Mapping[str, str]
     used: Mapping[str, str]
     expire_after: str
     closed: str = ""
-    """Why it adds nothing, in words."""
+    """Why it adds no nodes, in words; empty: it does."""
 
 
 class Variant(NamedTuple):
-    """One kind of node of a pool, bought in one way."""
+    """One kind of node of a pool, with one capacity type."""
 
     name: str
     shape: Shape
     labels: Mapping[str, str]
-    """Those that the node will have, as far as they are known."""
+    """Labels of the future node, as far as they are known."""
     pinned: Mapping[str, str]
-    """Those that are asked for beyond what the pool says."""
+    """Labels to request beyond the pool's."""
 
 
 def read_nodepool(pool: Object) -> NodePool:
-    """A NodePool as the API has it."""
+    """Read a NodePool object."""
     metadata, spec = pool["metadata"], pool["spec"]
     template: Object = spec["template"]
     inner: Object = template["spec"]
@@ -124,7 +123,7 @@ def _closed(metadata: Object, spec: Object, status: Object) -> str:
 
 
 def list_variants(pool: NodePool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
-    """All that it could add, each under a name that stays its own as long as the Settings do."""
+    """All variants that the pool can add. Their names stay the same as long as the Settings do."""
     found: dict[str, Variant] = {}
     for kind in (*kinds, None):
         more = find_pinned_labels(pool, {} if kind is None else kind.selector)
@@ -143,7 +142,7 @@ def list_variants(pool: NodePool, kinds: Sequence[NodeKind]) -> tuple[Variant, .
 
 
 def narrow_variant(pool: NodePool, variant: Variant, selector: Mapping[str, str]) -> Variant | None:
-    """Those of a kind that have these labels as well; None: the pool has none."""
+    """Restrict a variant to nodes with these labels; None if the pool has none."""
     more = find_pinned_labels(pool, {key: value for key, value in selector.items() if key not in variant.labels})
     if more is None:
         return None
@@ -151,7 +150,7 @@ def narrow_variant(pool: NodePool, variant: Variant, selector: Mapping[str, str]
 
 
 def find_pinned_labels(pool: NodePool, selector: Mapping[str, str]) -> dict[str, str] | None:
-    """What must be asked for to get such a node; None: the pool has none."""
+    """Labels to request beyond the pool's to get such a node; None if the pool has none."""
     found: dict[str, str] = {}
     for key, value in selector.items():
         if key in pool.labels:
@@ -175,8 +174,9 @@ def _buys(pool: NodePool, word: str) -> bool:
 
 
 def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -> int:
-    """How many such nodes its limits leave. `claims`: all of the pool that are there. How much CPU or memory a node has
-    Settings do not say: those tell it that were launched with as many GPUs or more. Until one was, there is but one.
+    """How many more such nodes the pool's limits allow. `claims`: all NodeClaims of the pool.
+
+    CPU and memory are not in the Settings: they are read from launched nodes with as many GPUs or more. Before that, 1.
     """
     if pool.closed:
         return 0
@@ -201,17 +201,17 @@ def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -
 
 
 def _is_told(gpus_milli: int, claims: Sequence[Object]) -> bool:
-    """Whether a node with so many GPUs or more was launched."""
+    """Whether a node with at least so many GPUs has launched."""
     return any(_capacity(one) and _milli(_capacity(one).get(GPU, "0")) >= gpus_milli for one in claims)
 
 
 def _capacity(claim: Object) -> Mapping[str, Any]:
-    """Nothing, until it was launched."""
+    """Resources of a launched node; empty before."""
     return (claim.get("status") or {}).get("capacity") or {}
 
 
 def _has(claim: Object, resource: str) -> int:
-    """Thousandths of a resource that a NodeClaim takes of its pool's limits, as far as is known."""
+    """Thousandths of a resource that a NodeClaim takes from its pool's limits, as far as known."""
     if resource == NODES:
         return 1000
     asked: dict[str, Any] = (claim["spec"].get("resources") or {}).get("requests") or {}
@@ -234,7 +234,7 @@ def _compared(operator: str, value: str, bound: str) -> bool:
 
 
 def build_requirements(pool: NodePool, pinned: Mapping[str, str]) -> Iterator[Object]:
-    """Of a claim: the pool's, and what is pinned in their place, each label once."""
+    """Requirements of a NodeClaim: the pool's, replaced by pinned labels, each label once."""
     asked = {**pinned, POOL_LABEL: pool.name}
     yield from (one for one in pool.spec.get("requirements") or () if one["key"] not in asked)
     yield from ({"key": key, "operator": "In", "values": [value]} for key, value in sorted(asked.items()))

@@ -1,10 +1,9 @@
-"""Nodes that Karpenter adds, as a Provider: one NodePool, one NodeClaim for each Lease. I/O; decides and keeps nothing.
+"""Provider for nodes that Karpenter adds: one NodePool, and one NodeClaim per order. I/O.
 
-Owns what it writes: NodeClaims that are ours, and on their nodes the wish not to be disrupted, which ends when somebody
-of ours is there (their pods have one of their own while they start and drain, `guarding`). Promises: a node that
-somebody uses is not given back, looked at right before; and what comes onto it in between is not harmed, since
-Karpenter waits for pods that do not want to be disrupted, as one that starts does not. What holds nothing of a Device
-and has who starts it elsewhere does not keep a node.
+Makes no decisions and keeps no state. Writes NodeClaims and, on their nodes, the annotation against disruption, which
+is removed when a replica runs there: replicas' pods have their own while they start and drain (`disruption_guard`). A
+node in use is not released, as checked right before; a pod that arrives in between is safe, since Karpenter waits for
+pods that must not be disrupted, as starting ones. A pod that has no device and is restarted elsewhere keeps no node.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from autoscaler.state.world import World
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 MIRROR = "kubernetes.io/config.mirror"
 LOOK_S = (1.0, 10.0)
-"""From one look to the next, while something comes or goes, and else."""
+"""Seconds between polls: while a node is coming or leaving, and otherwise."""
 TRIES = 5
-"""Of a deletion: Karpenter writes what it is at with a NodeClaim there, too."""
+"""Attempts of a deletion: Karpenter writes its progress to the NodeClaim, too."""
 
 _log = logging.getLogger(__name__)
 
 
 class KarpenterNodes:
-    """See Provider. `clock` is the World's; `expected_s`: what the Settings say of an order."""
+    """Provider of one NodePool. `clock`: the World's. `expected_s`: the delivery time from the Settings."""
 
-    def __init__(  # noqa: PLR0917  who, of what, at whom, knowing what
+    def __init__(  # noqa: PLR0917  all dependencies, passed once
         self, name: str, pool: str, server: Server, world: Callable[[], World],
         clock: Callable[[], float] = time.monotonic, expected_s: float | None = None,
     ) -> None:  # fmt: skip
@@ -46,7 +45,7 @@ class KarpenterNodes:
         self._expected_s = EXPECTED_S if expected_s is None else expected_s
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider."""
+        """Return one offer per node variant that the pool's limits still allow."""
         pool, settings = await self._pool(), self._world().settings
         variants = nodepool.list_variants(pool, settings.nodes)
         if pool.closed:
@@ -64,7 +63,7 @@ class KarpenterNodes:
         return tuple(found[:OFFERS_MAX])
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider."""
+        """Create the NodeClaim, with the labels and requests that the order's owner needs."""
         pool = await self._pool()
         there = await self._server.find(nodeclaim.nodeclaim_path(pool.version, order.id.name))
         if there is not None:
@@ -95,7 +94,7 @@ class KarpenterNodes:
                 self._mine(there)
 
     async def release(self, order: ReleaseOrder) -> None:
-        """See Provider."""
+        """Delete the NodeClaim unless its node is in use. Retries conflicts."""
         version = await self._version()
         for left in range(TRIES - 1, -1, -1):
             try:
@@ -107,7 +106,7 @@ class KarpenterNodes:
                 return
 
     async def _release(self, order: ReleaseOrder, version: str) -> None:
-        """As it was when that was judged; raises AnswerError (CONFLICT) where it is not any more."""
+        """Delete the NodeClaim in the version that was checked. Raises AnswerError (CONFLICT) if it has changed."""
         claim = await self._server.find(nodeclaim.nodeclaim_path(version, order.id.name))
         if claim is None or not self._is_ours(claim) or "deletionTimestamp" in claim["metadata"]:
             return
@@ -120,7 +119,7 @@ class KarpenterNodes:
         await self._server.delete(nodeclaim.nodeclaim_path(version, order.id.name), version=at)
 
     async def list(self) -> tuple[Listed, ...]:
-        """See Provider."""
+        """List the NodeClaims, and remove the disruption annotation of nodes that run a replica."""
         version = await self._version()
         pool = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
         expire_after = "Never" if pool is None else nodepool.read_nodepool(pool).expire_after
@@ -132,13 +131,13 @@ class KarpenterNodes:
         return found
 
     async def attend(self, changed: Callable[[], None]) -> None:
-        """See Attended: a node that comes or goes is noticed within a second, others of ours within ten."""
+        """Poll for changes: every second while a node is coming or leaving, otherwise every ten."""
         known: object = None
         while True:
             pace_s = LOOK_S[1]
             try:
                 found = self._read(await self._ours(await self._version()), "Never")
-            except Exception:  # noqa: BLE001, S110  the next look may know
+            except Exception:  # noqa: BLE001, S110  the next poll may succeed
                 pass
             else:
                 now = [(one.name, one.phase, one.committed, one.node, one.says) for one in found]
@@ -161,8 +160,8 @@ class KarpenterNodes:
         return nodeclaim.is_from_provider(claim, self._name) and self._server.owner.owns(claim)
 
     async def _unguard(self, version: str, listed: Listed) -> None:
-        """Once a Replica is on it, its own pod says when it is not to be disturbed: so a node that we forget does not
-        stay for ever. Whoever does not lead may not write, and need not.
+        """Remove the disruption annotation once a replica runs on the node: its own pod then has one when needed.
+        So a node that Pilotlight forgets does not stay for ever. Without leadership the write fails, and is not needed.
         """
         if not any(is_live_engine_pod(one) for one in await self._pods(listed.node)):
             return
@@ -170,14 +169,14 @@ class KarpenterNodes:
         try:
             await self._server.patch(f"{NODES}/{listed.node}", off)
             await self._server.patch(nodeclaim.nodeclaim_path(version, listed.name), off)
-        except Exception as error:  # noqa: BLE001  it is tried again with the next list, which this must not spoil
+        except Exception as error:  # noqa: BLE001  the next list retries; this one must not fail
             _log.debug("node %s still asks not to be disrupted: %s", listed.node, type(error).__name__)
 
     async def _pods(self, node: str) -> Sequence[Object]:
         return await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
 
     async def _claims(self, version: str) -> Sequence[Object]:
-        """All of the pool, whoever made them."""
+        """All NodeClaims of the pool, whoever created them."""
         return await self._server.items(
             nodeclaim.nodeclaim_path(version), labelSelector=f"{POOL_LABEL}={self._pool_name}"
         )
@@ -190,14 +189,14 @@ class KarpenterNodes:
         return nodepool.read_nodepool(found)
 
     async def _version(self) -> str:
-        """Of Karpenter's API here."""
+        """The served version of Karpenter's API."""
         version = choose_served_version(await self._server.find(f"/apis/{GROUP}"), VERSIONS)
         if not version:
             raise RefusedError("Karpenter is not installed: its API karpenter.sh is not there")
         return version
 
     def _mine(self, claim: Object) -> None:
-        """Raises RefusedError where it is not, TimeoutError while one of before still goes."""
+        """Raise RefusedError if the claim is another's, TimeoutError while an earlier one is being deleted."""
         if not self._is_ours(claim):
             raise RefusedError(f"NodeClaim {claim['metadata']['name']} is there and not of {self._name}")
         if "deletionTimestamp" in claim["metadata"]:
@@ -205,8 +204,8 @@ class KarpenterNodes:
 
 
 def is_blocking_node_removal(pod: Object) -> bool:
-    """Whether a pod keeps its node: it runs, belongs there by no DaemonSet, and has a Device, is ours, does not want to
-    be disturbed, or would not be started elsewhere.
+    """Whether a pod prevents the release of its node.
+    True for a running pod of no DaemonSet with a device, of Pilotlight, with a disruption veto or no controller.
     """
     metadata: dict[str, Any] = pod["metadata"]
     notes: Mapping[str, str] = metadata.get("annotations") or {}
@@ -218,7 +217,7 @@ def is_blocking_node_removal(pod: Object) -> bool:
 
 
 def is_live_engine_pod(pod: Object) -> bool:
-    """Whether it is an engine's pod, and has not ended."""
+    """Whether it is an engine's pod that has not ended."""
     labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
     ended = pod.get("status", {}).get("phase") in ENDED
     return not ended and labels.get(MANAGED_BY) == nodeclaim.WRITER and f"{OURS}intent" in labels

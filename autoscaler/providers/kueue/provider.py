@@ -1,9 +1,9 @@
-"""The Provider that queues with Kueue: a place in a LocalQueue, kept by a pod until a Replica's pod takes it.
+"""Provider that queues with Kueue: a pod keeps a place in a LocalQueue until a replica's pod takes it. I/O.
 
-Owns the pod that keeps the place, one for each order. Kueue gives it quota, which may take from others, or makes nodes
-for it by an admission check; where it is put there is room for a Replica, whose pod is in the same queue and in whose
-favour it goes. So what nobody is on for long is given back with its quota, and at zero Replicas nothing is held. What
-the pod and its Workload mean is `places`'.
+Each order is one placeholder pod. Kueue gives it quota, which may preempt others, or has nodes created by an admission
+check. Where it is scheduled there is room for a replica, whose pod is in the same queue and replaces it. So a place
+that is not used for long is released with its quota, and zero replicas hold nothing. `workload` defines what the pod
+and its Workload contain and mean.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, Releas
 from autoscaler.state.world import World
 
 LATE: Final = 3
-"""Looks at a pod whose Lease is about to be given back, while others write to it."""
+"""Attempts to delete a pod that others write to."""
 
 
 class KueuePlaces:
-    """See Provider. `namespace`: of engines' pods, and of the LocalQueue."""
+    """Provider of one LocalQueue. `namespace`: of engines' pods, and of the LocalQueue."""
 
     def __init__(
         self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World], pod: Template
@@ -42,7 +42,7 @@ class KueuePlaces:
         self._namespace = namespace
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider."""
+        """Return one offer per node kind while fewer than WAIT_MAX places wait."""
         closed = await self._closed()
         if closed:
             raise RefusedError(closed)
@@ -54,7 +54,7 @@ class KueuePlaces:
         return some if left > 0 else ()
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider."""
+        """Create the order's placeholder pod."""
         template = self._pod(order.owner)
         if template is None:
             raise RefusedError(f"there is no model {order.owner} any more")
@@ -71,12 +71,12 @@ class KueuePlaces:
             found = await self._server.find(f"{self._pods}/{order.id.name}")
             there = None if found is None else self._read(found)
             if there is None or there.leaving:
-                raise TimeoutError from error  # it goes: said again when it is gone
+                raise TimeoutError from error  # being deleted: retried when it is gone
             if there.provider != self._named.name:
                 raise RefusedError(f"{order.id.name} is the name of what is not this provider's") from error
 
     async def release(self, order: ReleaseOrder) -> None:
-        """See Provider."""
+        """Delete the placeholder pod, unless a replica has taken its place."""
         for left in range(LATE - 1, -1, -1):
             found = await self._server.find(f"{self._pods}/{order.id.name}")
             there = None if found is None else self._read(found)
@@ -94,7 +94,7 @@ class KueuePlaces:
                 return
 
     async def list(self) -> tuple[Listed, ...]:
-        """See Provider."""
+        """List the places: those kept by placeholders and those taken by replicas."""
         there = await self._places()
         taken = {one.name for one in there if not one.kept}
         found: dict[str, Listed] = {}
@@ -112,12 +112,12 @@ class KueuePlaces:
         return [one for one in there if one is not None and (one.provider == self._named.name or one.wrong)]
 
     def _read(self, found: Object) -> QueuePlace | None:
-        """Of another installation, it is of no provider of ours."""
+        """Read a pod. If another installation owns it, its provider is empty."""
         one = places.read_place(found)
         return one if one is None or self._server.owner.owns(found) else one._replace(provider="", wrong="")
 
     async def _closed(self) -> str:
-        """Why nothing more is taken; empty: it is."""
+        """Why the queue accepts no order; empty: it does."""
         if not await self._version():
             return "Kueue is not installed: its API kueue.x-k8s.io is not there"
         return places.queue_closed_reason(await self._find("localqueues", self._queue))
@@ -127,12 +127,12 @@ class KueuePlaces:
         return await self._server.find(f"{path}/{plural}/{name}")
 
     async def _version(self) -> str:
-        """Of Kueue's API here."""
+        """The served version of Kueue's API."""
         return choose_served_version(await self._server.find(f"/apis/{places.API}"), places.VERSIONS)
 
 
 def _of_one(offer: Offer) -> Offer:
-    """A place is one Replica's, whatever Slices a Device has: who needs one as well asks for another place."""
+    """A place is for one replica, however many slices a device has: a second replica needs a second place."""
     if offer.parts == 1:
         return replace(offer, shared=False)
     return replace(

@@ -1,9 +1,8 @@
-"""Places in a queue of Kueue (kueue.x-k8s.io): the pod that keeps one, and what its Workload says of it. Pure.
+"""Represents capacity orders as places in a queue of Kueue (kueue.x-k8s.io): placeholder pods and Workloads. Pure.
 
-Owns the names of our labels and annotations there, and the meaning of conditions and admission checks. A place is a pod
-group of one, so that its Workload has its name. Promises: all that a new leader needs stands in the pod; what waits for
-quota, or for an admission check, is on its way; what no quota can ever hold, or was deactivated, has failed; who was
-preempted has, too.
+Defines Pilotlight's labels and annotations there, and interprets conditions and admission checks. A place is a pod
+group of one, so that its Workload has its name. The pod contains all that a new leader needs. An order that waits for
+quota or an admission check is coming; it fails if no quota can ever hold it, or if it is deactivated or preempted.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from autoscaler.text import redact_addresses
 
 API: Final = "kueue.x-k8s.io"
 VERSIONS: Final = ("v1beta2", "v1beta1")
-"""The first that the server has is read; what is read is the same in both. Kueue before 0.15 has the second only."""
+"""The first served version is used; both have the fields that are read. Kueue before 0.15 has only the second."""
 GROUP, COUNT = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 GATE: Final = "kueue.x-k8s.io/admission"
-"""Kueue's webhook puts it on pods, too; ours have it already, so that none runs past a Kueue that is away."""
+"""Kueue's webhook adds it to pods; ours have it from the start, so that none runs while Kueue is unavailable."""
 NAME: Final = OURS + "lease"
-"""An annotation of both."""
+"""An annotation of placeholders and of replicas' pods: the order's name."""
 PERMANENT: Final = frozenset({"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured"})
-"""Reasons of QuotaReserved=False that no waiting changes."""
+"""Reasons of QuotaReserved=False that waiting does not change."""
 SPOILT, OVER = "somebody changed the annotations of its pod", "the pod that kept its place has ended"
 COMMAND: Final = ("sleep", "infinity")
 
 
 class QueuePlace(NamedTuple):
-    """One order, as its pods say."""
+    """One order, as its pods describe it."""
 
     name: str
     provider: str
@@ -56,17 +55,17 @@ class QueuePlace(NamedTuple):
     owner: ModelName
     epoch: int
     kept: bool
-    """The pod that keeps it is there; else who took it is."""
+    """The placeholder pod exists; otherwise a replica's pod has taken the place."""
     node: str
     leaving: bool
     notes: Mapping[str, str]
-    """Its annotations that are ours."""
+    """Pilotlight's annotations on it."""
     wrong: str = ""
-    """Why it keeps nothing any more."""
+    """Why it keeps no place any more; empty: it does."""
 
 
 def build_placeholder_pod(order: AcquireOrder, queue: str, template: Object) -> Object:
-    """Who keeps the place: like the pods that it is for, with as many devices. It computes nothing."""
+    """Build the placeholder pod: like the replicas' pods, with as many devices, but it only sleeps."""
     spec = {**template["spec"], "nodeSelector": {**template["spec"].get("nodeSelector", {}), **order.offer.labels}}
     first = spec["containers"][0]
     resources = first.get("resources", {})
@@ -106,7 +105,7 @@ def _notes(order: AcquireOrder) -> dict[str, str]:
 
 
 def read_place(found: Object) -> QueuePlace | None:
-    """Of a pod with our label; None: of one that took a place, and has ended or was spoilt."""
+    """Read a pod with Pilotlight's label; None for a replica's pod that has ended or has invalid annotations."""
     metadata = found["metadata"]
     notes: dict[str, str] = metadata.get("annotations") or {}
     kept = PLACE in (metadata.get("labels") or {})
@@ -127,7 +126,7 @@ def read_place(found: Object) -> QueuePlace | None:
 
 
 def queue_closed_reason(queue: Object | None) -> str:
-    """Why a LocalQueue takes nobody now; empty: it does."""
+    """Why a LocalQueue admits nothing now; empty: it does."""
     if queue is None:
         return "there is no such LocalQueue"
     stop = queue.get("spec", {}).get("stopPolicy", "None")
@@ -140,8 +139,9 @@ def queue_closed_reason(queue: Object | None) -> str:
 
 
 def place_to_lease(one: QueuePlace, workload: Object | None, queue: str) -> Listed:
-    """As a Lease. `workload`: of the pod that keeps the place; None: Kueue has made none yet. What has its quota may be
-    taken by a Replica that finds the node before the pod does: else that would be there beside the quota.
+    """Convert a place to an order. `workload`: of the placeholder pod; None: Kueue has created none yet.
+
+    Once admitted, a replica may take it before the placeholder has a node; else the replica would exceed the quota.
     """
     if one.leaving and one.kept:
         return _lease(one, "leaving")
@@ -197,7 +197,7 @@ def _condition(of: Object, kind: str) -> Object | None:
 
 
 def _says(said: Object | None) -> str:
-    """Half an address would not be known for one."""
+    """Text of a condition. Addresses are redacted first, since a truncated one would not be recognized."""
     if said is None:
         return ""
     return redact_addresses(": ".join(filter(None, (said.get("reason", ""), said.get("message", "")))))[:SAID_MAX]

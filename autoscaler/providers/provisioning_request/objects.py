@@ -1,8 +1,8 @@
-"""ProvisioningRequests as objects: made of an order, and what one says of its Lease (autoscaling.x-k8s.io/v1). Pure.
+"""Represents capacity orders as ProvisioningRequests (autoscaling.x-k8s.io/v1) and reads their conditions. Pure.
 
-Owns the names of our labels and annotations there, and the meaning of the conditions, whose reasons are Cluster
-Autoscaler's and clouds'. Promises: all that a new leader needs stands in the object; BookingExpired alone is no
-failure, since that is also how one ends whose pods are all there; a cloud's quota that is used up is said as that.
+Defines Pilotlight's labels and annotations on them; the reasons of conditions are Cluster Autoscaler's and the clouds'.
+The object contains all that a new leader needs. BookingExpired alone is not a failure, since it also ends a request
+whose pods all exist. A used-up quota of a cloud is reported as that.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from autoscaler.text import redact_addresses
 
 API: Final = "autoscaling.x-k8s.io/v1"
 CHECK: Final = "check-capacity.autoscaling.x-k8s.io"
-"""Finds room on nodes that are there, and books it; no node is added."""
+"""Finds and books room on existing nodes; adds none."""
 ATOMIC: Final = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
 GKE: Final = "queued-provisioning.gke.io"
-"""Dynamic Workload Scheduler: nodes come some day, and go after maxRunDurationSeconds."""
+"""Dynamic Workload Scheduler: nodes are added at some time, and removed after maxRunDurationSeconds."""
 VALID_S: Final = 3600
-"""So long Cluster Autoscaler tries on; the ledger gives up sooner (`autoscaler.capacity.lead_times.DUE_S`)."""
+"""Cluster Autoscaler retries for this many seconds; Pilotlight gives up sooner (`DUE_S` in `capacity.lead_times`)."""
 CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
-"""Annotations of the pods that what is booked is for."""
+"""Annotations of the pods that a booking is for."""
 LEASE: Final = OURS + "capacity"
-"""A label: the provider's name, shortened to what a label may be."""
+"""A label: the provider's name, shortened to a valid label value."""
 OFFER, DEVICES, OWNER, EPOCH, NODE, PROVIDER = (
     OURS + word for word in ("offer", "devices", "owner", "epoch", "node", "provider")
 )
@@ -47,7 +47,7 @@ _UNLABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class RequestCondition(NamedTuple):
-    """What is said of one type."""
+    """One condition of a request."""
 
     holds: bool
     reason: str
@@ -55,22 +55,22 @@ class RequestCondition(NamedTuple):
     since_unix_s: float
 
     def says(self) -> str:
-        """For people: half an address would not be known for one."""
+        """Text for people. Addresses are redacted first, since a truncated one would not be recognized."""
         return redact_addresses(": ".join(filter(None, (self.reason, self.message))))[:SAID_MAX]
 
 
 class CandidateNode(NamedTuple):
-    """What is kept of a node that may be somebody's."""
+    """A node that may belong to a request."""
 
     name: NodeId
     labels: Mapping[str, str]
     created_unix_s: float
     gpus: int
-    """That can be asked for by now."""
+    """Number of allocatable GPUs."""
 
 
 class Booking(NamedTuple):
-    """One ProvisioningRequest of ours."""
+    """One ProvisioningRequest of Pilotlight."""
 
     name: str
     provider: str
@@ -83,11 +83,11 @@ class Booking(NamedTuple):
     version: str
     leaving: bool
     node: str
-    """That was seen to be its own; empty: none yet."""
+    """The node recorded for it; empty: none yet."""
     conditions: Mapping[str, RequestCondition]
     details: Mapping[str, str]
     spoilt: bool = False
-    """Somebody changed what we wrote there."""
+    """Somebody changed its annotations."""
 
     def holds(self, kind: str) -> bool:
         """Whether a condition is true."""
@@ -95,15 +95,15 @@ class Booking(NamedTuple):
 
 
 def provider_label_value(provider: str) -> str:
-    """A provider's name as a label's value."""
+    """Return a provider's name as a label value."""
     return _UNLABEL.sub("-", provider)[:63].strip("._-")
 
 
-# --- what is made -----------------------------------------------------------------------------------------------------
+# --- manifests --------------------------------------------------------------------------------------------------------
 
 
 def build_pod_template(order: AcquireOrder, pod: Object) -> Object:
-    """The PodTemplate: the pod that what is booked is for, with all its devices, where the Offer is."""
+    """Build the PodTemplate: the pod that the booking is for, with all devices, on nodes with the offer's labels."""
     spec = {**pod["spec"], "nodeSelector": {**pod["spec"].get("nodeSelector", {}), **order.offer.labels}}
     first, *others = spec["containers"]
     resources = first.get("resources", {})
@@ -117,7 +117,7 @@ def build_pod_template(order: AcquireOrder, pod: Object) -> Object:
 
 
 def build_provisioning_request(order: AcquireOrder, class_name: str, max_run_s: float | None) -> Object:
-    """The ProvisioningRequest: one pod of its template, so one node."""
+    """Build the ProvisioningRequest: one pod of its template, so one node."""
     name = order.id.name
     return {
         "apiVersion": API, "kind": "ProvisioningRequest", "metadata": _metadata(order),
@@ -145,11 +145,11 @@ def _metadata(order: AcquireOrder) -> Object:
     return {"name": order.id.name, "labels": labels, "annotations": notes}
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def read_booking(found: Object) -> Booking:
-    """One that has our label, or its PodTemplate, which has no conditions."""
+    """Read an object with Pilotlight's label: a request, or its PodTemplate, which has no conditions."""
     metadata, status = found["metadata"], found.get("status") or {}
     notes: dict[str, str] = metadata.get("annotations") or {}
     offer = read_offer(notes)
@@ -167,7 +167,7 @@ def read_booking(found: Object) -> Booking:
 
 
 def read_node(found: Object) -> CandidateNode:
-    """A Node."""
+    """Read a Node."""
     metadata = found["metadata"]
     has: dict[str, str] = (found.get("status") or {}).get("allocatable") or {}
     return CandidateNode(
@@ -177,7 +177,7 @@ def read_node(found: Object) -> CandidateNode:
 
 
 def read_offer(notes: Mapping[str, str]) -> Offer | None:
-    """As it was noted; None: it was not, or is spoilt."""
+    """Read the offer from annotations; None if it is missing or invalid."""
     try:
         return msgspec.json.decode(notes.get(OFFER, ""), type=Offer)
     except (msgspec.DecodeError, RecursionError):
@@ -190,14 +190,14 @@ def _condition(said: Object) -> RequestCondition:
     return RequestCondition(said.get("status") == "True", said.get("reason", ""), said.get("message", ""), since_s)
 
 
-# --- whose node it is -------------------------------------------------------------------------------------------------
+# --- nodes of requests ------------------------------------------------------------------------------------------------
 
 
 def assign_nodes(
     bookings: Iterable[Booking], nodes: Mapping[str, CandidateNode], bound: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of each Booking its node, by name, as far as that is known: the one that was noted, the one on which its pod is
-    (`bound`), the one whose label names it, else the oldest that came after it and is nobody else's.
+    """Map bookings to their nodes, by name, as far as they are known.
+    In this order: as recorded, that of its pod (`bound`), the one labelled for it, the oldest free one created later.
     """
     all_of = sorted((one for one in bookings if not one.leaving), key=lambda one: (_granted(one), one.name))
     found = {one.name: one.node or bound.get(one.name, "") or _named(one, nodes) for one in all_of}
@@ -223,7 +223,7 @@ def _granted(one: Booking) -> float:
 
 
 def _details(one: Booking) -> frozenset[str]:
-    """What its nodes are labelled with (`ResizeRequestName`)."""
+    """Values that label its nodes (`ResizeRequestName`)."""
     return frozenset(value for name, value in one.details.items() if name.startswith("ResizeRequest"))
 
 
@@ -235,11 +235,11 @@ def _named(one: Booking, nodes: Mapping[str, CandidateNode]) -> str:
     return ""
 
 
-# --- what it means ----------------------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------------------------
 
 
 def booking_to_lease(one: Booking, node: CandidateNode | None, named: str, ends_s: float | None) -> Listed:
-    """A Booking as a Lease. `named`: its node, if it is known; `node`: that, if it is there."""
+    """Convert a booking to an order. `named`: its node, if known; `node`: that node, if it exists."""
     if one.leaving:
         return _lease(one, "leaving")
     if one.spoilt:
@@ -250,7 +250,7 @@ def booking_to_lease(one: Booking, node: CandidateNode | None, named: str, ends_
     if node is not None:
         asked = one.devices * one.offer.parts
         if one.class_name != CHECK and 0 < node.gpus < asked:
-            why = f"its node {named} has {node.gpus} of {asked} devices"  # at first, or since one is not healthy
+            why = f"its node {named} has {node.gpus} of {asked} devices"  # not registered yet, or unhealthy
             return _lease(one, "failed", says=why, node=named, ends_s=ends_s)
         return _lease(one, "here", committed=True, node=named, ends_s=ends_s, says=_warned(one))
     why = _why_failed(one)
@@ -261,17 +261,17 @@ def booking_to_lease(one: Booking, node: CandidateNode | None, named: str, ends_
 
 
 def template_to_lease(one: Booking) -> Listed:
-    """A PodTemplate that has no request."""
+    """Convert a PodTemplate without a request to a failed order."""
     return _lease(one, "failed", says="its ProvisioningRequest was not made, or is gone")
 
 
 def node_label_selector(one: Booking) -> str:
-    """Of the nodes that may be its own."""
+    """Label selector of the nodes that may belong to the booking."""
     return ",".join(f"{name}={value}" for name, value in sorted(one.offer.labels.items()))
 
 
 def ends_unix_s(one: Booking) -> float | None:
-    """When what it got is taken away; None: never, or nobody knows."""
+    """When the granted capacity is taken away; None: never, or unknown."""
     revoked, granted = one.conditions.get("CapacityRevoked"), one.conditions.get("Provisioned")
     if revoked is not None and revoked.holds:
         return revoked.since_unix_s
@@ -293,7 +293,7 @@ def _why_failed(one: Booking) -> str:
 
 
 def is_quota_exhausted(one: Booking) -> bool:
-    """It waits in vain, since a quota is used up: so would another."""
+    """Whether it waits because a quota is used up, as another request would, too."""
     said = one.conditions.get("Provisioned")
     return said is not None and not said.holds and _is_quota(said) and not one.leaving
 
@@ -317,7 +317,7 @@ def _warned(one: Booking) -> str:
 
 
 def format_reason(why: str, said: RequestCondition) -> str:
-    """A reason of ours and theirs; where it is a quota that is used up, ours is that."""
+    """Combine our reason with the cloud's; a used-up quota replaces ours."""
     return f"{'the quota of the cloud is used up' if _is_quota(said) else why} ({said.says() or 'no reason was given'})"
 
 

@@ -1,9 +1,8 @@
-"""The Provider that asks for nodes by ProvisioningRequests (autoscaling.x-k8s.io/v1).
+"""Provider that requests nodes by ProvisioningRequests (autoscaling.x-k8s.io/v1). I/O.
 
-Owns one PodTemplate and one ProvisioningRequest for each order, both of its name: made in that sequence, deleted the
-other way round, so that whatever is left half way is found by `list` and goes. A node is noted on its request as soon
-as it is known to be its own. What the objects are and mean is `bookings`'. Promises: nothing is deleted whose node has
-a pod with devices on it; a request that waits for days is one object.
+Each order is one PodTemplate and one ProvisioningRequest of its name, created in that sequence and deleted in reverse,
+so that `list` finds what was left half done. A node is recorded on its request as soon as it is known. `objects`
+defines what they contain. Nothing is deleted while its node has a pod with devices. A waiting request is one object.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from autoscaler.state.capacity_orders import AcquireOrder, Bought, Listed, Offer
 from autoscaler.state.world import World
 
 WAIT_MAX: Final = 8
-"""So many requests of one provider wait at once, or fewer, where a ResourceQuota says so."""
+"""Maximum number of waiting requests of one provider; a ResourceQuota may allow fewer."""
 HALF_S: Final = 60.0
-"""A PodTemplate without a request is not on its way to one any more."""
+"""After so many seconds a PodTemplate without a request will not get one any more."""
 EXPECTED_S: Final[Mapping[str, float]] = {objects.CHECK: 30.0, objects.ATOMIC: 300.0}
-"""While nothing is learnt; of other classes nobody can say."""
+"""Default delivery time in seconds, while none is learned; other classes have none."""
 BOUGHT: Final[Mapping[str, Bought]] = {objects.CHECK: "owned", objects.GKE: "flex"}
 COUNTED: Final = "count/provisioningrequests.autoscaling.x-k8s.io"
-"""How a ResourceQuota says how many requests there may be."""
+"""The key by which a ResourceQuota limits the number of requests."""
 OFFSET_S: Final = 5.0
-"""A clock that is off by less than before is not set anew: the ends of Leases would tremble."""
+"""Clock offsets that change by less (seconds) are not updated, so that the end times of orders do not jitter."""
 Template = Callable[[ModelName], Object | None]
-"""What a pod of a Model's Replicas asks of a node, but for its devices; None: there is no such Model."""
+"""Returns the pod template of a model's replicas without devices; None if the model does not exist."""
 
 
 class ProvisioningProvider:
-    """See Provider. `namespace`: of engines' pods. `clock`: the World's."""
+    """Provider of one ProvisioningRequest class. `namespace`: of engines' pods. `clock`: the World's."""
 
-    def __init__(  # noqa: PLR0917  composed once
+    def __init__(  # noqa: PLR0917  constructed once
         self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World],
         pod: Template, clock: Callable[[], float],
     ) -> None:  # fmt: skip
@@ -58,7 +57,7 @@ class ProvisioningProvider:
         self._offset_s: float | None = None
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider."""
+        """Return one offer per matching node kind, unless its cloud quota is used up."""
         every = await self._all()
         wait = sum(one.provider == self._named.name and not one.node for one in every)
         left = min(await self._left(), WAIT_MAX - wait)
@@ -69,7 +68,7 @@ class ProvisioningProvider:
         return tuple(one for one in some if one.name not in dry) if left > 0 else ()
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider."""
+        """Create the order's PodTemplate and ProvisioningRequest."""
         pod = self._pod(order.owner)
         if pod is None:
             raise RefusedError(f"there is no model {order.owner} any more")
@@ -85,12 +84,12 @@ class ProvisioningProvider:
                 )
         except AnswerError as error:
             if error.status in REFUSALS and not asked:
-                with suppress(AnswerError):  # else it is found by the list, and goes
+                with suppress(AnswerError):  # otherwise `list` finds it, and it is released
                     await self._server.delete(f"{self._templates}/{order.id.name}")
             raise_refusal(error)
 
     async def release(self, order: ReleaseOrder) -> None:
-        """See Provider."""
+        """Delete the request, then its template, unless the node is in use."""
         at = f"{self._requests}/{order.id.name}"
         found = await self._server.find(at)
         if found is not None and self._read(found).provider == self._named.name:
@@ -105,7 +104,7 @@ class ProvisioningProvider:
             await self._server.delete(f"{self._templates}/{order.id.name}")
 
     async def list(self) -> tuple[Listed, ...]:
-        """See Provider."""
+        """List requests and leftover templates, and record the nodes of requests."""
         every = await self._all()
         mine = [one for one in every if one.provider == self._named.name]
         halves = await self._halves({one.name for one in every})
@@ -124,27 +123,27 @@ class ProvisioningProvider:
     # --- parts --------------------------------------------------------------------------------------------------------
 
     async def _all(self) -> Sequence[Booking]:
-        """Those of other providers, too: a node is one's alone."""
+        """Requests of all providers, since a node belongs to one of them only."""
         return [self._read(one) for one in await self._server.items(self._requests, labelSelector=objects.LEASE)]
 
     def _read(self, found: Object) -> Booking:
-        """Of another installation, it is of no provider of ours."""
+        """Read a request. If another installation owns it, its provider is empty."""
         one = objects.read_booking(found)
         return one if self._server.owner.owns(found) else one._replace(provider="")
 
     async def _left(self) -> int:
-        """So many requests more may be made."""
+        """How many more requests may be created."""
         quotas = await self._server.items(f"/api/v1/namespaces/{self._namespace}/resourcequotas")
         left = [WAIT_MAX]
         for one in quotas:
             hard = one["spec"].get("hard", {}).get(COUNTED)
             if hard is not None:
                 used = one.get("status", {}).get("used", {}).get(COUNTED, "0")
-                left.append((read_milli(hard) - read_milli(used)) // 1000)  # a quantity: a thousand is `1k`
+                left.append((read_milli(hard) - read_milli(used)) // 1000)  # a quantity: 1000 is written as `1k`
         return min(left)
 
     async def _is_ours(self, path: str, order: AcquireOrder) -> bool:
-        """Raises RefusedError where it is another's."""
+        """Whether our object exists. Raises RefusedError if it is another's, TimeoutError while it terminates."""
         found = await self._server.find(path)
         if found is None:
             return False
@@ -152,11 +151,11 @@ class ProvisioningProvider:
         if there.provider != self._named.name:
             raise RefusedError(f"{order.id.name} is the name of what is not this provider's")
         if there.leaving:
-            raise TimeoutError  # it is there once more when that is gone: said again then
+            raise TimeoutError  # retried when it is gone
         return True
 
     async def _lay(self, made: Object, order: AcquireOrder) -> None:
-        """One that an order before left there may be of another Model's pods by now."""
+        """Create the template; replace one that an earlier order left, since it may be of another model's pods."""
         try:
             await self._server.create(self._templates, made)
         except AnswerError as error:
@@ -174,13 +173,13 @@ class ProvisioningProvider:
                 raise
 
     async def _stays(self, shown: Listed, order: ReleaseOrder) -> bool:
-        """What is used, though some of it may have failed since it came; or is only to go if it has not come."""
+        """Whether the release has no effect: the node is in use, or granted although the order sets `uncommitted`."""
         if order.uncommitted and shown.committed:
             return True
         return bool(shown.node) and bool(await find_device_user(self._server, shown.node, ()))
 
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
-        """PodTemplates that have no request, and will have none."""
+        """PodTemplates that have no request and will not get one."""
         there = await self._server.items(self._templates, labelSelector=objects.LEASE)
         alone = [one for one in map(self._read, there) if one.provider == self._named.name]
         old_s = self._server.unix_s() - HALF_S
@@ -189,7 +188,7 @@ class ProvisioningProvider:
         ]
 
     async def _nodes(self, every: Sequence[Booking]) -> Mapping[str, CandidateNode]:
-        """Those that may be somebody's."""
+        """Nodes that may belong to one of the requests."""
         wanted = {objects.node_label_selector(one) for one in every if one.node or one.holds("Provisioned")}
         found: dict[str, CandidateNode] = {}
         for selector in sorted(wanted):
@@ -200,7 +199,7 @@ class ProvisioningProvider:
         return found
 
     async def _bound(self, mine: Sequence[Booking]) -> Mapping[str, str]:
-        """Where the pods are that consume a request whose node nobody knows."""
+        """Nodes of the pods that consume a request whose own node is unknown."""
         if all(one.node or not one.holds("Provisioned") for one in mine):
             return {}
         path = f"/api/v1/namespaces/{self._namespace}/pods"
@@ -209,7 +208,7 @@ class ProvisioningProvider:
         return {notes[objects.CONSUMES[0]]: node for notes, node in said if node and objects.CONSUMES[0] in notes}
 
     async def _note(self, mine: Sequence[Booking], found: Mapping[str, str]) -> None:
-        """Whose a node is stays so. Who may not write, or finds it changed, does it another time."""
+        """Record each request's node, so that it keeps it. A write that fails is left to the next list."""
         for one in mine:
             node = found.get(one.name)
             if node is not None and node != one.node:
@@ -229,7 +228,7 @@ def _offers(settings: Settings, named: ProviderSettings, of: Provisioning, many:
     whole = of.class_name != objects.CHECK
     terms = OfferTerms(
         many, named.expected_seconds or EXPECTED_S.get(of.class_name),
-        of.max_run_seconds if whole else None,  # what is booked is used up, and has no end
+        of.max_run_seconds if whole else None,  # a booking is consumed and has no end
         whole=whole, queued=of.class_name not in EXPECTED_S, bought=BOUGHT.get(of.class_name),
     )  # fmt: skip
     return [*build_node_kind_offers(named.name, of.selector, terms, settings)]

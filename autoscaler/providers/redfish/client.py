@@ -1,8 +1,8 @@
-"""Requests to one Redfish service: with its login, over TLS, bounded; nothing of an address or a secret is ever said.
+"""HTTP client of one Redfish service: login, TLS and limits. Its errors contain no address and no secret. I/O.
 
-Owns the session (a token of `SessionService`, else a name and a password with each request), and the two ways in which
-an operation is answered: at once, or by a task. A request that was not answered raises NoAnswerError: nobody knows what
-came of it. Redirects are not followed, and nothing is asked outside of the service.
+Authenticates with a session token (`SessionService`), else with name and password in each request. An operation
+completes at once or as a task. A request without a response raises NoAnswerError: its outcome is unknown. Redirects are
+not followed, and no other host is contacted.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from autoscaler.providers.redfish.schema import ROOT, RedfishDocumentError, find
 CONNECT_S_MAX = 5.0
 READ_S_MAX = 15.0
 CHANGE_S_MAX = 180.0
-"""Some answer only when the operation is through."""
+"""Some services respond only when the operation has completed."""
 ANSWER_BYTES_MAX = 8 << 20
 AT_ONCE = 8
-"""Requests to one service."""
+"""Maximum concurrent requests to one service."""
 POLL_S = (0.05, 0.4)
-"""From one look at a task to the next: a tenth of what it has taken so far, within these."""
+"""Minimum and maximum seconds between polls of a task; in between, a tenth of the time that it has taken so far."""
 RETRY_AFTER_S_MAX = 5.0
 TASK_S_MAX = 600.0
 SESSIONS = f"{ROOT}SessionService/Sessions"
 _WORD = re.compile(r"[A-Za-z0-9]{1,64}")
 _UNAUTHORIZED, _ACCEPTED, _FORGOTTEN = 401, 202, frozenset({404, 410})
 _NOT_OF_IT = frozenset({_UNAUTHORIZED, 403, 429})
-"""What an operation's monitor answers of who asks, and not of the operation."""
+"""Responses of a task monitor that concern the client, not the operation."""
 Sleep = Callable[[float], Awaitable[None]]
 Tls = Callable[[], Awaitable[ssl.SSLContext | None]]
-"""Asked anew when a certificate did not hold, since authorities change, too; None: as the system has it."""
+"""Called again if a certificate fails verification, since authorities change, too; None: the system's defaults."""
 
 
 class NoAnswerError(Exception):
-    """Nobody knows what came of a request. `str()` says why, without an address."""
+    """The outcome of a request is unknown. `str()` says why, without an address."""
 
 
 class StatusError(Exception):
-    """The service said no, and changed nothing. `str()` says its status and its word for it."""
+    """The service rejected a request and changed nothing. `str()` has its status and message ID."""
 
     def __init__(self, status: int, word: str) -> None:
         super().__init__(f"the fabric answers {status}{f' ({word})' if word else ''}")
@@ -54,7 +54,7 @@ class StatusError(Exception):
 
 
 class Login(NamedTuple):
-    """Of a service; never said."""
+    """Credentials of a service; never printed."""
 
     user: str
     password: str
@@ -64,23 +64,23 @@ class Login(NamedTuple):
 
 
 class RedfishResponse(NamedTuple):
-    """What a service said."""
+    """A response of a service."""
 
     status: int
     body: bytes
     etag: str
     task: str
-    """Where an operation that goes on is asked for; empty: it does not."""
+    """Path of the monitor of an operation in progress; empty: it is completed."""
     after_s: float
-    """It asks not to be asked again before."""
+    """Seconds to wait before the next request."""
 
 
 Logins = Callable[[], Awaitable[Login | None]]
-"""Asked anew for each session, so that a changed password is found; None: the service wants none."""
+"""Called for each session, so that a changed password is found; None: the service needs no login."""
 
 
 class Service:
-    """One service. `close` ends its session."""
+    """Client of one service. `close` ends its session."""
 
     def __init__(
         self, url: str, logins: Logins, tls: Tls, *, sleep: Sleep = asyncio.sleep,
@@ -91,26 +91,26 @@ class Service:
         self._logins, self._tls, self._sleep, self.may_write = logins, tls, sleep, may_write
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] | None = None
-        """Of a login; None: there is none yet."""
+        """Authentication headers; None: not logged in yet."""
         self._own = ""
-        """The path of our session."""
+        """Path of the current session."""
         self._turns, self._entering = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
     async def get(self, path: str) -> RedfishResponse:
-        """A document. Raises NoAnswerError, StatusError."""
+        """Get a document. Raises NoAnswerError, StatusError."""
         async with self._turns:
             return await self._ask("GET", path, None, {}, READ_S_MAX)
 
     async def patch(self, path: str, body: object, etag: str = "") -> RedfishResponse:
-        """Changes one, if it is still of that `etag`. Raises NoAnswerError, StatusError (412: it is not)."""
+        """Patch a document if it still has that `etag`. Raises NoAnswerError, StatusError (412: it does not)."""
         if not self.may_write():
             raise NoAnswerError("this process does not lead")
         told = {"If-Match": etag} if etag else {}
         return await self._ask("PATCH", path, msgspec.json.encode(body), told, CHANGE_S_MAX)
 
     async def through(self, answer: RedfishResponse, clock: Callable[[], float], wanted: Callable[[], bool]) -> None:
-        """Until an operation is over, or not `wanted` any more. Raises NoAnswerError where nobody knows what came of
-        it, StatusError where the service did not do it.
+        """Wait until an operation has ended or is not `wanted` any more.
+        Raises NoAnswerError if its outcome is unknown, StatusError if the service did not perform it.
         """
         began_s, after_s = clock(), answer.after_s
         while answer.task and wanted() and clock() < began_s + TASK_S_MAX:
@@ -119,10 +119,10 @@ class Service:
                 told = await self.get(answer.task)
             except StatusError as error:
                 if error.status in _FORGOTTEN:
-                    return  # what there is now tells
+                    return  # the current state shows the outcome
                 if error.status in _NOT_OF_IT:
                     raise NoAnswerError(str(error)) from None
-                raise  # a monitor answers as the operation does (DSP0266, asynchronous operations)
+                raise  # a monitor responds as the operation does (DSP0266, asynchronous operations)
             after_s = told.after_s
             if told.status != _ACCEPTED and _over(told.body):
                 return
@@ -130,14 +130,14 @@ class Service:
             raise NoAnswerError("its task does not end")
 
     async def close(self) -> None:
-        """Nothing is asked any more."""
+        """End the session and close the connections."""
         if self._session is None:
             return
         await self._leave()
         await self._session.close()
         self._session = None
 
-    # --- one request --------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _ask(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], within_s: float
@@ -148,11 +148,11 @@ class Service:
         except StatusError as error:
             if error.status != _UNAUTHORIZED or not login:
                 raise
-        login = await self._login(login)  # the session has ended, or the password is another
+        login = await self._login(login)  # the session has ended, or the password has changed
         return await self._send(method, path, body, {**login, **headers}, within_s)
 
     async def _login(self, stale: dict[str, str] | None) -> dict[str, str]:
-        """`stale`: what did not do."""
+        """Return authentication headers. `stale`: those that were rejected."""
         async with self._entering:
             if self._headers is None or self._headers is stale:
                 self._headers = await self._entered()
@@ -182,11 +182,9 @@ class Service:
         return {"Authorization": f"Basic {both}"}
 
     async def _leave(self) -> None:
-        """Ends our session: one that is not to be used is open all the same, and a service has room for few."""
+        """End the session, which otherwise stays open: a service has room for few."""
         if self._own:
-            with contextlib.suppress(
-                NoAnswerError, StatusError, RedfishDocumentError
-            ):  # it has ended, or ends by itself
+            with contextlib.suppress(NoAnswerError, StatusError, RedfishDocumentError):  # it has ended, or will expire
                 await self._send("DELETE", self._own, None, self._headers or {}, CONNECT_S_MAX)
         self._own = ""
 
@@ -237,12 +235,12 @@ class Service:
 
 
 def pause_s(took_s: float) -> float:
-    """Until the next look at what has taken so long by now."""
+    """Seconds until the next poll of an operation that has taken so long."""
     return min(max(took_s / 10.0, POLL_S[0]), POLL_S[1])
 
 
 def _over(body: bytes) -> bool:
-    """Raises StatusError where it went wrong."""
+    """Whether a task has ended. Raises StatusError if it failed."""
     told = parse_task(body or b"{}")
     if told.over and not told.well:
         raise StatusError(409, "its task failed")
@@ -264,7 +262,7 @@ def _after_s(response: aiohttp.ClientResponse) -> float:
 
 
 def _word(body: bytes) -> str:
-    """The last part of the first MessageId (`Base.1.8.ResourceInUse`): messages themselves may hold anything."""
+    """Last part of the first MessageId (`Base.1.8.ResourceInUse`); the messages themselves may contain anything."""
     told: Any
     try:
         told = msgspec.json.decode(body)["error"]

@@ -1,7 +1,8 @@
-"""What a Redfish fabric has of a cluster: its login in a Secret, Notes in a ConfigMap, which nodes may have more.
+"""The cluster's side of a Redfish fabric: its login in a Secret, Notes in a ConfigMap, nodes that can have devices.
+I/O.
 
-Owns what these are called and how they are read. The Secret is mounted by the chart, since an autoscaler may read none
-of the API server; nothing of it is kept: it is read anew for each session.
+The chart mounts the Secret, since the autoscaler may not read any from the API server. Its content is not cached: it is
+read for each session.
 """
 
 from __future__ import annotations
@@ -19,33 +20,33 @@ from autoscaler.spec.settings import Settings
 
 NODES = "/api/v1/nodes"
 NOTES = "pilotlight-fabric"
-"""The ConfigMap: a key for each provider, with a line for each block."""
+"""The ConfigMap: one key per provider, with one line per block."""
 SECRETS = Path("/secrets")
 """Where the chart mounts Secrets, each in a folder of its name."""
 FILE_BYTES_MAX = 1 << 20
 Key = Callable[[str], Awaitable[str | None]]
-"""One key of a Secret, by its name; None: it is not there; empty: nothing that could be read is."""
+"""Reads one key of a Secret by name; None: it does not exist; empty: unreadable."""
 
 
 class RedfishCredentialsError(Exception):
-    """A login or an authority cannot be had; `str()` says of which Secret or file, and what it should have."""
+    """A login or an authority is not available; `str()` names the Secret or file and what it should contain."""
 
 
 class RedfishCredentials:
-    """How one provider gets to its service: a mounted Secret with username, password and, where its authority is a
-    private one, `ca.crt`; or that in a file. Raises AccessError.
+    """Login and TLS of one provider's service. Raises RedfishCredentialsError.
+    Read from a mounted Secret with username, password and, for a private authority, `ca.crt`, or a file for the latter.
     """
 
     def __init__(
         self, secret: str | None, ca_file: str | None, secrets: Path = SECRETS, key: Key | None = None
     ) -> None:
-        """`key`: how the Secret is read; by default in its folder, where it is mounted."""
+        """`key`: reads the Secret; by default from the folder where it is mounted."""
         self._secret, self._folder = secret, secrets / (secret or "")
         self._key = self._mounted if key is None else key
         self._ca_file = None if ca_file is None else Path(ca_file)
 
     async def login(self) -> Login | None:
-        """See redfish_http.Logins."""
+        """Return the login (`client.Logins`)."""
         if self._secret is None:
             return None
         user, password = await self._key("username"), await self._key("password")
@@ -54,7 +55,7 @@ class RedfishCredentials:
         return Login(user, password)
 
     async def tls(self) -> ssl.SSLContext:
-        """See redfish_http.Tls."""
+        """Return the TLS context (`client.Tls`)."""
         if self._ca_file is not None:
             pem = await asyncio.to_thread(_text, self._ca_file)
         else:
@@ -73,8 +74,8 @@ class RedfishCredentials:
 
 
 def _certificates(pem: str) -> str:
-    """What is beside certificates may be in any language. Raises SSLError where nothing is left: without a text the
-    authorities of the system would be trusted.
+    """Drop everything but ASCII: text around certificates may be in any language.
+    Raises SSLError if nothing is left: with an empty text the system's authorities would be trusted.
     """
     ascii_ = pem.encode("ascii", "ignore").decode()
     if not ascii_.strip():
@@ -83,7 +84,7 @@ def _certificates(pem: str) -> str:
 
 
 def _text(path: Path) -> str | None:
-    """None: it is not there; empty: it cannot be read, or is no text."""
+    """Read a file; None: it does not exist; empty: it is unreadable or not text."""
     try:
         with path.open("rb") as file:
             return file.read(FILE_BYTES_MAX).decode().rstrip("\n")
@@ -94,7 +95,7 @@ def _text(path: Path) -> str | None:
 
 
 class ConfigMapNotes:
-    """Of one provider of one installation. See Notes. An earlier version used the provider's name alone as the key."""
+    """The Notes of one provider of one installation. An earlier version used the provider's name alone as the key."""
 
     def __init__(self, server: Server, namespace: str, provider: str) -> None:
         self._server, self._old = server, provider
@@ -103,7 +104,7 @@ class ConfigMapNotes:
         self._all = f"/api/v1/namespaces/{namespace}/configmaps"
 
     async def read(self) -> StoredMarks:
-        """See Notes."""
+        """Read the marks and their version."""
         found = await self._server.find(f"{self._all}/{NOTES}")
         if found is None:
             return StoredMarks({}, "")
@@ -113,7 +114,7 @@ class ConfigMapNotes:
         return StoredMarks(marks, found["metadata"]["resourceVersion"])
 
     async def write(self, noted: StoredMarks) -> bool:
-        """See Notes."""
+        """Replace the marks; False if the ConfigMap has changed."""
         text = "".join(f"{path} {mark}\n" for path, mark in sorted(noted.marks.items()))
         data = {self._old: None, self._key: text or None}
         metadata: Object = {"name": NOTES}
@@ -132,15 +133,13 @@ class ConfigMapNotes:
 
 
 class OpenSites:
-    """Which nodes are there, ready and open, and how many Devices they can have; where nobody says it, as many as there
-    may be at all.
-    """
+    """Ready and schedulable nodes, and how many devices they can have: DEVICES_MAX if that is not configured."""
 
     def __init__(self, server: Server, settings: Callable[[], Settings], groups: Callable[[], Groups] = dict) -> None:
         self._server, self._settings, self._groups = server, settings, groups
 
     async def __call__(self, nodes: Collection[str]) -> Mapping[str, AttachableNode]:
-        """See fabric_redfish.Sites."""
+        """Return those of these nodes that can have devices (`provider.Sites`)."""
         if len(nodes) == 1:
             found = await self._server.find(f"{NODES}/{next(iter(nodes))}")
             there = [] if found is None else [found]

@@ -1,11 +1,10 @@
-"""Shows a cluster what fabrics could attach (resource.k8s.io/v1), and tells claims what became of theirs. I/O.
+"""Publishes a fabric's attachable devices as ResourceSlices (resource.k8s.io/v1) and reports on claims. I/O.
 
-Owns our ResourceSlices and the conditions that are ours in claims; what they say is
-`autoscaler.provisioning.device_claims`'. A pool is one ResourceSlice, whose name follows from the pool's: whoever leads
-next takes it over. A label says of which installation it is, and only our own are touched. It chooses its node by name
-and not as `nodeName`, since a kubelet that starts deletes all of those that are of its node. First what is published is
-brought up to date, then claims are told, so that what one is sent away from is not given to it again. Whatever fails is
-tried anew from what there is then (Reconciler).
+The content comes from `autoscaler.provisioning.device_claims`. A pool is one ResourceSlice whose name follows from the
+pool's, so the next leader takes it over. A label names the installation, and only its own slices are changed. They
+select their node by name and not by `nodeName`, since a kubelet that starts deletes all slices with its `nodeName`.
+Slices are updated before claims, so that a claim is not given the same device again. Failures are retried from the
+state at that time (Reconciler).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from autoscaler.text import format_rfc3339
 
 API: Final = "resource.k8s.io/v1"
 LOOK_S: Final = 5.0
-"""Without news it is looked this often, since time alone changes what could be attached."""
+"""Seconds between updates without a notification, since time alone changes what can be attached."""
 SWEEP_S: Final = 60.0
-"""And this often at what is published: others may have changed it."""
+"""Seconds between reads of what is published, since others may have changed it."""
 HOME: Final = OURS + "home"
 _LABEL: Final = "pilotlight-fabric"
 UNBOUND: Final = (
@@ -38,12 +37,13 @@ UNBOUND: Final = (
 
 
 class UnboundError(RefusedError):
-    """What was published would be given away before it is there."""
+    """Published devices would be allocated before they exist."""
 
 
 class DraPublisher(Reconciler):
-    """See the module. `place`: our own namespace, and what the Lease of leadership is called. `due`: what there is to
-    show now; None: it is not known, or not ours.
+    """`place`: Pilotlight's namespace and the name of the leader-election Lease.
+
+    `due`: what to publish now; None: unknown, or not this process's task.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class DraPublisher(Reconciler):
         super().__init__(self._once, "what fabrics could attach is not published as it is")
         self._server, self._due, self._clock = server, due, clock
         self._home, self._before = installation_id(*place), place[0]
-        """What says that one is ours; and what said so before, of all installations of one namespace."""
+        """Label value of this installation's slices, and that of an earlier version, shared within a namespace."""
         self._shown: tuple[DevicePool, ...] | None = None
-        """What is published as far as is known; None: nobody knows."""
+        """What is published, as far as known; None: unknown."""
         self._swept_s = 0.0
 
     async def _once(self) -> float:
@@ -83,7 +83,7 @@ class DraPublisher(Reconciler):
             await self._put(name, pool, there.get(name))
 
     async def _put(self, name: str, pool: DevicePool, found: Object | None) -> None:
-        """A new one is not whole at first: nothing is given of it before it is seen to be kept as it was made."""
+        """Create or update a slice. A new one is incomplete at first: nothing is allocated before it was checked."""
         if found is None:
             metadata = {"name": name, "labels": {MANAGED_BY: _LABEL, HOME: self._home}}
             made = {
@@ -102,7 +102,7 @@ class DraPublisher(Reconciler):
             await self._check(found, spec)
 
     async def _check(self, found: Object, wanted: Object) -> None:
-        """A server that knows no binding conditions leaves them out: pods would be bound with what is not there."""
+        """Delete a slice that the server stored without binding conditions: pods would be bound without devices."""
         if not _is(found, wanted):
             await self._server.delete(f"{SLICES}/{found['metadata']['name']}")
             raise UnboundError(UNBOUND)
@@ -110,7 +110,7 @@ class DraPublisher(Reconciler):
     # --- claims -------------------------------------------------------------------------------------------------------
 
     async def _tell_claim(self, told: ClaimStatus) -> None:
-        """Whoever is another by now, or gone, is told nothing."""
+        """Write the status of a claim, unless it has been deleted or recreated."""
         path = f"{CLAIMS.removesuffix('resourceclaims')}namespaces/{told.namespace}/resourceclaims/{told.name}"
         claim = await self._server.find(path)
         if claim is None or claim["metadata"]["uid"] != told.uid:
@@ -125,16 +125,16 @@ class DraPublisher(Reconciler):
         except AnswerError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
-            self.look()  # it is another by now, and is looked at again
+            self.look()  # it has changed: try again
 
 
 def resource_slice_name(pool: str) -> str:
-    """Of a pool's ResourceSlice."""
+    """Name of a pool's ResourceSlice."""
     return f"{_LABEL}-{hashlib.sha256(pool.encode()).hexdigest()[:16]}"
 
 
 def build_resource_slice_spec(pool: DevicePool, generation: int, slices: int = 1) -> Object:
-    """Of its ResourceSlice, which is all of it; of more the scheduler gives nothing before it sees them."""
+    """Spec of a pool's only ResourceSlice. With more `slices` the pool is incomplete, and nothing is allocated."""
     return {
         "driver": DRIVER, "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": slices},
         "nodeSelector": _node(pool.node), "devices": [*pool.devices],

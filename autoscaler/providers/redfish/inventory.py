@@ -1,7 +1,7 @@
-"""Reads a whole fabric from its Redfish service, and keeps Marks: in the service, or beside it where that has no place.
+"""Reads a whole fabric from its Redfish service and stores marks there, or in Notes if it has no place for them. I/O.
 
-Owns which documents are asked for, and Notes. Collections are had whole in one answer where the service can do that.
-Raises NoAnswerError, StatusError, DocumentError: less is not all.
+Collections are read in one response if the service can do that. Raises NoAnswerError, StatusError, RedfishDocumentError
+rather than return a part.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from autoscaler.providers.redfish.planning import Fabric
 from autoscaler.providers.redfish.schema import ROOT, Block, BlockMark, ComputerSystem, RedfishDocumentError, RedfishGpu
 
 PAGES_MAX = 64
-"""Of a collection."""
+"""Maximum pages of a collection."""
 NOT_THERE = frozenset({404, 410})
 _EXPANDED = "?$expand=.($levels=1)"
 
 
 class StoredMarks(NamedTuple):
-    """Marks by block, and of which moment they are."""
+    """Marks by block, and their version."""
 
     marks: Mapping[str, str]
     version: str
 
 
 class Notes(Protocol):
-    """Where Marks are kept of a service that has no place for them; whoever leads next reads the same ones."""
+    """Stores the marks of a service that has no place for them; every leader reads the same ones."""
 
     def read(self) -> Awaitable[StoredMarks]:
-        """All of them."""
+        """Read all marks."""
 
     def write(self, noted: StoredMarks) -> Awaitable[bool]:
-        """All of them anew; False where they are others than at that `version` by now."""
+        """Replace all marks; False if they have changed since that `version`."""
 
 
 class _Places(NamedTuple):
@@ -44,22 +44,22 @@ class _Places(NamedTuple):
 
 
 class Reading:
-    """One service."""
+    """Reads and marks the blocks of one service."""
 
     def __init__(
         self, service: Service, systems: Mapping[str, str], by: str, notes: Notes | None = None
     ) -> None:  # fmt: skip
-        """`systems`: by node, the path of its system. `by`: whose Marks are ours."""
+        """`systems`: by node, the path of its system. `by`: the provider whose marks are ours."""
         self.service, self.systems, self._by, self._notes = service, dict(systems), by, notes
         self._places: _Places | None = None
         self._gpus: dict[str, RedfishGpu | None] = {}
-        """By the only processor of a block; None: it is another."""
+        """By the only processor of a block; None: it is not a GPU."""
         self._untold: set[str] = set()
-        """Of the others those that did not say what they are when they were asked last."""
+        """Processors that did not report their kind when they were last read."""
 
     async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
-        """All blocks, and the systems of these nodes, each of which must be there; by default of all that the service
-        has: a wrong path hides no other.
+        """Read all blocks, and the systems of these nodes, each of which must exist.
+        The default is all nodes; missing systems are then left out, so that a wrong path hides no other system.
         """
         wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
         system = self._perhaps if nodes is None else self._system
@@ -79,7 +79,7 @@ class Reading:
         return Fabric(blocks, systems, gpus, marks, keeps, frozenset(wanted) - systems.keys())
 
     async def keep(self, block: Block, mark: BlockMark | None) -> None:
-        """Marks a block; None: it is nobody's. StatusError 412: it is another by now."""
+        """Mark a block; None: remove its mark. Raises StatusError (412) if it has changed."""
         text = "" if mark is None else mark.text()
         if block.free_for is not None:
             etag = block.etag or await self._etag(block)
@@ -91,7 +91,7 @@ class Reading:
                 raise StatusError(412, "the notes are others by now")
 
     async def link(self, system: ComputerSystem, blocks: Iterable[str]) -> RedfishResponse:
-        """Links a system to these blocks and no others."""
+        """Link a system to exactly these blocks."""
         body = {"Links": {"ResourceBlocks": [{"@odata.id": path} for path in blocks]}}
         return await self.service.patch(system.path, body, system.etag)
 
@@ -102,7 +102,7 @@ class Reading:
         return schema.parse_system(answer.body, answer.etag)
 
     async def _perhaps(self, node: str) -> ComputerSystem | None:
-        """None: the service has no such system."""
+        """Read a node's system; None if the service does not have it."""
         try:
             return await self._system(node)
         except StatusError as error:
@@ -132,8 +132,8 @@ class Reading:
         return schema.parse_block(answer.body, answer.etag)
 
     async def _etag(self, block: Block) -> str:
-        """Of one that was read without: in a collection there may be none where the document alone has one. Where that
-        has none, either, this look is all that keeps a Mark of somebody else's from being written over.
+        """Read the ETag of a block; collections may lack it.
+        If the document lacks it, too, this read is the only protection against overwriting another's mark.
         """
         now = await self._block(block.path)
         if now.free_for != block.free_for:
@@ -153,8 +153,8 @@ class Reading:
         return self._places
 
     async def _read_gpus(self, blocks: Iterable[Block], *, again: bool) -> dict[str, RedfishGpu]:
-        """Of each block with one: asked once, since a block keeps what it has. `again`: what did not say it is asked,
-        too, as looks at all of it do; those of a change come one right after the other.
+        """Return the GPU of each block that has one. A processor is read once, since a block's content does not change.
+        `again`: also read those that did not report their kind, as full reads do; reads of one change are too frequent.
         """
         one_each = {one.path: one.processors[0] for one in blocks if len(one.processors) == 1}
         there = {*one_each.values()}
@@ -167,4 +167,4 @@ class Reading:
         try:
             self._gpus[path] = schema.parse_gpu((await self.service.get(path)).body)
         except (StatusError, RedfishDocumentError):
-            self._untold.add(path)  # whatever it is, it is not offered now
+            self._untold.add(path)  # not offered now, whatever it is

@@ -1,8 +1,8 @@
-"""What is offered of a fabric, what is ours in it, and what is to be done next for an order. Pure.
+"""Computes the offers of a Redfish fabric, the orders that it contains, and the next change for an order. Pure.
 
-Owns these answers, on a Fabric: all that was read at one time. A block with a Mark of ours is ours, attached or not;
-one that is marked as gone is ours only while it is attached. Of the free blocks an order takes the same ones whoever
-looks. It changes nothing: `fabric_redfish` does.
+All functions take a Fabric: everything that was read at one time. A block with our mark is ours, attached or not; one
+that is marked as gone is ours only while it is attached. An order chooses the same free blocks in every process.
+`provider` makes the changes.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, O
 
 COMPOSING = "Composing"
 EXPECTED_S = 60.0
-"""While nothing is learnt, and the Settings say nothing."""
+"""Default delivery time in seconds, while none is learned or set in Settings."""
 NAMES_TOLD = 4
 
 
 class FabricContext(NamedTuple):
-    """What the Settings and the World say of what is offered and listed."""
+    """What Settings and World contribute to offers and orders."""
 
     provider: str
     expected_s: float | None
     price_per_hour: Callable[[str], float]
-    """Of one Device of a product."""
+    """Price per hour of one device of a product."""
     seen_on: Callable[[str], int]
-    """How many Devices of a node are seen."""
+    """Number of devices that a node reports."""
     tells: Callable[[tuple[str, ...]], bool]
-    """Whether a node tells which of its Devices are these."""
+    """Whether the node reports which of its devices these are."""
 
 
 class Fabric(NamedTuple):
-    """All that was read at one time."""
+    """A fabric, as read at one time."""
 
     blocks: Mapping[str, Block]
     systems: Mapping[str, ComputerSystem]
     """By node; those that were read."""
     gpus: Mapping[str, RedfishGpu]
-    """By block: those that have exactly one."""
+    """By block, if it has exactly one."""
     marks: Mapping[str, BlockMark]
     """By block."""
     keeps: bool
-    """A Mark can be kept, by the service or beside it."""
+    """Marks can be stored, by the service or in Notes."""
     missing: frozenset[str] = frozenset()
     """Nodes whose systems the service does not have."""
 
     def at(self, block: str) -> str:
-        """The node that it is attached to; empty: to none of ours."""
+        """The node that a block is attached to; empty: none of ours."""
         return next((node for node, one in self.systems.items() if block in one.blocks), "")
 
     def attached(self, block: str) -> bool:
-        """To anybody."""
+        """Whether a block is attached to any system."""
         return bool(self.at(block) or self.blocks[block].systems)
 
     def free(self, block: str) -> bool:
-        """Whether it may be had."""
+        """Whether a block can be claimed."""
         one, mark = self.blocks[block], self.marks.get(block)
         if not one.sound or one.state == COMPOSING or self.attached(block):
             return False
         return mark.gone if mark is not None else not one.free_for and not one.reserved
 
     def of(self, name: str) -> list[str]:
-        """Blocks that were claimed by that name, and not given back."""
+        """Blocks that this order claimed and has not released."""
         return sorted(path for path, one in self.marks.items() if one.name == name and not one.gone)
 
     def unread(self, node: str) -> str:
-        """Why its system was not read with all others, and what to do; empty: it was."""
+        """Why a node's system was not read with all others, and what to do; empty: it was."""
         if node in self.systems:
             return ""
         if node in self.missing:
@@ -81,24 +81,24 @@ class Fabric(NamedTuple):
 
 
 class BlockClaim(NamedTuple):
-    """What an order takes: blocks to mark; those that have its name are it already. `refused`: why it takes none."""
+    """The blocks that an order should mark, unless they have its mark. `refused`: why it gets none."""
 
     blocks: tuple[str, ...] = ()
     refused: str = ""
 
 
 class LeaseProgress(NamedTuple):
-    """What this process knows of a Lease, beside what was read."""
+    """What this process knows of an order besides what was read."""
 
     arrived: bool = False
     """All of it was attached."""
     leaving: bool = False
     failed: str = ""
-    """Why it did not come."""
+    """Why it was not delivered."""
 
 
 def build_offers(fabric: Fabric, terms: FabricContext, there: Mapping[str, AttachableNode]) -> tuple[Offer, ...]:
-    """One for each node and product of which something is free and may go there. `there`: nodes that may have more."""
+    """One offer per node and product with free blocks that it can have. `there`: nodes that can have more devices."""
     if not fabric.keeps:
         return ()
     found: list[Offer] = []
@@ -116,7 +116,7 @@ def build_offers(fabric: Fabric, terms: FabricContext, there: Mapping[str, Attac
 
 
 def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
-    """As many as may be: of each product in turn the nodes that can have the most of it, so that none is left out."""
+    """At most OFFERS_MAX: of each product in turn the nodes that can have the most, so that no product is left out."""
     before: Counter[str] = Counter()
     ranked: list[tuple[int, int]] = []
     for at in sorted(range(len(found)), key=lambda at: (-found[at].devices_max, at)):
@@ -126,7 +126,7 @@ def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def plan_claim(fabric: Fabric, order: AcquireOrder, terms: FabricContext, site: AttachableNode | None) -> BlockClaim:
-    """What is to be marked for an order, beyond what has its name by now. `site`: its node's, if it may have more."""
+    """Choose the blocks to mark for an order, besides those marked. `site`: its node's, if it can have more."""
     name, node, product = order.id.name, order.offer.node, order.offer.product
     ours = fabric.of(name)
     missing = order.devices - len(ours)
@@ -142,35 +142,35 @@ def plan_claim(fabric: Fabric, order: AcquireOrder, terms: FabricContext, site: 
     free = [path for path in _free_for(fabric, node) if fabric.gpus[path].product == product]
     can, room = [*back, *sorted(free, key=lambda path: _rank(name, path))], _room(fabric, site, terms)
     if ours or (len(can) >= missing and room + len(back) >= missing):
-        return BlockClaim(tuple(can[:missing]))  # of what was begun there may come less
+        return BlockClaim(tuple(can[:missing]))  # an order already begun may get fewer
     what = f"{len(can)} x {product}" if len(can) < missing else f"a place for {room}"
     return BlockClaim(refused=f"{node} can have {what} now, not {missing}")
 
 
 def plan_links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection[str]) -> tuple[str, ...]:
-    """What a system is to be linked to: what it is now, those blocks of ours, and not these. Others' links stay."""
+    """The blocks that a system should be linked to: as now, with `attach` and without `detach`. Others' links stay."""
     now = fabric.systems[node].blocks
     more = (path for path in sorted(attach) if path not in now)
     return (*(path for path in now if path not in detach), *more)
 
 
 def is_settled(fabric: Fabric, blocks: Iterable[str]) -> bool:
-    """Whether nothing is under way at them any more."""
+    """Whether none of the blocks is being composed."""
     return all(fabric.blocks[path].state != COMPOSING for path in blocks)
 
 
 def list_unattached_leases(fabric: Fabric) -> dict[str, str]:
-    """By name the node of what was ordered, and is not attached to any of ours: all of it, or a part."""
+    """Orders with a block that is not attached to our nodes, by name, and their nodes."""
     return {one.name: one.node for path, one in fabric.marks.items() if not one.gone and not fabric.at(path)}
 
 
 def list_late_blocks(fabric: Fabric) -> dict[str, BlockMark]:
-    """What was given back and may come, by block."""
+    """Blocks that were released and may still be attached."""
     return {path: one for path, one in fabric.marks.items() if one.gone and not fabric.attached(path)}
 
 
 def describe_missing_systems(fabric: Fabric) -> str:
-    """Of which nodes the service has no system; empty: of none."""
+    """Which nodes have no system in the service, as a phrase; empty: none."""
     names = sorted(fabric.missing)
     more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
     said = f"has no such system for node {', '.join(names[:NAMES_TOLD])}{more}: mend its path in `systems`"
@@ -178,7 +178,7 @@ def describe_missing_systems(fabric: Fabric) -> str:
 
 
 def list_leases(fabric: Fabric, terms: FabricContext, held: Mapping[str, LeaseProgress]) -> tuple[Listed, ...]:
-    """All of ours. What somebody detached by hand is ours no more, where this process saw it attached before."""
+    """All our orders, except those detached by hand: attached when this process last saw them, and not any more."""
     names = {one.name for path, one in fabric.marks.items() if path in fabric.blocks and _ours(fabric, path)}
     found = (_listed(fabric, terms, name, held.get(name, LeaseProgress())) for name in sorted(names))
     return tuple(one for one in found if one is not None)
@@ -214,8 +214,8 @@ def _listed(fabric: Fabric, terms: FabricContext, name: str, held: LeaseProgress
 
 
 def _unread(fabric: Fabric, terms: FabricContext, plain: Listed, there: Sequence[str], held: LeaseProgress) -> Listed:
-    """Of a node whose system is not looked at: what is attached is taken to be there, so that who uses it keeps it. A
-    system that the service does not have may be back; what the Settings name no more is nobody's to bring or to detach.
+    """An order whose node's system is not read. Attached blocks count as present, so that their users keep them.
+    A missing system may return. On a node that Settings do not name any more nothing can be attached or detached.
     """
     node = plain.offer.node
     ids = tuple(f"{node}/{fabric.gpus[path].uuid}" for path in there if path in fabric.gpus)
@@ -229,26 +229,26 @@ def _unread(fabric: Fabric, terms: FabricContext, plain: Listed, there: Sequence
 
 
 def count_foreign_devices(fabric: Fabric, node: str, terms: FabricContext) -> int:
-    """Devices that a node has without ours."""
+    """Number of devices of a node that are not ours."""
     told = [one.before for one in fabric.marks.values() if one.node == node and not one.gone]
     return min(told) if told else terms.seen_on(node)
 
 
 def _counted_from(fabric: Fabric, node: str, there: Sequence[str]) -> int:
-    """After the node's own, and those of ours that its system had before: a node counts in that order."""
+    """Number of the first of these devices: a node counts its own, then ours in the order of the system's links."""
     linked = fabric.systems[node].blocks
     ours = [path for path in linked[: min(map(linked.index, there))] if path in fabric.marks]
     return min(fabric.marks[path].before for path in there) + len(ours)
 
 
 def _room(fabric: Fabric, site: AttachableNode, terms: FabricContext) -> int:
-    """So many more may be attached there. What others attached is seen there, or on its way."""
+    """How many more devices can be attached to the node. Others' devices are seen there or coming."""
     ours = sum(one.node == site.node and not one.gone for one in fabric.marks.values())
     return site.most - max(terms.seen_on(site.node), count_foreign_devices(fabric, site.node, terms) + ours)
 
 
 def list_attached_uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
-    """By node: the GPUs that are attached there by that name. Empty: the fabric does not tell it, or did not yet."""
+    """UUIDs of the order's attached GPUs, by node. An empty UUID is not reported, or not yet."""
     found: dict[str, tuple[str, ...]] = {}
     for path, mark in sorted(fabric.marks.items()):
         if mark.name == name and path in fabric.blocks and (node := fabric.at(path)):
@@ -257,7 +257,7 @@ def list_attached_uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]
 
 
 def _free_for(fabric: Fabric, node: str) -> list[str]:
-    """Free blocks with one GPU, which may be composed with what the node has (its zones)."""
+    """Free blocks with one GPU that can be composed with the node's blocks (shared zones)."""
     own = [fabric.blocks[path].zones for path in fabric.systems[node].blocks if path in fabric.blocks]
     zones = {zone for told in own for zone in told}
     near = (path for path in fabric.gpus if path in fabric.blocks and fabric.free(path))
@@ -280,5 +280,5 @@ def _offer(
 
 
 def _rank(name: str, path: str) -> bytes:
-    """In this order a name takes blocks: two who order at once take the same."""
+    """Sort key of an order's choice of blocks: processes that act at once choose the same."""
     return hashlib.sha256(f"{name}/{path}".encode()).digest()

@@ -1,13 +1,13 @@
-"""A fabric that is composed by Redfish: GPUs are attached to a node by PATCH of its system's links, and detached so.
+"""Provider for a fabric composed by Redfish: attaches and detaches GPUs by PATCH of a system's links. I/O.
 
-Owns who writes: one `Bay` for each system. What is ours is marked before it is attached, in the block's `Client`, or
-in Notes beside a service that has no such place; with its Mark an order stands, and its attach goes on in `attend`,
-whoever leads by then. A block that may come after it was given back, since nobody saw what came of its attach, keeps a
-Mark that says so, and is shown then; after LATE_S it does not come any more.
+One `Bay` per system makes all changes to it. A block is marked before it is attached, in its `Client` or, if the
+service has no such property, in Notes. The mark is the order: whoever leads attaches the block in `attend`. A released
+block that may still be attached, because the outcome of its attach is unknown, keeps a mark that says so and is listed
+if it appears. After LATE_S it is not expected any more.
 
-Attached is here: whether the node sees it is what its Slices tell. It never detaches what is used. What it remembers
-only makes it quicker, and tells what a person detached by hand: a new one finds all of ours by its Marks, and attaches
-what is not attached. Who does not lead remembers nothing: others change it.
+An order is here when it is attached; slices show whether the node sees it. Devices in use are not detached. State in
+memory saves time and reveals what was detached by hand; a new process finds all orders by their marks and attaches what
+is not attached. A process that does not lead keeps no state, since others change the fabric.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from autoscaler.providers.redfish.system_writer import Around, Bay
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
 
 CLAIMS = 3
-"""Tries of an order whose blocks are others' in the moment that they are marked."""
+"""Attempts of an order whose blocks others take while they are being marked."""
 LATE_S: Final = 900.0
-"""So long what was given back may come, since this process saw it neither attached nor under way; longer than the
-service works on anything that it was asked.
+"""Seconds that a released block may still take to be attached, since this process saw it neither attached nor
+composing; longer than the service works on any request.
 """
 NOT_YET: Final = "where it could attach is something of an entry that closes or was taken out, which goes first"
 Sites = Callable[[Collection[str]], Awaitable[Mapping[str, AttachableNode]]]
-"""Of these nodes those that may have more Devices, and how many at most."""
+"""Returns those of these nodes that can have more devices, and how many at most."""
 _OTHER = 412
 
 
 class RedfishFabric:
-    """See the module, and Provider."""
+    """Provider of one Redfish fabric; see the module docstring."""
 
     def __init__(self, reading: Reading, around: Around, terms: FabricContext, sites: Sites) -> None:
         self._reading, self._around, self._terms, self._sites = reading, around, terms, sites
@@ -62,22 +62,22 @@ class RedfishFabric:
         self._bays = {node: Bay(node, reading, around, self._held, self._tell) for node in reading.systems}
         self._claiming = asyncio.Lock()
         self.lacks = ""
-        """See Lacking."""
+        """See `Lacking`."""
         self._late: dict[tuple[str, BlockMark], float] = {}
-        """Blocks that may come though they were given back: since when, see LATE_S."""
+        """Released blocks that may still be attached, and since when (LATE_S)."""
 
     def _tell(self) -> None:
         self._changed()
 
     async def attend(self, changed: Callable[[], None]) -> None:
-        """See Attended."""
+        """Run the writers of all systems."""
         self._changed = changed
         async with asyncio.TaskGroup() as tasks:
             for bay in self._bays.values():
                 tasks.create_task(bay.work())
 
     async def offers(self) -> tuple[Offer, ...]:
-        """See Provider."""
+        """Return one offer per node and product."""
         if not self._reading.systems:
             raise RefusedError(NOT_YET)
         there = await self._sites(tuple(self._reading.systems))
@@ -89,7 +89,7 @@ class RedfishFabric:
         return build_offers(fabric, self._terms, there)
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """See Provider."""
+        """Mark blocks for the order and start to attach them."""
         bay = self._bays.get(order.offer.node)
         if bay is None:
             raise RefusedError(f"node {order.offer.node} is no system of this fabric")
@@ -98,16 +98,16 @@ class RedfishFabric:
             try:
                 await self._claim(order, own)
             except RefusedError as error:
-                if own:  # it is not attached for that
+                if own:  # what was marked is not attached
                     self._held.setdefault(order.id.name, LeaseProgress(failed=str(error)))
                 raise
             except BaseException:
-                bay.attach(order.id.name)  # its Marks may stand: then it is ordered
+                bay.attach(order.id.name)  # blocks may be marked: then the order stands
                 raise
             bay.attach(order.id.name)
 
     async def _claim(self, order: AcquireOrder, own: set[str]) -> None:
-        """`own`: the blocks that it marked."""
+        """Mark blocks for the order. `own`: receives those that were marked."""
         name, node = order.id.name, order.offer.node
         site = (await self._sites((node,))).get(node)
         for _ in range(CLAIMS):
@@ -131,7 +131,7 @@ class RedfishFabric:
         raise RefusedError("others take what is free")
 
     async def release(self, order: ReleaseOrder) -> None:
-        """See Provider."""
+        """Start to detach the order's blocks, unless they are in use."""
         name = order.id.name
         tried, knew = [bay.cancel(name) for bay in self._bays.values()], dict(self._held)
         fabric = await self._reading.read()
@@ -147,15 +147,15 @@ class RedfishFabric:
             self._held[name] = known._replace(arrived=True)
             return
         self._held[name] = known._replace(leaving=True)
-        sure = here or any(tried) or known.failed  # else another may be attaching it
+        sure = here or any(tried) or known.failed  # otherwise another process may be attaching it
         for node in there or {next(iter(found.values())).node: ()}:
             if node in self._bays:
                 self._bays[node].doubt(name, [path for path, one in found.items() if one.gone or not sure])
                 self._bays[node].detach(name, force=order.force)
 
     async def _unreached(self, fabric: Fabric, found: Mapping[str, BlockMark]) -> bool:
-        """Whether it was to be at a node whose system cannot be written. What is attached nobody detaches; what is not
-        is given back. Raises RefusedError.
+        """Whether the order's system cannot be written and nothing is attached: the order is then released here.
+        Raises RefusedError if something is attached, since nobody can detach it.
         """
         unread = next((why for one in found.values() if (why := fabric.unread(one.node))), "")
         if not unread or any(fabric.at(path) for path in found):
@@ -171,42 +171,42 @@ class RedfishFabric:
         return any([await self._around.in_use(*one) for one in there.items()])
 
     async def list(self) -> tuple[Listed, ...]:
-        """See Provider."""
+        """List all orders; resume interrupted attaches, and remove marks that have expired."""
         try:
             return await self._list()
         except (
             RedfishCredentialsError,
             StatusError,
             RedfishDocumentError,
-        ) as error:  # these say what is wrong without an address
+        ) as error:  # their messages have no address
             raise RefusedError(str(error)) from None
 
     async def _list(self) -> tuple[Listed, ...]:
         if not self._reading.service.may_write():
             self._held.clear()
             self._late.clear()
-        knew = dict(self._held)  # what had arrived by then is in what is read now, or somebody took it
+        knew = dict(self._held)  # before the read: what had arrived is in it, or was taken
         fabric = await self._reading.read()
         shown = list_leases(fabric, self._terms, knew)
         known = {one.name for one in shown} | {name for name, one in self._held.items() if one != knew.get(name)}
         for mark in fabric.marks.values():
             if not mark.gone and mark.name not in known and knew.get(mark.name, LeaseProgress()).arrived:
                 self._bays[mark.node].doubt(mark.name, list_late_blocks(fabric).keys())
-                self._bays[mark.node].detach(mark.name)  # by hand: the Mark goes, too
+                self._bays[mark.node].detach(mark.name)  # detached by hand: remove its mark, too
         if self._reading.service.may_write() and not self._claiming.locked():
             self._go_on(fabric, knew)
             await self._forget(fabric)
         return shown
 
     def _go_on(self, fabric: Fabric, knew: Mapping[str, LeaseProgress]) -> None:
-        """What was ordered, and is not attached, is: who ordered it may be gone."""
+        """Attach what was ordered and is not attached: the process that ordered it may be gone."""
         for name, node in list_unattached_leases(fabric).items():
             if name not in knew and name not in self._held and node in fabric.systems:
                 self._bays[node].doubt(name, fabric.of(name))
                 self._bays[node].attach(name)
 
     async def _forget(self, fabric: Fabric) -> None:
-        """What was given back and did not come is nobody's. What fails is tried again at the next list."""
+        """Remove the marks of released blocks that did not come. The next list retries failures."""
         now_s, knew = self._around.clock(), self._late
         self._late = {
             one: knew.get(one, now_s) if fabric.blocks[one[0]].state != COMPOSING else now_s
@@ -222,5 +222,5 @@ class RedfishFabric:
                     await self._reading.keep(fabric.blocks[path], None)
 
     async def close(self) -> None:
-        """Asks nothing any more."""
+        """Close the connection to the service."""
         await self._reading.service.close()

@@ -1,7 +1,7 @@
-"""What a Redfish service says of what it composes: documents -> resource blocks, systems, GPUs, tasks. Pure.
+"""Parses what a Redfish service reports of composition: resource blocks, systems, GPUs, tasks. Pure.
 
-Owns how much of DMTF's schemas is read (ResourceBlock 1.4, ComputerSystem 1.21, Processor 1.20, Task 1.7), and the
-Mark: what a block says of whose it is. Raises DocumentError for whatever is none of these, without a word of it.
+Reads parts of DMTF's schemas (ResourceBlock 1.4, ComputerSystem 1.21, Processor 1.20, Task 1.7), and the mark that
+names a block's order. Anything else raises RedfishDocumentError, which does not quote the document.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autoscaler.contract import ModelName
 ROOT = "/redfish/v1/"
 PATH_CHARACTERS_MAX = 512
 MEMBERS_MAX = 1024
-"""Of one collection, or of one list of links."""
+"""Maximum size of a collection, or of a list of links."""
 MARK_CHARACTERS_MAX = 1024
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9_~@:+()-][A-Za-z0-9._~@:+()%-]*)*/?")
 _PLACE = re.compile(r"(?i:https?:)?(?://[^/?#]*)?(/[^?#]*)(\?[!-\"$-~]*)?(?:#.*)?")
@@ -29,27 +29,27 @@ Read = TypeVar("Read")
 
 
 class RedfishDocumentError(ValueError):
-    """It is not what it should be; `str()` says what was expected."""
+    """A document is not as expected; `str()` says what was expected."""
 
 
 class BlockMark(NamedTuple):
-    """Whose a block is: kept by the service (`ResourceBlock.Client`), or else beside it (`Notes`)."""
+    """The order that a block belongs to: stored by the service (`ResourceBlock.Client`), or else in `Notes`."""
 
     name: str
     owner: ModelName
     epoch: int
     devices: int
-    """So many were ordered by that name."""
+    """Number of devices that were ordered by that name."""
     node: str
     by: str
-    """The provider that it is a Lease of: of another one it is somebody else's, who shares the fabric."""
+    """The provider of the order; a mark of another provider belongs to somebody else who shares the fabric."""
     before: int = 0
-    """Devices that the node had without ours."""
+    """Number of devices that the node had without ours."""
     gone: bool = False
-    """It was given back, and an answer was missing: should the block be attached all the same, it is ours to detach."""
+    """It was released, with an outcome unknown. If the block is attached all the same, it is ours to detach."""
 
     def text(self) -> str:
-        """As it is kept: one line, which people read in the service, too."""
+        """The stored text: one line, which people read in the service, too."""
         said = f"{'pilotlight-gone' if self.gone else 'pilotlight'} name={self.name} node={self.node} by={self.by}"
         return f"{said} before={self.before} devices={self.devices} epoch={self.epoch} owner={self.owner}"
 
@@ -61,14 +61,14 @@ class Block(NamedTuple):
     etag: str
     """Empty: the service has none."""
     free_for: str | None
-    """Its `Client`; None: the service does not know that property."""
+    """Its `Client`; None: the service does not have that property."""
     state: str
-    """CompositionState; empty: it does not say."""
+    """CompositionState; empty: not reported."""
     sound: bool
     reserved: bool
     processors: tuple[str, ...]
     systems: tuple[str, ...]
-    """That it is attached to."""
+    """Systems that it is attached to."""
     zones: tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ class ComputerSystem(NamedTuple):
 
 
 class RedfishGpu(NamedTuple):
-    """What is in a block."""
+    """The GPU in a block."""
 
     product: str
     memory_bytes: int
@@ -90,7 +90,7 @@ class RedfishGpu(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What became of an operation so far."""
+    """The state of an operation."""
 
     over: bool
     well: bool
@@ -165,7 +165,7 @@ class _Task(Struct):
 
 
 def decode_document(body: bytes, kind: type[Read]) -> Read:
-    """The document, as this type."""
+    """Decode a document as this type."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -173,15 +173,15 @@ def decode_document(body: bytes, kind: type[Read]) -> Read:
 
 
 def parse_path(told: str) -> str:
-    """A path below the service's root, as a service may name one: it never leads elsewhere."""
+    """Validate a path that a service reports: it must be below the service's root."""
     if len(told) > PATH_CHARACTERS_MAX or not _PATH.fullmatch(told):
         raise RedfishDocumentError("expected a path below /redfish/v1")
     return told.rstrip("/")
 
 
 def parse_location(told: str) -> str:
-    """Of a Location the path and query; empty: it has none. Whom it names does not matter: a service goes by more names
-    than the one that it is asked by, and no other is asked.
+    """Path and query of a Location; empty if it has none.
+    Its host is ignored: a service has more names than the one it is reached by, and no other is contacted.
     """
     found = _PLACE.fullmatch(told)
     try:
@@ -191,14 +191,14 @@ def parse_location(told: str) -> str:
 
 
 def parse_link_paths(links: list[_Link]) -> tuple[str, ...]:
-    """All of them."""
+    """Return the paths of all links."""
     if len(links) > MEMBERS_MAX:
         raise RedfishDocumentError(f"expected at most {MEMBERS_MAX} links")
     return tuple(parse_path(one.path) for one in links)
 
 
 def find_link(body: bytes, *names: str) -> str:
-    """The path that a document links to below these names; empty: it has none."""
+    """Path that a document links to below these names; empty if there is none."""
     told: Any = decode_document(body, dict)
     for name in names:
         told = told.get(name) if isinstance(told, dict) else None
@@ -207,7 +207,7 @@ def find_link(body: bytes, *names: str) -> str:
 
 
 def can_expand_collections(body: bytes) -> bool:
-    """Whether a service root says that collections may be had with their members in one answer."""
+    """Whether a service root reports that collections can be read with their members in one response."""
     told: Any = decode_document(body, dict)
     for name in ("ProtocolFeaturesSupported", "ExpandQuery", "NoLinks"):
         told = told.get(name) if isinstance(told, dict) else None
@@ -215,7 +215,7 @@ def can_expand_collections(body: bytes) -> bool:
 
 
 def parse_collection(body: bytes) -> tuple[list[str], list[bytes], str]:
-    """Paths of its members, those members that are there whole, and where it goes on; empty: it ends there."""
+    """Paths of a collection's members, the members that are included, and its next page; empty: this is the last."""
     found = decode_document(body, _Collection)
     if len(found.members) > MEMBERS_MAX:
         raise RedfishDocumentError(f"expected at most {MEMBERS_MAX} members")
@@ -225,7 +225,7 @@ def parse_collection(body: bytes) -> tuple[list[str], list[bytes], str]:
 
 
 def parse_block(body: bytes, etag: str = "") -> Block:
-    """`etag`: of the answer's head."""
+    """Parse a resource block. `etag`: from the response header."""
     told = decode_document(body, _Block)
     status, composition = told.status, told.composition
     return Block(
@@ -243,13 +243,15 @@ def parse_block(body: bytes, etag: str = "") -> Block:
 
 
 def parse_system(body: bytes, etag: str = "") -> ComputerSystem:
-    """`etag`: of the answer's head."""
+    """Parse a system. `etag`: from the response header."""
     told = decode_document(body, _System)
     return ComputerSystem(parse_path(told.path), etag or told.etag, parse_link_paths(told.links.blocks))
 
 
 def parse_gpu(body: bytes) -> RedfishGpu | None:
-    """None: it is none. Raises DocumentError where it does not say that, or what it is: it may later."""
+    """Parse a processor; None if it is not a GPU.
+    Raises RedfishDocumentError if it does not report its kind, model or memory, which it may do later.
+    """
     told = decode_document(body, _Processor)
     mib = told.memory.mib or sum(one.mib or 0.0 for one in told.chips if not (one.kind or "").endswith("Cache"))
     if told.kind and told.kind not in {"GPU", "Accelerator"}:
@@ -260,19 +262,19 @@ def parse_gpu(body: bytes) -> RedfishGpu | None:
     nvidia = product.lower().startswith("nvidia")
     uuid = _PRODUCT.sub("-", told.uuid or ("" if nvidia else told.serial) or "")[:MARK_CHARACTERS_MAX]
     if nvidia and _BARE.fullmatch(uuid):
-        uuid = f"GPU-{uuid.lower()}"  # as its driver calls it, which never calls one by its serial number
+        uuid = f"GPU-{uuid.lower()}"  # as its driver writes it, which never uses the serial number
     return RedfishGpu(product, int(mib) * _MIB, uuid, max(0.0, told.watts or 0.0))
 
 
 def parse_task(body: bytes) -> Task:
-    """What it says it has come to; a document that is no task is what the operation made."""
+    """Parse the state of a task; a document that is not a task is the operation's result."""
     told = decode_document(body, _Task)
     over = told.state in {None, "Completed", "Exception", "Killed", "Cancelled", "Interrupted"}
     return Task(over, told.state in {None, "Completed"} and told.health in {None, "OK", "Warning"})
 
 
 def parse_mark(text: str | None) -> BlockMark | None:
-    """None: it is somebody else's, or nobody's."""
+    """Parse a mark; None if there is none, or it is somebody else's."""
     word, _, rest = (text or "").partition(" ")
     if word not in {"pilotlight", "pilotlight-gone"} or len(rest) > MARK_CHARACTERS_MAX:
         return None

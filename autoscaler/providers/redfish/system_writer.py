@@ -1,10 +1,10 @@
-"""The one writer of one system: what is to be attached there and detached, one change after the other.
+"""The only writer of one system: attaches and detaches blocks, one change after the other. I/O.
 
-Owns that order. Each step reads what there is now, so it goes on from wherever a lost answer, another writer or a
-person left it; what the service refuses together is tried one by one; what it takes and does not do is asked again,
-ever more rarely, and given up in the end, but not while it says that it is at it. What was asked for and is given up
-may come all the same, unless it was rejected: its Mark stays and says so. Nothing is detached that is used, unless that
-is forced. What is to be done `fabric_redfish` says; whoever leads no more leaves it to who does.
+Each step reads the current state, so it continues from wherever a lost response, another writer or a person left it.
+Changes that the service rejects together are tried one by one. A change that it accepts and does not make is requested
+again, at growing intervals, and given up in the end, but not while the service reports that it is at work. An attach
+that was given up may still happen unless it was rejected: its mark stays and says so. Devices in use are detached only
+by force. `provider` decides what to do. After a loss of leadership the next leader continues.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from autoscaler.providers.redfish.planning import (
 from autoscaler.providers.redfish.schema import RedfishDocumentError
 
 TRIES_S: Final = (0.1, 5.0)
-"""After a step that led nowhere: the first pause, then twice as long each time, up to the last."""
+"""Seconds of pause after a step without progress: the first, then twice as long each time, up to the second."""
 NOTHING_S: Final = 30.0
-"""So long what was taken, and not done, is asked for again; so, too, what the service is too busy for."""
+"""For so many seconds a change is requested again that was accepted and not made, or that met a busy service."""
 GIVEN_UP_S: Final = 900.0
-"""So long an attach is tried at all; a Lease is given back long before."""
+"""After so many seconds an attach is given up; its order is released long before."""
 _BUSY = frozenset({409, 412, 423, 429})
-"""Another writes, or works on it."""
+"""Another client writes, or the service is at work."""
 
 
 class Around(NamedTuple):
-    """What is the same for all systems of a fabric."""
+    """What all systems of a fabric share."""
 
     in_use: Callable[[str, tuple[str, ...]], Awaitable[str]]
-    """(node, UUIDs of GPUs there) -> who uses one of them, or might, in words; empty: nobody."""
+    """(node, UUIDs of GPUs there) -> who uses, or may use, one of them, in words; empty: nobody."""
     clock: Callable[[], float]
     sleep: Sleep
 
 
 class Bay:
-    """See the module. `held`: what is known of each Lease, by name; written here. `changed`: something is through."""
+    """Writer of one system. `held`: progress by order, updated here. `changed`: called when an order is finished."""
 
     def __init__(
         self, node: str, reading: Reading, around: Around, held: dict[str, LeaseProgress], changed: Callable[[], None]
@@ -53,35 +53,35 @@ class Bay:
         self._node, self._reading, self._around = node, reading, around
         self._held, self._changed = held, changed
         self._attach: dict[str, float] = {}
-        """Since when, by name."""
+        """Orders to attach, by name, and since when."""
         self._detach: dict[str, None] = {}
-        """By name, in the order in which they were given back."""
+        """Orders to detach, by name, in the sequence of their release."""
         self._unsure: set[str] = set()
-        """Blocks that an attach may still bring: it was asked for, or may have been, and they were not seen since."""
+        """Blocks that may still be attached: that was, or may have been, requested, and they were not seen since."""
         self._asked: tuple[tuple[str, ...], float] = (), 0.0
-        """What the system was to be linked to, and since when it is asked for."""
+        """The links that were requested of the system, and since when."""
         self._woken = asyncio.Event()
         self._forced: set[str] = set()
-        """Names that are detached though somebody uses them."""
+        """Orders that are detached even if they are in use."""
         self._alone = False
-        """The service refused several at once: they are tried one by one."""
+        """The service rejected several changes at once: they are tried one by one."""
 
     def doubt(self, name: str, blocks: Collection[str]) -> None:
-        """These had a Mark before they are attached or detached by that name: somebody else may have asked for them."""
+        """Note blocks that had a mark before this order attaches or detaches them: others may have requested them."""
         if name not in self._attach:
             self._unsure.update(blocks)
 
     def attach(self, name: str) -> None:
-        """Its blocks, as they are marked then."""
+        """Attach the order's blocks, as they are marked then."""
         self._attach.setdefault(name, self._around.clock())
         self._woken.set()
 
     def cancel(self, name: str) -> bool:
-        """Attaches it no more. Whether it was to be."""
+        """Stop attaching the order; return whether it was to be attached."""
         return self._attach.pop(name, None) is not None
 
     def detach(self, name: str, *, force: bool = False) -> None:
-        """Its blocks; then their Marks go. `force`: though somebody uses them."""
+        """Detach the order's blocks, then remove their marks. `force`: even if they are in use."""
         self.cancel(name)
         if force:
             self._forced.add(name)
@@ -89,7 +89,7 @@ class Bay:
         self._woken.set()
 
     async def work(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -100,7 +100,7 @@ class Bay:
                     break
                 try:
                     moved = await self._step()
-                except Exception:  # noqa: BLE001  whatever it was, nobody knows what came of it: it is read again
+                except Exception:  # noqa: BLE001  the outcome is unknown: the next step reads it
                     moved = False
                 tries = 0 if moved else tries + 1
                 if tries:
@@ -108,13 +108,13 @@ class Bay:
                     await self._around.sleep(min(TRIES_S[0] * 2.0 ** min(tries - 1, 10), TRIES_S[1]))
 
     def _leave(self) -> None:
-        """Who leads finds by its Marks what is to come, and is told again what is to go."""
+        """Drop all work. The next leader finds attaches by their marks, and gets the releases again."""
         for names in (self._attach, self._detach, self._forced):
             names.clear()
         self._asked, self._alone = ((), 0.0), False
 
     async def _step(self) -> bool:
-        """One look, and one change at most; whether it led somewhere. Raises what reading does."""
+        """Read once and make at most one change; return whether there was progress. Raises what reading raises."""
         attach, detach = dict(self._attach), {*self._detach}
         fabric = await self._reading.read([self._node])
         self._unsure -= {path for path in fabric.blocks if fabric.attached(path)}
@@ -127,17 +127,17 @@ class Bay:
             await self._unmark(fabric, name)
         for name in self._read_of(attach):
             await self._arrive(fabric, name)
-        if self._attach:  # it is attached, and not settled
+        if self._attach:  # attached, and still composing
             await self._around.sleep(pause_s(self._around.clock() - min(self._attach.values())))
             self._tire()
         return True
 
     def _read_of(self, attach: Mapping[str, float]) -> list[str]:
-        """Names that were to be attached before it was read, and are: of later ones it does not show the Marks."""
+        """Orders that were to be attached before the read, and still are. Later ones may have marks that it lacks."""
         return [one for one, since_s in self._attach.items() if attach.get(one) == since_s]
 
     async def _spare(self, fabric: Fabric, attach: Mapping[str, float]) -> None:
-        """What is used stays; what nobody marked any more, or somebody gave back, is not attached."""
+        """Keep what is in use; do not attach what is not marked any more or was released."""
         for name in [one for one in self._detach if one not in self._forced]:
             there = list_attached_uuids(fabric, name)
             if self._node in there and await self._around.in_use(self._node, there[self._node]):
@@ -147,7 +147,7 @@ class Bay:
             self.cancel(name)
 
     def _blocks(self, fabric: Fabric) -> tuple[set[str], set[str]]:
-        """What is to be attached now, and detached."""
+        """Return the blocks to attach now, and those to detach."""
         names = [*self._detach, *self._attach][: 1 if self._alone else None]
         on = {path for name in names if name in self._attach for path in fabric.of(name) if not fabric.attached(path)}
         off = {path for path, one in fabric.marks.items() if one.name in names and one.name in self._detach}
@@ -166,7 +166,7 @@ class Bay:
             await self._reading.service.through(answer, self._around.clock, lambda: coming <= self._attach.keys())
         except StatusError as error:
             if error.status in _BUSY:
-                self._unsure |= new  # by whoever keeps it busy
+                self._unsure |= new  # by the other client
             if len(names) > 1 or error.status not in _BUSY:
                 await self._refused(fabric, names, str(error))
                 return False
@@ -175,14 +175,14 @@ class Bay:
             self._unsure |= new
             raise
         else:
-            self._unsure |= new  # until it is seen
+            self._unsure |= new  # until they are seen
             why = "the fabric takes the order and does nothing"
         if now_s >= self._asked[1] + NOTHING_S:
             await self._refused(fabric, names, why)
         return fresh
 
     async def _refused(self, fabric: Fabric, names: Collection[str], why: str) -> None:
-        """One of several may be at fault; of one alone what has come is all that comes."""
+        """Handle a rejected change: retry several orders one by one; of a single one, nothing more will come."""
         if len(names) > 1:
             self._alone = True
             return
@@ -193,27 +193,27 @@ class Bay:
                     if there and path not in there:
                         await self._let_go(fabric, path)
                 self._held[name] = LeaseProgress(arrived=True) if there else LeaseProgress(failed=why)
-            self._done(name)  # what was to be detached is there still, and is asked for again
+            self._done(name)  # what was not detached is still there, and its release is ordered again
 
     async def _unmark(self, fabric: Fabric, name: str) -> None:
-        """It is detached here: it is ours no more, unless it may come all the same."""
+        """Remove the marks of a detached order, except those of blocks that may still be attached."""
         ours = {*self._reading.systems.values()}
         for path, mark in fabric.marks.items():
             if mark.name == name and ours.isdisjoint(fabric.blocks[path].systems):
                 await self._let_go(fabric, path)
-        self._unsure -= {path for path, mark in fabric.marks.items() if mark.name == name}  # their Marks say it
+        self._unsure -= {path for path, mark in fabric.marks.items() if mark.name == name}  # recorded in their marks
         self._held.pop(name, None)
         self._done(name)
 
     async def _let_go(self, fabric: Fabric, path: str) -> None:
-        """It is not attached here: its Mark goes, or says that it may come all the same."""
+        """Remove the mark of a block that is not attached here, or record that it may still be attached."""
         mark, block = fabric.marks[path], fabric.blocks[path]
         kept = mark._replace(gone=True) if path in self._unsure and not block.systems else None
         if kept != mark:
             await self._reading.keep(block, kept)
 
     async def _arrive(self, fabric: Fabric, name: str) -> None:
-        """Nothing of it is left to be attached here; what others have by now does not come."""
+        """Finish an order of which nothing is left to attach here; what others have taken does not come."""
         ours = {*self._reading.systems.values()}
         there = [
             path for path in fabric.of(name) if not ours.isdisjoint(fabric.blocks[path].systems) or fabric.at(path)
@@ -237,7 +237,7 @@ class Bay:
         self._changed()
 
     def _tire(self) -> None:
-        """What was tried for too long is tried no more."""
+        """Give up attaches that have taken too long."""
         late_s = self._around.clock() - GIVEN_UP_S
         for name in [one for one, since_s in self._attach.items() if since_s <= late_s]:
             self.cancel(name)

@@ -1,8 +1,8 @@
-"""A node's GPUs as its own files and its driver show them, and the steps of `hotplug` that act on these. I/O.
+"""Reads a node's GPUs from sysfs, procfs, devfs and `nvidia-smi`, and executes the steps of `hotplug` on them. I/O.
 
-Owns where that is: sysfs, procfs and devfs below a root, and `nvidia-smi`. It needs what root of the node may, and the
-node's own process ids. Promises: each command ends within COMMAND_S; one that fails changes nothing that the next look
-would not show; nothing is removed but the bus that is named, and no process ended but the one that still has that name.
+All paths are relative to a root folder. The process needs root's rights and the node's PID namespace. Each command ends
+within COMMAND_S. The next look shows all effects, also of a failed command. A step removes only the named bus, and ends
+a process only if it still has the expected name.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from pilotlight.agent.gpu.hotplug import APPS, MODULES, QUERY, Holder, Seen, Ste
 from pilotlight.agent.kubelet.sockets import pod_uid
 
 COMMAND_S = 60.0
-"""A GPU that is newly found has its memory scrubbed first, which takes seconds."""
+"""Time limit of a command. The memory of a newly found GPU is scrubbed first, which takes seconds."""
 OUTPUT_BYTES_MAX = 1 << 20
 NONE_FOUND = "no devices were found"
-"""What nvidia-smi says, and exits with 6, where the driver has no GPU to show."""
+"""Output of nvidia-smi (exit status 6) if the driver has no GPU to show."""
 NVIDIA, DISPLAY = "0x10de", "0x03"
 SMI = "nvidia-smi"
 UNLOAD = ("nsenter", "--target=1", "--mount", "--", "modprobe", "-r")
-"""The node's own modules, by the node's own program."""
+"""Runs the node's own modprobe, which unloads the node's modules."""
 
 
 class StepError(Exception):
-    """It did not work; `str()` says what was tried, and what that said."""
+    """A step failed; `str()` contains the command and its output."""
 
 
 class Answer(NamedTuple):
-    """Of a command."""
+    """Exit status and output of a command."""
 
     status: int
     said: str
@@ -45,7 +45,7 @@ Command = Callable[[Sequence[str]], Awaitable[Answer]]
 
 
 async def run_command(words: Sequence[str]) -> Answer:
-    """Runs it. Status 127: there is no such program; 124: it was ended, for it took too long."""
+    """Run a command. Status 127: no such program; 124: killed after COMMAND_S."""
     try:
         process = await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -65,7 +65,7 @@ async def run_command(words: Sequence[str]) -> Answer:
 
 
 class Bus:
-    """Of one node."""
+    """The PCI bus, device files and driver of one node."""
 
     def __init__(self, root: Path = Path("/"), run: Command = run_command) -> None:
         self._pci = root / "sys/bus/pci"
@@ -74,8 +74,8 @@ class Bus:
         self._run = run
 
     async def look(self, buses: Collection[str] = ()) -> Seen:
-        """All but what pods and an API server tell. `buses`: of GPUs that are to leave, or were; of which it is seen,
-        as of all that the driver does not show, whether it hides them.
+        """Return everything but pods, daemons and taints. `buses`: the GPUs that leave or have left. The drain state is
+        read for them, and for each GPU that the driver does not show.
         """
         told, apps = await self._run((SMI, *QUERY)), await self._run((SMI, *APPS))
         shown = hotplug.parse_gpu_query(told.said) if told.status == 0 or NONE_FOUND in told.said.lower() else None
@@ -123,13 +123,13 @@ class Bus:
                     found[minor] = (*found.get(minor, ()), holder)
         return found
 
-    # --- what is done -------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     async def act(self, step: Step) -> None:
-        """A step that is about the bus, the driver or a process. Raises StepError."""
+        """Execute a step on the bus, the driver or a process. Raises StepError."""
         match step.does, step.of:
             case "scan", buses:
-                for bus in buses:  # the driver gave up on it, or it was hidden from it
+                for bus in buses:  # the driver gave up on the GPU, or it was hidden from the driver
                     await asyncio.to_thread(_write, self._pci / "drivers_probe", bus)
                 await asyncio.to_thread(_write, self._pci / "rescan", "1")
             case "show", (bus,):
@@ -139,7 +139,7 @@ class Bus:
             case "unkeep", (device,):
                 await self._smi("-i", device, "-pm", "0")
             case "take", (bus,):
-                with contextlib.suppress(StepError):  # in a virtual machine it does not work, and the kernel's way does
+                with contextlib.suppress(StepError):  # fails in a virtual machine, where the kernel's removal works
                     await self._smi("drain", "-p", bus, "-r")
             case "remove", (bus,):
                 await asyncio.to_thread(_write, self._pci / "devices" / bus / "remove", "1")
@@ -162,14 +162,14 @@ class Bus:
             raise StepError(f"{' '.join(words)} ended with {answer.status} and said: {said}")
 
     def _end(self, pid: int) -> None:
-        """If it is still who it was."""
+        """Send SIGTERM if the process is still persistenced."""
         if _text(self._proc / str(pid) / "comm").startswith(hotplug.KEEPER[:15]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
 
 def _entries(folder: Path) -> list[Path]:
-    """In order; none: it is not there."""
+    """Return the sorted entries of a folder; empty if it does not exist."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -177,7 +177,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    """Without spaces around it; empty: it cannot be read, or is gone since."""
+    """Return a file's text without surrounding whitespace; empty if it cannot be read or is gone."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -185,16 +185,16 @@ def _text(path: Path) -> str:
 
 
 def _links(folder: Path) -> Iterator[str]:
-    """Where those in it lead."""
+    """Yield the targets of the links in a folder."""
     for one in _entries(folder):
         with contextlib.suppress(OSError):
             yield str(one.readlink())
 
 
 def _write(path: Path, text: str) -> None:
-    """Raises StepError."""
+    """Write to an existing file. Raises StepError."""
     try:
-        with path.open("w") as file:  # not made anew where it is not there: that is no sysfs
+        with path.open("w") as file:  # fails where sysfs lacks the file
             file.write(text)
     except OSError as error:
         raise StepError(f"{path.name} of the PCI bus cannot be written: {error.strerror}") from None

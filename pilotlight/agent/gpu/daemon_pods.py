@@ -1,8 +1,8 @@
-"""The node's pods that look at GPUs only when they start, and taints of devices of its DRA driver, at its API server.
+"""Restarts the node's pods that detect GPUs only at startup, and taints devices of its DRA driver. I/O.
 
-Owns which pods these are (a namespace and labels, each), that they start anew, and the DeviceTaintRules that we make:
-I/O. Promises: only pods of this node go, of those that were named; a taint is by a name that tells the GPU, and only
-one that is ours goes. Where the API server knows no such rule, or no driver publishes the GPU, there is none.
+Restarts only pods of this node that match the given namespaces and labels. Taints are DeviceTaintRules named after the
+GPU; only rules labelled as ours are deleted. There are no taints if the API server does not know DeviceTaintRules or no
+driver publishes the GPU.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ DEVICE, NODE = "pilotlight.dev/device", "pilotlight.dev/node"
 
 
 class Those(NamedTuple):
-    """Pods of a namespace by their labels."""
+    """Selects pods of a namespace by labels."""
 
     namespace: str
     labels: str
 
     @property
     def path(self) -> str:
-        """Of them all."""
+        """API path of the namespace's pods."""
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
 
 def parse_pod_selector(text: str) -> Those:
-    """NAMESPACE/LABEL=VALUE[,LABEL=VALUE]. Raises ValueError."""
+    """Parse NAMESPACE/LABEL=VALUE[,LABEL=VALUE]. Raises ValueError."""
     namespace, slash, labels = text.partition("/")
     if not (namespace and slash and "=" in labels):
         raise ValueError(text)
@@ -43,13 +43,13 @@ def parse_pod_selector(text: str) -> Those:
 
 
 class Daemons:
-    """Of one node. All raise AnswerError, and what a connection does."""
+    """Daemon pods and device taints of one node. All methods raise AnswerError and connection errors."""
 
     def __init__(self, server: Server, node: str, of: Sequence[Those]) -> None:
         self._server, self._node, self._of = server, node, of
 
     async def there(self) -> dict[str, DaemonPod]:
-        """By uid."""
+        """Return the daemon pods by UID."""
         found: dict[str, DaemonPod] = {}
         for one in self._of:
             for pod in await self._pods(one):
@@ -61,7 +61,7 @@ class Daemons:
         return found
 
     async def restart(self, uids: Collection[str]) -> None:
-        """Those of these uids that are there still; whose they are makes them anew."""
+        """Delete the pods with these UIDs that still exist; their controllers recreate them."""
         for one in self._of:
             for pod in await self._pods(one):
                 metadata = pod["metadata"]
@@ -74,7 +74,7 @@ class Daemons:
     # --- taints -------------------------------------------------------------------------------------------------------
 
     async def tainted(self, devices: Collection[str]) -> dict[str, bool]:
-        """All GPUs of the node that are, by a rule of ours; and that these are not, where a driver has them."""
+        """Return whether each GPU is tainted: those with our rule on this node, and published ones of `devices`."""
         known = await self._server.find(VERSION) or {}
         if all(one["name"] != "devicetaintrules" for one in known.get("resources") or ()):
             return {}
@@ -87,7 +87,7 @@ class Daemons:
         return bool((rule["metadata"].get("annotations") or {}).get(NODE) == self._node)
 
     async def taint(self, uuid: str) -> None:
-        """No scheduler gives it to anybody from then on."""
+        """Taint the GPU so that no scheduler allocates it."""
         published = (await self._published()).get(uuid)
         if published is None:
             return
@@ -101,13 +101,13 @@ class Daemons:
         await self._server.create(RULES, body)
 
     async def untaint(self, uuid: str) -> None:
-        """As before."""
+        """Delete our taint of the GPU."""
         rule = await self._server.find(f"{RULES}/{_name(uuid)}")
         if rule is not None and (rule["metadata"].get("labels") or {}).get(OURS[0]) == OURS[1]:
             await self._delete(f"{RULES}/{_name(uuid)}", rule["metadata"])
 
     async def _delete(self, path: str, metadata: Object) -> None:
-        """What has changed since is looked at again."""
+        """Delete an object unless it has changed since it was read; the next look reads it again."""
         try:
             await self._server.delete(path, version=metadata["resourceVersion"])
         except AnswerError as error:
@@ -115,7 +115,7 @@ class Daemons:
                 raise
 
     async def _published(self) -> dict[str, Mapping[str, str]]:
-        """By UUID, what this node's drivers call a GPU."""
+        """Return, by GPU UUID, the driver, pool and device name in this node's ResourceSlices."""
         found: dict[str, Mapping[str, str]] = {}
         for one in await self._server.items(SLICES, fieldSelector=f"spec.nodeName={self._node}"):
             spec = one["spec"]

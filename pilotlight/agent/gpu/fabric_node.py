@@ -1,7 +1,6 @@
-"""The node as `open_gpu_attachment` sees it and acts on it: its bus, which pod has which GPU, and its daemons' pods.
-I/O.
+"""Implements `hotplug_loop.Node` for a real node: its bus, its pods with GPUs, and its daemon pods. I/O.
 
-Owns that one look is of all of them, and that what cannot be seen is said, so that nothing is done blindly.
+Each look covers all of them. Whatever cannot be read is reported as `Seen.trouble`, so that no step is taken blindly.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from pilotlight.kube import Objects
 
 
 class FabricNode:
-    """See `attaching.Node`. `table`: which pods have Devices, by the last look of the agent."""
+    """See `hotplug_loop.Node`. `table` returns the pods with devices of the agent's latest observation."""
 
     def __init__(self, bus: Bus, daemons: Daemons, table: Callable[[], Sequence[PodDevices]]) -> None:
         self._bus, self._daemons, self._table = bus, daemons, table
 
     async def look(self, jobs: Sequence[Job]) -> Seen:
-        """See Node."""
+        """Return what is seen of the node."""
         seen = await self._bus.look([one.bus for one in jobs if one.leave and one.bus])
         pods = {
             device: f"{one.namespace}/{one.name}" if one.name else one.pod_uid
@@ -44,7 +43,7 @@ class FabricNode:
         return seen._replace(pods=pods, daemons=daemons, tainted=tainted)
 
     async def act(self, step: Step) -> None:
-        """See Node."""
+        """Execute a step. Raises StepError."""
         try:
             match step.does, step.of:
                 case "restart", uids:
@@ -63,8 +62,10 @@ class FabricNode:
 async def open_gpu_attachment(
     node: str, restart: Sequence[str], kubeconfig: Path | None, table: Callable[[], Sequence[PodDevices]]
 ) -> AsyncIterator[Attaching]:
-    """Of this node. `restart`: see `daemons.those`. Raises click's usage error where no API server can be asked."""
-    from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # only here: it is an extra
+    """Open GPU attachment for this node. `restart`: see `parse_pod_selector`. Raises click's usage error if no API
+    server access is configured.
+    """
+    from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # imported here: an optional extra
 
     try:
         way = await load_api_access(kubeconfig)

@@ -1,13 +1,13 @@
-"""GPUs of a fabric that come to a node and leave it while it runs: what is to be done next, from what is seen. Pure.
+"""Decides the next step of attaching a fabric GPU to a running node or detaching it, from what is seen. Pure.
 
-Owns the order of both. Coming: the bus is scanned, the driver shows it, and what tells a kubelet of devices (device
-plug-in, DRA driver) starts anew, once. Leaving, of a GPU that nobody may be put on any more: nobody computes on it, no
-pod has it and its memory is free; then it is tainted, kept alive by nobody, hidden from whoever comes, let go of by the
-node's own daemons, and taken off the bus. Each step is one that may be done twice: the next look tells what it did.
+Attaching: scan the bus until the driver shows the GPU, then restart once the pods that report devices to the kubelet
+(device plug-in, DRA driver). Detaching, for a GPU that receives no new pods: wait until no process computes on it, no
+pod has it and its memory is free; then taint it, turn off persistence mode, hide it from new processes, have the node's
+daemons release it, and remove it from the bus. Steps are idempotent: the next look shows their effect.
 
-Promises: what is used stays, whoever asks; nobody but persistenced is ended, and no pod but those that are named; what
-is asked for no more is undone. A GPU of which it is not known where it is, is not said to be gone; one that has left is
-not brought back until it is detached, and what is in its place by then is another's.
+A GPU in use is never removed. Only persistenced and the configured daemon pods are ended. Requests that are withdrawn
+are undone. A GPU whose location is unknown is not reported as gone. A GPU that has left is not brought back before it
+is detached; another GPU found in its place by then is not touched.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
 
 VISIBLE_S: Final = 300.0
-"""What was attached, and is not seen by then, has failed: the fabric's own way takes less than ten minutes."""
+"""An attached GPU not visible by then has failed: the fabric needs less than ten minutes."""
 SCAN_S: Final = 5.0
-"""Between two scans of the bus for one GPU: a link takes its time."""
+"""Minimum interval between two bus scans for one GPU, since link training takes time."""
 IDLE_BYTES_MAX = 1 << 30
-"""What a driver and its daemons keep of a GPU that nobody uses, and more."""
+"""Upper bound of the memory that a driver and its daemons use on an idle GPU."""
 KEEPER = "nvidia-persisten"
-"""persistenced, as the kernel shortens names (15 characters and a NUL)."""
+"""persistenced, truncated as in the kernel (15 characters and a NUL)."""
 PART = "MIG-"
-"""So the names of a GPU's parts begin."""
+"""Prefix of the names of MIG slices."""
 MODULES = ("nvidia_drm", "nvidia_uvm")
-"""They hold a driver's last GPU."""
+"""Modules that keep a driver's last GPU in use."""
 _BUS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 
 Does = Literal[
     "scan", "restart", "taint", "untaint", "unkeep", "hide", "show", "end", "unlink", "unload", "take", "remove"
 ]
-"""`take`: off the bus by the driver; `remove`: by the kernel."""
+"""`take`: remove from the bus by the driver; `remove`: by the kernel."""
 
 
 class Step(NamedTuple):
-    """Something to do, and to whom: a bus, a UUID, a process id, a minor, or pods' uids."""
+    """A step and its targets: buses, UUIDs, process ids, minors, modules or pod UIDs."""
 
     does: Does
     of: tuple[str, ...] = ()
 
 
 class Stand(NamedTuple):
-    """There is nothing to do now: it is done, has failed, or waits for somebody."""
+    """No step is possible now: the job is done, has failed, or waits."""
 
     says: str = ""
     done: bool = False
@@ -52,14 +52,14 @@ class Stand(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A GPU as the driver shows it to a program that starts now."""
+    """A GPU as the driver shows it to a newly started program."""
 
     bus: str
     used_bytes: int = 0
     kept: bool = False
-    """Persistence mode."""
+    """Whether persistence mode is on."""
     cut: bool = False
-    """MIG mode, or nobody knows: what pods have of it are parts, whose names do not tell of which GPU they are."""
+    """Whether MIG mode is on or unknown: pods then have slices, whose names do not identify the GPU."""
 
 
 class Holder(NamedTuple):
@@ -68,11 +68,11 @@ class Holder(NamedTuple):
     pid: int
     name: str
     pod: str = ""
-    """The uid of the pod that it is of; empty: of none."""
+    """UID of its pod; empty for a process outside of pods."""
 
 
 class DaemonPod(NamedTuple):
-    """A pod of the node that looks at GPUs only when it starts."""
+    """A pod of the node that detects GPUs only at startup."""
 
     name: str
     ready: bool
@@ -80,76 +80,76 @@ class DaemonPod(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """All that was seen at one time."""
+    """Everything seen in one look."""
 
     shown: Mapping[str, Gpu] | None
-    """By UUID; None: the driver does not answer."""
+    """By UUID; None if the driver does not answer."""
     buses: frozenset[str]
-    """Where NVIDIA's GPUs are on PCI."""
+    """PCI addresses of NVIDIA GPUs."""
     minors: Mapping[str, int] = {}
-    """By bus: the device files of those that the driver has, shown or not."""
+    """Device file minors by bus, for the GPUs that the driver has, shown or not."""
     hidden: frozenset[str] = frozenset()
-    """Buses whose GPU the driver shows to nobody who comes."""
+    """Buses whose GPU the driver hides from new processes."""
     computing: Mapping[str, tuple[int, ...]] = {}
-    """Processes, by UUID."""
+    """Process ids, by UUID."""
     holders: Mapping[int, tuple[Holder, ...]] = {}
-    """By minor: those that have its file open."""
+    """Processes that have the device file open, by minor."""
     files: frozenset[int] = frozenset()
-    """Minors whose file is there."""
+    """Minors whose device file exists."""
     modules: frozenset[str] = frozenset()
-    """Those of MODULES that are loaded."""
+    """Loaded modules out of MODULES."""
     pods: Mapping[str, str] = {}
-    """By UUID, or a part's name, the pod that its kubelet gave it to, NAMESPACE/NAME."""
+    """The pod (NAMESPACE/NAME) that has each GPU or MIG slice, by UUID or slice name, as the kubelet reports it."""
     daemons: Mapping[str, DaemonPod] = {}
-    """By uid."""
+    """By UID."""
     tainted: Mapping[str, bool] = {}
-    """By UUID, of those that could be: where a driver publishes them."""
+    """Whether a GPU is tainted, by UUID, for GPUs that a driver publishes."""
     trouble: str = ""
-    """What could not be seen, in words: nothing is done while it is so."""
+    """What could not be read; no steps are taken meanwhile."""
 
 
 class Job(NamedTuple):
-    """One GPU that comes or leaves."""
+    """One GPU to be attached or detached."""
 
     device: str
     leave: bool
     since_s: float
     bus: str = ""
-    """Where it was last seen; empty: it was not yet."""
+    """Where it was last seen; empty if never."""
     stale: frozenset[str] | None = None
-    """Daemons that had started before it was shown, or gone; None: it is not."""
+    """UIDs of daemon pods that started before the GPU appeared or disappeared; None until then."""
     scanned_s: float | None = None
     taken: bool = False
-    """The driver, or the kernel, was told to take it off."""
+    """Whether the driver or the kernel was told to remove it."""
 
     @property
     def off(self) -> bool:
-        """It is off the bus, or about to be, and may be linked still: a scan would find it."""
+        """Whether it is off the bus or about to be. It may still be linked, so a scan would find it again."""
         return self.leave and (self.taken or self.stale is not None)
 
 
 def observe_job(job: Job, seen: Seen) -> Job:
-    """With what this look adds to what is known of it: nothing, where it was not a whole one."""
+    """Return the job updated from this look; unchanged if the look was incomplete."""
     if seen.shown is None or seen.trouble:
         return job
     gpu = seen.shown.get(job.device)
     if gpu is not None:
         job = job._replace(bus=gpu.bus)
     there = gpu is not None if not job.leave else not _gone(job, seen)
-    if there == job.leave:  # what had left, and is back, is let go of as if it never had
+    if there == job.leave:  # a GPU that is back after it left is detached from the beginning
         return job._replace(stale=None, taken=job.taken and job.stale is None)
     return job._replace(stale=frozenset(seen.daemons) if job.stale is None else job.stale)
 
 
 def record_step(job: Job, step: Step, now_s: float) -> Job:
-    """After a step."""
+    """Return the job after a step was executed."""
     if step.does == "scan":
         return job._replace(scanned_s=now_s)
     return job._replace(taken=True) if step.does in {"take", "remove"} else job
 
 
 def next_step(job: Job, seen: Seen, now_s: float, jobs: Collection[Job] = ()) -> Step | Stand:
-    """Of a job that is `observe_job`, as all `jobs` of the node are."""
+    """Return the next step of a job. `observe_job` must have been applied to it and to all `jobs` of the node."""
     if seen.trouble:
         return _late(job, seen.trouble, now_s)
     if seen.shown is None:
@@ -158,14 +158,14 @@ def next_step(job: Job, seen: Seen, now_s: float, jobs: Collection[Job] = ()) ->
 
 
 def next_undo_step(job: Job, seen: Seen) -> Step | None:
-    """Of one that is to leave no more, or has left: what of it is to be taken back. None: nothing (more)."""
+    """Return the next step that undoes a detachment which is withdrawn or complete, or None if nothing is left."""
     if job.leave and job.bus in seen.hidden and job.bus in seen.buses:
         return Step("show", (job.bus,))
     return Step("untaint", (job.device,)) if job.leave and seen.tainted.get(job.device) else None
 
 
 def list_cleanup_steps(jobs: Collection[Job], seen: Seen) -> tuple[Step, ...]:
-    """What an agent before this one did, and nobody asks for any more: it is taken back, where no job may need it."""
+    """Return steps that undo leftovers of a previous agent process; none while a job may still need them."""
     if seen.trouble or any(one.leave for one in jobs):
         return ()
     shows = (Step("show", (bus,)) for bus in sorted(seen.hidden & seen.buses))
@@ -173,11 +173,11 @@ def list_cleanup_steps(jobs: Collection[Job], seen: Seen) -> tuple[Step, ...]:
 
 
 def _late(job: Job, says: str, now_s: float) -> Stand:
-    """What comes is waited for so long; what leaves, for as long as it is asked for."""
+    """Return the state of a waiting job: attachment fails after VISIBLE_S, detachment waits while it is requested."""
     return Stand(says, failed=not job.leave and now_s >= job.since_s + VISIBLE_S)
 
 
-# --- it comes ---------------------------------------------------------------------------------------------------------
+# --- attaching --------------------------------------------------------------------------------------------------------
 
 
 def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: Collection[Job]) -> Step | Stand:
@@ -201,7 +201,7 @@ def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: 
 
 
 def _told(job: Job, seen: Seen) -> Step | Stand:
-    """Whether those that tell a kubelet of devices have started since."""
+    """Restart the daemon pods that report devices to the kubelet, or report whether all have started since."""
     stale = tuple(sorted(uid for uid in job.stale or () if uid in seen.daemons))
     todo = tuple(uid for uid in stale if not seen.daemons[uid].going)
     if todo:
@@ -211,16 +211,16 @@ def _told(job: Job, seen: Seen) -> Step | Stand:
 
 
 def _nameless(shown: Mapping[str, Gpu], seen: Seen) -> tuple[str, ...]:
-    """Buses with a GPU that the driver does not show."""
+    """Return buses with a GPU that the driver does not show."""
     return tuple(sorted(seen.buses - {one.bus for one in shown.values()}))
 
 
-# --- it leaves --------------------------------------------------------------------------------------------------------
+# --- detaching --------------------------------------------------------------------------------------------------------
 
 
 def _gone(job: Job, seen: Seen) -> bool:
-    """Whether it is known to be on the bus no more. Once it was, only the driver can tell that it is back: what else is
-    in its place may be another, that came after it.
+    """Return whether the GPU is known to be off the bus. After it was, only the driver can show that it is back, since
+    another GPU may have taken its place.
     """
     if seen.shown is None or seen.trouble or job.device in seen.shown:
         return False
@@ -234,7 +234,7 @@ def _leaving(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
         return _told(job, seen)
     if not job.bus:
         nameless = _nameless(shown, seen)
-        hidden = [bus for bus in nameless if bus in seen.hidden]  # we hid it, before we started anew
+        hidden = [bus for bus in nameless if bus in seen.hidden]  # hidden by us, before a restart of the agent
         return Step("show", (hidden[0],)) if hidden else Stand(f"the GPU at {nameless[0]} may be it: its driver is off")
     if gpu is not None:
         used = _used(job, seen, gpu)
@@ -250,7 +250,7 @@ def _leaving(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
 
 
 def _used(job: Job, seen: Seen, gpu: Gpu) -> str:
-    """By whom, in words; empty: by nobody."""
+    """Return what uses the GPU; empty if nothing does."""
     computing = seen.computing.get(job.device, ())
     if computing:
         return f"process {computing[0]} computes on it"
@@ -265,7 +265,7 @@ def _used(job: Job, seen: Seen, gpu: Gpu) -> str:
 
 
 def _let_go(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
-    """Nobody who comes sees it: who has it open lets go, and it goes."""
+    """Return the next step for a GPU hidden from new processes: end what has it open, then remove it."""
     minor = seen.minors.get(job.bus)
     if minor is not None:
         for one in seen.holders.get(minor, ()):
@@ -284,11 +284,11 @@ def _let_go(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
     return Step("remove", (job.bus,))
 
 
-# --- what programs and files say --------------------------------------------------------------------------------------
+# --- output of programs and files -------------------------------------------------------------------------------------
 
 
 def parse_bus_address(text: str) -> str:
-    """As sysfs names it: `0000:18:00.0`; empty: it is none."""
+    """Return an address as sysfs writes it, `0000:18:00.0`; empty if `text` is none."""
     found = _BUS.fullmatch(text.strip())
     if found is None:
         return ""
@@ -302,7 +302,7 @@ APPS = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader,nounits")
 
 
 def parse_gpu_query(text: str) -> dict[str, Gpu]:
-    """What `nvidia-smi` QUERY prints: `GPU-..., 00000000:18:00.0, 4, Disabled, [N/A]`. Other lines are left out."""
+    """Parse the output of `nvidia-smi` QUERY: `GPU-..., 00000000:18:00.0, 4, Disabled, [N/A]`. Skip other lines."""
     found: dict[str, Gpu] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -314,7 +314,7 @@ def parse_gpu_query(text: str) -> dict[str, Gpu]:
 
 
 def parse_compute_apps(text: str) -> dict[str, tuple[int, ...]]:
-    """What `nvidia-smi` APPS prints: `GPU-..., 4711`."""
+    """Parse the output of `nvidia-smi` APPS: `GPU-..., 4711`."""
     found: dict[str, tuple[int, ...]] = {}
     for line in text.splitlines():
         uuid, _, pid = (cell.strip() for cell in line.partition(","))
@@ -324,13 +324,13 @@ def parse_compute_apps(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def is_draining(text: str) -> bool:
-    """What `nvidia-smi drain -p BUS -q` prints: `... is: draining.`, or `... is: not draining.`"""
+    """Parse the output of `nvidia-smi drain -p BUS -q`: `... is: draining.`, or `... is: not draining.`"""
     said = text.lower()
     return "draining" in said and "not draining" not in said
 
 
 def parse_device_minor(text: str) -> int | None:
-    """Of /proc/driver/nvidia/gpus/BUS/information; None: it does not say."""
+    """Parse the minor in /proc/driver/nvidia/gpus/BUS/information, or return None if it is missing."""
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "Device Minor" and value.strip().isdecimal():

@@ -1,8 +1,8 @@
-"""GPUs of a fabric on this node: what autoscalers want of them is done, step by step, and how far it is is told. I/O.
+"""Attaches and detaches fabric GPUs on this node as autoscalers request it, and reports the progress. I/O.
 
-Owns which are wanted, and the pace: one look and one step for each at a time, and the next right after a step that
-worked. What the next step is `pilotlight.agent.gpu.hotplug` says. Promises: nothing is done by what was heard of an
-older epoch; what is wanted no more is undone before it is forgotten; what fails is said, and tried again.
+Each round makes one look and one step per GPU; after a successful step the next round starts at once.
+`pilotlight.agent.gpu.hotplug` decides the steps. A withdrawn request is undone before it is forgotten. Failures are
+logged and retried. The caller passes only the requests of the newest epoch.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pilotlight.agent.gpu.bus import StepError
 from pilotlight.agent.gpu.hotplug import Job, Seen, Stand, Step
 
 LOOK_S = 1.0
-"""Between two looks while something comes or leaves, and the last led nowhere."""
+"""Interval between looks while a GPU is attached or detached and no step succeeded."""
 REST_S = 30.0
-"""As long as nothing does: somebody wakes it."""
+"""Maximum pause while there is nothing to do; a changed request ends it."""
 SAID_MAX = 300
 
 log = logging.getLogger("pilotlight.agent")
 
 
 class Node(Protocol):
-    """The node's bus, driver and pods together."""
+    """The node's bus, driver and pods."""
 
     def look(self, jobs: Sequence[Job]) -> Awaitable[Seen]:
-        """All that is seen of them. What cannot be is `Seen.trouble`."""
+        """Return what is seen of the node; `Seen.trouble` contains what could not be read."""
 
     def act(self, step: Step) -> Awaitable[None]:
-        """Raises StepError."""
+        """Execute a step. Raises StepError."""
 
 
 class Attaching:
-    """Of one node. `changed` is called when there is something to tell."""
+    """The attachment loop of one node. `changed` is called when the report changes."""
 
     def __init__(self, node: Node, clock: Callable[[], float] = time.monotonic) -> None:
         self._node, self._clock = node, clock
@@ -51,10 +51,10 @@ class Attaching:
         self._wanted: dict[str, FabricWant] = {}
         self._wake = asyncio.Event()
         self._swept: bool | None = None
-        """What an agent before left is taken back; None: nobody has said yet what is wanted."""
+        """Whether leftovers of a previous agent process are undone; None before the first `want`."""
 
     def want(self, wants: Sequence[FabricWant]) -> None:
-        """All that are."""
+        """Set all requested attachments and detachments."""
         wanted = {one.device: one for one in wants}
         if wanted != self._wanted or self._swept is None:
             self._swept = bool(self._swept)
@@ -62,7 +62,7 @@ class Attaching:
             self._wake.set()
 
     def report(self) -> tuple[FabricReport, ...]:
-        """How far each is."""
+        """Return the progress of each request."""
         return tuple(
             FabricReport(
                 device=device, leave=one.leave, done=told.done, failed=told.failed, says=told.says[:SAID_MAX]
@@ -72,7 +72,7 @@ class Attaching:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run rounds until cancelled."""
         while True:
             self._wake.clear()
             moved = await self.turn()
@@ -82,7 +82,7 @@ class Attaching:
                     await self._wake.wait()
 
     async def turn(self) -> bool:
-        """One look, and a step for each; whether one of them worked."""
+        """Make one look and one step per GPU; return whether a step made progress."""
         self._begin()
         if not self._jobs and self._swept is not False:
             return False
@@ -97,7 +97,7 @@ class Attaching:
         return moved
 
     async def _sweep(self, seen: Seen) -> None:
-        """Once; what leaves now is undone when it leaves no more."""
+        """Undo leftovers of a previous agent process, once. Later detachments are undone when they are withdrawn."""
         self._swept = True
         for step in hotplug.list_cleanup_steps(self._jobs.values(), seen):
             try:
@@ -107,7 +107,7 @@ class Attaching:
                 log.warning("event=fabric_step device=%s step=%s reason=%r", step.of[0], step.does, str(error))
 
     def _begin(self) -> None:
-        """Who is wanted otherwise than before begins anew; the bus where it was is known still."""
+        """Start a new job for each new or reversed request; the last known bus is kept."""
         for device, want in self._wanted.items():
             known = self._jobs.get(device)
             if known is None or known.leave != want.leave:
@@ -132,7 +132,7 @@ class Attaching:
         return await self._act(device, job, step)
 
     async def _act(self, device: str, job: Job, step: Step) -> bool:
-        if self._told.get(device, Stand(done=True)).done:  # it is not, or no more
+        if self._told.get(device, Stand(done=True)).done:  # not started, or no longer done
             self._told[device] = Stand("it is being let go" if job.leave else "it is being taken")
         try:
             await self._node.act(step)
@@ -143,6 +143,6 @@ class Attaching:
             return False
         log.info("event=fabric_step device=%s step=%s", device, step.does)
         self._jobs[device] = hotplug.record_step(job, step, self._clock())
-        fresh = self._last.get(device) != step  # what works and changes nothing is not done without a pause
+        fresh = self._last.get(device) != step  # pause before repeating a step that succeeded without effect
         self._last[device] = step
         return fresh and step.does != "scan"

@@ -1,9 +1,9 @@
-"""Engine images, brought to a node ahead of a start by its own container runtime (CRI's PullImage). I/O.
+"""Pulls engine images to a node before they are needed, with its container runtime (CRI's PullImage). I/O.
 
-Owns which pull runs when. What is wanted is a level, told again and again. Promises: one pull of an image at a time,
-and PULLS_MAX together; one that failed is tried again later and later, while it is wanted; one that has begun goes on,
-for what it has brought would be lost. A login is asked for at each try and shown to the runtime alone. Without a
-socket, or without `grpcio`, it says so once and the kubelet pulls, as it does anyway: nobody waits for this.
+`want` sets the full list of wanted images and may be called repeatedly. Each image has at most one pull at a time, and
+PULLS_MAX run together. A failed pull is retried with backoff while the image is wanted. A pull that has begun is not
+cancelled, since its progress would be lost. Logins are read for each try and sent to the runtime only. Without a socket
+or `grpcio` this is logged once, and the kubelet pulls as usual; no start waits for this module.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from pilotlight.agent.kubelet import sockets
 from pilotlight.agent.kubelet.sockets import DaemonClient, SocketError
 
 PULLS_MAX: Final = 2
-"""At once: weights come over the same line."""
+"""Concurrent pulls; weights use the same network."""
 WANTED_MAX: Final = 64
-"""Images of one node; of more, those beyond are left to the kubelet."""
+"""Maximum number of images per node; the kubelet pulls the rest."""
 PULL_S_MAX: Final = 3600.0
 """An image of 10 GiB at 3 MiB a second."""
 AGAIN_S, AGAIN_S_MAX = 10.0, 300.0
-"""After a failure; twice as long after each, as kubelets do (MaxContainerBackOff)."""
+"""Delay after a failure, doubled each time up to the maximum, as in kubelets (MaxContainerBackOff)."""
 
 log = logging.getLogger("pilotlight.agent")
 
 
 class ImageWanted(NamedTuple):
-    """One that is to be on the node."""
+    """An image to be pulled to the node."""
 
     image: str
-    """As its Model says."""
+    """As written in its Model."""
     pull_secret: str = ""
-    """Whose login it needs; empty: none."""
+    """Name of the pull secret; empty if none is needed."""
 
 
 class PullError(Exception):
-    """It did not come; `str()` says why, in one line."""
+    """A pull failed; `str()` says why, in one line."""
 
 
 async def pull_image(daemon: DaemonClient, image: str, login: Login | None, within_s: float = PULL_S_MAX) -> str:
-    """Has the runtime pull; what it calls the image. Raises PullError."""
+    """Pull an image and return the runtime's reference to it. Raises PullError."""
     try:
         return sockets.decode_pull_response(
             await daemon.ask(sockets.PULL_IMAGE, sockets.encode_pull_request(image, login), within_s)
@@ -57,8 +57,8 @@ async def pull_image(daemon: DaemonClient, image: str, login: Login | None, with
 
 
 class Images:
-    """Brings what is wanted, while `run` runs. `secret_of`: name of a pull secret -> its text; what it raises is a
-    failed pull, with its message as the reason. `came` hears that one is there. `wait` lets seconds pass.
+    """Pulls the wanted images while `run` runs. `secret_of` returns a pull secret by name; if it raises, the pull fails
+    with its message as the reason. `came` is called after each pull. `wait` sleeps.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Images:
         self._wait = wait
         self._wanted: tuple[ImageWanted, ...] = ()
         self._here: set[ImageWanted] = set()
-        """Of those: they came since they are wanted."""
+        """Wanted images that were pulled since they have been wanted."""
         self._under_way: set[ImageWanted] = set()
         self._failed: dict[ImageWanted, str] = {}
         self._changed = asyncio.Event()
@@ -83,11 +83,11 @@ class Images:
 
     @property
     def failed(self) -> Mapping[ImageWanted, str]:
-        """Of those that are wanted: why they did not come yet."""
+        """Reasons for failure, by wanted image."""
         return self._failed
 
     def want(self, wanted: Iterable[ImageWanted]) -> None:
-        """All that are wanted now, the most urgent first."""
+        """Set all wanted images, the most urgent first."""
         now = tuple(dict.fromkeys(wanted))[:WANTED_MAX]
         if now == self._wanted:
             return
@@ -96,7 +96,7 @@ class Images:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Start pulls until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -117,7 +117,7 @@ class Images:
             self._changed.set()
 
     async def _tries(self, one: ImageWanted) -> None:
-        """While it is wanted."""
+        """Try to pull the image while it is wanted."""
         again_s = AGAIN_S
         while one in self._wanted:
             async with self._turns:
@@ -138,7 +138,7 @@ class Images:
             again_s = min(2 * again_s, AGAIN_S_MAX)
 
     async def _pulled(self, one: ImageWanted) -> None:
-        """With each of its logins until one is let in, as kubelets do it. Raises PullError, the first."""
+        """Try each login until a pull succeeds, as kubelets do. Raises the first PullError."""
         failed: PullError | None = None
         logins: list[Login | None] = [*await self._logins(one)]
         for login in logins or [None]:
@@ -152,18 +152,18 @@ class Images:
             raise failed
 
     async def _logins(self, one: ImageWanted) -> list[Login]:
-        """Raises PullError."""
+        """Return the logins for the image. Raises PullError."""
         if not one.pull_secret:
             return []
         try:
             of = reference.parse_reference(f"oci://{one.image}")
             secret = await self._secret_of(one.pull_secret)
             return docker_config.list_logins([secret], of.host, of.repository)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this image alone, and is its reason
+        except Exception as error:  # noqa: BLE001 - any error fails only this image and becomes its reason
             raise PullError(str(error) or type(error).__name__) from None
 
     def _say(self, one: ImageWanted, why: str) -> None:
-        """Once, until it is another reason; of a socket that is not there once for all images."""
+        """Log a reason once until it changes; log a missing socket once for all images."""
         socket_is_there = self._daemon.socket.exists()
         known = self._failed.get(one) if socket_is_there else self._absent
         self._failed[one] = why

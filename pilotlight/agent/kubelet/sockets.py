@@ -1,11 +1,11 @@
-"""Asks the daemons of a node by gRPC: the kubelet (PodResources v1) and the container runtime (CRI v1).
+"""gRPC clients for the daemons of a node: the kubelet (PodResources v1) and the container runtime (CRI v1).
 
-Both are optional. Without `grpcio`, without a socket, or while a daemon does not answer, the agent logs this once and
-continues with the last answer. Messages are encoded and decoded here, with the few fields that are needed, by number:
+Both are optional. Without `grpcio` or a socket, or while a daemon does not answer, the agent logs this once and uses
+the last answer. Messages are encoded and decoded here, limited to the needed fields, by number:
 https://github.com/kubernetes/kubernetes/blob/v1.34.0/staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto
 https://github.com/kubernetes/kubernetes/blob/v1.34.0/staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto
 
-The pod of a process follows from its control group, whose name has the pod's UID (systemd and cgroupfs drivers).
+The pod of a process is derived from its cgroup, whose name contains the pod's UID (systemd and cgroupfs drivers).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ LIST_PODS = "/v1.PodResourcesLister/List"
 LIST_IMAGES = "/runtime.v1.ImageService/ListImages"
 PULL_IMAGE = "/runtime.v1.ImageService/PullImage"
 VENDOR = "nvidia.com/"
-"""Of the resources whose devices are told."""
+"""Prefix of the resources whose devices are reported."""
 SHARED = "::"
-"""What comes after a device's id where a device plug-in offers it several times."""
+"""Separates a device's id from the suffix that a device plug-in adds if it offers the device several times."""
 IMAGES_MAX = 2000
-"""Names of images that are told: 200 images with all their names fit, and so does the report."""
+"""Maximum number of image names reported: 200 images with all their names fit, and so does the report."""
 
 
 class AssignedPod(NamedTuple):
-    """A pod that has devices."""
+    """A pod with assigned devices."""
 
     namespace: str
     name: str
     devices: tuple[str, ...]
-    """Ids as the driver has them, in order."""
+    """The driver's device ids, sorted."""
 
 
 def decode_assigned_pods(answer: bytes) -> tuple[AssignedPod, ...]:
-    """Pods with devices of VENDOR, in order. Raises ProtobufError.
+    """Return the pods with devices of VENDOR, sorted. Raises ProtobufError.
 
     ListPodResourcesResponse {1: PodResources {1: name, 2: namespace, 3: ContainerResources {2: ContainerDevices
     {1: resource_name, 2: device_ids}}}}.
@@ -62,7 +62,7 @@ def decode_assigned_pods(answer: bytes) -> tuple[AssignedPod, ...]:
 
 
 def decode_image_names(answer: bytes) -> tuple[str, ...]:
-    """All names of the images that are there, in order, IMAGES_MAX at most. Raises ProtobufError.
+    """Return all image names, sorted, at most IMAGES_MAX. Raises ProtobufError.
 
     ListImagesResponse {1: Image {2: repo_tags, 3: repo_digests}}.
     """
@@ -71,7 +71,7 @@ def decode_image_names(answer: bytes) -> tuple[str, ...]:
 
 
 def encode_pull_request(image: str, login: Login | None) -> bytes:
-    """PullImageRequest {1: ImageSpec {1: image}, 2: AuthConfig {1: username, 2: password, 5: identity_token,
+    """Encode PullImageRequest {1: ImageSpec {1: image}, 2: AuthConfig {1: username, 2: password, 5: identity_token,
     6: registry_token}}.
     """
     if login is None:
@@ -83,7 +83,7 @@ def encode_pull_request(image: str, login: Login | None) -> bytes:
 
 
 def decode_pull_response(answer: bytes) -> str:
-    """What the runtime calls the image that it pulled. Raises ProtobufError. PullImageResponse {1: image_ref}."""
+    """Decode PullImageResponse {1: image_ref}: the runtime's reference to the image. Raises ProtobufError."""
     return read_string(answer, 1)
 
 
@@ -91,9 +91,9 @@ T = TypeVar("T")
 
 ASK_S_MAX = 2.0
 IMAGES_EVERY_S = 30.0
-"""A list of images costs a container runtime more than a table of pods costs a kubelet."""
+"""Listing images costs a container runtime more than listing pods costs a kubelet."""
 ANSWER_BYTES_MAX = 16 << 20
-"""110 pods with eight devices each are 100 KiB; a thousand images are 1 MiB."""
+"""Response limit: 110 pods with eight devices each take 100 KiB; a thousand images take 1 MiB."""
 POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 MISSING = "grpcio is not installed: pip install 'pilotlight[agent]'"
 
@@ -103,18 +103,18 @@ Ask = Callable[[], Awaitable[bytes]]
 
 
 class SocketError(Exception):
-    """It did not answer; `str()` says why."""
+    """A request failed; `str()` says why."""
 
 
 class DaemonClient:
-    """Who listens on one socket."""
+    """A gRPC client for one socket."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self._channel: Any = None  # grpc has no types
 
     async def ask(self, method: str, message: bytes = b"", within_s: float | None = None) -> bytes:
-        """The answer, within ASK_S_MAX where nothing else is said. Raises SocketError."""
+        """Return the response, within ASK_S_MAX by default. Raises SocketError."""
         if not self.socket.exists():
             raise SocketError("there is no such socket")
         try:
@@ -132,14 +132,14 @@ class DaemonClient:
             raise SocketError(f"{error.code().name} {error.details()}".strip()) from None
 
     async def close(self) -> None:
-        """Ends the connection; the next question opens another."""
+        """Close the connection; the next request opens another."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
 
 
 class Asked(Generic[T]):
-    """One question to one socket, asked again every `every_s` at most; `last` is None until it was answered once."""
+    """Polls one method of one socket at most every `every_s`; `last` is None until the first response."""
 
     def __init__(self, socket: Path, method: str, read: Callable[[bytes], T], every_s: float = 0.0) -> None:
         self._daemon = DaemonClient(socket)
@@ -151,11 +151,11 @@ class Asked(Generic[T]):
         self.last: T | None = None
 
     def due(self) -> None:
-        """The next look asks, whenever the last one did."""
+        """Poll at the next `look`, regardless of the interval."""
         self._next_s = 0.0
 
     async def look(self) -> T | None:
-        """The newest answer there is."""
+        """Return the latest response."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s:
             return self.last
@@ -172,32 +172,32 @@ class Asked(Generic[T]):
         return self.last
 
     async def close(self) -> None:
-        """Ends its connection; the next look opens another."""
+        """Close the connection; the next `look` opens another."""
         await self._daemon.close()
 
 
 class NodeSockets:
-    """Those that there are to ask; None: that one is not asked."""
+    """The daemons' sockets; a daemon without a path is not polled."""
 
     def __init__(self, pod_resources: Path | None = None, runtime: Path | None = None) -> None:
         self._pods = None if pod_resources is None else Asked(pod_resources, LIST_PODS, decode_assigned_pods)
         self._images = None if runtime is None else Asked(runtime, LIST_IMAGES, decode_image_names, IMAGES_EVERY_S)
 
     async def pods(self) -> tuple[AssignedPod, ...] | None:
-        """Pods that have devices; None: the kubelet never said."""
+        """Return the pods with devices, or None if the kubelet has never answered."""
         return None if self._pods is None else await self._pods.look()
 
     async def images(self) -> tuple[str, ...]:
-        """Names of the images that are there; none: the runtime never said."""
+        """Return the image names; empty if the runtime has never answered."""
         return () if self._images is None else await self._images.look() or ()
 
     def images_changed(self) -> None:
-        """The next look asks for them."""
+        """Poll the images at the next `images`."""
         if self._images is not None:
             self._images.due()
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Close the connections."""
         for one in (self._pods, self._images):
             if one is not None:
                 await one.close()
@@ -208,6 +208,6 @@ _POD = re.compile(rf"/(?:kubepods[a-z-]*-)?pod({_UID})(?:\.slice)?(?:/|$)", re.M
 
 
 def pod_uid(cgroup: str) -> str:
-    """The uid of the pod in the text of /proc/PID/cgroup; empty: it is in none."""
+    """Return the pod UID in the text of /proc/PID/cgroup, or an empty string for a process outside of pods."""
     found = _POD.search(cgroup) if "kubepods" in cgroup else None
     return found[1].replace("_", "-") if found is not None else ""

@@ -1,9 +1,9 @@
-"""Fetches one set of weights into the store of a node, or reads what a registry has, with the node's credentials. I/O.
+"""Fetches weights into a node's store, or inspects them in a registry, with the node's credentials. I/O.
 
-Decides which logins are tried, and in which order, from the Settings and from the pull secrets of the engines'
-namespace. Weights that the store has are not fetched again, and are provided only to namespaces that their registry
-admits. The number of concurrent fetches is limited. Secrets are read for each fetch with the agent's service account;
-they are neither kept nor logged. `pilotlight.agent.weights.keeper` decides what is fetched when.
+Decides which logins are tried, and in which order, from the Settings and the pull secrets of the engines' namespace.
+Weights already in the store are not fetched again, and are provided only to namespaces that their registry admits. The
+number of concurrent fetches is limited. Secrets are read for each fetch with the agent's service account and are
+neither kept nor logged. `pilotlight.agent.weights.keeper` decides what is fetched and when.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.models.weights import HEADERS, build_registries
 
 PULLS_MAX = 4
-"""Artifacts that are fetched at once; the next wait."""
+"""Artifacts fetched concurrently; others wait."""
 LOOKS_MAX = 2
-"""Artifacts that are looked at at once: each takes some MiB while its header is read, and 200 where that is as large as
-is read at most (`artifacts.fetch.remote_header`)."""
+"""Artifacts inspected concurrently. Each needs some MiB while its header is read, and 200 MiB for a header of maximum
+size (`artifacts.fetch.remote_header`)."""
 
 T = TypeVar("T")
 SecretOf = Callable[[str], Awaitable[Config]]
-"""The text of a pull secret. What it raises is a failed pull, with its message as the reason."""
+"""Returns the logins of a pull secret. If it raises, the pull fails with its message as the reason."""
 
 
 class Brought(NamedTuple):
-    """What came of a wish."""
+    """The result of a request for weights."""
 
     copy: Copy
-    """Held."""
+    """Held until it is closed."""
     was_here: bool
-    """Nothing was fetched."""
+    """Whether the store had it already."""
 
 
 class Fetching:
-    """Into the store at `root`."""
+    """Fetches into the store at `root`."""
 
     def __init__(self, root: Path, secret_of: SecretOf, metrics: StoreMetrics, clock: Callable[[], float]) -> None:
         self._root = root
@@ -66,18 +66,20 @@ class Fetching:
         self._metrics = metrics
         self._clock = clock
         self.peering: Callable[[str], Awaitable[Peering | None]] = _alone
-        """Who else may have an artifact; asked for each pull."""
+        """Returns the peers that may have an artifact; called for each pull."""
         self._ways: tuple[Weights, Store, Ways] | None = None
         self._opening, self._pulls = asyncio.Lock(), asyncio.Semaphore(PULLS_MAX)
         self._looks, self._headers = asyncio.Semaphore(LOOKS_MAX), Headers()
         self._seen: dict[WeightsRequest, WeightsReport] = {}
-        """What was said last of each wish with its header."""
+        """The last inspection with header, by request."""
 
     async def bring(self, wish: WeightsRequest, settings: Weights, told: Told) -> Brought:
-        """Raises RegistryError, BadManifestError, StoreError, DiskError, SignersError, and what `secret_of` does."""
+        """Return a held copy, fetched if necessary. Raises RegistryError, BadManifestError, StoreError, DiskError,
+        SignersError, and what `secret_of` raises.
+        """
 
         async def work(of: Lies, store: Store, by: Ways) -> Brought:
-            with contextlib.suppress(ForbiddenError):  # what it meant may be gone there: what it means now is asked
+            with contextlib.suppress(ForbiddenError):  # the tag may have moved since: resolve it again
                 kept = await bring.find_stored_copy(of, store, by, allow_unsafe=wish.allow_unsafe)
                 if kept is not None:
                     return Brought(kept, was_here=True)
@@ -86,8 +88,8 @@ class Fetching:
         return await self._let_in(wish, settings, work)
 
     async def look(self, wish: WeightsRequest, settings: Weights, *, header: bool) -> WeightsReport:
-        """`header`: also what it says of memory; it may wait for others then, and what was seen before stands in for a
-        registry that does not answer, for nothing is started by it. Raises as `bring`.
+        """Inspect an artifact. With `header`, also read its memory metadata. Such an inspection may wait for others and
+        falls back to the last result if a registry does not answer, since no start depends on it. Raises as `bring`.
         """
 
         async def work(of: Lies, _store: Store, by: Ways) -> WeightsReport:
@@ -115,7 +117,7 @@ class Fetching:
     async def _let_in(
         self, wish: WeightsRequest, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
     ) -> T:  # fmt: skip
-        """By each login in turn; those of the Hub and of buckets are the agent's own."""
+        """Run `work` with each login in turn; for the Hub and buckets, with the agent's own credentials."""
         of = bring.parse_remote_source(wish.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):
@@ -126,7 +128,7 @@ class Fetching:
             by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
             try:
                 return await work(of, store, by)
-            except ForbiddenError as error:  # the registry's no to this login; the next may have the right
+            except ForbiddenError as error:  # the registry rejects this login; the next may be admitted
                 raise DeniedError(str(error)) from None
 
         return await credentials.try_each_login(secrets, of.host, of.repository, ways.registries.keychain, tried)
@@ -159,7 +161,7 @@ class Fetching:
                 self._metrics.from_peers(among.given.total())
 
     async def _opened(self, settings: Weights) -> tuple[Store, Ways]:
-        """As the Settings say. Raises StoreError, SignersError."""
+        """Return the store and its access as in the Settings. Raises StoreError, SignersError."""
         async with self._opening:
             if self._ways is None or self._ways[0] != settings:
                 store = Store(self._root, bytes_max=settings.store_bytes_max, evicted=self._metrics.evicted)
@@ -170,34 +172,34 @@ class Fetching:
 
 
 def build_fetch_access(registries: Registries) -> Ways:
-    """With the logins that this process has of the Hub and of buckets."""
+    """Return access with this process's logins for the Hub and buckets."""
     return Ways(registries, os.environ, Path.home())
 
 
 async def _alone(_artifact: str) -> Peering | None:
-    """There are no peers."""
+    """Return no peers."""
     return None
 
 
 class NoSecretError(Exception):
-    """A pull secret cannot be had; `str()` says which, why, and what to do."""
+    """A pull secret cannot be read; `str()` says which, why, and what to do."""
 
 
 class PullSecrets:
-    """Of one namespace; None: they may not be read here."""
+    """Reads pull secrets of one namespace; None: reading them is not allowed here."""
 
     def __init__(self, namespace: str | None, kubeconfig: Path | None = None) -> None:
         self._namespace = namespace
         self._kubeconfig = kubeconfig
 
     async def __call__(self, name: str) -> Config:
-        """Its logins. Raises NoSecretError, PolicyError."""
+        """Return the logins of a secret. Raises NoSecretError, PolicyError."""
         if self._namespace is None:
             raise NoSecretError(
                 f"pull secret {name}: this node's agent may read none: give it --pull-secrets NAMESPACE"
             )
         from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
-        from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # only here: it is an extra
+        from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # imported here: an optional extra
 
         try:
             async with Api(await load_api_access(self._kubeconfig)) as api:

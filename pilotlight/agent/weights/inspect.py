@@ -1,7 +1,7 @@
-"""What an artifact is, looked at where it lies before anything of it is pulled, as an agent tells it. I/O.
+"""Inspects an artifact at its source before it is pulled, for the agent's report. I/O.
 
-Owns what is asked there for that. Promises: nothing is said of an artifact that a pull would refuse; a digest
-is that of the very image that a container runtime would take on this machine.
+Reports nothing about an artifact that a pull would refuse. For images, the digest is that of the image that a container
+runtime would choose on this machine.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from autoscaler.contract import WeightsReport
 from pilotlight.models import remote_header
 
 TOLD_MAX = 5
-"""Of what could be loaded: of more than one nobody loads any."""
+"""Maximum number of loadable files reported; with more than one, none is loaded automatically."""
 HEADERS_CHARS_MAX = 400_000
-"""Of looks that are told at once: a report has 1 MiB. Whoever has heard of one wants it no more."""
+"""Total size of the headers in a report, which is limited to 1 MiB. Reported headers are no longer requested."""
 REASON_CHARS_MAX = 1000
-"""Of why something is not; names of files are others' words, and a report that is too long is not heard at all."""
+"""Maximum length of a reason. It may contain foreign file names, and an oversized report is rejected."""
 HEADERS_MAX = 256
-"""Of artifacts, that are remembered; of more those that were read first are read again."""
+"""Maximum number of cached artifacts; the oldest are evicted."""
 NOT_WHOLE = (
     "of its compressed layers not all names are known before they are pulled, and any may be code: push them "
     "uncompressed, as `pilotlight weights push` does, or say allowUnsafe"
 )
 Fields = Mapping[str, object]
-"""Of a WeightsReport."""
+"""Fields of a WeightsReport."""
 
 
 class Headers:
-    """What headers say, of artifacts by where they lie and their digest, and which names are in images: each is read
-    once, whoever asks, and whatever it is called. Who asks has been let in to the manifest by then.
+    """Caches headers, and the names of files in images, by source and digest. Each is read once, whatever the artifact
+    is called. Access to the manifest must have been checked before.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Headers:
         self._reading: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     async def told(self, of: Hashable, read: Callable[[], Awaitable[Fields]]) -> Fields:
-        """What `read` gives, or gave. What could not be read is not remembered."""
+        """Return the cached result, or that of `read`. Failures are not cached."""
         async with self._reading.setdefault(of, asyncio.Lock()):
             kept = self._kept.get(of)
             if kept is None:
@@ -69,8 +69,8 @@ class Headers:
 async def inspect_artifact(
     said: WeightsReport, of: Lies, by: Ways, folder: Path | None = None, headers: Headers | None = None
 ) -> WeightsReport:
-    """`said`: the wish. `folder`: where its header may lie for a while; None: that is not asked for. `headers`: those
-    that were read before. Raises RegistryError, BadManifestError.
+    """Return `said`, the request, with the findings. `folder`: temporary folder for the header; None: do not read it.
+    `headers`: the cache. Raises RegistryError, BadManifestError.
     """
     unsafe, headers = said.allow_unsafe, headers or Headers()
     if not isinstance(of, Reference):
@@ -99,7 +99,7 @@ async def inspect_artifact(
             report = replace(report, no_image=f"it is no image ({found.contents.dialect})")
         if folder is None:
             return report
-        if is_image:  # names are with the model, where there is one beside it
+        if is_image:  # the files of a model published beside the image take precedence
             found = await resolve.resolve_reference(source, of, resolve.detect_platform(), allow_unsafe=unsafe)
         try:
             files = found.contents.files()
@@ -111,7 +111,7 @@ async def inspect_artifact(
 
 
 async def _seen(of: Contents, repository: str, source: BlobSource, *, allow_unsafe: bool) -> Fields:
-    """What is in an image."""
+    """Return the findings about an image's contents."""
     try:
         of.files()
         seen = await inspect_image.list_image_files(of, repository, source, allow_unsafe=allow_unsafe)
@@ -123,7 +123,7 @@ async def _seen(of: Contents, repository: str, source: BlobSource, *, allow_unsa
 
 
 def list_loadable_files(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[str, ...]]:
-    """What of an artifact's files an engine could be given to load, or to lay over other weights."""
+    """Return the files that an engine could load as weights or adapters."""
     return {
         "ggufs": tuple(gguf.list_base_files(paths)[:TOLD_MAX]),
         "adapters": tuple(kinds.list_adapters(paths)[:TOLD_MAX]),
@@ -131,12 +131,12 @@ def list_loadable_files(paths: tuple[str, ...] | list[str]) -> dict[str, tuple[s
 
 
 def truncate_reasons(said: WeightsReport) -> WeightsReport:
-    """As it has room in a report."""
+    """Return the report with its reasons truncated."""
     return replace(said, no_image=said.no_image[:REASON_CHARS_MAX], no_header=said.no_header[:REASON_CHARS_MAX])
 
 
 def limit_headers(said: Iterable[WeightsReport]) -> Iterator[WeightsReport]:
-    """Without those headers that are too much for one report."""
+    """Skip reports whose headers exceed the limit of one report."""
     left = HEADERS_CHARS_MAX
     for one in said:
         left -= len(one.header)

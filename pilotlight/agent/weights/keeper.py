@@ -1,9 +1,9 @@
-"""A node's weights as its agent keeps them: what autoscalers want is brought and held, and how far it is is told. I/O.
+"""Keeps a node's weights: fetches and holds what autoscalers request, and reports the progress. I/O.
 
-Owns which wants are acted on: those of the newest epoch that was heard, also while nobody says anything. Promises: each
-Replica that waits is an own try, judged by the registry as every start is; what a Replica waits for or uses is held, so
-that nothing takes it away; what is wanted no more is let go after a while only, for leaders change. What is fetched and
-kept, and how, is `pilotlight.agent.weights.fetch`'s.
+Acts on the requests of the newest epoch received, also while no autoscaler is reachable. Each waiting replica is a
+separate try that the registry authorizes, as at every start. Weights that a replica waits for or uses are held, so that
+they are not evicted. Weights no longer requested are released after a delay, since leadership may change.
+`pilotlight.agent.weights.fetch` does the fetching.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from pilotlight.models.page_cache import list_files, read_ahead
 from pilotlight.models.weights import HEADERS
 
 LINGER_S = 60.0
-"""What is wanted no more is held for so long."""
+"""How long weights are held after they are no longer requested."""
 LOOK_EVERY_S = 30.0
-"""How often it is seen what of the store others have taken away."""
+"""Interval at which the store is checked for copies removed by others."""
 TELL_EVERY_S = 1.0
 COPIES_MAX = 500
-"""That are told, those that were used last: a report has 1 MiB."""
+"""Maximum number of copies reported, most recently used first; a report is limited to 1 MiB."""
 LOOK_AGAIN_S = 60.0
 FILES = "files"
 
@@ -55,39 +55,39 @@ _decode = make_decoder(NodeWants)
 
 @dataclasses.dataclass(slots=True)
 class WeightsTask:
-    """One wish."""
+    """The state of one request for weights."""
 
     replicas: tuple[ReplicaId, ...] = ()
     given: tuple[ReplicaId, ...] = ()
-    """For whom `copy` came."""
+    """Replicas that were given `copy`."""
     refused: tuple[ReplicaId, ...] = ()
-    """For whom `failed` says why nothing did."""
+    """Replicas that were refused with `failed` as the reason."""
     came: Came | None = None
     failed: str = ""
     copy: Copy | None = None
     looked: WeightsReport | None = None
-    """What was found, where they were only to be looked at."""
+    """The result, for a request that only inspects."""
     again_s: float = 0.0
-    """When a look that failed, or found no image, is taken again where nobody waits for it."""
+    """When a failed inspection, or one that found no image, is repeated if no replica waits for it."""
     task: asyncio.Task[None] | None = None
     unwanted_s: float | None = None
 
     @property
     def due(self) -> bool:
-        """Whether somebody waits, or nothing was tried."""
+        """Whether a replica waits, or nothing was tried yet."""
         if self.looked is not None and not self.replicas and not (self.looked.header or self.looked.no_header):
-            return self.task is None  # whoever waited for it needed no header
+            return self.task is None  # the replicas that waited before needed no header
         tried = self.copy is not None or self.looked is not None or self.failed
         return self.task is None and (not tried or not set(self.replicas) <= {*self.given, *self.refused})
 
     def look_again(self) -> None:
-        """Where it failed; or found no image, for another may lie there now."""
+        """Discard a failure, or an inspection that found no image, since the artifact may have changed."""
         self.failed = ""
         if self.looked is not None and self.looked.image is None:
             self.looked = None
 
     def refuse(self, reason: str) -> None:
-        """Who has the Copy has it; the others have failed."""
+        """Refuse the replicas that do not have the copy yet."""
         self.failed, self.refused = (
             reason[:REASON_CHARS_MAX],
             tuple(one for one in self.replicas if one not in self.given),
@@ -95,21 +95,21 @@ class WeightsTask:
 
 
 class WeightsKeeper:
-    """Of one node. `changed` is called when there is something to tell."""
+    """The weights of one node. `changed` is called when the report changes."""
 
     def __init__(self, root: Path, secret_of: SecretOf, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
         self.changed: Callable[[], None] = _nobody
         self.images: Callable[[Sequence[ImageWant]], None] = _nothing
-        """Hears which engine images are wanted."""
+        """Receives the requested engine images."""
         self.fabric: Callable[[Sequence[FabricWant]], None] = _no_fabric
-        """Hears which Devices of a fabric come and leave."""
+        """Receives the fabric devices to attach and detach."""
         self._wants: NodeWants | None = None
         self._wake = asyncio.Event()
         self._lines: dict[WeightsRequest, WeightsTask] = {}
         self._held: dict[str, tuple[Copy, float | None]] = {}
-        """By folder: what pods use, and since when they do no more."""
+        """By folder: the copy that pods use, and since when they no longer do."""
         self.metrics = StoreMetrics()
         self.fetching = Fetching(root, secret_of, self.metrics, clock)
         self._warming = asyncio.Lock()
@@ -118,7 +118,7 @@ class WeightsKeeper:
         self._trouble = ""
 
     def heard(self, line: bytes) -> None:
-        """An autoscaler's word."""
+        """Process a message of an autoscaler."""
         try:
             wants = _decode(line)
         except msgspec.DecodeError as error:
@@ -127,7 +127,7 @@ class WeightsKeeper:
         if self._wants is None or wants.epoch >= self._wants.epoch:
             anew = self._wants is None or wants.epoch > self._wants.epoch
             self._wants = wants
-            if anew:  # who leads next must not take a lower one
+            if anew:  # report it at once: the next leader must not choose a lower epoch
                 self.changed()
             self.images(wants.images)
             self.fabric(wants.fabric)
@@ -135,11 +135,11 @@ class WeightsKeeper:
 
     @property
     def epoch(self) -> int:
-        """The newest that was heard; 0: none was."""
+        """The newest epoch received, or 0."""
         return 0 if self._wants is None else self._wants.epoch
 
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
-        """What is here, and how far each wish is."""
+        """Return the artifacts on this node, and the progress of each request."""
         lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
         said = tuple(limit_headers(one for wish, line in lines for one in self._said(wish, line)))
         own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
@@ -161,7 +161,7 @@ class WeightsKeeper:
             )  # fmt: skip
 
     async def run(self) -> None:
-        """Until cancelled. What a break left of looks goes first."""
+        """Process requests until cancelled. Leftovers of interrupted inspections are deleted first."""
         await asyncio.to_thread(shutil.rmtree, self._root / HEADERS, ignore_errors=True)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -179,7 +179,7 @@ class WeightsKeeper:
                     copy.close()
 
     async def _turn(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
-        """A store that cannot be read costs weights, and not what else the agent is for."""
+        """Process requests; an unreadable store does not stop the agent's other functions."""
         try:
             await self._act(wants, tasks)
             await self._look()
@@ -191,7 +191,7 @@ class WeightsKeeper:
             self._trouble = ""
 
     async def _act(self, wants: NodeWants, tasks: asyncio.TaskGroup) -> None:
-        """What pods use is held first: a pull may need room. Where that cannot be, nothing is brought."""
+        """Fetch what is requested. Copies in use are held first, since a pull may evict; if that fails, none starts."""
         try:
             await self._hold(wants.held)
         except (StoreError, OSError) as error:
@@ -209,7 +209,7 @@ class WeightsKeeper:
                 line.task = tasks.create_task(self._bring(wish, line, wants.weights))
 
     def _refuse(self, wants: NodeWants, reason: str) -> None:
-        """Whoever waits hears it: else they would for as long as it lasts."""
+        """Refuse all waiting replicas, which would otherwise wait as long as the failure lasts."""
         for want in wants.wants:
             line = self._lines.setdefault(read_weights_request(want), WeightsTask())
             line.replicas, line.unwanted_s = want.replicas, None
@@ -234,7 +234,7 @@ class WeightsKeeper:
         except asyncio.CancelledError:
             line.task = None
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this start alone, and is its reason
+        except Exception as error:  # noqa: BLE001 - any error fails only this start and becomes its reason
             line.refuse(str(error) or type(error).__name__)
             log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
         else:
@@ -242,12 +242,12 @@ class WeightsKeeper:
         line.task, line.came, line.again_s = None, None, self._clock() + LOOK_AGAIN_S
         self.changed()
         self._wake.set()
-        if cold is not None and line.replicas:  # beside what is yet to come of the start
+        if cold is not None and line.replicas:  # concurrently with the rest of the start
             async with self._warming:
                 await read_ahead(wish.artifact, partial(list_files, cold.folder))
 
     async def _brought(self, wish: WeightsRequest, line: WeightsTask, settings: Weights) -> Copy | None:
-        """A Copy that was here before: what comes now is in the page cache already."""
+        """Return a copy that was already in the store; a new one is in the page cache anyway."""
         if wish.look:
             line.looked = await self.fetching.look(wish, settings, header=not line.replicas)
             return None
@@ -262,10 +262,10 @@ class WeightsKeeper:
             self._said_s = self._clock()
             self.changed()
 
-    # --- what is here -------------------------------------------------------------------------------------------------
+    # --- copies in the store ------------------------------------------------------------------------------------------
 
     async def _hold(self, folders: tuple[str, ...]) -> None:
-        """Copies that pods use; what they use no more, for a while."""
+        """Hold the copies that pods use, and for LINGER_S those that they no longer use."""
         now_s = self._clock()
         for folder in [one for one in folders if one not in self._held]:
             copy = await run_in_thread(lambda folder=folder: self._found(folder), _closed)  # type: ignore[misc]
@@ -281,7 +281,7 @@ class WeightsKeeper:
                 del self._held[folder]
 
     def _found(self, folder: str) -> Copy | None:
-        """The Copy of that folder; None: there is none of that name."""
+        """Return the copy of that folder, or None if there is none."""
         store = Store(self._root)
         record = layout.load_current_record((self._root / folder).parent, store.layout.disk)
         if record is None or store.layout.copy(record.key) / FILES != self._root / folder:
@@ -295,7 +295,7 @@ class WeightsKeeper:
             self.changed()
 
     def _listed(self) -> tuple[str, ...]:
-        """All that still are what was asked for."""
+        """Return the artifacts whose reference still resolves to the stored copy."""
         store, found, ways = Store(self._root), list[str](), build_fetch_access(Registries())
         rows = store.rows()
         self.metrics.holds(rows)
@@ -313,12 +313,12 @@ def _closed(copy: Copy | None) -> None:
 
 
 def _nothing(images: Sequence[ImageWant]) -> None:
-    """The kubelet pulls them."""
+    """Do nothing: the kubelet pulls the images."""
 
 
 def _no_fabric(wants: Sequence[FabricWant]) -> None:
-    """It does not reach into its node."""
+    """Do nothing: fabric attachment is disabled."""
 
 
 def _nobody() -> None:
-    """Nobody is told yet."""
+    """Do nothing: no reporter is connected yet."""

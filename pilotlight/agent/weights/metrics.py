@@ -1,6 +1,6 @@
-"""What the agent of a node tells of its weights to Prometheus (interfaces, section 5): pulls, the store, what went.
+"""Prometheus metrics of an agent's weights (interfaces, section 5): pulls, the store, evictions.
 
-Owns these names. Only numbers are told; what is pulled has a name in the reports to autoscalers.
+Defines these metric names. Labels contain no artifact names; reports to autoscalers name what is pulled.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from artifacts.store.store import Row
 PULL_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 STATES = ("in_use", "pinned", "idle")
 ASKED = {200: "given", 206: "given", 404: "absent", 429: "busy", 503: "coming"}
-"""What other agents were answered, by status."""
+"""The `result` label for responses to other agents, by status."""
 
 
 class StoreMetrics:
-    """Of one agent; `text()` is the exposition."""
+    """The metrics of one agent; `text()` is the exposition."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -40,21 +40,21 @@ class StoreMetrics:
         )
 
     def pulled(self, took_s: float, bytes_: int, *, well: bool) -> None:
-        """A pull ended."""
+        """Count a completed pull."""
         self._seconds.labels("done" if well else "failed").observe(took_s)
         self._bytes.inc(bytes_)
 
     def from_peers(self, bytes_: int) -> None:
-        """So much of a pull came from other agents."""
+        """Count the bytes of a pull that came from other agents."""
         self._from_peers.inc(bytes_)
 
     def asked(self, status: int, bytes_: int) -> None:
-        """Another agent was answered so, with so much."""
+        """Count a response to another agent."""
         self._asked.labels(ASKED.get(status, "refused")).inc()
         self._gave.inc(bytes_)
 
     def holds(self, rows: Iterable[Row]) -> None:
-        """What is in the store now."""
+        """Set the current contents of the store."""
         found = dict.fromkeys(STATES, 0)
         for row in rows:
             found["in_use" if row.in_use else "pinned" if row.pinned else "idle"] += row.record.bytes
@@ -62,9 +62,9 @@ class StoreMetrics:
             self._stored.labels(state).set(bytes_)
 
     def evicted(self, reason: str) -> None:
-        """A Copy (`room`), or what a broken pull had left (`left`), went for the room of another."""
+        """Count an eviction: of a copy (`room`), or of leftovers of an interrupted pull (`left`)."""
         self._evicted.labels(reason).inc()
 
     def text(self) -> bytes:
-        """All of it."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self._registry)

@@ -1,8 +1,8 @@
-"""Weights between nodes: this node's store given to others, and others named for a pull. `pilotlight weights serve`.
+"""Shares weights between nodes: serves this node's store to others, and configures peers for a pull.
 
-Owns how peers are typed and what lets them in: the same door as the contract's, a shared token, a certificate of an
-authority, or both. Promises: beyond loopback everything goes through TLS, and nobody gets in without one of the two;
-who shows neither, on loopback, gets only what was fetched without a login.
+Defines the options for peers and their authentication, which works as for the contract: a shared token, a certificate
+of an authority, or both. Beyond loopback, TLS and one of the two are required. On loopback without either, only weights
+that were fetched without a login are served. Contains `pilotlight weights serve`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ peer_option = click.option(
 
 
 def build_peer_access(token: Path | None, cert: Path | None, key: Path | None, ca: Path | None) -> Access:
-    """What `peer_options` say."""
+    """Return the access that `peer_options` describe."""
     return Access(identity=Identity(cert=cert, key=key, ca=ca), token=token)
 
 
 def build_static_peering(urls: Sequence[str], shown: Access) -> Peering:
-    """Peers by URL, of which nothing is known beside. Raises click's usage error."""
+    """Return peering with peers of which only the URL is known. Raises click's usage error."""
     for url in urls:
         if why := describe_url_problem(url):
             raise click.UsageError(f"--peer {url}: {why}")
@@ -64,15 +64,15 @@ def build_static_peering(urls: Sequence[str], shown: Access) -> Peering:
     try:
         token = None if path is None else certificates.load_tokens(path)[0]
         if identity.files:
-            certificates.build_client_context(identity)  # what is wrong with them is said at once
+            certificates.build_client_context(identity)  # report invalid files at once
     except FileError as error:
         raise click.UsageError(str(error)) from None
-    own = f"host:{socket.gethostname()}"  # none of the names above, whatever this machine is called
+    own = f"host:{socket.gethostname()}"  # differs from the names above, whatever this machine is called
     return build_peering(identity, own, lambda: peers, None if token is None else lambda: token)
 
 
 def describe_url_problem(url: str) -> str:
-    """Why it is no address of a peer; empty: it is one."""
+    """Return why the URL is not a valid peer address, or an empty string."""
     found = _URL.fullmatch(url)
     if found is None:
         return "expected https://HOST:PORT"
@@ -81,8 +81,8 @@ def describe_url_problem(url: str) -> str:
 
 
 def is_own_machine(url: str) -> bool:
-    """Whether whoever asks there asks the machine that it runs on, or its link alone: of another node's agent that is
-    no address, and what listens there is nobody's peer. A name is judged by the certificate that is shown.
+    """Return whether the URL addresses the caller's own machine or link, which is never another node's agent. Names are
+    not resolved; the peer's certificate verifies them.
     """
     found = _URL.fullmatch(url)
     host = "" if found is None else found["host"].strip("[]")
@@ -98,7 +98,7 @@ def build_peering(
     identity: Identity, own: str, peers: Callable[[], Sequence[Peer]], token: Callable[[], str] | None,
     certified: str | None = None,
 ) -> Peering:  # fmt: skip
-    """With these files; the rest as Peering."""
+    """Return peering with these files; see Peering for the other arguments."""
     pair = (identity.cert, identity.key) if identity.cert is not None and identity.key is not None else None
     return Peering(peers, own=own, token=token, ca=identity.ca, certificate=pair, certified=certified)
 
@@ -106,8 +106,8 @@ def build_peering(
 async def open_port(
     store: Path, address: Address, shown: Access, files: Files, streams: int = STREAMS_MAX, *inner: Middleware
 ) -> Runner:
-    """Gives the blobs of the store to peers; `cleanup` of what is returned ends it. `inner`: of whom is let in. Raises
-    click's usage error.
+    """Serve the store's blobs to peers; call `cleanup` of the returned runner to stop. `inner` middlewares run after
+    authentication. Raises click's usage error.
     """
     check_port(address, shown)
     known = shown.token is not None or shown.identity.ca is not None
@@ -118,7 +118,7 @@ async def open_port(
 
 
 def check_port(address: Address, shown: Access) -> None:
-    """Raises click's usage error where anybody could get at weights."""
+    """Raise click's usage error if weights would be accessible without authentication."""
     identity = shown.identity
     if shown.token is None and identity.ca is None and not address.loopback:
         raise click.UsageError(

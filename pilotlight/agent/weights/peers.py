@@ -1,9 +1,9 @@
-"""Agents among each other: this node's port for the others, and whom of them is asked for an artifact. I/O.
+"""Peering between agents: this node's port for the others, and the peers asked for an artifact. I/O.
 
-Owns what is believed of autoscalers' words about that: where to ask, and nothing else. Who may have weights is settled
-between agents, by the rules of `pilotlight.agent.weights.peer_access`: each shows the other a certificate of their own
-authority (or a token), so that neither an autoscaler nor whoever reports in a node's name gets anything. Promises:
-where nobody answers the registry gives all, as without peers.
+Autoscalers are trusted only to name peers. Access to weights is decided between agents as in
+`pilotlight.agent.weights.peer_access`: both sides show a certificate of their own authority (or a token), so neither an
+autoscaler nor a process that reports in a node's name gains access. If no peer answers, everything comes from the
+registry.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
 
 CERTIFIED = "pilotlight-agent"
-"""What agents' certificates for each other are for: their addresses come and go."""
+"""Name in agents' certificates for each other, since their addresses change."""
 
 log = logging.getLogger("pilotlight.agent")
 _decode = make_decoder(NodePeers)
 
 
 class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is told of others."""
+    """An agent's peering options."""
 
     listen: Address
     told: Address | None = None
-    """Where they find it; None: at $POD_IP, or where it listens."""
+    """Advertised address; None: $POD_IP, or the listen address."""
     access: Access = Access()
 
 
 class Neighbours:
-    """Of the agent of `node`. Raises click's usage error on files that cannot be used."""
+    """Peering of the agent of `node`. Raises click's usage error for unusable files."""
 
     def __init__(
         self, node: str, ways: Sequence[HttpWay], options: PeerOptions, files: Files, metrics: StoreMetrics
@@ -67,16 +67,16 @@ class Neighbours:
         if shown.identity.files:
             files.read(
                 lambda: certificates.build_client_context(shown.identity), shown.identity.files
-            )  # they are read for each pull
+            )  # read for each pull
         self._metrics, self._trouble = metrics, ""
         self.url = ""
-        """Where others find it; empty until it is open."""
+        """Advertised URL; empty until the port is open."""
 
     async def open(self, store: Path) -> Runner:
-        """Gives the others what is in the store; `cleanup` of what is returned ends it. Raises click's usage error."""
+        """Serve the store to other agents; `cleanup` of the returned runner stops it. Raises click's usage error."""
         try:
             await run_in_thread(Store(store).open)
-        except StoreError as error:  # what cannot be written can be read, and a pull says the rest
+        except StoreError as error:  # a read-only store can still be served, and a pull reports the rest
             log.warning("event=store_trouble reason=%r", str(error))
         options = self._options
         runner = await peering.open_port(store, options.listen, self._shown, self._files, STREAMS_MAX, self._count)
@@ -89,7 +89,7 @@ class Neighbours:
         return runner
 
     async def peering(self, artifact: str) -> Peering:
-        """Who may have it now."""
+        """Return the peers that may have the artifact now."""
         query = urlencode({"node": self._node, "artifact": artifact})
         found: dict[str, NodePeer] = {}
         for answer in [one for way in self._ways for one in await way.ask(f"/v1/peers?{query}")]:
@@ -105,8 +105,8 @@ class Neighbours:
         return peering.build_peering(self._shown.identity, self._node, lambda: peers, self._token, CERTIFIED)
 
     def _believes(self, url: str) -> bool:
-        """Whether another node's agent can be there: whoever reports could name what listens on this machine. All of
-        them are on one only where this one is told of so, too.
+        """Return whether another node's agent can be at this URL: a forged report could name a service of this machine.
+        Agents share one machine only if this agent is itself advertised on it.
         """
         return not peering.describe_url_problem(url) and (
             not peering.is_own_machine(url) or peering.is_own_machine(self.url)

@@ -1,4 +1,4 @@
-"""`pilotlight weights`: weights as OCI artifacts. Owns the group; its commands are modules of their own."""
+"""The `pilotlight weights` command group: weights as OCI artifacts. Its commands are in modules of their own."""
 
 from __future__ import annotations
 

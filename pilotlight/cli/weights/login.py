@@ -1,7 +1,7 @@
-"""`pilotlight weights login` and `logout`: a registry's login, tried there and kept where Docker and Podman look.
+"""`pilotlight weights login` and `logout`: verifies a registry login and stores it where Docker and Podman look.
 
-Owns how these commands are typed and what they print. No password is taken from the command line, where `ps` shows it.
-What is written where is `artifacts.credentials.login'`.
+Passwords are not accepted on the command line, where `ps` would show them. `artifacts.credentials.login` decides where
+a login is stored.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _host(name: str) -> str:
 
 
 def _given(host: str, user: str | None, *, password_stdin: bool) -> Login:
-    """What was typed."""
+    """Return the login from the options, the prompt or standard input."""
     if password_stdin:
         if user is None:
             raise click.UsageError("--password-stdin needs --username: standard input has the password alone")

@@ -1,7 +1,7 @@
-"""`pilotlight weights pack`: finds the files of a model, and has them written as an artifact in a folder.
+"""`pilotlight weights pack`: finds the files of a model and writes them as an artifact to a folder.
 
-Owns the looking for files: what FROM, ADAPTER and patterns mean on this disk, and that a file of a folder may be a link
-(Hugging Face's cache is made of them) while a folder may not. What is packed, and as what, is `artifacts.pack.pack`'s.
+Resolves FROM, ADAPTER and patterns on this disk. Files in a folder may be symbolic links (Hugging Face's cache consists
+of them), folders may not. `artifacts.pack.pack` decides what is packed, and as what.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pilotlight.output import write_json
 from pilotlight.tables import build_progress_bar
 
 FILES_MAX = 100_000
-"""Below one folder: more than any model has, so that a mistaken / is told soon."""
+"""Maximum number of files below a folder: more than any model has, so that a mistaken / is reported early."""
 EXAMPLE = "pilotlight weights pack ./llama --to ./llama-oci --tag v1"
 KNOWN = (*modelfile.KNOWN, *packfile.MODCTL)
 
@@ -59,7 +59,7 @@ def pack(source: Path, to: Path, tag: str, form: Form, allow_unsafe: bool, outpu
 
 
 def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
-    """What is packed of it. Raises PackError, DocumentError, OSError."""
+    """Return the plan of what is packed. Raises PackError, DocumentError, OSError."""
     inner = source / MODELFILE
     if source.is_dir():
         if not inner.is_file():
@@ -88,7 +88,7 @@ def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
 
 
 def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
-    """The file or the folder that FROM or ADAPTER names."""
+    """Return the files that FROM or ADAPTER names."""
     path = folder / value
     if path.is_dir():
         return [one for one in _below(path) if one.path != MODELFILE]
@@ -98,7 +98,7 @@ def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
 
 
 def _as_adapter(one: Offered) -> Offered:
-    """Under a name that says what it is."""
+    """Rename the file so that its name classifies it as an adapter."""
     kind = files.classify_file(one.path)
     if one.kind is None or kind is None or kind.role == "adapter":
         return one
@@ -106,7 +106,7 @@ def _as_adapter(one: Offered) -> Offered:
 
 
 def _below(folder: Path) -> Iterator[Offered]:
-    """The files of a folder; what is hidden is not looked at. Raises PackError, OSError."""
+    """Yield the files below a folder, except hidden ones. Raises PackError, OSError."""
     found, count = [folder], 0
     while found:
         at = found.pop()
@@ -144,7 +144,7 @@ def _text(path: Path) -> str:
 
 
 def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> oci_layout.Written:
-    """With a bar on a terminal."""
+    """Write the artifact, with a progress bar on a terminal."""
     with build_progress_bar("packing", quiet=quiet) as progress:
         task = progress.add_task("packing", total=sum(piece.size for piece in plan.pieces))
         return oci_layout.write_layout(to, plan, form, tag, lambda count: progress.advance(task, count))

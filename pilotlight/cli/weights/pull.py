@@ -1,7 +1,7 @@
-"""`pilotlight weights pull` and `verify_copy`: from where they lie into the node's store, and looked at there.
+"""`pilotlight weights pull` and `verify`: fetches weights into the node's store, and verifies stored weights.
 
-Owns how these commands are typed, where logins are looked for, and the bars. What is fetched, and how it is checked, is
-`artifacts.fetch.fetch`'s and `artifacts.store.verify`'s.
+Defines the commands, the sources of logins, and the progress bars. `artifacts.fetch.fetch` does the fetching, and
+`artifacts.store.verify` the verification.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pilotlight.output import write_json
 from pilotlight.tables import build_progress_bar
 
 FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
-"""What ends a pull in one line."""
+"""Errors that end a pull with a one-line message."""
 
 
 def registry_options(command: Command) -> Command:
-    """How a registry is reached."""
+    """Add the options for registry access."""
     command = click.option("--ca-file", type=FILE, help="Authorities beside the system's (PEM).")(command)
     return click.option(
         "--plain-http", is_flag=True, help="Speak HTTP, not HTTPS, with a registry that is not this machine."
@@ -50,7 +50,7 @@ def registry_options(command: Command) -> Command:
 
 
 def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | None = None) -> Ways:
-    """With this machine's logins, the environment's for the Hub and buckets, and other nodes."""
+    """Return access with this machine's logins, the environment's for the Hub and buckets, and peers."""
     http = True if plain_http else None
     registries = Registries(build_keychain(plain_http=plain_http), plain_http=http, ca=ca_file, peering=among)
     return Ways(registries, os.environ, Path.home())
@@ -91,14 +91,14 @@ def pull(  # noqa: PLR0917  click passes by keyword
         copy = asyncio.run(pull_to_store(of, Store(store), by, told, allow_unsafe=allow_unsafe))
     with copy:
         given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
-        asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the Copy may have come under another name
+        asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the copy may be stored under another name
         _say_pulled(_Done(asked, copy, came, time.monotonic() - began_s, given), output)
 
 
 async def pull_to_store(
     of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False
 ) -> Copy:
-    """Its Copy; what is left out of it is said."""
+    """Fetch an artifact and return its copy; files that are left out are reported."""
 
     def left(path: str, why: str) -> None:
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
@@ -108,14 +108,14 @@ async def pull_to_store(
 
 
 class _Done(NamedTuple):
-    """What came of a pull."""
+    """The result of a pull."""
 
     asked: str
     copy: Copy
     came: Came
     took_s: float
     given: Mapping[str, int]
-    """Bytes of each peer."""
+    """Bytes received per peer."""
 
 
 def _say_pulled(done: _Done, output: str) -> None:
@@ -176,7 +176,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
 def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Bad]:
     copy = store.find(row.record.key)
     if copy is None:
-        return []  # it went meanwhile
+        return []  # evicted meanwhile
     with copy:
         return list(verify_copy(copy.record, copy.folder, moved))
 
@@ -217,7 +217,7 @@ def _parsed(text: str) -> Lies:
 
 @contextlib.contextmanager
 def convert_pull_errors() -> Iterator[None]:
-    """What ends a pull, as click's."""
+    """Raise errors that end a pull as click's."""
     try:
         yield
     except FAILURES as error:

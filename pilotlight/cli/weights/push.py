@@ -1,7 +1,7 @@
-"""`pilotlight weights inspect` and `push`: artifacts wherever they lie, looked at, and pushed to registries.
+"""`pilotlight weights inspect` and `push`: inspects artifacts locally or remotely, and pushes them to registries.
 
-Owns how these commands are typed, and what they print. What an artifact consists of, and what of it is taken, is
-`artifacts.dialects.contents`'.
+Defines the commands and their output. `artifacts.dialects.contents` decides what an artifact consists of, and what of
+it is accepted.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from pilotlight.output import write_json
 from pilotlight.tables import build_progress_bar
 
 CHUNK_BYTES_MIN = 1 << 20
-"""Smaller ones cost more requests than they save."""
+"""Minimum chunk size: smaller chunks cost more requests than they save."""
 
 
 class How(NamedTuple):
-    """How blobs are sent."""
+    """How blobs are uploaded."""
 
     mount: str
-    """A repository that may have them already; empty: none."""
+    """A repository to mount existing blobs from; empty: none."""
     chunk_bytes: int
-    """0: each in one request."""
+    """Chunk size; 0: upload each blob in one request."""
 
 
 @click.command("inspect", epilog="Example: pilotlight weights inspect oci://registry.example/models/llama:v1 --explain")
@@ -133,7 +133,7 @@ def push(  # noqa: PLR0917  click passes by keyword
 
 @contextlib.contextmanager
 def _layout(what: str, store: Path, by: Ways) -> Iterator[OciLayout]:
-    """The folder, or one that is made of what lies elsewhere and goes again."""
+    """Open the folder, or a temporary one with the contents of a remote source."""
     if "://" not in what:
         if is_path_too_long(Path(what)):
             raise click.UsageError(f"{what}: File name too long")
@@ -177,7 +177,7 @@ async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> SourceList
 
 
 def _say_seen(found: SourceListing, output: str) -> None:
-    """What would be taken; each file has the sum that is said of it there."""
+    """Print what would be accepted, and each file's checksum as its source states it."""
     listing = found.listing
     rows = [
         {"path": one.entry.path, "role": one.role, "bytes": one.entry.size, "said": one.entry.claim}
@@ -198,7 +198,7 @@ def _say_seen(found: SourceListing, output: str) -> None:
 
 
 def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> LayoutEntry:
-    """The model in a folder, or behind a reference."""
+    """Return the model in a folder or behind a reference."""
     if Path(what).is_dir():
         return OciLayout(Path(what)).entry(resolve.detect_platform())
     ref = _reference(what)
@@ -227,7 +227,7 @@ async def _push(site: Site, ref: Reference, layout: OciLayout, moved: Callable[[
 
 
 def _chunk_bytes(text: str | None) -> int:
-    """0: one request for each blob."""
+    """Return the chunk size; 0: one request per blob."""
     if text is None:
         return 0
     try:

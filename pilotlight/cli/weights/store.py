@@ -1,7 +1,7 @@
-"""`pilotlight weights ls`, `pin`, `unpin` and `evict`: the Copies of a node's store, looked at and let go.
+"""`pilotlight weights ls`, `pin`, `unpin` and `evict`: lists and manages the copies in a node's store.
 
-Owns how these commands are typed, which Copy a name means, and the table. What may go is the store's to decide; all of
-it works on the folder itself, also while an agent uses it.
+Resolves names to copies and prints the table. The store decides what may be evicted. All commands work on the folder
+itself, also while an agent uses it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _free(store: Store, text: str) -> None:
 
 @contextlib.contextmanager
 def open_store(path: Path) -> Iterator[Store]:
-    """The store that is there, its errors as click's."""
+    """Open an existing store; raise its errors as click's."""
     store = Store(path)
     if not store.layout.copies.is_dir():
         raise click.UsageError(f"--store {path}: there is no store of weights; `pilotlight weights pull` makes one")
@@ -125,7 +125,7 @@ def open_store(path: Path) -> Iterator[Store]:
 
 
 def resolve_digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
-    """What the names mean: whole digests, the begin of one that is here, or artifacts as they were asked for."""
+    """Resolve names to digests: whole digests, prefixes of stored ones, or artifacts as they were requested."""
     rows, found = store.rows(), dict[Digest, None]()
     for name in names:
         with contextlib.suppress(digests.BadDigestError):
@@ -140,9 +140,9 @@ def resolve_digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
 
 
 def resolve_copies(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
-    """The Copies that names mean, and whether a digest is among them of which none is here. Raises click's usage error.
+    """Return the copies that names mean, and whether some digest has none here. Raises click's usage error.
 
-    What was asked for from one registry is not what lies here from another, though it has the same digest.
+    A copy from another registry does not match a requested artifact, even if it has the same digest.
     """
     digests_ = resolve_digests(store, names)
     there = store.rows()
@@ -152,7 +152,7 @@ def resolve_copies(store: Store, names: tuple[str, ...]) -> tuple[list[Row], boo
 
 
 def _keys(store: Store, name: str, rows: list[Row]) -> set[CopyKey]:
-    """Of what is here; a Copy that has come under several tags is listed under one, and known by each."""
+    """Return matching stored copies; one fetched under several tags is listed under one, but each tag matches."""
     there = {row.record.key for row in rows}
     found = {row.record.key for row in rows if _means(name, row)}
     with contextlib.suppress(BadReferenceError):
@@ -168,7 +168,7 @@ def _means(name: str, row: Row) -> bool:
 
 
 def shorten_digest(digest: str) -> str:
-    """As a person tells it from others."""
+    """Shorten a digest so that people can still tell it from others."""
     algorithm, _, digits = digest.partition(":")
     return f"{algorithm}:{digits[:SHORT_DIGITS]}"
 
@@ -176,7 +176,7 @@ def shorten_digest(digest: str) -> str:
 def _table(rows: list[Row], now_unix_s: float) -> Table:
     out = Table(box=None, pad_edge=False, header_style="bold")
     for column in COLUMNS:
-        # on a narrow terminal only names go on in the next line: nothing is cut
+        # on a narrow terminal only names wrap; nothing is truncated
         wraps = column == COLUMNS[0]
         justify: JustifyMethod = "right" if column == "size" else "left"
         out.add_column(column, no_wrap=not wraps, overflow="fold", justify=justify)
@@ -192,7 +192,7 @@ def _table(rows: list[Row], now_unix_s: float) -> Table:
 
 
 def _said(row: Row) -> dict[str, object]:
-    """A row for programs."""
+    """Return a row for JSON output."""
     record = row.record
     return {
         "artifact": record.reference,

@@ -1,1 +1,1 @@
-"""Deployments and StatefulSets that exist: served, and scaled through their scale subresource."""
+"""Adopts existing Deployments and StatefulSets: serves them and scales them by their scale subresource."""

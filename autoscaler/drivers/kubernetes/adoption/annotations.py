@@ -1,9 +1,9 @@
-"""Annotations of a Deployment or StatefulSet -> the Model that it serves, and how far its scale is ours. Pure.
+"""Annotations of a Deployment or StatefulSet -> the model that it serves, and how far we control its scale. Pure.
 
-Owns the meaning of the annotations (interfaces, section 2): ours, and Lingo's for who comes from there, each with the
-defaults of its own house. The first name is the Model's, the others are its aliases, and its engine knows each by that
-very name. Whoever scaled it by hand is obeyed for a while; where another autoscaler scales it, only zero or not zero is
-decided here. Each wrong annotation is one line that names the object and the annotation.
+Defines the meaning of the annotations (interfaces, section 2): ours, and Lingo's for migrated workloads, each with its
+own defaults. The first name is the model's, the others are its aliases, and the engine knows each by exactly that name.
+Manual scaling is respected for a while; if another autoscaler scales the workload, we only decide between zero and not
+zero. Each invalid annotation gives one line that names the object and the annotation.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from autoscaler.spec.pod import OURS
 from autoscaler.text import format_rfc3339
 
 ENGINE: EngineName = "command"
-"""What it runs is its owner's business: no dialect is ruled out."""
+"""The owner chooses the engine, so no API dialect is excluded."""
 MODELS, LOW, HIGH = OURS + "models", OURS + "replicas-min", OURS + "replicas-max"
 SLOTS, IDLE, PORT = OURS + "slots", OURS + "idle-seconds", OURS + "port"
 KNOWN = (MODELS, LOW, HIGH, SLOTS, IDLE, PORT, INSTALLATION)
-"""INSTALLATION: which one serves it, where several read its namespace."""
+"""`INSTALLATION`: the installation that serves it, if several read its namespace."""
 LINGO_MODELS, LINGO_LOW, LINGO_HIGH = LINGO + "models", LINGO + "min-replicas", LINGO + "max-replicas"
 SLOTS_DEFAULT = 4
-"""As of any Model of that engine."""
+"""The default of any model with that engine."""
 LINGO_MAX, LINGO_SLOTS = 3, 100
-"""Lingo's own defaults: `max-replicas`, and its CONCURRENCY."""
+"""Lingo's own defaults: `max-replicas` and its CONCURRENCY."""
 ALIASES_MAX = 64
 WRONG = "WrongAnnotation"
 USUAL, BY_ANOTHER, BY_HAND = "Adopted", "ScaledByAnother", "ScaledByHand"
-"""Why it is scaled as it is: the scale is ours, another autoscaler's but for zero, or a person's for a while."""
+"""Reasons of its scaling mode: the scale is ours, another autoscaler's except for zero, or set manually for a while."""
 REPLICAS_MAX, SLOTS_MAX, SECONDS_MAX, PORT_MAX = 1000, 100_000, 31_536_000, 65_535
 NO_PERSONS = frozenset({"kube-controller-manager"})
-"""Who scales for somebody else, and never of its own accord: an HPA's hand is no person's."""
+"""Managers that never scale on their own initiative: a write for an HPA is not manual scaling."""
 
 
 class AnnotationError(Exception):
-    """An annotation is wrong; the text is one line: OBJECT: annotation NAME: what was expected."""
+    """An annotation is invalid; the text is one line: OBJECT: annotation NAME: what was expected."""
 
 
 class Hand(NamedTuple):
-    """A person's own scale."""
+    """A scale that a person has set."""
 
     replicas: int
     by: str
     at_unix_s: float
-    """When we saw it; at first sight, when it is written to have been."""
+    """When we observed it; at first sight, the recorded time of the write."""
 
 
 class Others(NamedTuple):
-    """Who else has a say about its scale now."""
+    """Who else controls its scale now."""
 
     scaler: str = ""
     """Another autoscaler: its kind and name."""
     hand: Hand | None = None
-    """A person whose scale holds, until:"""
+    """A manual scale that holds until `until_unix_s`."""
     until_unix_s: float = 0.0
 
 
@@ -71,10 +71,10 @@ NOBODY = Others()
 def find_manual_scaling(
     before: WorkloadSeen | None, now: WorkloadSeen, known: Hand | None, now_unix_s: float
 ) -> Hand | None:
-    """Who scaled it by hand, after it was seen so. `known`: who was known to have.
+    """Return who scaled the workload manually, given its current state. `known`: the previous result.
 
-    At first sight only the scale subresource, and only since it was annotated, tells of a person: else it is what the
-    workload came to us with. What is written of the time counts only then: who wrote it may have another clock.
+    At first sight, only a write to the scale subresource after the annotation counts as manual: otherwise it is the
+    scale with which we found the workload. The recorded time is used only then, since its writer's clock may differ.
     """
     if before is not None and before.replicas == now.replicas:
         return known
@@ -86,8 +86,8 @@ def find_manual_scaling(
 
 
 def set_naming_time(before: WorkloadSeen | None, now: WorkloadSeen, now_unix_s: float) -> WorkloadSeen:
-    """With its age as a Model: as old as its names, not as the object, or an old one that is annotated would take a
-    name that another has. managedFields tell when its writer last wrote anything: what was seen first counts.
+    """Set the age of its model to that of the names, not of the object: otherwise an old object, once annotated, would
+    win a name from an existing model. managedFields hold only a manager's last write, so the first observation counts.
     """
     if before is not None and _named(before) == _named(now):
         return now._replace(named_unix_s=before.named_unix_s)
@@ -100,12 +100,12 @@ def _named(seen: WorkloadSeen) -> tuple[str | None, str | None]:
 
 
 def read_port(seen: WorkloadSeen) -> int | None:
-    """The port of the annotation; None: the container's. Raises AnnotationError."""
+    """Return the port of the annotation; None: the container's. Raises `AnnotationError`."""
     return _whole(seen, PORT, 1, PORT_MAX)
 
 
 def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
-    """What it serves. Raises AnnotationError."""
+    """Return the model that it serves. Raises `AnnotationError`."""
     notes, key = dict(seen.notes), seen.key
     for name in notes:
         if name.startswith(OURS) and name not in KNOWN:
@@ -132,7 +132,7 @@ def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
 
 
 def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
-    """The Model as far as the others leave it to us."""
+    """Restrict the model to what others leave to us."""
     if others.scaler:
         said = f"{others.scaler} scales it, too: only zero or not zero is decided here"
         return replace(model, adopted=replace(adopted, toggled=True, reason=BY_ANOTHER, message=said))
@@ -193,7 +193,7 @@ def _idle(seen: WorkloadSeen, notes: Mapping[str, str]) -> float | Auto:
 
 
 def _whole(seen: WorkloadSeen, name: str, low: int, high: int, otherwise: str = "") -> int | None:
-    """A whole number, of `name` or else of the annotation `otherwise`; None where neither is there."""
+    """Parse an integer from annotation `name`, or else `otherwise`; None if neither exists."""
     notes = dict(seen.notes)
     at = name if name in notes else otherwise
     if at not in notes:

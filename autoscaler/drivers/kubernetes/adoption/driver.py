@@ -1,10 +1,10 @@
-"""Serves what exists: Deployments and StatefulSets that are annotated, through their scale subresource. I/O.
+"""Serves annotated Deployments and StatefulSets, and scales them by their scale subresource. I/O.
 
-Watches them, who else scales them, and their pods; gives the Models that they serve, and is the driver of those Models'
-Replicas. Promises: nothing of a pod template is ever written, nor a scale before a Replica is ordered; a scale
-is applied server-side (a merge patch to 0 would leave it nobody's); a person's scale holds for `hold_s`; annotations
-that are wrong harm nobody else, and the last good ones of that object stay in force while this process runs. Each shows
-in its own status what is made of it.
+Watches them, other autoscalers and their pods; publishes their models, and is the driver of those models' replicas.
+Invariants: a pod template is never written, nor a scale before a replica is ordered; a scale is applied server-side (a
+merge patch to 0 would leave it without a manager); a manual scale holds for `hold_s`; invalid annotations affect no
+other object, and the last valid ones of the object stay in force while this process runs. Each workload's status shows
+the result.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica
 
 WORKLOADS_MAX = 1000
-"""Each has a watch of its own pods; more are not served, and that is said."""
+"""Each has a watch of its own pods; further workloads are not served, which is reported."""
 ADOPT_SECONDS_MAX = 10.0
-"""Synced waits so long for the pods of all of them, and for what tells of other autoscalers."""
+"""How long `Synced` waits for all their pods, and for the watches of other autoscalers."""
 SCALERS = (
     ("HorizontalPodAutoscaler", "/apis/autoscaling/v2", "horizontalpodautoscalers"),
     ("ScaledObject", "/apis/keda.sh/v1alpha1", "scaledobjects"),
@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkloadEvent(NamedTuple):
-    """What is to be said on a workload, as an Event."""
+    """An Event to write about a workload."""
 
     workload: WorkloadKey
     uid: str
@@ -87,9 +87,9 @@ def _ours(namespace: str, named: str | None) -> str | None:
 
 
 class AdoptedDriver:
-    """The driver of adopted Models. `namespaces`: those that are watched; None: all. `models` receives all Models after
-    each change; `called` then receives the names that they got, because a name may be in use. `whose` returns why
-    another installation serves a Model (`Installation.whose`). `note` receives each Event to write.
+    """The driver of adopted models. `namespaces`: those to watch; None: all. `models` receives all models after each
+    change; `called` then receives the names that they got, since a name may be in use. `whose` returns why another
+    installation serves a model (`Installation.whose`). `note` receives each Event to write.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AdoptedDriver:
         self._hold_s = hold_s
         self._whose = whose
         self._known = asyncio.Event()
-        """It is known which candidates are ours."""
+        """Set once it is known which candidates are ours."""
         self._note = note
         self._clock = clock
         self._unix_s = api.unix_s
@@ -147,7 +147,7 @@ class AdoptedDriver:
     # --- Driver -------------------------------------------------------------------------------------------------------
 
     async def run(self, observe: Observe) -> None:
-        """Adopts, then observes until cancelled. One run per driver."""
+        """Adopt, then observe until cancelled. One run per driver."""
         self._means = Means(self._api, observe, self._clock, self._pace)
         async with self._tasks as tasks:
             tasks.create_task(self._showing.run())
@@ -175,7 +175,7 @@ class AdoptedDriver:
             observe((Synced(),))
 
     def lead(self) -> None:
-        """See SharedDriver; before the first Synced that is to come."""
+        """Become the leader, as in `SharedDriver`; before the first `Synced`, that one ends the report."""
         self._leads = True
         self._showing.lead()
         for key, candidate in self._candidates.items():
@@ -189,12 +189,12 @@ class AdoptedDriver:
             candidate.runner.lead()
 
     async def follow(self) -> None:
-        """See SharedDriver."""
+        """Stop leading, as in `SharedDriver`."""
         self._leads = False
         await asyncio.gather(self._showing.follow(), *(runner.follow() for runner in self._runners()))
 
     def called(self, names: Mapping[Origin, ModelName], taken: Mapping[Origin, str]) -> None:
-        """What each Model is called in the whole installation, what others have of its names, and which are ours."""
+        """Update each model's name in the installation, conflicts over its names, and which models are ours."""
         for key, candidate in tuple(self._candidates.items()):
             now = names.get(_origin(key)), taken.get(_origin(key), ""), self._elsewhere(candidate)
             if now != (candidate.called, candidate.taken, candidate.elsewhere):
@@ -203,12 +203,12 @@ class AdoptedDriver:
         self._known.set()
 
     def _elsewhere(self, candidate: AdoptionCandidate) -> str | None:
-        """As `whose`, of its Model."""
+        """Return `whose` for the candidate's model."""
         named = None if candidate.model is None else candidate.model.spec.installation
         return self._whose(candidate.seen.key.namespace, named)
 
     def obstacle(self, model: Model) -> str:
-        """What makes a start impossible: there is nothing to scale, or the last one could not have succeeded."""
+        """Return what prevents a start: there is nothing to scale, or the last start could not have succeeded."""
         key = _key(model)
         candidate = self._candidates.get(key)
         if candidate is None or candidate.runner is None:
@@ -216,7 +216,7 @@ class AdoptedDriver:
         return candidate.runner.core.obstacle(self._clock())
 
     def start(self, replica: Replica, model: Model) -> None:
-        """One more of its workload's pods."""
+        """Request one more of its workload's pods."""
         candidate = self._candidates.get(_key(model))
         if candidate is None or candidate.runner is None:
             reason = f"there is no {_key(model)}"
@@ -230,7 +230,7 @@ class AdoptedDriver:
         candidate.runner.start(replica)
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """One less; its time to end is its template's."""
+        """Request one pod less; its grace period is its template's."""
         del grace_s
         for candidate in tuple(self._candidates.values()):
             if candidate.runner is not None and candidate.runner.core.knows(replica.id):
@@ -245,7 +245,7 @@ class AdoptedDriver:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _contain(self, key: WorkloadKey, work: Callable[[], None]) -> None:
-        """What `work` raises is a fault of the workload's Model; if it has none yet, of no Model."""
+        """Run `work`; its exception is a fault of the workload's model, or of no model if it has none yet."""
         done, candidate = attempt(work), self._candidates.get(key)
         if isinstance(done, Failure):
             self._report(key, candidate, describe_error(done.error))
@@ -281,9 +281,9 @@ class AdoptedDriver:
             self._publish()
 
     def _see(self, new: WorkloadSeen) -> None:
-        """A workload came or changed."""
+        """Process a new or changed workload."""
         candidate = self._candidates.get(new.key)
-        if candidate is not None and candidate.seen.uid != new.uid:  # a namesake
+        if candidate is not None and candidate.seen.uid != new.uid:  # another object of the same name
             self._release(candidate, at_once=True)
             candidate = None
         before = None if candidate is None else candidate.seen
@@ -320,7 +320,7 @@ class AdoptedDriver:
             self._publish()
 
     def _judge(self, key: WorkloadKey) -> None:
-        """What is made of a workload as it is now."""
+        """Evaluate a workload in its current state."""
         candidate = self._candidates[key]
         if candidate.released:
             return
@@ -353,7 +353,7 @@ class AdoptedDriver:
             candidate.runner.settle()
 
     def _others(self, candidate: AdoptionCandidate) -> Others:
-        """Who else has a say; it is looked at again when a person's scale does not hold any more."""
+        """Return who else controls the scale, and schedule a new look for when a manual scale expires."""
         if candidate.timer is not None:
             candidate.timer.cancel()
             candidate.timer = None
@@ -368,7 +368,7 @@ class AdoptedDriver:
         return Others("", hand, hand.at_unix_s + hold_s)
 
     def look_again(self) -> None:
-        """Settings are others: a person's scale may hold longer now, or not any more."""
+        """Re-evaluate: the Settings have changed, and with them how long a manual scale holds."""
         if self._listens:
             for key in [key for key, one in self._candidates.items() if one.hand is not None]:
                 self._contain(key, partial(self._judge, key))
@@ -388,7 +388,7 @@ class AdoptedDriver:
         self._publish()
 
     def _release(self, candidate: AdoptionCandidate, *, at_once: bool = False) -> None:
-        """It is gone, or its annotation is: its Replicas are stopped without a write, as the plan says or at once."""
+        """Release a deleted or unannotated workload: its replicas stop without a write, by plan or at once."""
         candidate.model, candidate.problem, candidate.released = None, "", True
         if candidate.timer is not None:
             candidate.timer.cancel()
@@ -397,7 +397,7 @@ class AdoptedDriver:
         self._hand_over(candidate)
 
     def _hand_over(self, candidate: AdoptionCandidate) -> None:
-        """To its owner, or to another installation: its scale is not written any more."""
+        """Leave the scale to its owner or to another installation: it is not written any more."""
         if candidate.runner is not None:
             core = candidate.runner.core
             core.see(core.seen, core.model, Mode.RELEASED, self._clock())
@@ -405,7 +405,7 @@ class AdoptedDriver:
         self._drop_if_over(candidate)
 
     def _drop_if_over(self, candidate: AdoptionCandidate) -> None:
-        """Its runner, once none of its Replicas is left; and all, where it serves no Model any more."""
+        """Drop its runner once no replica is left, and the candidate if it serves no model any more."""
         serves = candidate.model is not None and candidate.elsewhere == ""
         if serves or (candidate.runner is not None and not candidate.runner.core.empty):
             return
@@ -418,29 +418,29 @@ class AdoptedDriver:
                 self._report_workload(candidate.seen.key, "")
 
     async def _heard(self, group: str, watched: Watched[ScalerSeen]) -> None:
-        """All of a kind of autoscalers is known, where the server knows the kind."""
+        """Wait until all autoscalers of a kind are known, if the server knows the kind."""
         with contextlib.suppress(ApiError, UnreachableError):
             await self._api.get(group)
             await watched.synced.wait()
 
     def _publish(self) -> None:
-        """All Models."""
+        """Publish all models if they have changed."""
         models = {
             _origin(key): candidate.model for key, candidate in self._candidates.items() if candidate.model is not None
         }
         if models != self._last:
             self._models(models)
-            self._last = models  # an exception leaves it for the next time
+            self._last = models  # after an exception the next call retries
 
     def _log_problem(self, candidate: AdoptionCandidate) -> None:
-        """Once, whoever leads."""
+        """Log a problem once, on leaders and followers."""
         if candidate.problem not in ("", candidate.logged):
             _log.warning("not in force %s", candidate.problem)
         candidate.logged = candidate.problem
 
     def _say(self, candidate: AdoptionCandidate) -> None:
-        """An Event for each news about whose the scale is, and for wrong annotations: of who leads, and so at first of
-        all that was found before.
+        """Update the condition. As the leader, also write an Event for each change of who controls the scale and for
+        invalid annotations, first for everything found earlier.
         """
         if candidate.elsewhere:
             self._showing.forget(candidate.seen.key)  # the other installation's condition stays

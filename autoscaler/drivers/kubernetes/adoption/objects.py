@@ -1,8 +1,8 @@
-"""What is seen of Deployments and StatefulSets, their pods, and who else scales them: as little as is needed. Pure.
+"""Parses Deployments, StatefulSets, their pods and their other autoscalers into the few facts that are needed. Pure.
 
-Owns the reading of these objects. Of a workload: its annotations that mean something here, its scale, and whose that
-is. Of a pod: where it answers, which comes from its own template (a rollout may change it), and what became of its
-container. A pod that another kind of owner controls is none of the workload's, whatever its labels say.
+Of a workload: our annotations, its scale, and who controls it. Of a pod: its address, which comes from its own template
+(a rollout may change it), and the state of its container. A pod controlled by another kind of owner does not belong to
+the workload, whatever its labels are.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from autoscaler.spec.quantity import whole_number
 Kind = Literal["Deployment", "StatefulSet"]
 LINGO = "lingo.substratus.ai/"
 REPLICA, INTENT = OURS + "replica", OURS + "intent"
-"""On a pod: which Replica it is, and by which decision."""
+"""Annotations of a pod: its replica and the decision that it belongs to."""
 COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
 CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
-"""What makes the pods of each."""
+"""The kind of object that creates the pods of each."""
 SHOWN = OURS + "Adopted"
 """The type of our condition on a workload."""
 PORT_DEFAULT = 8080
-"""Where neither an annotation nor the container says."""
+"""Used if neither an annotation nor the container names a port."""
 
 
 class WorkloadKey(NamedTuple):
-    """Which workload."""
+    """Identifies a workload."""
 
     kind: Kind
     namespace: str
@@ -47,15 +47,15 @@ class WorkloadKey(NamedTuple):
 
 
 class ShownCondition(NamedTuple):
-    """Our condition, as it stands on a workload."""
+    """Our condition as stored on a workload."""
 
     said: ConditionValue
     since: str
-    """When its status became so, as the API server has times."""
+    """Time of its last transition, in the API server's format."""
 
 
 class ReleasedWorkload(NamedTuple):
-    """What is kept of a workload that is not annotated any more and still has our condition."""
+    """The facts kept about a workload that lost its annotation and still has our condition."""
 
     key: WorkloadKey
     uid: str
@@ -64,43 +64,43 @@ class ReleasedWorkload(NamedTuple):
 
 
 class WorkloadSeen(NamedTuple):
-    """What is kept of a Deployment or StatefulSet that is annotated."""
+    """The facts kept about an annotated Deployment or StatefulSet."""
 
     key: WorkloadKey
     uid: str
     version: int
-    """Its resourceVersion: they rise."""
+    """Its resourceVersion, which increases."""
     named_unix_s: int
-    """When it was annotated; 0: nobody tells."""
+    """When it was annotated; 0: unknown."""
     notes: tuple[tuple[str, str], ...]
-    """Its annotations of both domains, in order."""
+    """Its annotations of both domains, sorted."""
     selector: str
     container: str
-    """The one that serves."""
+    """The container that serves."""
     replicas: int
     ours: bool
     """Its scale is as we wrote it."""
     scaled_by: str
-    """Whose field its scale is, where it is not ours; empty: nobody's (a merge patch to 0 leaves it so)."""
+    """The field manager of its scale, if that is not ours; empty: none (as after a merge patch to 0)."""
     scaled_unix_s: float | None
     since_adopted: bool
-    """By its scale subresource, as `kubectl scale` does, and after it was annotated; else it came to us so."""
+    """The scale was written by the scale subresource, as by `kubectl scale`, and after the annotation."""
     trouble: str
-    """Why no pod can be made, as its controller says."""
+    """Why no pod can be created, as its controller reports."""
     shown: ShownCondition | None = None
     template: str = ""
     """A hash of its pod template."""
 
 
 class ScalerSeen(NamedTuple):
-    """Another autoscaler and what it scales."""
+    """Another autoscaler and its target."""
 
     target: WorkloadKey
     title: str
 
 
 class AdoptedPodSeen(NamedTuple):
-    """What is kept of a pod of a workload."""
+    """The facts kept about a pod of a workload."""
 
     name: str
     uid: str
@@ -114,30 +114,29 @@ class AdoptedPodSeen(NamedTuple):
     port: int
     probe_port: int
     path: str | None
-    """GET on it says whether it is ready; None: that it listens says so."""
+    """Path whose GET reports readiness; None: an open port suffices."""
     kubelet_decides: bool
-    """Only its kubelet can probe it, or the probe has rules that only a kubelet keeps."""
+    """Only its kubelet can probe it, or its probe has rules that only a kubelet applies."""
     held: bool
-    """It is not ready for its kubelet, whatever the probe answers: the startup probe has not succeeded, another
-    container is not ready, or a readiness gate is closed.
-    """
+    """Not ready for its kubelet, whatever our probe returns: the startup probe has not succeeded, another container is
+    not ready, or a readiness gate is closed."""
     ready: bool
     started_unix_s: float | None
     ended: str
-    """How its container ended; empty while it runs, waits, or is started again for the first time."""
+    """How its container ended; empty while it runs, waits, or is restarted for the first time."""
     over: bool
     """The pod has ended for good, and only its object is left."""
     waits: str
-    """Why no container runs; empty where one does."""
+    """Why no container runs; empty if one does."""
     leaving: bool
     bound: bool = False
     """It has a node."""
     prepared: bool = False
-    """All of it is there but its image and its container."""
+    """Everything except the image and the container is ready."""
     patience_s: float | None = None
-    """How long what it waits for may last; None: no limit."""
+    """How long the waiting may last; None: no limit."""
     template: str = ""
-    """Which of a Deployment's templates it was made of; empty of a StatefulSet, which replaces in place."""
+    """The Deployment's template it was created from; empty for a StatefulSet, which replaces pods in place."""
     finalizers: tuple[str, ...] = ()
     """What keeps its object after its deletion."""
 
@@ -146,7 +145,7 @@ class AdoptedPodSeen(NamedTuple):
 
 
 def read_workload(kind: Kind, found: Object) -> WorkloadSeen | ReleasedWorkload | None:
-    """None where it is not annotated and shows nothing of ours, or is being deleted."""
+    """Parse a workload; None if it is being deleted, or is not annotated and has no condition of ours."""
     metadata, spec = found["metadata"], found["spec"]
     annotations: dict[str, str] = metadata.get("annotations") or {}
     notes = tuple(sorted((key, value) for key, value in annotations.items() if key.startswith((OURS, LINGO))))
@@ -192,7 +191,7 @@ def _shown(found: Object) -> ShownCondition | None:
 
 
 def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:
-    """(whether spec.replicas is ours, else the newest entry of managedFields that has it)."""
+    """Return (whether we manage spec.replicas, else the newest entry of managedFields that does)."""
     owners = [one for one in managed if "f:replicas" in one.get("fieldsV1", {}).get("f:spec", {})]
     if any((one["manager"], one.get("subresource")) == (WRITER, "scale") for one in owners):
         return True, None
@@ -200,7 +199,7 @@ def _scaled_by(managed: list[dict[str, Any]]) -> tuple[bool, dict[str, Any] | No
 
 
 def _annotated(managed: list[dict[str, Any]]) -> str:
-    """When somebody last wrote what we serve it as; empty where nobody tells."""
+    """Return when the annotation of the model names was last written; empty if unknown."""
     writers = [
         str(one.get("time", ""))
         for one in managed
@@ -211,7 +210,7 @@ def _annotated(managed: list[dict[str, Any]]) -> str:
 
 
 def _selector(selector: dict[str, Any]) -> str:
-    """As a query has it."""
+    """Format a label selector as a query parameter."""
     words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
     for one in selector.get("matchExpressions") or []:
         key, values = one["key"], ",".join(one.get("values") or [])
@@ -222,7 +221,7 @@ def _selector(selector: dict[str, Any]) -> str:
 
 
 def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
-    """A HorizontalPodAutoscaler or ScaledObject; None where it scales something else than we would."""
+    """Parse a HorizontalPodAutoscaler or ScaledObject; None if its target is of a kind that we do not scale."""
     target = found["spec"].get("scaleTargetRef") or {}
     scaled: str = target.get("kind", "Deployment")
     metadata = found["metadata"]
@@ -237,7 +236,7 @@ def read_scaler(kind: str, found: Object) -> ScalerSeen | None:
 
 
 def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None = None) -> AdoptedPodSeen | None:
-    """None of one that something else controls: selectors of two workloads may both take it."""
+    """Parse a pod; None if something else controls it: selectors of two workloads may both match it."""
     metadata, status = found["metadata"], found.get("status", {})
     owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
     if not owners or (owners[0]["kind"], owners[0]["name"]) != (CONTROLLERS[key.kind], _controller(key, metadata)):
@@ -269,13 +268,13 @@ def read_pod(found: Object, key: WorkloadKey, container: str, port: int | None =
 
 
 def _controller(key: WorkloadKey, metadata: dict[str, Any]) -> str:
-    """The name of what makes the workload's pods with this template: a ReplicaSet has its hash in its name."""
+    """Return the name of the controller of pods with this template: a ReplicaSet has the hash in its name."""
     hash = (metadata.get("labels") or {}).get(TEMPLATE_HASH, "")
     return key.name if key.kind == "StatefulSet" else f"{key.name}-{hash}"
 
 
 def _serving(containers: list[dict[str, Any]], port: int | None = None) -> dict[str, Any]:
-    """The container with the port, else with a port named http, else the first with any port, else the first."""
+    """Return the container with the port, else with a port named http, else the first with any port, else the first."""
     given = [one for one in containers if any(has["containerPort"] == port for has in one.get("ports") or [])]
     if given:
         return given[0]
@@ -290,7 +289,7 @@ def _port(container: dict[str, Any]) -> int:
 
 
 def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, bool]:
-    """(port to probe, path to GET, whether the kubelet decides)."""
+    """Return (port to probe, path for GET, whether the kubelet decides)."""
     probe = container.get("readinessProbe")
     if probe is None:
         return port, None, False
@@ -307,7 +306,7 @@ def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, b
 
 
 def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any]) -> bool:
-    """See PodSeen. As a kubelet computes the condition Ready, but for the readiness probe of the container that serves:
+    """Return `AdoptedPodSeen.held`: the kubelet's condition Ready without the serving container's readiness probe:
     https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-readiness-gate
     """
     statuses = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
@@ -321,7 +320,7 @@ def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any])
 
 
 def _number(container: dict[str, Any], port: int | str) -> int | None:
-    """Ports may be named. None: no port has that name, so the kubelet never sees the container ready."""
+    """Resolve a named port. None: no port has that name, so the kubelet never sees the container ready."""
     if isinstance(port, int):
         return port
     named = {one.get("name"): int(one["containerPort"]) for one in container.get("ports") or []}
@@ -334,7 +333,7 @@ def _rank(kind: Kind, name: str) -> int:
 
 
 def _ended(status: dict[str, Any], container: dict[str, Any]) -> tuple[str, bool]:
-    """(how its container ended, whether that is for good). A kubelet starts it again, at first at once."""
+    """Return (how its container ended, whether for good). A kubelet restarts it, the first time at once."""
     state = container.get("state", {})
     if status.get("phase") in ENDED:
         said = _how(state.get("terminated")) or ": ".join(_both(status)) or "was ended by the node"
@@ -356,7 +355,7 @@ def _how(over: dict[str, Any] | None) -> str:
 
 
 def _both(said: dict[str, Any]) -> Iterator[str]:
-    """Reason and message, as far as there are any."""
+    """Yield reason and message, as far as present."""
     return (said[key] for key in ("reason", "message") if said.get(key))
 
 

@@ -1,7 +1,7 @@
-"""One pod of an adopted workload: which Replica it is, what stands on it, and what is said of it. Pure.
+"""One pod of an adopted workload: its replica, the marks on it, and its observations. Pure.
 
-Owns the form of what is observed of such a Replica, with or without a pod, and the name of one that nobody ordered.
-What follows from it for the workload is `workload`'s.
+Builds the observations of such a replica, and the id of one that was not ordered. `workload` decides what follows from
+them for the workload.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.state.events import ReplicaSeen, Seen
 
 EXITED = "exited"
-"""The proof of clean: its kubelet says that nothing runs any more. It holds no Slice of ours."""
+"""Proof of CLEAN: its kubelet reports that nothing runs any more. It holds none of our slices."""
 RELEASED = "released"
-"""The same of one that is no longer ours, whatever runs."""
+"""Proof of CLEAN for a replica that is no longer ours, whatever runs."""
 
 
 class PodMark(NamedTuple):
-    """What shall stand on a pod: which Replica it is, and whether it goes first."""
+    """Annotations to write on a pod: its replica, and whether it is deleted first."""
 
     pod: str
     uid: str
@@ -34,7 +34,7 @@ class PodMark(NamedTuple):
 
 @dataclass(slots=True)
 class TrackedPod:
-    """One that is there."""
+    """A pod that exists."""
 
     seen: AdoptedPodSeen
     since_s: float
@@ -43,26 +43,26 @@ class TrackedPod:
     intent: str = ""
     slots: int = 1
     told: tuple[Seen, str, str, int] | None = None
-    """What was last said of it: the state, what it waits for, its address, its rank."""
+    """Its last report: state, reason for waiting, address, rank."""
     going: bool = False
     """Its stop was ordered."""
     spent: set[str] = field(default_factory=set)
-    """Replicas that it was: a mark that names one of them says nothing any more."""
+    """Ids of replicas that it has been: a mark with one of them is ignored."""
     finds: int = 0
-    """How often it became a Replica of its own name."""
+    """How often it became a replica named after the pod."""
     marked: PodMark | None = None
-    """What was last written on it."""
+    """The mark written last."""
     begun: StartTiming = field(default_factory=StartTiming)
-    """As the Replica that it is."""
+    """Timestamps of its start as its current replica."""
 
     stuck_s: float | None = None
-    """Since when it waits for what may last only `stuck_for_s`; None: it does not."""
+    """Since when it has waited for something that may last only `stuck_for_s`; None: it does not."""
     stuck_for_s: float | None = None
     failed_s: float | None = None
-    """Since when it has waited for that too long; None: it has not."""
+    """Since when that wait has been too long; None: it has not."""
 
     def wait(self, now_s: float) -> None:
-        """It may have waited long enough."""
+        """Check whether it has waited too long."""
         if self.seen.patience_s is None or self.seen.leaving:
             self.stuck_s = self.failed_s = None
             return
@@ -73,7 +73,7 @@ class TrackedPod:
 
     @property
     def hopeless_s(self) -> float | None:
-        """When it will have waited too long; None: that is not to be expected, or so already."""
+        """When it will have waited too long; None: not expected, or already so."""
         waits = self.stuck_s is not None and self.seen.patience_s is not None and self.failed_s is None
         return (self.stuck_s or 0.0) + (self.seen.patience_s or 0.0) if waits else None
 
@@ -84,12 +84,12 @@ class TrackedPod:
 
     @property
     def stays(self) -> bool:
-        """The workload's controller counts it."""
+        """Whether the workload's controller counts it."""
         return not self.seen.leaving and not self.seen.over
 
 
 def find_missing_mark(pod: TrackedPod, *, ours: bool) -> PodMark | None:
-    """What it lacks; a Replica of the pod's own name is known by that. `ours`: we choose who goes first."""
+    """Return the mark to write, if any; a replica named after the pod needs none. `ours`: we order deletions."""
     goes_first = pod.going and ours
     mark = PodMark(pod.seen.name, pod.seen.uid, pod.replica or ReplicaId(""), pod.intent, goes_first)
     stands = (pod.seen.replica, pod.seen.goes_first) == (mark.replica, goes_first)
@@ -98,7 +98,7 @@ def find_missing_mark(pod: TrackedPod, *, ours: bool) -> PodMark | None:
 
 
 def derive_replica_state(pod: TrackedPod) -> Seen:
-    """How its Replica is."""
+    """Return the state of its replica."""
     seen = pod.seen
     if pod.ended:
         return Seen.EXITED
@@ -111,13 +111,13 @@ def derive_replica_state(pod: TrackedPod) -> Seen:
 
 
 def format_pod_address(pod: AdoptedPodSeen) -> str:
-    """Where its engine takes Calls."""
+    """Return the address for requests to its engine."""
     return probes.format_host_port(pod.ip, pod.port) if pod.ip else ""
 
 
 def derive_replica_id(pod: AdoptedPodSeen, finds: int) -> ReplicaId:
-    """Of the Replica that it becomes when nobody ordered one, for the n-th time. The uid tells namesakes apart, which a
-    StatefulSet makes again and again.
+    """Return the id of the n-th replica that a pod becomes without an order. The uid separates pods of the same name,
+    which a StatefulSet creates again and again.
     """
     return ReplicaId(f"{pod.name}-{pod.uid[:5]}" + (f"-{finds + 1}" if finds else ""))
 
@@ -126,8 +126,8 @@ def build_observation(
     pod: TrackedPod, model: ModelName, zero_unix_s: float, seen: Seen, rank: int, *, reason: str = "", waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:  # fmt: skip
-    """What is observed of its Replica. `zero_unix_s`: what a calendar said when the clock of observations was 0.
-    `rank`: the highest goes first.
+    """Build an observation of its replica. `zero_unix_s`: the Unix time at 0 of the observations' clock. `rank`: the
+    replica with the highest is deleted first.
     """
     of, started_s = pod.seen, pod.begun.started_s
     if started_s is None and of.started_unix_s is not None:

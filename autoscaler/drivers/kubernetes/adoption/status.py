@@ -1,10 +1,10 @@
-"""What an adopted workload shows of its adoption: one condition in its own status, and when that is written. Pure.
+"""The condition that reports adoption in a workload's status, and when it is written. Pure.
 
-Owns the words of the condition and the pace of one workload's. Promises: nothing in it changes with the Calls on the
-Model, so a wake or a stop costs no write; what is there already is not written again; what somebody took away is put
-back, but not in a fight; what was refused is not asked for again in the same leadership. A StatefulSet's controller
-drops every condition that is not its own whenever it writes the status, so there only what is out of the ordinary is
-shown. Times are `now_s`.
+Builds the condition's text and paces the writes of one workload. Invariants: the condition does not change with
+requests to the model, so a cold start or a stop costs no write; it is not written if it is there already; if someone
+removes it, it is restored at a limited rate; a refused write is not retried within the same leadership. A StatefulSet's
+controller drops foreign conditions whenever it writes the status, so there only exceptions are shown. Times are
+`now_s`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from autoscaler.spec.model import Model
 
 SCALED = "Scaled"
 NEWS_S, AGAIN_S = 1.0, 5.0
-"""Of one workload: so long after the last write at the earliest; and where the same is to be written again."""
+"""Minimum time after a workload's last write: for a new condition, and for the same one again."""
 
 
 def build_condition(problem: str, model: Model | None, called: ModelName | None, taken: str) -> ConditionValue | None:
-    """What is to be shown; None: nothing. `problem`: of its annotations; `model`: what is in force of them; `called`:
-    its name in the whole installation; `taken`: what others have of its names.
+    """Return the condition to show; None: none. `problem`: of its annotations; `model`: made from the valid ones;
+    `called`: its name in the installation; `taken`: which of its names others use.
     """
     if problem:
         left = "it is not served" if model is None else "the last good annotations are in force"
@@ -49,21 +49,21 @@ def _said(status: str, reason: str, message: str) -> ConditionValue:
 
 
 class Sign:
-    """The condition of one workload, as it is there and as it shall be."""
+    """The condition of one workload, present and desired."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.there: ShownCondition | None = None
         self.wanted: ConditionValue | None = None
         self._version = 0
-        """Of the workload as we last wrote it: what is older says nothing about what came of it."""
+        """The workload's version after our last write: older observations do not reflect it."""
         self._wrote: ConditionValue | None = None
         self._wrote_s = -math.inf
         self._refused = False
-        """To write what is wanted now."""
+        """Whether the API server refused the desired condition."""
 
     def see(self, there: ShownCondition | None, version: int, wanted: ConditionValue | None) -> None:
-        """It is so as of `version` of the workload, and shall be so."""
+        """Record the condition present at `version` of the workload, and the desired one."""
         if version >= self._version:
             self.there = there
         if wanted != self.wanted:
@@ -71,17 +71,17 @@ class Sign:
 
     @property
     def empty(self) -> bool:
-        """Nothing is there, and nothing is wanted."""
+        """Whether no condition is present or desired."""
         return self.there is None and self.wanted is None
 
     def due_s(self) -> float | None:
-        """When it may be written; None: it is as it shall be, or may not be written."""
+        """Return when it may be written; None: it is up to date, or may not be written."""
         if self._refused or self.wanted == (None if self.there is None else self.there.said):
             return None
         return self._wrote_s + (AGAIN_S if self.wanted == self._wrote else NEWS_S)
 
     def next(self, now: str) -> ShownCondition | None:
-        """What is to be written; None: none. `now` is as an API server has times."""
+        """Return the condition to write; None: remove it. `now` is in the API server's time format."""
         if self.wanted is None:
             return None
         if self.there is not None and self.there.said.status == self.wanted.status:
@@ -89,14 +89,14 @@ class Sign:
         return ShownCondition(self.wanted, now)
 
     def wrote(self, shown: ShownCondition | None, version: int, now_s: float) -> None:
-        """It is so as of `version`."""
+        """Record the condition as written at `version`."""
         self.there, self._version = shown, version
         self._wrote, self._wrote_s = None if shown is None else shown.said, now_s
 
     def refused(self) -> None:
-        """What is wanted may not be written."""
+        """Record that the desired condition may not be written."""
         self._refused = True
 
     def lead(self) -> None:
-        """Another leadership: what was refused may be allowed by now."""
+        """Start a new leadership: refused writes may be allowed by now."""
         self._refused = False

@@ -1,8 +1,8 @@
-"""Writes what adopted workloads show of their adoption into their status, while this process leads. I/O.
+"""Writes the conditions of adopted workloads into their status while this process leads. I/O.
 
-Owns the order and the pace: one write at a time, PER_S a second of all workloads together, so that no start waits for
-what is merely told. Promises: of workloads at rest nothing is asked; a refusal is said once and harms nobody. It is
-written by server-side apply of that one condition, which is ours from then on; all others are the controller's.
+Serializes and paces the writes: one at a time, `PER_S` per second for all workloads together, so that no start waits
+for status updates. Up-to-date workloads cause no requests; a refusal is logged once and affects nothing else. The
+condition is written by server-side apply, which makes it ours; all others are the controller's.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from autoscaler.kubernetes.resources.conditions import ConditionValue
 from autoscaler.text import format_rfc3339
 
 PER_S = 10.0
-"""Writes of all workloads in a second."""
+"""Writes per second for all workloads."""
 RETRY_S = 10.0
-"""While the API server is in trouble."""
+"""Pause while the API server is failing."""
 
 _log = logging.getLogger(__name__)
 
 
 class Showing:
-    """Of one driver. What it is told while another leads it keeps for when it leads."""
+    """The writer of one driver. While another process leads it keeps the desired conditions for later."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api = api
         self._clock = clock
         self._signs: dict[WorkloadKey, Sign] = {}
-        """Of each workload that shows something, or is to."""
+        """Each workload that has, or should have, a condition."""
         self._leads = False
         self._news = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._trouble = ""
         self._said = set[int]()
-        """Refusals that were logged, by their status."""
+        """Refusals already logged, by their status."""
 
     def see(self, seen: WorkloadSeen | ReleasedWorkload, wanted: ConditionValue | None) -> None:
-        """A workload, and what it shall show."""
+        """Record a workload and its desired condition."""
         sign = self._signs.get(seen.key)
         if sign is None or sign.uid != seen.uid:
             sign = self._signs[seen.key] = Sign(seen.uid)
@@ -55,25 +55,25 @@ class Showing:
             self._news.set()
 
     def forget(self, key: WorkloadKey) -> None:
-        """There is no such workload, or it has nothing to do with us."""
+        """Forget a workload that is gone or has nothing to do with us."""
         self._signs.pop(key, None)
 
     def lead(self) -> None:
-        """See SharedDriver."""
+        """Become the leader, as in `SharedDriver`."""
         self._leads = True
         for sign in self._signs.values():
             sign.lead()
         self._news.set()
 
     async def follow(self) -> None:
-        """See SharedDriver."""
+        """Stop leading, as in `SharedDriver`."""
         self._leads = False
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait((self._writing,))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write due conditions until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
@@ -89,7 +89,7 @@ class Showing:
                 await asyncio.sleep(RETRY_S if self._trouble else 1.0 / PER_S)
 
     def _next(self) -> tuple[WorkloadKey | None, float | None]:
-        """(whose turn is next, when)."""
+        """Return (the workload due next, when)."""
         signs = self._signs if self._leads else {}
         due = [(due_s, key) for key, sign in signs.items() if (due_s := sign.due_s()) is not None]
         if not due:
@@ -106,7 +106,7 @@ class Showing:
         }  # fmt: skip
         try:
             done = await self._api.apply(path, body, WRITER)
-        except FencedError:  # until we lead anew
+        except FencedError:  # until we lead again
             self._leads = False
         except UnreachableError as error:
             self._troubled(str(error))
@@ -120,7 +120,7 @@ class Showing:
             sign.wrote(shown, int(done["metadata"]["resourceVersion"]), self._clock())
 
     def _refused(self, key: WorkloadKey, sign: Sign, error: ApiError) -> None:
-        """A role of before, or a workload that is gone: it is served all the same."""
+        """Handle a refusal: an old role, or a deleted workload. The workload is served regardless."""
         self._trouble = ""
         sign.refused()
         if error.status not in self._said:
@@ -128,14 +128,14 @@ class Showing:
             _log.warning("condition not written, also of others like it workload=%s error=%s", key, error)
 
     def _troubled(self, trouble: str) -> None:
-        """Said once, until it is over or another."""
+        """Log a failure once, until it ends or changes."""
         if trouble != self._trouble:
             _log.warning("conditions of adopted workloads wait error=%s", trouble)
         self._trouble = trouble
 
 
 def _written(key: WorkloadKey, shown: ShownCondition) -> dict[str, str]:
-    """As the API server has it."""
+    """Return the condition in the API server's form."""
     said = shown.said
     written = {
         "type": said.type, "status": said.status, "reason": said.reason, "message": said.message,

@@ -1,11 +1,11 @@
-"""One adopted workload: which of its pods is which Replica, what its scale shall be, and what is seen of it. Pure.
+"""One adopted workload: maps its pods to replicas, computes its scale, and builds its observations. Pure.
 
-A Deployment's pods have no names that we choose, so the driver's orders are a level: as many Replicas as are wanted,
-and pods that come are given to those that wait. Promises: no pod is two Replicas; pods that nobody ordered (a person's,
-a rollout's) become Replicas only up to the scale, so that what surges is not taken for too many, but for those of the
-newest template that answer: they are there before the older ones end, and those go first; what is stopped goes first
-(its deletion costs less); and what really ended is told, whichever that was: who was to go and stays, because another
-went, is told as gone and found anew. Nothing is written where the scale is not ours. Times are `now_s`.
+A Deployment's pods have no names that we choose, so orders form a level: the number of desired replicas, and new pods
+go to waiting ones. Invariants: no pod is two replicas; pods without an order (from a person or a rollout) become
+replicas only up to the scale, so that surge pods are not counted as too many, except ready pods of the newest template:
+they exist before the older ones end, and the older ones are deleted first; stopped replicas are deleted first (lower
+deletion cost); the actual end of a pod is reported, whichever it was: a replica that was to stop but stays, because
+another pod ended, is reported as gone and found again. Nothing is written if the scale is not ours. Times are `now_s`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import Placing, Replica
 
 UNORDERED_S = 1.0
-"""A pod without a mark may be one that the leader just ordered: it becomes a Replica of its own name only then."""
+"""Delay before a pod without a mark becomes a replica named after the pod: the leader may just have ordered it."""
 
 
 class Mode(Enum):
-    """Whose the scale is."""
+    """Who controls the scale."""
 
     LEVEL = "ours"
     TOGGLE = "another autoscaler's, but for zero"
@@ -57,11 +57,11 @@ class FailedStart(NamedTuple):
 
 
 class Workload:
-    """One Deployment or StatefulSet. After each call `take` has what is to be observed."""
+    """One Deployment or StatefulSet. After each call `take` returns the new observations."""
 
     def __init__(self, seen: WorkloadSeen, model: Model, mode: Mode, zero_unix_s: float = 0.0) -> None:
         self._zero_unix_s = zero_unix_s
-        """What a calendar said when `now_s` was 0."""
+        """Unix time when `now_s` was 0."""
         self.seen = seen
         self.model = model
         self.mode = mode
@@ -70,44 +70,44 @@ class Workload:
         """Replicas that wait for a pod, oldest first."""
         self._told: list[ReplicaSeen] = []
         self._leads = False
-        """Orders are given to us: only then anything is written."""
+        """We receive orders; nothing is written otherwise."""
         self._begun = False
         self._due = False
         """The scale may have to be written."""
         self._version = 0
-        """Of the workload as we last wrote it: what is older says nothing about what came of it."""
+        """The workload's version after our last write: older observations do not reflect it."""
         self._failed: FailedStart | None = None
 
     def obstacle(self, now_s: float) -> str:
-        """Why the last start failed, which the next one of the same template would, too; empty: nothing is known."""
+        """Return why the last start failed, if the next one of this template would, too; empty if nothing is known."""
         failed = self._failed
         if failed is None or failed.template != self.seen.template or now_s >= failed.at_s + REFUSED_S:
             return ""
         return failed.reason
 
     def take(self) -> tuple[ReplicaSeen, ...]:
-        """What there is to observe since the last time."""
+        """Return the observations since the last call."""
         told, self._told = tuple(self._told), []
         return told
 
     def knows(self, replica: ReplicaId) -> bool:
-        """Whether it is one of this workload's."""
+        """Return whether the replica belongs to this workload."""
         return replica in self._orders or self._pod_of(replica) is not None
 
     @property
     def empty(self) -> bool:
-        """Nothing of it is known to anybody."""
+        """Whether it has neither orders nor replicas."""
         return not self._orders and not any(pod.replica for pod in self._pods.values())
 
     def end_all(self, reason: str) -> None:
-        """Every Replica is over, whatever runs."""
+        """End every replica, whatever runs."""
         for pod in self._pods.values():
             self._end(pod, reason, RELEASED)
 
     # --- leadership ---------------------------------------------------------------------------------------------------
 
     def lead(self, now_s: float) -> None:
-        """Nothing is ordered yet; all there is is told again."""
+        """Become the leader: nothing is ordered yet, and everything is reported again."""
         self._forget_orders()
         self._leads = True
         for pod in self._pods.values():
@@ -116,7 +116,7 @@ class Workload:
         self._look(now_s)
 
     def follow(self) -> None:
-        """Somebody else orders from now on."""
+        """Stop leading: another process orders from now on."""
         self._forget_orders()
         self._leads = False
 
@@ -126,10 +126,10 @@ class Workload:
         for pod in self._pods.values():
             pod.going = False
 
-    # --- what is seen -------------------------------------------------------------------------------------------------
+    # --- observations -------------------------------------------------------------------------------------------------
 
     def see(self, seen: WorkloadSeen, model: Model, mode: Mode, now_s: float) -> None:
-        """It, what is made of it, or whose its scale is, has changed."""
+        """Record that the workload, its model or its mode has changed."""
         renamed = model.name != self.model.name
         self.seen, self.mode = seen, mode
         if renamed:
@@ -138,7 +138,7 @@ class Workload:
         self._look(now_s)
 
     def see_pod(self, uid: str, new: AdoptedPodSeen | None, now_s: float) -> None:
-        """A pod came, changed or went (None)."""
+        """Record that a pod was added, changed or removed (None)."""
         known = self._pods.get(uid)
         if new is None:
             if known is not None:
@@ -150,7 +150,7 @@ class Workload:
             if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
                 self._end(known, "another leader gave its pod to another Replica", RELEASED)
             if (new.replica, new.goes_first) != (known.seen.replica, known.seen.goes_first):
-                known.marked = None  # what we wrote has come, or another wrote later: what stands there now counts
+                known.marked = None  # our write arrived, or a later one by others: the annotations now present count
             known.seen = new
             known.answers = known.answers and bool(new.ip) and not new.ended
         if new is not None and known is not None:
@@ -158,25 +158,25 @@ class Workload:
         self._look(now_s)
 
     def answered(self, uid: str, answers: bool, now_s: float) -> None:
-        """Whether a pod's engine takes Calls."""
+        """Record whether a pod's engine accepts requests."""
         pod = self._pods.get(uid)
         if pod is not None and pod.answers is not answers:
             pod.answers = answers
             self._look(now_s)
 
     def begin(self, now_s: float) -> None:
-        """All pods that were there have been seen: from now on they are Replicas."""
+        """Start mapping pods to replicas: all existing pods have been seen."""
         self._begun = True
         for pod in self._pods.values():
             pod.since_s = now_s - UNORDERED_S
         self._look(now_s)
 
     def look(self, now_s: float) -> None:
-        """Time has passed."""
+        """Re-evaluate: time has passed."""
         self._look(now_s)
 
     def due_s(self) -> float | None:
-        """When time alone makes a Replica of a pod, or ends one; None: only observations can."""
+        """Return when time alone makes a pod a replica, or ends one; None: only observations can."""
         begins = [pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)]
         ends = [at_s for pod in self._pods.values() if pod.replica and (at_s := pod.hopeless_s) is not None]
         return min((*begins, *ends), default=None)
@@ -184,7 +184,7 @@ class Workload:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def start(self, replica: Replica, now_s: float) -> None:
-        """One more is wanted; of one that is there its state is told again."""
+        """Request one more replica; one that exists is reported again."""
         self._leads = True
         pod = self._pod_of(replica.id)
         if pod is not None:
@@ -195,7 +195,7 @@ class Workload:
         self._look(now_s)
 
     def stop(self, replica: Replica, now_s: float) -> None:
-        """One less. Of one that is not there nothing is left."""
+        """Request one replica less. One that does not exist is clean."""
         self._leads = True
         pod = self._pod_of(replica.id)
         if pod is None:
@@ -207,10 +207,10 @@ class Workload:
             pod.going = self._due = True
         self._look(now_s)
 
-    # --- what is to be written ----------------------------------------------------------------------------------------
+    # --- writes -------------------------------------------------------------------------------------------------------
 
     def level(self) -> int | None:
-        """The scale that is to be written now; None: none is."""
+        """Return the scale to write now; None: no write."""
         alive = self._alive()
         surging = min(max(len(alive) - self.seen.replicas, 0), len(self._replaced(alive)))
         count = len(alive) - surging + len(self._orders)
@@ -224,11 +224,11 @@ class Workload:
 
     @property
     def version(self) -> int:
-        """Of the workload that `level` is right for: who writes later than others does not undo what they wrote."""
+        """The workload's version for which `level` holds: a late write must not undo the write of another."""
         return max(self.seen.version, self._version)
 
     def wrote(self, level: int, version: int, now_s: float) -> None:
-        """The scale is `level` as of `version`."""
+        """Record that the scale is `level` as of `version`."""
         self._version = max(self._version, version)
         self._due = level != self.level()
         for id, replica in self._orders.items():
@@ -238,12 +238,12 @@ class Workload:
             self._look(now_s)
 
     def nothing_to_write(self, now_s: float) -> None:
-        """The scale is right, or not ours."""
+        """Record that the scale is right, or not ours."""
         self._due = False
         self._look(now_s)
 
     def refused(self, reason: str, now_s: float) -> None:
-        """The scale cannot be written: who waits for a pod has failed, who was to go stays."""
+        """Record that the scale cannot be written: waiting replicas fail, and replicas that were to stop stay."""
         for replica in self._orders.values():
             self._told += (
                 build_podless_observation(replica, Seen.EXITED, reason=reason),
@@ -254,27 +254,27 @@ class Workload:
         self._look(now_s)
 
     def marks(self, *, going: bool) -> list[PodMark]:
-        """What is to be written on pods: before the scale on those that go, after it on the others."""
+        """Return the marks to write: on stopping pods before the scale, on the others after it."""
         replicas = [pod for pod in self._pods.values() if pod.replica and pod.stays and pod.going is going]
         wanted = [find_missing_mark(pod, ours=self.mode is Mode.LEVEL) for pod in replicas if self._leads]
         return [mark for mark in wanted if mark is not None]
 
     def marked(self, mark: PodMark) -> None:
-        """It is being written."""
+        """Record that the mark is being written."""
         pod = self._pods.get(mark.uid)
         if pod is not None:
             pod.marked = mark
 
     def unmarked(self, mark: PodMark) -> None:
-        """Nobody knows whether it was."""
+        """Record that the result of writing the mark is unknown."""
         pod = self._pods.get(mark.uid)
         if pod is not None:
             pod.marked = None
 
-    # --- which pod is which Replica -----------------------------------------------------------------------------------
+    # --- mapping of pods to replicas ----------------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
-        """Everything that follows from what is known."""
+        """Derive everything that follows from the known facts."""
         if not self._begun:
             return
         for pod in self._pods.values():
@@ -288,7 +288,7 @@ class Workload:
                 self._told.append(build_podless_observation(replica, Seen.STARTING, waits=self.seen.trouble))
 
     def _bind(self, now_s: float) -> None:
-        """Pods to Replicas: by their marks, then to those that wait, then by their own names while there is room."""
+        """Bind pods to replicas: by mark, then to waiting replicas, then by the pod's name while there is room."""
         for pod in self._free():
             mark = pod.seen.replica
             if mark and mark not in pod.spent and self._pod_of(ReplicaId(mark)) is None:
@@ -304,25 +304,25 @@ class Workload:
                 pod.finds += 1
 
     def _take(self, pod: TrackedPod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
-        """`order`: what it came of, where it was ordered."""
+        """Bind a pod to a replica. `order`: the order it fulfils, if any."""
         pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
         if order is not None:
             pod.begun.ask(order.placing.asked_s)
         self._tell(pod)
 
     def _free(self) -> list[TrackedPod]:
-        """Pods that are no Replica and could be: those that answer first, then the oldest."""
+        """Return pods that could become replicas: ready ones first, then the oldest."""
         if self.mode is Mode.RELEASED:
             return []
         free = [pod for pod in self._pods.values() if pod.replica is None and pod.stays and not pod.ended]
         return sorted(free, key=lambda pod: (not pod.answers, pod.seen.rank, pod.seen.created, pod.seen.name))
 
     def _alive(self) -> list[TrackedPod]:
-        """Replicas that are to stay."""
+        """Return the replicas that are to stay."""
         return [pod for pod in self._pods.values() if pod.replica and pod.stays and not pod.going]
 
     def _fits(self, pod: TrackedPod) -> bool:
-        """Whether it may be one that nobody ordered: up to the scale, or in the place of one that a rollout ends."""
+        """Return whether a pod may become a replica without an order: within the scale, or in a rollout."""
         if not self._settled() or (self._due and self.mode is Mode.LEVEL):
             return False
         alive = self._alive()
@@ -330,30 +330,30 @@ class Workload:
         return len(alive) < self.seen.replicas + surge
 
     def _replaced(self, pods: list[TrackedPod]) -> list[TrackedPod]:
-        """Those of them that a rollout will end: one of a newer template is there and answers."""
+        """Return those that a rollout will end: a pod of a newer template exists and is ready."""
         answering = [pod for pod in self._pods.values() if pod.stays and pod.answers]
         newest = max(answering, key=lambda pod: (pod.seen.created, pod.since_s), default=None)
         return [] if newest is None else [pod for pod in pods if pod.seen.template != newest.seen.template]
 
     def _rank(self, pod: TrackedPod) -> int:
-        """Who goes first: the highest of a StatefulSet, what a rollout will end of a Deployment."""
+        """Return the deletion rank: a StatefulSet deletes the highest ordinal first, a rollout the replaced pods."""
         return pod.seen.rank or len(self._replaced([pod]))
 
     def _settled(self) -> bool:
-        """What is known of the workload is not older than our last write."""
+        """Return whether the workload's known state is not older than our last write."""
         return self.seen.version >= self._version
 
     def _pod_of(self, replica: ReplicaId) -> TrackedPod | None:
         return next((pod for pod in self._pods.values() if pod.replica == replica), None)
 
-    # --- what is told -------------------------------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------------------------------
 
     def _tell(self, pod: TrackedPod) -> None:
-        """What is new of a Replica."""
+        """Report changes of a replica."""
         if pod.replica is None:
             return
         seen, before = derive_replica_state(pod), None if pod.told is None else pod.told[0]
-        if seen is Seen.EXITED or before is Seen.EXITED:  # its pod goes; what its kubelet starts there is not it
+        if seen is Seen.EXITED or before is Seen.EXITED:  # the replica is over; what the kubelet restarts is another
             if before is not Seen.EXITED:
                 self._say(pod, seen, reason=pod.ended)
                 if pod.failed_s is not None and not pod.seen.ended:
@@ -366,7 +366,7 @@ class Workload:
             self._say(pod, seen, waits=pod.seen.waits)
 
     def _crashed(self, pod: TrackedPod) -> None:
-        """Its engine has ended. Its pod goes, too, where only it would; else what its kubelet starts is found anew."""
+        """Handle an ended engine: remove its pod if only that one would go, else find the restarted engine as new."""
         if pod.seen.leaving and pod.seen.over:
             self._end(pod, pod.ended, with_finalizers(EXITED, pod.seen.finalizers))
         if pod.seen.leaving or pod.going or not self._leads:
@@ -379,7 +379,7 @@ class Workload:
             pod.going = self._due = True
 
     def _rescue(self) -> None:
-        """Who was to go and stays, because another went or nothing was written, is a Replica anew."""
+        """Make replicas that were to stop but stay, because another pod went or nothing was written, new replicas."""
         staying = [pod for pod in self._pods.values() if pod.stays]
         if self._due or not self._settled() or len(staying) > self.seen.replicas:
             return
@@ -388,7 +388,7 @@ class Workload:
                 self._end(pod, "its pod stays", RELEASED)
 
     def _end(self, pod: TrackedPod, reason: str, proof: str) -> None:
-        """Its Replica is over; the pod may become another."""
+        """End its replica; the pod may become another."""
         if pod.replica is None:
             return
         before = None if pod.told is None else pod.told[0]

@@ -1,10 +1,9 @@
-"""What the driver keeps of a workload that is served, or would be if its annotations were right. Decides nothing.
+"""Connects one adopted workload to the API server: watches and probes its pods, writes its scale and pod marks. I/O.
 
-One adopted workload at the API server: its pods are watched and probed, its scale and its pods' marks are written.
-
-Owns the I/O around a `Workload`, which decides. Writes are levels, one at a time: what changes while one is under way
-goes into the next; a server that does not answer is asked again for as long as something is to be written. Engines are
-asked by us, so that no Call waits for a kubelet's next probe; where only a kubelet can ask, its answer counts.
+`Runner` does the I/O around a `Workload`, which decides. Writes are levels, one at a time: a change during a write is
+part of the next one; while something has to be written, an unresponsive server is retried. We probe engines ourselves,
+so that no request waits for a kubelet's next probe; if only a kubelet can probe, its result counts. `AdoptionCandidate`
+is the driver's record of a workload that is served, or would be with valid annotations.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ from autoscaler.state.world import Replica
 
 RETRY_S = 0.5
 CHANGED_S = 0.01
-"""The first pause where the workload is another than the one that was judged: the watch tells of it in a moment."""
+"""First pause after a conflict: the workload has changed, and the watch will report it in a moment."""
 CONFLICTS_MAX = 20
-"""In a row; then the starts that wait for a pod have failed."""
+"""Conflicts in a row after which the starts that wait for a pod fail."""
 TRANSIENT = 500
-"""Statuses from here on, 408 and 429 are the server's trouble: the write is tried again until it is over."""
+"""Statuses from here on, 408 and 429 are temporary server failures: the write is retried until they end."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
 _log = logging.getLogger(__name__)
 
 
 class Means(NamedTuple):
-    """What all workloads of a driver share."""
+    """Resources shared by all workloads of a driver."""
 
     api: Api
     observe: Observe
@@ -65,7 +64,7 @@ class Runner:
     def __init__(self, core: Workload, means: Means) -> None:
         self.core = core
         self.begun = asyncio.Event()
-        """Its pods have been observed."""
+        """Set once its pods have been observed."""
         self._means = means
         key = core.seen.key
         self._scale_path = f"/apis/apps/v1/namespaces/{key.namespace}/{PLURALS[key.kind]}/{key.name}/scale"
@@ -83,7 +82,7 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled. It may run again after an exception."""
+        """Run until cancelled. It may run again after an exception."""
         self._tasks = asyncio.TaskGroup()
         self._asking.clear()
         try:
@@ -104,29 +103,29 @@ class Runner:
                 self._timer.cancel()
 
     def start(self, replica: Replica) -> None:
-        """See Driver."""
+        """Start a replica, as in `Driver`."""
         self.core.start(replica, self._now_s())
         self.settle()
 
     def stop(self, replica: Replica) -> None:
-        """See Driver."""
+        """Stop a replica, as in `Driver`."""
         self.core.stop(replica, self._now_s())
         self.settle()
 
     def lead(self) -> None:
-        """See SharedDriver."""
+        """Become the leader, as in `SharedDriver`."""
         self.core.lead(self._now_s())
         self.settle()
 
     async def follow(self) -> None:
-        """See SharedDriver."""
+        """Stop leading, as in `SharedDriver`."""
         self.core.follow()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait((self._writing,))
 
     def settle(self) -> None:
-        """After every change of the core: tells what there is to tell, and has written what there is to write."""
+        """Report and write what is pending; called after every change of the core."""
         if told := self.core.take():
             self._means.observe(told)
         self._dirty.set()
@@ -153,7 +152,7 @@ class Runner:
     # --- pods ---------------------------------------------------------------------------------------------------------
 
     def _read(self, found: Object) -> AdoptedPodSeen | None:
-        """By annotations that are right: the workload is never given others."""
+        """Parse a pod. The annotations are valid: the workload never receives others."""
         seen = self.core.seen
         return read_pod(found, seen.key, seen.container, read_port(seen))
 
@@ -175,13 +174,13 @@ class Runner:
         self.core.see_pod(pod.uid, self._events.with_failure(pod), self._now_s())
 
     def _judge_again(self, pod: AdoptedPodSeen) -> None:
-        """Its Events say something else."""
+        """Process changed Events of a pod."""
         if pod.uid in self._uids:
             self._see(self._uids[pod.uid])
             self.settle()
 
     def _ask_or_not(self, uid: str) -> None:
-        """A pod is probed for as long as its engine runs."""
+        """Probe a pod for as long as its engine runs."""
         pod, asking = self._uids.get(uid), self._asking.get(uid)
         runs = pod is not None and pod.started_unix_s is not None and bool(pod.ip) and not pod.leaving and not pod.ended
         if runs and pod is not None and not pod.kubelet_decides:
@@ -210,7 +209,7 @@ class Runner:
             await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
 
     async def _ask_once(self, pod: AdoptedPodSeen) -> None:
-        """Engines that were there before us are ready at once."""
+        """Report engines that were running before us as ready at once."""
         probed = not (pod.kubelet_decides or pod.held)
         runs = pod.started_unix_s is not None and pod.ip and probed and not pod.leaving
         if runs and await _probe(pod):
@@ -226,7 +225,7 @@ class Runner:
             await asyncio.wait((self._writing,))
 
     async def _write_or_say(self) -> None:
-        """One write; what went wrong is tried again, or told."""
+        """Write once; a failure is retried or reported."""
         try:
             await self._write()
         except UnreachableError as error:
@@ -242,7 +241,7 @@ class Runner:
                 await self._again(CHANGED_S * 2.0**self._refusals)
             else:
                 self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
-        except FencedError:  # a hand-over is nobody's failed start
+        except FencedError:  # losing the leadership is not a failed start
             _log.info("not scaled: another leads now workload=%s", self.core.seen.key)
             self.core.follow()
         else:
@@ -259,7 +258,7 @@ class Runner:
             self._means.observe(told)
 
     async def _write(self) -> None:
-        """Marks of those that go, then the scale, then the other marks."""
+        """Write the marks of stopping pods, then the scale, then the other marks."""
         for mark in self.core.marks(going=True):
             await self._mark(mark)
         level = self.core.level()
@@ -283,9 +282,9 @@ class Runner:
             await self._mark(mark)
 
     async def _mark(self, mark: PodMark) -> None:
-        """A pod without its mark only costs its name at the next leader's, or that another one goes first."""
+        """Mark a pod. A failure only costs its name with the next leader, or lets another pod be deleted first."""
         notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
-        self.core.marked(mark)  # before it is: what is heard meanwhile of what stands there is later
+        self.core.marked(mark)  # before the write: annotations observed meanwhile are newer
         try:
             patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
             await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
@@ -297,7 +296,7 @@ class Runner:
 
 
 async def _probe(pod: AdoptedPodSeen) -> bool | None:
-    """Whether it says 200, or listens where it has nothing to say; None: nobody listens."""
+    """Return whether it returns 200, or listens if it has no path; None: nothing listens."""
     if pod.path is not None:
         return await probes.probe_engine(pod.ip, pod.probe_port, pod.path)
     try:
@@ -310,28 +309,28 @@ async def _probe(pod: AdoptedPodSeen) -> bool | None:
 
 
 class AdoptionCandidate:
-    """Of a workload that was just seen."""
+    """A workload that was found, with the driver's state about it."""
 
     def __init__(self, seen: WorkloadSeen) -> None:
         self.seen = seen
         self.hand: Hand | None = None
         self.hand_s = 0.0
-        """When that was, by our own clock, which nobody sets."""
+        """Time of `hand` by our own monotonic clock."""
         self.model: Model | None = None
         self.good: WorkloadSeen | None = None
-        """As it is, under the last annotations that were right."""
+        """Its current state with the last valid annotations."""
         self.called: ModelName | None = None
-        """In the whole installation, where an older Model has its name."""
+        """Its name in the installation; differs if an older model has its name."""
         self.taken = ""
-        """What others have of its names, in a sentence."""
+        """Which of its names others use, in a sentence."""
         self.elsewhere: str | None = ""
-        """Why another installation serves it, in a sentence; empty: this one does; None: it is not known yet."""
+        """Why another installation serves it, in a sentence; empty: this one does; None: not known yet."""
         self.problem = ""
         self.faulty = False
-        """An exception was reported that no Model could be blamed for."""
+        """An exception was reported that belongs to no model."""
         self.told = self.logged = ""
         self.released = False
-        """It is gone, or its annotation is; what is left are Replicas that end."""
+        """It or its annotation is gone; only ending replicas are left."""
         self.runner: Runner | None = None
         self.running: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None

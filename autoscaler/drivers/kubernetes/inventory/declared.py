@@ -1,14 +1,11 @@
-"""Devices where nodes may not be read (scope `namespace`): those that the Settings' `nodes` declare. Pure.
+"""Devices in scope `namespace`, where nodes may not be read: those that `nodes` of the Settings declares. I/O.
 
-Each entry of `nodes` stands for one node, which the scheduler chooses by the entry's labels, so these Slices have names
-that no node can have; of cards that HAMi shares HAMi chooses which one. Where nothing is declared, a ResourceQuota says
-how many devices there may be. Promises: no more is offered than every quota leaves; while the scheduler finds no node
-for a Replica of ours, nothing more is offered where that one waits. What is held stays what it is: to evict an idle
-Replica is still a way.
+Each entry of `nodes` stands for one node, which the scheduler chooses by the entry's labels, so these slices have names
+that no node can have; of cards that HAMi shares, HAMi chooses one. If nothing is declared, a ResourceQuota states the
+number of devices. Invariants: no more is offered than every quota leaves; while the scheduler finds no node for one of
+our replicas, nothing more is offered where it waits. Held slices are unchanged: an idle replica can still be evicted.
 
-What a namespace says of the devices in it, where nodes may not be read: its ResourceQuotas, for `declared`. I/O.
-
-Owns when the Slices are told: as soon as the World, the Settings or a quota make them others.
+`DeclaredDevices` reports the slices as soon as the World, the Settings or a quota changes them.
 """
 
 from __future__ import annotations
@@ -39,19 +36,19 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
 
 DEVICES_MAX = 1000
-"""That a quota stands for where nothing is declared."""
+"""Maximum number of devices for a quota if nothing is declared."""
 UNTOLD = (
     "Settings `nodes` say that its devices are {kind}, whose parts only nodes tell, and these may not be read in scope "
     "`namespace`: leave `slicing` out, or use scope `cluster`"
 )
 WAITS_MAX = 200
-"""Characters of what the scheduler says."""
+"""Characters kept of a scheduler message."""
 _HARD = f"requests.{GPU}"
 _DECLARED, _QUOTA = re.compile(r"nodes\[([0-9]+)\]"), "quota[]"
 
 
 class Quota(NamedTuple):
-    """What a ResourceQuota says of GPUs."""
+    """The limit on GPUs of a ResourceQuota."""
 
     name: str
     hard: int
@@ -59,7 +56,7 @@ class Quota(NamedTuple):
 
 
 def read_quota(found: Object) -> Quota | None:
-    """None: it says nothing of GPUs, or not of all pods."""
+    """Parse a ResourceQuota; None if it does not limit GPUs, or not those of all pods."""
     spec, used = found["spec"], found.get("status", {}).get("used", {})
     if _HARD not in spec.get("hard", {}) or spec.get("scopes") or spec.get("scopeSelector"):
         return None
@@ -73,7 +70,7 @@ def _count(amount: object) -> int:
 def build_declared_slices(
     kinds: Sequence[NodeKind], quotas: Sequence[Quota], replicas: Mapping[ReplicaId, Replica]
 ) -> tuple[Slice, ...]:
-    """All of them; closed is what may not be used now. `replicas` are all that are known."""
+    """Return all slices; those that may not be used now are closed. `replicas`: all known replicas."""
     places = {f"nodes[{position}]": kind for position, kind in enumerate(kinds)} or _of_quota(quotas)
     holders = {id: replica for replica in replicas.values() for id in replica.slices}
     waited_for = {_labels(places[node]): why for node, why in _waiting(replicas.values()) if node in places}
@@ -91,7 +88,7 @@ def build_declared_slices(
 
 
 def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> dict[str, str] | None:
-    """Labels of the nodes that will do for what was placed on Slices of here; None: they are of a real node."""
+    """Return labels of suitable nodes for slices of this module; None if the slices belong to a real node."""
     node = slices[0].partition("/")[0] if slices else ""
     declared = _DECLARED.fullmatch(node)
     if declared is None:
@@ -101,7 +98,7 @@ def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> 
 
 
 def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
-    """What the pod of a Replica asks for; None: its Slices are not declared (any more). `ranked`: by its priority."""
+    """Return a pod's device requests; None: its slices are not declared (any more). `ranked`: class of its priority."""
     asks = registry.build_pod_fields(replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked)
     if asks is None:
         return None
@@ -109,7 +106,7 @@ def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: Priorit
 
 
 def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
-    """Devices of which nothing is known but how many there may be."""
+    """Return devices of which only the number is known."""
     if not quotas or not _hard(quotas):
         return {}
     device = NodeDevice(model="", memory_bytes=Bytes(UNKNOWN_BYTES), count=min(_hard(quotas), DEVICES_MAX))
@@ -117,7 +114,7 @@ def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
 
 
 def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
-    """The Slices of an entry, as if a node had what it says."""
+    """Return the slices of an entry, as if a node had what it declares."""
     slicing = kind.slicing
     shares = (slicing.replicas if slicing is not None else None) or 1
     many, said = min(kind.device.count * shares, hard), slicing.kind if slicing is not None else ""
@@ -129,7 +126,7 @@ def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
 
 
 def _cards(device: NodeDevice, many: int) -> str:
-    """As HAMi would register them; what it calls each is not known, so none can be asked for by its name."""
+    """Return the cards as HAMi would register them. Their names are unknown, so none can be requested by name."""
     card = {
         "count": TASKS,
         "devmem": in_mib(device.memory_bytes),
@@ -141,7 +138,7 @@ def _cards(device: NodeDevice, many: int) -> str:
 
 
 def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
-    """(node, why) of each Replica that the scheduler finds no node for."""
+    """Yield (node, reason) of each replica for which the scheduler finds no node."""
     for replica in replicas:
         if replica.slices and is_unschedulable(replica.waits):
             why = f"{replica.model} waits for such a node already: {replica.waits[:WAITS_MAX]}"
@@ -149,12 +146,12 @@ def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
 
 
 def _hard(quotas: Sequence[Quota]) -> int:
-    """How many devices every quota allows."""
+    """Return how many devices every quota allows."""
     return min((quota.hard for quota in quotas), default=DEVICES_MAX)
 
 
 def _left(quotas: Sequence[Quota], holders: Iterable[Replica]) -> tuple[float, str]:
-    """(how many devices more every quota allows, what is said when there are none)."""
+    """Return (devices that every quota still allows, message if there are none)."""
     ours = sum(replica.state is not ReplicaState.SCRUBBING for replica in holders)  # one per device; no pod, no quota
     left = [(quota.hard - max(quota.used, ours), quota) for quota in quotas]
     if not left:
@@ -168,7 +165,7 @@ def _labels(kind: NodeKind) -> tuple[tuple[str, str], ...]:
 
 
 class DeclaredDevices:
-    """Of one namespace. `world` gives the World as it is."""
+    """Reports the declared devices of one namespace. `world` returns the current World."""
 
     def __init__(self, api: Api, namespace: str, observe: Observe, world: Callable[[], World]) -> None:
         path = f"/api/v1/namespaces/{namespace}/resourcequotas"
@@ -177,11 +174,13 @@ class DeclaredDevices:
         self._world = world
 
     async def run(self) -> None:
-        """Until cancelled. Without the right to read quotas none is known: what one forbids waits at the API server."""
+        """Run until cancelled. Without the permission to read quotas none is known: pods beyond one wait in the API
+        server.
+        """
         await self._quotas.run()
 
     def on_step(self, step: Decided) -> None:
-        """What a step of the loop changed."""
+        """Report the slices if a step of the control loop changed them."""
         before, after = step.before, step.after
         now = (after.settings, after.replicas, after.slices)
         if any(one is not was for one, was in zip(now, (before.settings, before.replicas, before.slices), strict=True)):

@@ -1,8 +1,8 @@
-"""PodDisruptionBudgets of people over our pods (policy/v1): which Replicas nobody may end for another's sake now. I/O.
+"""Watches PodDisruptionBudgets over our pods (policy/v1): the replicas that may not be evicted for another now. I/O.
 
-Owns what covers whom, and when that is told: as soon as a budget or the labels of our pods make it otherwise. What is
-allowed is the API server's own count, read as its eviction does: a budget that it has not looked at since it changed
-allows nothing, nor do two over one pod. Decides nothing. Where there is no budget, pods are not watched for it.
+Matches budgets to pods and reports as soon as a budget or our pods' labels change the result. The allowance is the API
+server's own count, read as for its evictions: a budget not processed since its last change allows nothing, nor do two
+budgets over one pod. Makes no decisions. Without budgets the pods are not watched.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Observe = Callable[[tuple[DisruptionsSeen, ...]], None]
 
 
 class DisruptionBudget(NamedTuple):
-    """What is kept of a PodDisruptionBudget."""
+    """The facts kept about a PodDisruptionBudget."""
 
     name: str
     selector: Mapping[str, Any] | None
     allows: bool
-    """Somebody may be ended now."""
+    """A pod may be evicted now."""
 
 
 class LabelledPod(NamedTuple):
-    """What is kept of a pod of ours."""
+    """The facts kept about a pod of ours."""
 
     replica: ReplicaId
     labels: Mapping[str, str]
 
 
 def read_budget(found: Object) -> DisruptionBudget:
-    """What is told of an older generation than the object's is not told of what it says now."""
+    """Parse a budget. A status of an older generation than the object's does not count."""
     status, metadata = found.get("status") or {}, found["metadata"]
     seen = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
     return DisruptionBudget(
@@ -47,13 +47,13 @@ def read_budget(found: Object) -> DisruptionBudget:
 
 
 def read_labelled_pod(pod: Object) -> LabelledPod | None:
-    """None of one that is not ours."""
+    """Parse a pod; None if it is not ours."""
     seen = pods.read_replica_pod(pod)
     return None if seen is None else LabelledPod(seen.replica, pod["metadata"].get("labels") or {})
 
 
 def is_selected(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a selector is true of these labels: one that is not there of none, an empty one of all."""
+    """Return whether a selector matches these labels: a missing one matches nothing, an empty one everything."""
     if selector is None:
         return False
     same: Mapping[str, str] = selector.get("matchLabels") or {}
@@ -68,7 +68,7 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def list_protected_replicas(budgets: Iterable[DisruptionBudget], ours: Iterable[LabelledPod]) -> dict[ReplicaId, str]:
-    """Whom nobody may end now, and the budgets that say so."""
+    """Return the replicas that may not be evicted now, with the names of the budgets that protect them."""
     there, found = sorted(budgets), dict[ReplicaId, str]()
     for pod in ours:
         over = [one for one in there if is_selected(one.selector, pod.labels)]
@@ -78,7 +78,7 @@ def list_protected_replicas(budgets: Iterable[DisruptionBudget], ours: Iterable[
 
 
 class Disruptions:
-    """Of one namespace."""
+    """Budgets and pods of one namespace."""
 
     def __init__(self, api: Api, namespace: str, observe: Observe, owner: Ownership = ANYBODYS) -> None:
         self._budgets = Watched(
@@ -94,11 +94,11 @@ class Disruptions:
         )
         self._observe = observe
         self._any = asyncio.Event()
-        """There was a budget."""
+        """Set once a budget exists."""
         self._told: dict[ReplicaId, str] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Without the right to read budgets none is known."""
+        """Watch until cancelled. Without the permission to read budgets none is known."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._budgets.run())
             await self._any.wait()

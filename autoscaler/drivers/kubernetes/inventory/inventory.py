@@ -1,7 +1,6 @@
-"""What devices a cluster has, as it is watched: nodes, pods of others, claims, the device plug-in's ConfigMap. I/O.
+"""Watches a cluster's devices: nodes, other pods, claims and the device plug-in's ConfigMap. I/O; makes no decisions.
 
-Owns these watches and what is made of them: the Slices that are told, and what a pod must ask for to get its own.
-Decides nothing.
+Derives the slices to report from these watches, and the fields by which a pod requests its own slices.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from autoscaler.state.node_labels import find_untolerated_taint
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5
-"""Pods without devices come and go all the time in a large cluster: what they have is told together."""
+"""Report delay for pods without devices, which come and go constantly in a large cluster: one report for all."""
 
 
 class Inventory:
-    """`is_ours`: whether a pod is a Replica of this driver; `held` gives the Slices of those that are not proven clean.
-    `changed` hears that the Slices may be others now, and whether a node is, too; `hosts_changed`, that only CPU,
-    memory or images of nodes are. `groups`: of machines, how many devices their nodes can have.
+    """`is_ours`: whether a pod is a replica of this driver; `held`: slices of the replicas not proven clean. `changed`
+    is called if the slices may have changed, with whether a node has; `hosts_changed`, if only CPU, memory or images of
+    nodes have. `groups`: of machines, how many devices their nodes can have.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Inventory:
         )
         self._hosts, self._with_devices = Hosts(), dict[ObjectKey, OtherPod]()
         self._due: asyncio.TimerHandle | None = None
-        """When others are told who have CPU and memory, but no devices."""
+        """Timer of the next report of CPU and memory used by pods without devices."""
         self._plugins = {
             place: Watched(
                 api, f"/api/v1/namespaces/{place.namespace}/configmaps", device_plugin_config.read_plugin_configs,
@@ -86,40 +85,40 @@ class Inventory:
         self._only_hosts = self._images_changed = False
         self._made: nodes.Made = {}
         self._slices: dict[SliceId, Slice] = {}
-        """As they were last told."""
+        """As last reported."""
         self._awaited = AwaitedSeen(awaited=())
         self._gone: dict[str, int] = {}
-        """What others have of them, as it was last told."""
+        """What others hold of the slices, as last reported."""
 
     async def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Returns when all that is there is known; it is watched on in `tasks`."""
+        """Return once everything that exists is known; the watches continue in `tasks`."""
         watches: tuple[Watched[Any], ...] = (
             self._nodes,
             self._others,
             self._published,
             self._claims,
             *self._plugins.values(),
-        )  # each of a type of its own
+        )  # each of a different type
         for watched in watches:
             tasks.create_task(watched.run())
         for watched in watches:
             await watched.synced.wait()
 
     async def refresh(self) -> None:
-        """Reads the nodes anew. Raises ApiError, UnreachableError."""
+        """Re-read the nodes. Raises `ApiError`, `UnreachableError`."""
         await self._nodes.refresh()
 
     def node(self, name: str) -> NodeSeen | None:
-        """None: there is none of that name."""
+        """Return the node; None if no node of that name exists."""
         return self._nodes.items.get(ObjectKey("", name))
 
     def may_be_taken(self, name: str | None) -> bool:
-        """Whether a node is Karpenter's; None: whether any is."""
+        """Return whether a node is Karpenter's; None: whether any node is."""
         found = self._nodes.items.values() if name is None else filter(None, (self.node(name),))
         return any(NODE_POOL in one.labels for one in found)
 
     def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen | AwaitedSeen, ...]:
-        """What there is now; without the Slices where only CPU and memory of others have changed, or images."""
+        """Return the current state; without slices if only CPU and memory of others, or images, have changed."""
         if self._due is not None:
             self._due.cancel()
         hosts, self._due = self._look_at_hosts(), None
@@ -130,7 +129,7 @@ class Inventory:
         return (self._look_at_slices(), hosts, *images, *self._look_at_claims())
 
     def _look_at_claims(self) -> tuple[AwaitedSeen, ...]:
-        """Where it is news."""
+        """Return the awaited claims if they have changed."""
         found = (awaited for one in self._claims.items.values() for awaited in one.awaited)
         before, self._awaited = self._awaited, AwaitedSeen(awaited=sort_by_wait(found))
         return () if self._awaited == before else (self._awaited,)
@@ -139,7 +138,7 @@ class Inventory:
         return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})
 
     def _nodes_changed(self, changes: list[Change[NodeSeen]]) -> None:
-        """Images come and go all the time, too: no Slice depends on them."""
+        """Images come and go constantly, and no slice depends on them, so they are reported later."""
         if any(old is None or new is None or old._replace(images=new.images) != new for _, old, new in changes):
             self._changed(True)
             return
@@ -147,7 +146,7 @@ class Inventory:
         self._later()
 
     def _look_at_hosts(self) -> HostsSeen:
-        """Of nodes without devices only those on which any pod may be now."""
+        """Of nodes without devices, report only those on which any pod may be scheduled now."""
         there = (node for node in self._nodes.items.values() if any(node.beside))
         told = {
             NodeId(node.name): node.beside
@@ -191,8 +190,8 @@ class Inventory:
         return SlicesSeen(slices=found, others=self._gone)
 
     def fields(self, replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
-        """What its pod asks for; None: it has no Slices. Raises ValueError where they are not there any more: what they
-        were, and so what to ask for, nobody knows. `ranked`: by its Model's priority.
+        """Return the device requests of the replica's pod; None: it has no slices. Raises `ValueError` if they no
+        longer exist, since their kind, and so the request, is unknown. `ranked`: class of its model's priority.
         """
         asks = registry.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.slices:
@@ -200,7 +199,7 @@ class Inventory:
         return asks
 
     def _instead(self, replica: Replica) -> list[Slice]:
-        """What may be given in place of its one Slice, as Settings say of its node."""
+        """Return the alternatives to the replica's only slice, as the Settings allow for its node."""
         own = self._slices.get(replica.slices[0]) if len(replica.slices) == 1 else None
         node = None if own is None else self.node(own.node)
         if own is None or node is None:
@@ -211,27 +210,29 @@ class Inventory:
         return list(islice(list_alternatives(own, self._slices.values(), gone), many))
 
     def actual(self, pod: PodSeen) -> tuple[SliceId, ...]:
-        """What a pod of ours really has, where that is known and is not what was chosen; else empty."""
+        """Return the slices that our pod really has, if they are known and differ from those chosen; else empty."""
         seen = [self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims]
         if not pod.node or not all(seen):
-            return ()  # nobody knows yet, or nobody knows any more
+            return ()  # not known yet, or no longer known
         got = [got for one in seen if one is not None for got in one.got]
         return resolve_actual_slices(
             pod.slices, pod.node, self._slices, lambda: frozenset(self._held()), cards=pod.cards, got=got
         )
 
     def reserved(self, pod: PodSeen) -> bool:
-        """Whether a claim is still a pod's of ours: what it holds can be nobody else's, and may not be put away yet."""
+        """Return whether a claim is still reserved for our pod: what it holds cannot be another's or be removed yet."""
         seen = (self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims)
         return any(one is not None and pod.uid in one.users for one in seen)
 
     def knows(self, slices: Iterable[SliceId]) -> bool:
-        """Whether all of them are there, as last told, whoever has them: a part of a GPU is while somebody has it."""
+        """Return whether all of them exist as last reported, whoever holds them: a part of a GPU exists while it is
+        held.
+        """
         told = [self._slices.get(id) for id in slices]
         return all(one is not None and not (one.kind == "dra" and one.device_bytes) for one in told)
 
     def _read_other(self, pod: Object) -> OtherPod | None:
-        """A pod of ours has what its Replica has; one without Slices is wherever the scheduler put it."""
+        """Our pods hold what their replicas hold; a pod of ours without slices counts where the scheduler put it."""
         if not self._is_ours(pod):
             return nodes.read_other_pod(pod)
         slices = (pod["metadata"].get("annotations") or {}).get(SLICES)

@@ -1,9 +1,9 @@
-"""Has the GPUs of nodes cut anew by NVIDIA's mig-manager (GPU operator): told by a ConfigMap and a label. I/O.
+"""Repartitions the GPUs of nodes through NVIDIA's mig-manager (GPU operator), by a ConfigMap and a node label. I/O.
 
-Owns our part of that ConfigMap (configurations that begin with `pilotlight-`; what else is in it stays), and on a Node
-the labels `nvidia.com/mig.config` and `.state` at the moment of an order, and the annotation `pilotlight.dev/cut`, by
-which any leader knows it. Decides nothing. Promises: an order is given in one write, only to a node that is as it was
-when that was decided, and on which, asked once more, no pod has a device; else it is refused, with the reason.
+Writes our part of that ConfigMap (configurations prefixed `pilotlight-`; all others are kept), and on a Node the labels
+`nvidia.com/mig.config` and `.state` when an order is given, with the annotation `pilotlight.dev/cut`, by which any
+leader recognizes it. Makes no decisions. An order is given in one write, only to a node that is unchanged since the
+decision and on which, checked again, no pod has a device; otherwise it is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from autoscaler.state.mig import FAILED, SUCCESS, CutOrder, CutRefused, Cuttable
 
 ANNOTATION = "pilotlight.dev/cut"
 WRITTEN = "pilotlight.dev/written"
-"""Of the ConfigMap: when something was last added, in Unix seconds."""
+"""Annotation of the ConfigMap: time of the last addition, in Unix seconds."""
 FILE = "config.yaml"
 SETTLE_S = 120.0
-"""So long after a ConfigMap was written a kubelet may still show its pods what it was before."""
+"""For so long after a write to a ConfigMap a kubelet may still show its pods the previous content."""
 KEPT_MAX = 60
-"""Configurations of ours that are kept in the ConfigMap; beyond, those that no node names go."""
+"""Our configurations kept in the ConfigMap; beyond that, those that no node names are removed."""
 TRIES = 20
-"""Of a write that another overtook: kubelets write to nodes, too."""
+"""Attempts of a write that conflicts with others: kubelets write to nodes, too."""
 RIGHTS = "it takes the rights that the chart gives with `cutting.enabled`"
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ Observe = Callable[[tuple[CuttableSeen | CutRefused, ...]], None]
 
 
 class MigOrderNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands on a Node of the last order."""
+    """The annotation of a Node about its last order."""
 
     config: str
     cuts: tuple[tuple[str, ...], ...]
@@ -58,23 +58,23 @@ class MigOrderNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnnotatedNode(NamedTuple):
-    """What is kept of a Node."""
+    """The facts kept about a Node."""
 
     seen: NodeSeen
     note: str
 
 
 def _by_us(kind: NodeKind) -> bool:
-    """Whether mig-manager cuts such nodes. Of kind dra the driver cuts what is claimed."""
+    """Return whether mig-manager repartitions such nodes. For kind `dra`, the DRA driver creates what is claimed."""
     return kind.slicing is not None and kind.slicing.cut and kind.slicing.kind == "mig"
 
 
 class RepartitionRefusedError(Exception):
-    """An order cannot be given now. `str()` says why, as the end of a sentence about its node."""
+    """An order cannot be given now. `str()` gives the reason, as the end of a sentence about its node."""
 
 
 class NodeCutter:
-    """`writes` is the Api whose writes end with our leadership, `reads` need not be."""
+    """Gives repartitioning orders. Writes through `writes` end with our leadership; `reads` need not be fenced."""
 
     def __init__(
         self,
@@ -94,40 +94,40 @@ class NodeCutter:
         self._settle_s = settle_s
         self._nodes = Watched(reads, NODES, read_annotated_node, self._changed)
         self._wanted = asyncio.Event()
-        """Settings let us cut something."""
+        """Set once Settings allow repartitioning."""
         self._tasks = asyncio.TaskGroup()
         self._orders = set[asyncio.Task[None]]()
         self._told: tuple[MigNode, ...] = ()
         self._asked_s: dict[str, float] = {}
-        """By annotation: when that was, by our clock. Worked out once, so that it stays the same."""
+        """Annotation -> time of the order by our clock, computed once so that it stays the same."""
 
     async def run(self) -> None:
-        """Observes until cancelled; asks for nothing before Settings let us cut."""
+        """Observe until cancelled; send no request before Settings allow repartitioning."""
         self.look_again()
         await self._wanted.wait()
         async with self._tasks as tasks:
             tasks.create_task(self._nodes.run())
 
     def look_again(self) -> None:
-        """What the Settings say of nodes may have changed."""
+        """Re-evaluate: the Settings of nodes may have changed."""
         if any(_by_us(kind) for kind in self._settings().nodes):
             self._wanted.set()
         self._tell()
 
     async def follow(self) -> None:
-        """We lead no more: returns when no order is on its way."""
+        """Stop leading. Returns when no order is in progress any more."""
         under_way = list(self._orders)
         for order in under_way:
             order.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
     def cut(self, order: CutOrder) -> None:
-        """As `autoscaler.drivers.driver.Cutter`."""
+        """Give an order, as in `autoscaler.drivers.driver.Cutter`."""
         task = start_contained_task(self._tasks, self._give(order), partial(self._failed, order.node))
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
 
-    # --- what is seen -------------------------------------------------------------------------------------------------
+    # --- observations -------------------------------------------------------------------------------------------------
 
     def _changed(self, changes: list[Change[AnnotatedNode]]) -> None:
         del changes
@@ -182,7 +182,7 @@ class NodeCutter:
         self._observe((CutRefused(node=node, reason=reason),))
 
     async def _written(self, order: CutOrder) -> float:
-        """Sees to it that the ConfigMap has what is ordered. Seconds until mig-manager surely reads it."""
+        """Ensure that the ConfigMap has the configuration. Return the seconds until mig-manager certainly reads it."""
         place = self._settings().cutting
         base = f"/api/v1/namespaces/{place.namespace}/configmaps"
         wanted, wall_s = self._configurations(order), self._reads.unix_s()
@@ -201,7 +201,7 @@ class NodeCutter:
             there = _there(found)
             if wanted.items() <= there["mig-configs"].items():
                 said = (found["metadata"].get("annotations") or {}).get(WRITTEN, "0")
-                written_s = float(said) if said.isdecimal() else wall_s  # somebody else wrote it: as if it were new
+                written_s = float(said) if said.isdecimal() else wall_s  # written by others: treated as new
                 return min(max(0.0, written_s + self._settle_s - wall_s), self._settle_s)
             after = there | {"mig-configs": self._pruned(there["mig-configs"]) | wanted}
             change: Object = {
@@ -220,7 +220,7 @@ class NodeCutter:
         raise RepartitionRefusedError("others write to its ConfigMap all the time")
 
     def _configurations(self, order: CutOrder) -> dict[str, Any]:
-        """What is ordered, under each of its names: another try needs another."""
+        """Return the ordered configuration under each of its names: a retry needs a different name."""
         product = next((one.product for one in self._told if one.name == order.node), "")
         geometry = geometry_of(product)
         if geometry is None:
@@ -231,14 +231,14 @@ class NodeCutter:
         }
 
     def _pruned(self, there: dict[str, Any]) -> dict[str, Any]:
-        """Without those of ours that no node names, where there are many."""
+        """Remove our configurations that no node names, if there are many."""
         if sum(name.startswith(PREFIX) for name in there) <= KEPT_MAX:
             return there
         named = {node.seen.labels.get(CONFIG, "") for node in self._nodes.items.values()}
         return {name: one for name, one in there.items() if name in named or not name.startswith(PREFIX)}
 
     async def _tell_node(self, order: CutOrder) -> None:
-        """Writes the order on its node, if that is as it was thought to be, and idle."""
+        """Write the order on its node if that is unchanged since the decision, and idle."""
         path = f"{NODES}/{order.node}"
         for left in range(TRIES - 1, -1, -1):
             found = await self._reads.get(path)
@@ -262,7 +262,7 @@ class NodeCutter:
                 return
 
     async def _check(self, order: CutOrder, found: Object) -> None:
-        """RefusedError where it must not be given."""
+        """Raise `RepartitionRefusedError` if the order must not be given."""
         seen = nodes.read_node(found)
         if seen.labels.get(CONFIG, "") != order.before:
             raise RepartitionRefusedError("somebody else has it cut")
@@ -281,18 +281,18 @@ class NodeCutter:
 
 
 PENDING = "pending"
-"""As mig-manager says itself as soon as it begins: what it said of the cuts before is no answer to this order."""
+"""mig-manager's own state when it begins: the state of the previous repartitioning is no result of this order."""
 ALL_OFF = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
-"""What the GPU operator tells nodes by itself, so every such ConfigMap has it."""
+"""The GPU operator's default for nodes, so every such ConfigMap has it."""
 
 
 def read_annotated_node(node: Object) -> AnnotatedNode:
-    """Of a Node."""
+    """Parse a Node and its annotation."""
     return AnnotatedNode(nodes.read_node(node), (node["metadata"].get("annotations") or {}).get(ANNOTATION, ""))
 
 
 def read_order_note(node: AnnotatedNode) -> MigOrderNote | None:
-    """The last order of ours; None: there was none."""
+    """Return our last order; None if there was none."""
     if not node.note:
         return None
     try:
@@ -303,7 +303,7 @@ def read_order_note(node: AnnotatedNode) -> MigOrderNote | None:
 
 
 def _there(found: Object) -> dict[str, Any]:
-    """The configurations in a ConfigMap. RefusedError where it is something else."""
+    """Return the configurations in a ConfigMap. Raises `RepartitionRefusedError` if it is something else."""
     try:
         parsed = read_yaml((found.get("data") or {}).get(FILE, "{}"))
     except YamlError as error:

@@ -1,9 +1,9 @@
-"""Operators' orders about nodes and their Devices in a cluster: kept on the Node, seen by every autoscaler. I/O.
+"""Operators' cordons of nodes and their devices in a cluster: stored on the Node, seen by every autoscaler. I/O.
 
-Owns `spec.unschedulable` as far as an operator asks for it, and the annotation `pilotlight.dev/cordon`. A node is
-closed when, and only when, it is unschedulable, whoever made it so (`kubectl cordon` is an order, too); the annotation
-adds that it drains, and holds the orders about Devices. Promises: an annotation that another wrote meanwhile is not
-lost. Which of a node's GPUs a pod gets is the kubelet's choice: of whole GPUs a closed Device is one less on its node.
+Writes `spec.unschedulable` as ordered by an operator, and the annotation `pilotlight.dev/cordon`. A node is cordoned if
+and only if it is unschedulable, whoever set that (`kubectl cordon` is an order, too); the annotation adds that it
+drains, and holds the cordons of devices. A concurrent write to the annotation is not lost. The kubelet chooses which of
+a node's GPUs a pod gets: for whole GPUs a cordoned device means one device less on its node.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 
 ANNOTATION = "pilotlight.dev/cordon"
 TRIES = 20
-"""Of a write that another overtook: of those at once one gets through each time, and kubelets write there, too."""
+"""Attempts of a conflicting write: of concurrent writes one succeeds each time, and kubelets write there, too."""
 
 _log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(tuple[Kept, ...]).decode
 
 
 class NodeOrders(NamedTuple):
-    """What a Node says of orders."""
+    """The orders stored on a Node."""
 
     name: str
     closed: bool
@@ -39,7 +39,7 @@ class NodeOrders(NamedTuple):
 
 
 class NodeCordons:
-    """The orders of a cluster. `writes` is the Api that may be fenced, `reads` need not be."""
+    """The cordons of a cluster. `writes` may be fenced; `reads` need not be."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class NodeCordons:
         self._nodes = Watched(reads, NODES, read_node_orders, self._changed)
 
     async def run(self) -> None:
-        """Observes until cancelled."""
+        """Observe until cancelled."""
         await self._nodes.run()
 
     async def put(self, cordon: Cordon) -> None:
-        """As `autoscaler.drivers.driver.Cordons`."""
+        """Store a cordon, as in `autoscaler.drivers.driver.Cordons`."""
         mine = encode_cordon(cordon, self._wall() - self._clock())
         await self._change(cordon.node, cordon.place, mine)
 
     async def lift(self, place: CordonTarget) -> None:
-        """As `autoscaler.drivers.driver.Cordons`."""
+        """Remove a cordon, as in `autoscaler.drivers.driver.Cordons`."""
         for node in tuple(self._nodes.items.values()):
             if place == CordonTarget("node", node.name) or any(one.place == place for one in node.kept):
                 await self._change(node.name, place, None)
 
     async def _change(self, node: str, place: CordonTarget, order: Kept | None) -> None:
-        """Writes the order about a Place (None: there is none) on its node. Raises CordonError."""
+        """Write the order about a target (None: remove it) on its node. Raises `CordonError`."""
         path = f"{NODES}/{node}"
         try:
             for left in range(TRIES - 1, -1, -1):
@@ -101,7 +101,7 @@ NOTHING = NodeOrders("", closed=False, kept=())
 
 
 def read_node_orders(node: Object) -> NodeOrders:
-    """What is kept of a Node."""
+    """Parse the orders stored on a Node."""
     name, text = node["metadata"]["name"], (node["metadata"].get("annotations") or {}).get(ANNOTATION, "")
     try:
         orders = _decode(text) if text else ()
@@ -112,7 +112,7 @@ def read_node_orders(node: Object) -> NodeOrders:
 
 
 def list_active_cordons(node: NodeOrders) -> list[Kept]:
-    """The orders that hold: of those about the node itself one, while it is unschedulable."""
+    """Return the orders in force: at most one about the node itself, only while it is unschedulable."""
     place = CordonTarget("node", node.name)
     devices = [one for one in node.kept if one.place != place]
     if not node.closed:
@@ -121,7 +121,7 @@ def list_active_cordons(node: NodeOrders) -> list[Kept]:
 
 
 def build_cordon_patch(found: Object, place: CordonTarget, order: Kept | None) -> Object:
-    """The merge patch that makes `order` the one about `place`, if the Node is still as it was found."""
+    """Return the merge patch that sets `order` for `place`, provided that the Node is unchanged since it was read."""
     before = read_node_orders(found)
     orders = [one for one in before.kept if one.place != place] + ([order] if order is not None else [])
     text = msgspec.json.encode(orders).decode() if orders else None

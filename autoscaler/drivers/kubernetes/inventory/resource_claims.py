@@ -1,10 +1,10 @@
-"""ResourceClaims and ResourceSlices (resource.k8s.io/v1): what is kept of anybody's, and our pods' own claims. I/O.
+"""ResourceClaims and ResourceSlices (resource.k8s.io/v1): the facts kept about all of them, and our own claims. I/O.
 
-Owns the life of our claims: one is made before the pod that names it, is the pod's from when that is there, so that it
-goes with it, and is deleted where there will be no pod. One that pods on a GPU have in common is made by the first, is
-each one's from when that is there, and goes with the last: Kubernetes deletes what none of its owners is left of. What
-a leader before us left between is tidied up. Promises: a second make of the same decision finds the first; nothing that
-another made is taken for ours, or deleted; no start ends with a claim that went under it.
+Manages our claims: each is created before the pod that names it, owned by the pod once that exists, so that it is
+deleted with it, and deleted if there will be no pod. A claim shared by pods on a GPU is created by the first, owned by
+each once that exists, and deleted with the last: Kubernetes deletes an object when none of its owners is left.
+Leftovers of previous leaders are cleaned up. Invariants: a second create for a decision finds the first; an object
+created by others is neither adopted nor deleted; no start ends with a claim that was deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from autoscaler.state.world import Replica
 PUBLISHED, CLAIMS = f"/apis/{API}/resourceslices", f"/apis/{API}/resourceclaims"
 _INTENT = OURS + "intent"
 _COMMON = "common"
-"""The intent of a claim that is of no one decision."""
+"""The intent of a shared claim, which belongs to no single decision."""
 CONFLICT = "Conflict"
-"""The reason of what may be otherwise when it is tried again."""
+"""Reason of an error that may be gone on a retry."""
 GOES = "the ResourceClaim that all on its GPU have is going with those of before: it is made anew when that is gone"
 _log = logging.getLogger(__name__)
 
 
 class ClaimSeen(NamedTuple):
-    """What is kept of a claim that has something."""
+    """The facts kept about a claim with an allocation."""
 
     got: tuple[Got, ...]
     ours: bool
     users: frozenset[str] = frozenset()
     """Uids of the pods that it is reserved for."""
     bindings: tuple[Binding, ...] = ()
-    """What of it must be attached before its pod is bound."""
+    """Its devices that must be attached before its pod is bound."""
     awaited: tuple[PendingDeviceClaim, ...] = ()
-    """What of that is to come from a fabric of ours."""
+    """Those of them that our fabric is to attach."""
 
 
 def read_claim(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSeen | None:
-    """None: it has nothing. `namespace` and `owner`: ours."""
+    """Parse a claim; None if it has no allocation. `namespace` and `owner`: ours."""
     got, metadata = read_allocations(claim), claim["metadata"]
     labels = metadata.get("labels") or {}
     ours = labels.get(MANAGED_BY) == WRITER and _INTENT in labels and metadata.get("namespace") == namespace
@@ -63,13 +63,13 @@ def read_claim(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> Cl
 
 
 def read_resource_slice(found: Object) -> Object | None:
-    """A ResourceSlice as Slicers read it; None: of a driver that none knows."""
+    """Parse a ResourceSlice for the Slicers; None if its driver is unknown."""
     spec = found["spec"]
     return {"spec": spec} if spec.get("driver") == NVIDIA else None
 
 
 def group_slices_by_node(published: Iterable[Object]) -> dict[str, list[Object]]:
-    """The ResourceSlices of each node. One may be of several; what is for counting only is of its pool's."""
+    """Return the ResourceSlices per node. One may belong to several; one with only counters, to its pool's."""
     published, names = list(published), dict[str, set[str]]()
     for one in published:
         names.setdefault(one["spec"]["pool"]["name"], set()).update(_nodes(one))
@@ -87,7 +87,7 @@ def _nodes(published: Object) -> set[str]:
 
 
 def build_claims(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]:
-    """The claims of a Replica's pod, as they are made."""
+    """Return the claims of a replica's pod, as they are created."""
     own = {MANAGED_BY: WRITER, OURS + "model": pods.format_model_label(replica.model), _INTENT: replica.intent}
     common = {MANAGED_BY: WRITER, _INTENT: _COMMON}
     if asks is None:
@@ -98,7 +98,7 @@ def build_claims(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]
 
 
 class Claims:
-    """Our pods', in one namespace."""
+    """Claims of our pods in one namespace."""
 
     def __init__(self, api: Api, namespace: str, owner: Ownership = ANYBODYS) -> None:
         self._api = api
@@ -106,7 +106,7 @@ class Claims:
         self.path = f"/apis/{API}/namespaces/{namespace}/resourceclaims"
 
     async def make(self, claims: Sequence[Object]) -> None:
-        """Makes them, or finds that they were made. Raises ApiError, UnreachableError (as all here)."""
+        """Create the claims, or find them. Raises `ApiError`, `UnreachableError` (as do all methods here)."""
         for one in claims:
             try:
                 await self._api.create(self.path, one)
@@ -116,29 +116,29 @@ class Claims:
                 await self._same(one, error)
 
     async def give(self, claims: Sequence[Object], pod: Object) -> None:
-        """They are that pod's. Raises also where it would wait for ever, for one that goes with those before it."""
+        """Make the pod an owner. Raises also if a shared claim is being deleted: the pod would wait for ever."""
         for one in claims:
             if not await self._give(one, pod["metadata"]["name"], pod["metadata"]["uid"]) and _is_common(one):
                 raise ApiError(409, CONFLICT, GOES)
 
     async def drop(self, claims: Sequence[Object]) -> None:
-        """There will be no pod of theirs."""
+        """Delete the claims: there will be no pod for them."""
         for one in claims:
             try:
                 found = await self._api.get(f"{self.path}/{one['metadata']['name']}")
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
-                continue  # it was not made
+                continue  # it was not created
             alien = _intent(found) != _intent(one) or not self._owner.owns(found)
             if alien or (_is_common(one) and _owners(found)):
                 continue
             await self._drop(found, found["metadata"]["resourceVersion"] if _is_common(one) else None)
 
     async def tidy(self, there: Callable[[str], Sequence[PodSeen]], making: Callable[[str], bool]) -> None:
-        """Of claims that are not their pods' yet: gives each to these, or deletes it where there is none. `there`: the
-        pods that name a claim, `making`: whether one is about to be there. They are asked at the last moment, and what
-        has changed since it was listed stays: a start may go on beside this.
+        """Assign claims without owners to the pods that name them, or delete those without pods. `there`: pods that
+        name a claim; `making`: whether one is being created. They are called at the last moment, and a claim changed
+        since it was listed is skipped, since a start may run concurrently.
         """
         try:
             pages = self._api.pages(self.path, {"labelSelector": self._owner.engines})
@@ -146,7 +146,7 @@ class Claims:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            return  # without the kind, or the right to it, none was made
+            return  # without the resource, or the permission for it, none was created
         for one in found:
             name, owners = one["metadata"]["name"], _owners(one)
             if making(name) or (owners and not _is_common(one)):
@@ -159,7 +159,7 @@ class Claims:
                 await self._drop(one, one["metadata"]["resourceVersion"])
 
     async def _same(self, wanted: Object, error: ApiError) -> None:
-        """One of its name is there: raises unless it is this very one. What goes is to be made anew then."""
+        """Raise unless the existing claim of that name is this one. One being deleted is created again later."""
         try:
             found = await self._api.get(f"{self.path}/{wanted['metadata']['name']}")
         except ApiError as gone:
@@ -172,7 +172,7 @@ class Claims:
             raise ApiError(409, CONFLICT, GOES) from error
 
     async def _give(self, claim: Object, pod: str, uid: str) -> bool:
-        """An owner beside those that it has; whether that pod can have it."""
+        """Add an owner to the claim; return whether that pod can use it."""
         body = {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}]}}
         try:
             given = await self._api.patch(f"{self.path}/{claim['metadata']['name']}", body, STRATEGIC)
@@ -205,10 +205,10 @@ def _goes(claim: Object) -> bool:
 
 
 def _owners(claim: Object) -> frozenset[str]:
-    """Uids of the pods whose it is."""
+    """Return the uids of the pods that own it."""
     return frozenset(one["uid"] for one in claim["metadata"].get("ownerReferences") or ())
 
 
 def _users(claim: Object) -> frozenset[str]:
-    """Uids of the pods that it is reserved for."""
+    """Return the uids of the pods that it is reserved for."""
     return frozenset(one.get("uid", "") for one in claim.get("status", {}).get("reservedFor") or ())

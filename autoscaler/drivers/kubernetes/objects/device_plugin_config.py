@@ -1,8 +1,7 @@
-"""The NVIDIA device plug-in's ConfigMap, and which part of it is whose. Pure.
+"""Parses the ConfigMap of the NVIDIA device plug-in and selects the part for a node. Pure.
 
-Owns where it may be and how a node's part is chosen: the node's label names the key; without one it is the key
-`default`, or the only key there is, as the plug-in's own chart has it. The GPU operator chooses otherwise, so of its
-ConfigMaps only what a label names counts.
+The node's label names the key; without a label it is the key `default`, or the only key, as in the plug-in's own chart.
+The GPU operator chooses differently, so from its ConfigMaps only a key named by a label is used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from autoscaler.spec.yaml import parse_yaml as read_yaml
 _log = logging.getLogger(__name__)
 
 CHOICE = "nvidia.com/device-plugin.config"
-"""A node's label: the key of its configuration."""
+"""Node label: the key of its configuration."""
 DEFAULT = "default"
 
 
@@ -28,7 +27,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 
 def read_plugin_configs(config_map: Object) -> Configs:
-    """Its keys; one that is no configuration is said in the log and left out."""
+    """Parse all keys; one that is not a configuration is logged and left out."""
     found = dict[str, Mapping[str, Any]]()
     for key, text in (config_map.get("data") or {}).items():
         try:
@@ -47,7 +46,7 @@ def _config(text: str) -> Mapping[str, Any]:
 
 
 def select_plugin_config(labels: Mapping[str, str], there: Mapping[ConfigMapLocation, Configs]) -> Mapping[str, Any]:
-    """What the plug-in of a node with these labels was told; empty: that is not known."""
+    """Return the configuration of the plug-in on a node with these labels; empty if unknown."""
     for place in PLACES:
         configs = there.get(place)
         if configs is not None:

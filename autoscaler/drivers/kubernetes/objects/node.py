@@ -1,8 +1,8 @@
-"""Nodes as inventory: what of a node, and of pods that are not ours, is kept, and the Slices that follow. Pure.
+"""Nodes as inventory: the facts kept about nodes and about pods that are not ours, and the resulting slices. Pure.
 
-Owns what is read of Node objects; how a node's devices are shared its Slicers know (`autoscaler.slicing`). Of pods that
-are not ours it is only kept what each has of devices, CPU and memory, and where: so much less is for us. So is what
-pods of ours hold that is not there any more, since their node is shared otherwise now.
+Parses Node objects; the Slicers (`autoscaler.slicing`) know how a node's devices are shared. Of a pod that is not ours
+only its node, devices, CPU and memory are kept, which are unavailable to us. The same holds for what our own pods hold
+of devices that no longer exist because their node is now shared differently.
 """
 
 from __future__ import annotations
@@ -47,70 +47,70 @@ RESLICED = "a Replica is still there that began before its device was shared as 
 TAINTS_TOLD = RESOURCES | frozenset({
     GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
 })  # fmt: skip
-"""Every pod of ours tolerates those of the devices that it has; the others say again what `usable` says."""
+"""All our pods tolerate the taints of their devices; `usable` already covers the others."""
 IMAGES_MAX = 200
-"""Of one node. Kubelets tell of their 50 largest, unless `nodeStatusMaxImages` says otherwise."""
+"""Limit per node. Kubelets report their 50 largest, unless `nodeStatusMaxImages` is set."""
 NO_AMOUNTS: Mapping[str, int] = {}
 HOLDING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Selects pods that have what they asked for."""
+"""Selects pods that hold what they requested."""
 
 
 class NodeSeen(NamedTuple):
-    """What is kept of a node."""
+    """The facts kept about a node."""
 
     name: str
     labels: dict[str, str]
     usable: bool
-    """Ready, and open to new pods."""
+    """Ready and schedulable."""
     lost: bool
-    """Its kubelet is silent: what it runs may live, and nobody knows."""
+    """Its kubelet does not report: its pods may be alive."""
     boot: str = ""
-    """Differs at every start of its machine."""
+    """Changes with every boot of the machine."""
     taints: tuple[Taint, ...] = ()
-    """By which it keeps pods away, as ours are without what a Model says; and those that say that nobody needs it."""
+    """Taints that exclude our pods without their model's tolerations, and those that mark the node as unneeded."""
     amounts: Mapping[str, str] = {}
-    """What it has of extended resources: those with a `/` in their name."""
+    """Allocatable extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
-    """Those that Slicers read."""
+    """The annotations that Slicers read."""
     beside: Beside = NOTHING
-    """What pods may have of its CPU and memory; nothing: it does not say."""
+    """CPU and memory that pods may use; `NOTHING` if the node does not report them."""
     cordoned: frozenset[str] = frozenset()
-    """Devices that an operator closed."""
+    """Devices that an operator cordoned."""
     images: tuple[Image, ...] = ()
-    """Those that its kubelet tells of, IMAGES_MAX at most."""
+    """Images that its kubelet reports, at most `IMAGES_MAX`."""
     kubelet: str = ""
-    """Its version."""
+    """Version of the kubelet."""
     runtime: str = ""
-    """Of containers, such as `containerd://2.1.4`."""
+    """Container runtime, such as `containerd://2.1.4`."""
     told: AnnotatedLimit = AnnotatedLimit()
-    """How many devices it can have with those that are attached to it."""
+    """How many devices it can have, including those attached later."""
 
 
 class OtherPod(NamedTuple):
-    """What is kept of a pod that is not ours, or has no Slice."""
+    """The facts kept about a pod that is not ours, or has no slice."""
 
     node: str
     amounts: Mapping[str, int] = {}
-    """How many of each resource that a kind of Slice counts by."""
+    """Amount of each resource by which a kind of slice is counted."""
     cards: tuple[HamiAllocation, ...] = ()
-    """What it has of cards that HAMi shares."""
+    """Its parts of cards that HAMi shares."""
     kai: int = 0
-    """Of how many GPUs KAI gave it a part."""
+    """Number of GPUs of which KAI gave it a part."""
     reserves: bool = False
-    """It keeps a GPU of which KAI gives parts to others: those count where KAI has all GPUs, else it does."""
+    """It reserves a GPU that KAI shares: where KAI manages all GPUs, its users count, elsewhere it counts itself."""
     lost: int = 0
-    """How many Slices it has of which nobody knows any more what they were."""
+    """Number of slices it holds whose identity is no longer known."""
     beside: Beside = NOTHING
-    """What it has of its node by its requests."""
+    """Its CPU and memory requests."""
 
     @property
     def has_devices(self) -> bool:
-        """Whether it leaves fewer for us."""
+        """Whether it takes devices from us."""
         return bool(self.amounts or self.cards or self.kai or self.lost)
 
 
 def read_node(node: Object) -> NodeSeen:
-    """Also of a node without GPUs, where the scheduler may have put a Replica."""
+    """Parse a Node, also one without GPUs, where the scheduler may have placed a replica."""
     status = node.get("status", {})
     allocatable: dict[str, str | int] = status.get("allocatable", {})
     amounts = {name: str(many) for name, many in allocatable.items() if "/" in name}
@@ -143,8 +143,8 @@ def read_node(node: Object) -> NodeSeen:
 
 
 def read_other_pod(pod: Object) -> OtherPod | None:
-    """None: it has nothing. What containers have of devices is theirs together; what the first ones take one after the
-    other, and give back, counts where it is more. What keeps a place for a Replica (`autoscaler.providers`) gives way.
+    """Parse a pod; None if it holds nothing. Containers' devices add up; init containers run one after the other, so
+    the maximum counts. A pod that reserves a place for a replica (`autoscaler.providers`) is ignored: it gives way.
     """
     spec = pod["spec"]
     node = spec.get("nodeName")
@@ -171,7 +171,7 @@ def _asked(container: Object) -> Counter[str]:
 
 
 def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
-    """By `Slice.counted`: how many Slices those pods leave none for. A node may have more of a resource than Slices."""
+    """Count, per `Slice.counted`, the slices made unavailable by those pods. A node may have more units than slices."""
     there = {
         f"{node.name} {name}": nvidia_sharing.parse_number(many)
         for node in nodes
@@ -193,7 +193,7 @@ def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods:
 
 
 Made = dict[str, tuple[tuple[NodeFacts, bool, tuple[Taint, ...]], tuple[Slice, ...]]]
-"""By node, what its Slices were made of, and they: most nodes are from one look to the next as they were."""
+"""Node -> (inputs of its slices, its slices): most nodes do not change from one call to the next."""
 
 
 def build_slices(
@@ -206,9 +206,9 @@ def build_slices(
     made: Made | None = None,
     groups: Groups = NO_GROUPS,
 ) -> tuple[Slice, ...]:
-    """All of them, in order. `declared`: the Settings' `nodes`. `plugin`: labels of a node -> the configuration of its
-    device plug-in, as far as that is known. `published`: by node, its ResourceSlices; `kept`: see NodeFacts. `made`: of
-    the look before, and of this one afterwards. `groups`: how many devices their nodes can have.
+    """Return all slices, ordered by node. `declared`: `nodes` of the Settings. `plugin`: node labels -> configuration
+    of its device plug-in, if known. `published`: node -> its ResourceSlices. `kept`: see `NodeFacts`. `made`: cache of
+    the previous call, updated by this one. `groups`: how many devices their nodes can have.
     """
     before, found, theirs = {} if made is None else made.copy(), Made(), _by_pool(kept)
     for node in sorted(nodes, key=lambda one: one.name):
@@ -228,7 +228,7 @@ def build_slices(
 
 
 def _declared(node: NodeSeen, declared: Sequence[NodeKind], groups: Groups) -> NodeKind | None:
-    """What the Settings say of it, with how many devices it can have, whoever says that."""
+    """Return the Settings' kind of the node, with its maximum of devices from whichever source states it."""
     kind = kind_of(node.labels, declared)
     if kind is None or kind.devices_max is not None:
         return kind
@@ -237,7 +237,7 @@ def _declared(node: NodeSeen, declared: Sequence[NodeKind], groups: Groups) -> N
 
 
 Pooled = dict[str, list[tuple[int, str]]]
-"""By driver and pool, entries with their places among all."""
+"""(driver/pool) -> entries with their positions in the full list."""
 
 
 def _by_pool(kept: Sequence[str]) -> Pooled:
@@ -248,7 +248,7 @@ def _by_pool(kept: Sequence[str]) -> Pooled:
 
 
 def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
-    """Those of a node's own pools, in order: what others have changes nothing of it."""
+    """Return the entries of the node's own pools, in order: those of other nodes do not affect it."""
     pools = {f"{one['spec'].get('driver', '')}/{one['spec']['pool']['name']}" for one in published}
     return tuple(entry for _, entry in sorted(one for pool in pools for one in kept.get(pool, ())))
 
@@ -261,8 +261,8 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
 
 
 def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
-    """The Slices, closed where a pod of ours has by another claim what whoever comes would have in common with those
-    there. `own`: our claims' names, and what each has.
+    """Close the slices on which one of our pods holds, through another claim, a device that a newcomer would share with
+    the pods there. `own`: our claims' names, and what each holds.
     """
     if not own:
         return tuple(slices)
@@ -278,9 +278,9 @@ def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got
 
 
 def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:
-    """The Slices, closed where a pod of ours holds its Device, or a part of it, by an id of before. And what pods hold
-    of Devices that are not there at all: it counts as others'; where others' devices are known by their names, nobody
-    can say which it is, so their node waits. `held`: of all our pods that have not ended.
+    """Close the slices whose device, or a part of it, one of our pods holds under an old id. Also return what pods hold
+    of devices that no longer exist, counted like other pods' use; where others' devices are known by name, it cannot be
+    attributed, so their node is closed. `held`: slices of all our pods that have not ended.
     """
     known, devices = {one.id for one in slices}, {one.device for one in slices}
     shut, lost = set[DeviceId](), list[OtherPod]()

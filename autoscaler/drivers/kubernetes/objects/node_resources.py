@@ -1,9 +1,9 @@
-"""What nodes have beside their devices: what of that pods of others request, kept as pods come and go. Pure.
+"""CPU and memory of nodes: the requests of other pods, kept up to date as pods come and go. Pure.
 
-Owns the sum of a pod's requests, as the kube-scheduler counts it
-(https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers), and the
-sums of nodes. A pod of ours without Slices counts as another's: only its cluster knows where it is. The limit on the
-number of a node's pods is not in it: the scheduler keeps that.
+Sums a pod's requests as the kube-scheduler does
+(https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers), and sums
+them per node. A pod of ours without slices counts as another's, since only the cluster knows its node. The limit on
+pods per node is left to the scheduler.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autoscaler.state.resources import NOTHING, Beside, HostResources
 from autoscaler.state.world import NodeId
 
 Resourced = Mapping[str, Any]
-"""What has `resources`: a container, or a pod's spec."""
+"""Has `resources`: a container, or a pod's spec."""
 
 
 def sum_pod_requests(spec: Object) -> Beside:
-    """What a pod has of its node: its containers' together and those beside them that stay, or what one of the first
-    ones needs while it runs, where that is more; or what is said of the pod as a whole; and what running it costs.
+    """Return a pod's requests: the sum of its containers and sidecars, or the peak while an init container runs, if
+    higher; or the pod-level requests; plus the pod overhead.
     """
     staying, peak = NOTHING, NOTHING
     for one in spec.get("initContainers") or ():
@@ -52,18 +52,18 @@ def _requests(of: Resourced) -> Mapping[str, str | int]:
 
 
 class Hosts:
-    """Of each node, what others have; what is left of it is worked out where either has changed."""
+    """The requests of other pods per node; the remainder is recomputed where an input changed."""
 
     def __init__(self) -> None:
         self._taken: dict[str, Beside] = {}
         self._known: dict[NodeId, HostResources] = {}
 
     def take(self, node: str, amounts: Beside) -> bool:
-        """A pod of others is there. Whether that makes a difference."""
+        """Add a pod of others. Return whether that makes a difference."""
         return self._add(node, amounts)
 
     def give_back(self, node: str, amounts: Beside) -> bool:
-        """It is there no more."""
+        """Remove a pod of others."""
         return self._add(node, NOTHING.less(amounts))
 
     def _add(self, node: str, amounts: Beside) -> bool:
@@ -77,7 +77,7 @@ class Hosts:
         return True
 
     def seen(self, nodes: Mapping[NodeId, Beside]) -> dict[NodeId, HostResources]:
-        """`nodes`: what all of theirs may have. One that did not change is the very one that it was."""
+        """Return the remainder per node; `nodes`: allocatable amounts. An unchanged entry is the same object."""
         found: dict[NodeId, HostResources] = {}
         for node, amounts in nodes.items():
             host = HostResources(*amounts, *amounts).without(self._taken.get(node, NOTHING))

@@ -1,10 +1,10 @@
-"""A Replica as a pod: the manifest that starts it, and what a pod says of its Replica. Pure.
+"""A replica as a pod: builds the manifest that starts it, and parses the state of a replica from its pod. Pure.
 
-Owns the names of our labels and annotations. Promises: everything that a new leader needs to adopt a Replica stands in
-its pod; a pod's name is its Replica's id, which ends in the intent, so that a second create of the same decision finds
-the first. A pod never starts its container again: another try is another Replica, and the plan's decision. It passes
-the pod security standard `restricted`. It has no owner reference: a Model that is deleted must drain, and the garbage
-collector, which does not wait, would end its pods with Calls on them; the plan ends them instead.
+Defines the names of our labels and annotations. Invariants: a pod contains everything that a new leader needs to adopt
+its replica; a pod's name is its replica's id, which ends in the intent, so that a second create for a decision finds
+the first. A pod never restarts its container: a retry is another replica, decided by the plan. It passes the pod
+security standard `restricted`. It has no owner reference: a deleted model must drain, and the garbage collector, which
+does not wait, would end its pods with requests on them; the plan ends them instead.
 """
 
 from __future__ import annotations
@@ -37,60 +37,58 @@ from autoscaler.state.resources import NOTHING, Beside
 from autoscaler.state.world import Replica, SliceId
 
 DRAIN = OURS + "drain"
-"""The mark of a leader that is about to delete it: its epoch."""
+"""Annotation set by a leader before it deletes the pod: its epoch."""
 SLICES = OURS + "slices"
-"""An annotation: the Slices of its Replica; empty: none."""
+"""Annotation: the slices of its replica; empty: none."""
 WEIGHTS = OURS + "weights"
-"""An annotation: the Copies that it uses, folders below its node's store."""
+"""Annotation: the copies of weights that it uses, folders below its node's store."""
 UNDISTURBED = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
-"""What a pod says when it is made, unless a Model's `pod.annotations` say otherwise. Karpenter leaves its node alone
-while it starts and drains (`autoscaler.providers.karpenter.disruption_guard` takes that away in between): it announces
-by a taint that a node goes, and waits for who drains. Cluster Autoscaler is told for good: it evicts all of a node in
-the moment in which it taints it, so no successor could start first, and it takes only what is hardly used, which we
-give back ourselves.
-"""
+"""Annotations of a new pod, unless a model's `pod.annotations` override them. Karpenter leaves the node alone while the
+replica starts and drains (`autoscaler.providers.karpenter.disruption_guard` removes the annotation in between): it
+announces removal of a node by a taint and waits for draining pods. Cluster Autoscaler is excluded for good: it evicts
+all pods of a node at the moment it taints it, so no replacement could start first, and it only removes barely used
+nodes, which we release ourselves."""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
-"""Of engines. Each Replica has one of its own, so that it is known by its address: an address that is given to another
-pod at once is nobody's who listens there, and a Call that was meant for the first is refused, not answered. Below those
-that outgoing connections take, and above those that engines and their libraries like.
-"""
+"""Ports of engines. Each replica has its own, which identifies it: if its IP address is reassigned at once to another
+pod, nothing listens on this port there, and a request for the first pod is refused, not answered. Below the ephemeral
+ports and above the usual ports of engines and their libraries."""
 HOST = "$(POD_IP)"
-"""What an engine listens on; Kubernetes puts the address in."""
-HOME = "/tmp"  # noqa: S108  the container's own: what a user who is not root may write to in any image
+"""Address on which an engine listens; Kubernetes substitutes it."""
+HOME = "/tmp"  # noqa: S108  the container's own: writable for a non-root user in any image
 USER = 1000
-"""Whom an engine runs as, unless `pod.securityContext` says otherwise: pod security `restricted` forbids root, which
-most images of engines would be."""
+"""User of an engine, unless `pod.securityContext` overrides it: pod security `restricted` forbids root, the default of
+most engine images."""
 
 SIGNALLED_S = 10
-"""Of a pod's grace, for its engine to end after its signal."""
+"""Part of a pod's grace period that remains for its engine after the signal."""
 LINGERED_S = 1
-"""What a pod that lingers is given when no Call is on it any more: a kubelet counts whole seconds, and adds two after
-which it kills."""
+"""Grace period of a lingering pod once no request is on it: a kubelet counts whole seconds, and kills two seconds after
+it."""
 
 IMAGE_S_MAX = 60.0
-"""An image that could not be pulled for so long, or a Secret that is not there, is a start that failed. A registry's
-hiccup is shorter; to be told of a name that is wrong, Calls should not wait longer."""
+"""A start fails if its image could not be pulled, or a Secret was missing, for this long. A registry's hiccup is
+shorter, and requests should not wait longer to learn of a wrong name."""
 _PATIENCE_S = {
     "ImagePullBackOff": IMAGE_S_MAX, "ErrImagePull": IMAGE_S_MAX, "ImageInspectError": IMAGE_S_MAX,
     "RegistryUnavailable": IMAGE_S_MAX, "CreateContainerConfigError": IMAGE_S_MAX,
     "CreateContainerError": IMAGE_S_MAX, "RunContainerError": IMAGE_S_MAX,
     "InvalidImageName": 0.0, "ErrImageNeverPull": 0.0,
 }  # fmt: skip
-"""Why a container does not start that was not started yet -> how long that may last."""
+"""Waiting reason of a container that has not started yet -> how long it may last."""
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
-"""The same of an init container or native sidecar, whose kubelet starts it again and again."""
+"""The same for an init container or native sidecar, which its kubelet restarts again and again."""
 INIT_S_MAX = 900.0
-"""How long an init container may run, and a native sidecar take to start: as an engine by default (`secondsMax`)."""
+"""How long an init container may run, and a sidecar may take to start: an engine's default (`secondsMax`)."""
 
 _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
-"""What the scheduler says of a pod whose claim does not exist: no room that comes lets it start."""
+"""Scheduler message for a pod whose claim does not exist: no additional room helps it."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class PodSeen(NamedTuple):
-    """What is kept of a pod of ours."""
+    """The facts kept about a pod of ours."""
 
     namespace: str
     name: str
@@ -105,36 +103,36 @@ class PodSeen(NamedTuple):
     slots: int
     readiness_path: str
     tls_name: str | None
-    """Whom its certificate is for; None: it speaks plain HTTP."""
+    """Name in its certificate; None: plain HTTP."""
     node: str
     ip: str
     port: int
     prepared: bool
-    """All of it is there but its image and its container."""
+    """Everything except the image and the container is ready."""
     started_unix_s: float | None
     """When its container started."""
     ended: str
-    """How its container ended; empty while it runs, or waits."""
+    """How its container ended; empty while it runs or waits."""
     waits: str
     """Why its container has not started yet: no room, no image. Empty once it has."""
     patience_s: float | None
-    """How long that may last; None: for ever, for it is no fault of the Model's."""
+    """How long that may last; None: no limit, since the model is not at fault."""
     leaving: bool
-    """Its deletion was asked for."""
+    """It is being deleted."""
     drain: str
-    """The mark of a leader that is about to delete it."""
+    """Epoch of the leader that is about to delete it."""
     disrupted: str
-    """Why somebody else ends it: preempted, drained, evicted."""
+    """Why others end it: preempted, drained, evicted."""
     grace_s: float = 30.0
-    """What it has to end, unless whoever deletes it says less."""
+    """Its grace period, unless the deletion sets a shorter one."""
     beside: Beside = NOTHING
-    """What it requests of its node beside devices."""
+    """Its CPU and memory requests."""
     cards: tuple[HamiAllocation, ...] = ()
-    """What HAMi gave it, as its own scheduler wrote down."""
+    """Its allocation by HAMi, as HAMi's scheduler recorded it."""
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims."""
     weights: tuple[str, ...] = ()
-    """The Copies that it uses, folders below its node's store."""
+    """Copies of weights that it uses, folders below its node's store."""
     lingers: bool = False
     """See `add_pre_stop_sleep`."""
     is_over: bool = False
@@ -144,16 +142,16 @@ class PodSeen(NamedTuple):
 
     @property
     def bound(self) -> bool:
-        """It has a node."""
+        """Whether it has a node."""
         return bool(self.node)
 
     @property
     def claims_alone(self) -> bool:
-        """Whether it has ResourceClaims, and others have none of them: they are called as it is."""
+        """Whether it has ResourceClaims and shares none of them: its own claims have its name."""
         return bool(self.claims) and {*self.claims} == {self.name}
 
 
-def build_pod_manifest(  # noqa: PLR0917  who, what, how, from what; then what Settings say
+def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then values from Settings
     replica: Replica,
     model: Model,
     launch: Launch,
@@ -165,12 +163,12 @@ def build_pod_manifest(  # noqa: PLR0917  who, what, how, from what; then what S
     weights: Pod | None = None,
     owner: Ownership = ANYBODYS,
 ) -> Object:
-    """The pod of a Replica, on the node that the plan chose, if it chose one. `defaults` and `priority_class`: of the
-    Settings. `weights`: by what it sees them (`volumes.mount_weights`); None: they are in a claim, or its image gets
-    them. `owner`: the installation that makes it.
+    """Build the pod of a replica, on the node chosen by the plan, if any. `defaults`, `priority_class`: from Settings.
+    `weights`: its mounts (`volumes.mount_weights`); None: the weights are in a claim, or its image fetches them.
+    `owner`: the installation that creates it.
 
-    `selector`: labels of the nodes that will do, where the plan may not know nodes and the scheduler chooses.
-    `asks`: what it says to get its Slices; None: that is not known, and it asks for so many GPUs.
+    `selector`: labels of suitable nodes, if the plan may not know nodes and the scheduler chooses. `asks`: the fields
+    that request its slices; None: unknown, so a number of GPUs is requested.
     """
     spec = model.spec
     known_by = {MANAGED_BY: WRITER, OURS + "model": format_model_label(replica.model), **owner.labels}
@@ -222,8 +220,8 @@ def build_pod_manifest(  # noqa: PLR0917  who, what, how, from what; then what S
 
 
 def add_pre_stop_sleep(pod: Object) -> None:
-    """Whoever deletes it gives its Calls time, an eviction, too: its engine hears of that only when most of its pod's
-    grace is over, or when a driver has it deleted sooner, which waits LINGERED_S.
+    """Let requests finish after any delete, including an eviction: the engine is signalled only near the end of the
+    grace period, or earlier if a driver deletes the pod, which waits `LINGERED_S`.
     """
     grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))
@@ -243,7 +241,7 @@ def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
 
 
 def _engine(replica: Replica, model: Model, launch: Launch, image: str, asks: PodFields) -> Object:
-    """Its container. It requests little CPU and has no limit of it: an engine that is throttled is slow to start."""
+    """Return the engine's container. It requests little CPU, without a limit: a throttled engine starts slowly."""
     scheme = "HTTP" if model.spec.tls is None else "HTTPS"
     sources = {name: one for name, one in model.spec.env.items() if isinstance(one, EnvSource)}
     env: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
@@ -267,7 +265,7 @@ def _engine(replica: Replica, model: Model, launch: Launch, image: str, asks: Po
 
 
 def _claims(asks: PodFields) -> list[str]:
-    """What the pod and its container call them."""
+    """Return the names of the claims within the pod."""
     return [f"claim-{at}" for at in range(len(asks.claims))]
 
 
@@ -277,22 +275,22 @@ def _source(source: EnvSource) -> Object:
         return {"fieldRef": {"fieldPath": of.field_ref.field_path}}
     kind, key = ("secretKeyRef", of.secret_key_ref) if of.secret_key_ref else ("configMapKeyRef", of.config_map_key_ref)
     if key is None:
-        raise ValueError("a variable comes from somewhere")  # autoscaler.spec.pod has seen to that
+        raise ValueError("a variable comes from somewhere")  # `autoscaler.spec.pod` ensures this
     return {kind: {"name": key.name, "key": key.key, "optional": key.optional}}
 
 
 def format_pod_name(replica: ReplicaId) -> str:
-    """Its pod's name: the Replica's id, as far as Kubernetes can write it. The id's end keeps two apart."""
+    """Return the pod's name: the replica's id in characters that Kubernetes allows. The id's end keeps it unique."""
     return replica if _SUBDOMAIN.fullmatch(replica) else re.sub(r"[^a-z0-9]+", "-", replica.lower()).strip("-")
 
 
 def assign_engine_port(replica: ReplicaId) -> int:
-    """Where its engine listens. Two Replicas share one by chance, once in len(PORTS)."""
+    """Return the engine's port. Two replicas share one by chance, once in `len(PORTS)`."""
     return PORTS[zlib.crc32(replica.encode()) % len(PORTS)]
 
 
 def format_model_label(model: ModelName) -> str:
-    """A Model's name as a label's value: one that is none is shortened and ends in its hash."""
+    """Return a model's name as a label value; an invalid one is shortened and ends in its hash."""
     if _LABEL.fullmatch(model):
         return model
     short = re.sub(r"[^A-Za-z0-9._-]+", "-", model)[:48].strip("._-")
@@ -300,18 +298,18 @@ def format_model_label(model: ModelName) -> str:
 
 
 def parse_node_name(slices: tuple[SliceId, ...]) -> str:
-    """A Slice's id is NODE/NAME."""
+    """Return the node of slices, whose ids are NODE/NAME."""
     return slices[0].partition("/")[0]
 
 
 def _on(node: str) -> Object:
-    """By affinity, not by `nodeName`: the scheduler must still count what is there."""
+    """Use affinity instead of `nodeName`: the scheduler must still count resources."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 
 
 def read_replica_pod(pod: Object) -> PodSeen | None:
-    """What its pod says of a Replica; None of a pod that is not ours, or that somebody has spoilt."""
+    """Parse the state of a replica from its pod; None if the pod is not ours or its annotations were damaged."""
     metadata, status = pod["metadata"], pod.get("status", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
 
@@ -366,7 +364,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
 
 
 def is_pod_of_replica(found: PodSeen, replica: Replica) -> bool:
-    """Whether a pod of that name is this very decision, and may be taken for it."""
+    """Return whether a pod of that name belongs to this very decision and may be adopted for it."""
     decided = (found.intent, found.spec_hash, found.slices)
     return not found.leaving and decided == (replica.intent, replica.spec_hash, replica.chosen or replica.slices)
 
@@ -388,13 +386,13 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
 
 
 def _is_over(status: dict[str, Any]) -> bool:
-    """Containers that never started are not listed, or wait."""
+    """Return whether all containers have ended. Containers that never started are not listed, or wait."""
     listed = (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
     return status.get("phase") in ENDED and not any("running" in one.get("state", {}) for one in listed)
 
 
 def _init_failure(status: dict[str, Any]) -> str:
-    """How an init container ended that failed; empty: none did."""
+    """Return how an init container failed; empty if none did."""
     for one in status.get("initContainerStatuses") or ():
         over = one.get("state", {}).get("terminated") or {}
         if over.get("exitCode"):
@@ -404,7 +402,7 @@ def _init_failure(status: dict[str, Any]) -> str:
 
 
 def _sentence(said: dict[str, Any]) -> str:
-    """A reason and its message."""
+    """Join a reason and its message."""
     return ": ".join(filter(None, (said.get("reason", ""), said.get("message", ""))))
 
 
@@ -413,7 +411,7 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def read_waiting_reason(pod: Object, state: dict[str, Any]) -> tuple[str, float | None]:
-    """Why a container in this state has not started yet, and the seconds that this may last (None: no limit)."""
+    """Return why a container in this state has not started yet, and the seconds that this may last (None: no limit)."""
     waits, status = state.get("waiting", {}), pod.get("status", {})
     if waits.get("reason") in _PATIENCE_S:
         return _sentence(waits), _PATIENCE_S[waits["reason"]]
@@ -430,8 +428,8 @@ def read_waiting_reason(pod: Object, state: dict[str, Any]) -> tuple[str, float 
 
 
 def _init_waiting(container: dict[str, Any], *, sidecar: bool) -> tuple[str, float] | None:
-    """Why an engine waits for an init container or native sidecar, and for how long it may; None: it does not. One that
-    has crashed counts as crashing while its kubelet waits and while it runs again, until it is ready.
+    """Return why an engine waits for an init container or native sidecar, and for how long it may; None if it does not.
+    After a crash, a container counts as crashing while its kubelet waits and while it runs again, until it is ready.
     """
     name, state = f"init container {container['name']}", container.get("state", {})
     waits, over = state.get("waiting", {}), state.get("terminated", {})
@@ -447,6 +445,6 @@ def _init_waiting(container: dict[str, Any], *, sidecar: bool) -> tuple[str, flo
 
 
 def _disrupted(status: dict[str, Any]) -> str:
-    """Preemption, an eviction, a taint (KEP-3329); Kueue has a condition of its own."""
+    """Return the reason of a preemption, an eviction or a taint (KEP-3329); Kueue has its own condition."""
     both = (_condition(status, kind) for kind in ("DisruptionTarget", "TerminationTarget"))
     return next((_sentence(said) for said in both if said.get("status") == "True"), "")

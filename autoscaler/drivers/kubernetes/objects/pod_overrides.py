@@ -1,14 +1,13 @@
-"""What a pod says of the others of its Model, where the scheduler chooses its node: apart, or near. Pure.
+"""Merges user settings into our pods, and adds affinity between the pods of a model. Pure.
 
-Owns the words for `spread` and `near`. Of a Replica on Devices the plan chooses the node, and heeds both itself
-(`autoscaler.placement.model.topology`). They are a liking here as there: no pod waits for it. What people say of
-affinity stays.
+Overrides are applied in order: `pod` of the Settings, then `resources` and `pod` of the model. The merge is strategic:
+maps are merged and the later value wins; lists are merged by the key of their items (`name`, for mounts `mountPath`),
+and items without one are appended. A document cannot contain fields that the plan owns (`autoscaler.spec.pod`), so no
+override can remove them.
 
-What people lay over a pod of ours: `pod` of the Settings, then `resources` and `pod` of the Model. Pure.
-
-Owns the merge, which is strategic: maps are merged and the later word wins; lists are merged by what names their items
-(`name`, of mounts `mountPath`), and what has no name is added. What the plan owns cannot be said in a document at all
-(`autoscaler.spec.pod`), so nothing here can take it away.
+`spread` and `near` become preferred pod affinity where the scheduler chooses the node; a pod never waits for them. For
+a replica on devices the plan chooses the node and applies both itself (`autoscaler.placement.model.topology`). Affinity
+set by users is kept.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from autoscaler.spec.pod import Pod, Resources
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 NEAR, APART = 100, 10
-"""Weights, for each other pod. Nearness comes first: hosts apart within one rack."""
+"""Weights, per other pod. `near` wins: different hosts within one rack."""
 
 
 def add_pod_affinity(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> None:
-    """Adds it to a pod's spec. `labels`: by which its Model's pods are known."""
+    """Add the affinity to a pod's spec. `labels`: those that select its model's pods."""
     for kind, topology, weight in (("podAffinity", of.near, NEAR), ("podAntiAffinity", of.spread, APART)):
         if topology:
             term = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": topology}
@@ -41,7 +40,7 @@ def add_pod_affinity(spec: Object, of: ModelSpec, labels: Mapping[str, str]) -> 
 
 
 def apply_overrides(pod: Object, over: Pod) -> Object:
-    """A new pod: `pod` with `over` on it. Its first container is the engine's."""
+    """Return a new pod: `pod` with `over` applied. Its first container is the engine's."""
     new = copy.deepcopy(pod)
     metadata, spec = new["metadata"], new["spec"]
     engine = spec["containers"][0]
@@ -50,7 +49,7 @@ def apply_overrides(pod: Object, over: Pod) -> Object:
     _merge(spec, "nodeSelector", over.node_selector)
     _merge(spec, "affinity", over.affinity)
     if over.security_context:
-        spec["securityContext"] = dict(over.security_context)  # as a whole: a part of each is neither
+        spec["securityContext"] = dict(over.security_context)  # as a whole: half of each would match neither
     _extend(spec, "tolerations", (_plain(one) for one in over.tolerations))
     _extend(spec, "imagePullSecrets", (_plain(one) for one in over.image_pull_secrets), by="name")
     _extend(spec, "volumes", over.volumes, by="name")
@@ -68,12 +67,12 @@ def apply_overrides(pod: Object, over: Pod) -> Object:
 
 
 class CollisionError(Exception):
-    """A name that a document uses is one that Pilotlight uses in this pod. `str()` says which, and what to do."""
+    """A document uses a name that Pilotlight uses in this pod. `str()` says which, and what to do."""
 
 
 def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: Pod) -> None:
-    """Raises CollisionError if `over`, or a variable of `env`, would replace what the pod asks for its devices, or how
-    it sees its weights.
+    """Raise `CollisionError` if `over`, or a variable of `env`, would replace the pod's device requests or its weights'
+    mounts.
     """
     amounts = {**over.resources.requests, **over.resources.limits}
     pairs = (
@@ -90,13 +89,13 @@ def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: P
 
 
 def _words(items: Iterable[Mapping[str, object]], key: str) -> set[str]:
-    """Values of a key, paths in their shortest form."""
+    """Return the values of a key, as normalized paths."""
     return {posixpath.normpath(str(item[key])) for item in items if key in item}
 
 
 def merge_resources(before: Mapping[str, Mapping[str, object]], over: Resources) -> Object:
-    """Requests and limits with more of them. A limit of what nothing requests is its request, too (as Kubernetes has
-    it), so a default request gives way to it.
+    """Merge requests and limits. A limit without a request implies an equal request (as in Kubernetes), so it replaces
+    a default request.
     """
     requests = {n: amount for n, amount in before.get("requests", {}).items() if n not in over.limits}
     both = {
@@ -111,7 +110,7 @@ def _merge(of: Object, key: str, over: Mapping[str, object]) -> None:
 
 
 def _extend(of: Object, key: str, over: Iterable[Mapping[str, object]], by: str | None = None) -> None:
-    """The list with more items; one of the same name is replaced where it stands."""
+    """Extend a list; an item of the same name is replaced in place."""
     items: list[Mapping[str, object]] = list(of.get(key, []))
     for item in over:
         place = _place(items, item, by)
@@ -129,6 +128,6 @@ def _place(items: Sequence[Mapping[str, object]], item: Mapping[str, object], by
 
 
 def _plain(part: msgspec.Struct) -> dict[str, object]:
-    """As the API has it: what is not said is left out."""
+    """Return the API form: unset fields are left out."""
     told: dict[str, object] = msgspec.to_builtins(part)
     return {key: value for key, value in told.items() if value is not None}

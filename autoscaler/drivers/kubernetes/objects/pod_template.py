@@ -1,7 +1,8 @@
-"""What the pods of a Model ask of a node, before there is one: for those who look for nodes ahead. Pure.
+"""Builds a pod template that shows what a model's pods require of a node, for providers that look for nodes ahead.
+Pure.
 
-Owns what of a pod counts for that, so that what is looked for is what the pods can use: its own manifest is taken, and
-all is left out of it by which no scheduler chooses. Devices are not in it: how many are asked for is who asks' own.
+It is derived from the real manifest, without the fields that no scheduler evaluates, so that the nodes found are those
+that the pods can use. Device requests are left out: the caller adds their number.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ CHOSEN_BY = (
     "affinity", "imagePullSecrets", "nodeSelector", "priorityClassName", "runtimeClassName", "schedulerName",
     "tolerations", "topologySpreadConstraints",
 )  # fmt: skip
-"""Of a pod's spec, beside what its containers request; and how its image comes, for who runs one."""
+"""Fields of a pod's spec that affect scheduling, besides its containers' requests, and image pull secrets."""
 
 
 class _Nothing(NamedTuple):
-    """A Launch of what is not started."""
+    """A `Launch` of a pod that is never started."""
 
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = MappingProxyType({})
@@ -35,7 +36,7 @@ class _Nothing(NamedTuple):
 
 
 def build_pod_template(model: Model, settings: Settings) -> Object:
-    """Metadata and spec of such a pod."""
+    """Return the template's metadata and spec."""
     ranked = settings.priority_class(model.spec.priority)
     replica = Replica(
         id=ReplicaId("template"), model=model.name, spec_hash="", intent="", slices=(), memory_bytes=model.memory_bytes
@@ -58,6 +59,6 @@ def build_pod_template(model: Model, settings: Settings) -> Object:
 
 
 def _gpu(pod: Object) -> list[Object]:
-    """As every pod that has devices has it."""
+    """Return the toleration that every pod with devices has, unless it is there."""
     gpu = {"key": GPU, "operator": "Exists"}
     return [] if gpu in pod["spec"].get("tolerations", ()) else [gpu]

@@ -1,4 +1,4 @@
-"""Observations of a Replica, made from its pod or from its order, and whether one differs from the last. Pure."""
+"""Builds observations of a replica from its pod or its order, and decides whether one differs from the last. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autoscaler.state.world import PodRef, Replica
 
 
 def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    """Whether that is to be said after `told`. An end is the end: nothing but CLEAN comes after it, and
-    nothing but an end when it is on its way.
+    """Return whether an observation is to be reported after `told`. After EXITED only CLEAN follows; after LEAVING,
+    only EXITED or CLEAN.
     """
     if told.seen is Seen.EXITED:
         return seen is Seen.CLEAN
@@ -27,19 +27,19 @@ def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
 
 
 def is_about_pod(told: ReplicaSeen, pod: PodSeen) -> bool:
-    """Whether that was told of this very pod."""
+    """Return whether `told` is about this very pod."""
     return told.pod is not None and told.pod.uid == pod.uid
 
 
 def with_finalizers(proof: str, finalizers: Sequence[str]) -> str:
-    """The proof that a Replica is clean, with what keeps the object of its pod."""
+    """Return the proof that a replica is clean, with the finalizers that keep its pod's object."""
     return f"{proof}; its pod is kept by the finalizer {', '.join(finalizers)}" if finalizers else proof
 
 
 def build_podless_observation(
     replica: Replica, seen: Seen, *, reason: str = "", waits: str = "", proof: str = ""
 ) -> ReplicaSeen:
-    """Of a Replica that has no pod."""
+    """Return an observation of a replica without a pod."""
     return ReplicaSeen(
         id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
         memory_bytes=replica.memory_bytes, compute_percent=replica.compute_percent, slots=replica.slots, seen=seen,
@@ -58,8 +58,8 @@ def build_observation(
     waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:
-    """Of one that has a pod, of which `told` was said before: what it really has, it keeps. `from_unix_s`: what makes a
-    time of the calendar one of the clock of observations.
+    """Return an observation of a replica with a pod. `told`: the previous one, whose actual slices are kept.
+    `from_unix_s`: offset from Unix time to the clock of observations.
     """
     started_s = begun.started_s
     if started_s is None and pod.started_unix_s is not None:

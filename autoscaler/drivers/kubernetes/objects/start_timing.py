@@ -1,7 +1,7 @@
-"""How one pod begins, moment by moment, as this process saw it. Pure.
+"""Timestamps of the start of one pod, as observed by this process. Pure.
 
-A kubelet writes down whole seconds, by the clock of its node; a start is often shorter. So the moments are those at
-which we heard, by our own clock. Promises: of a pod that ran already when it was first seen, none is made up.
+A kubelet records whole seconds by its node's clock, and a start is often shorter. So the timestamps are those of our
+own observations, by our clock. For a pod that was already running when first seen, none is invented.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from msgspec.structs import replace
 from autoscaler.state.world import Placing
 
 READY_TO_START = "PodReadyToStartContainers"
-"""The condition of a pod whose sandbox, network and volumes are there (KEP-3085). Kubelets before 1.35 say so only once
-they have had its image, too: then nothing is told apart."""
+"""Condition of a pod whose sandbox, network and volumes are ready (KEP-3085). Kubelets before 1.35 set it only after
+the image was pulled, so the two phases cannot be told apart."""
 
 
 @dataclass(slots=True)
 class StartTiming:
-    """Of one pod, or of one container in it."""
+    """Timestamps of one pod, or of one container in it."""
 
     placing: Placing = field(default_factory=Placing)
     started_s: float | None = None
-    """When its process was seen to begin; None: it has not, or before we looked."""
+    """When its process was seen to begin; None: not yet, or before we observed it."""
     _looked: bool = False
     _seen_s: float = math.inf
     """When its object was first seen."""
 
     def ask(self, now_s: float | None) -> None:
-        """The API server answered then, or has not yet. A watch may show the object before the answer arrives."""
+        """Record when the API server answered (None: not yet). A watch may show the object before the answer."""
         self._looked = True
         asked_s = min(math.inf if now_s is None else now_s, self._seen_s)
         if self.placing.asked_s is None and math.isfinite(asked_s):
             self.placing = replace(self.placing, asked_s=asked_s)
 
     def pull(self, now_s: float) -> None:
-        """Its weights are on its node."""
+        """Record that the weights are on the node."""
         self._looked = True
         self.placing = replace(self.placing, pulled_s=now_s)
 
     def see(self, now_s: float, *, bound: bool, prepared: bool, runs: bool) -> None:
-        """What its object says."""
+        """Record the state of the pod's object."""
         self._seen_s = min(self._seen_s, now_s)
         if runs:
             if self._looked and self.started_s is None:
