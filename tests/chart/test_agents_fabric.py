@@ -1,4 +1,4 @@
-"""Agents that take GPUs of a fabric and let go of them: what they may, only where the values say so."""
+"""Agents that attach and detach GPUs of a fabric: their permissions exist only if the values enable them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kit.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Value
 
 
 def agent(values: Values) -> Object:
-    """Its pod."""
+    """Return the pod of the agent."""
     ((_, spec),) = [one for one in pod_specs(values) if one[0] == "agent"]
     return spec
 

@@ -1,4 +1,4 @@
-"""Settings of more capacity in the chart's values: what the autoscaler would refuse the chart refuses, and no more."""
+"""Capacity entries in the chart's values: the chart rejects exactly what the autoscaler would reject."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FABRIC = {"name": "f", "redfish": TOLD["redfish"]}
 
 
 def read(*entries: dict[str, Any]) -> None:
-    """As the autoscaler reads them."""
+    """Read the entries as the autoscaler does."""
     check_providers(msgspec.convert(entries, tuple[ProviderSettings, ...]))
 
 

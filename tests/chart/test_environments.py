@@ -1,4 +1,4 @@
-"""What clusters demand of pods: OpenShift, dual stack, workload identity, quotas of limits, umbrella charts."""
+"""Cluster requirements for pods: OpenShift, dual stack, workload identity, limit quotas, umbrella charts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_openshift_pods_set_no_user_except_the_agent() -> None:
 
 
 def dns_ports(values: dict[str, Any]) -> set[int]:
-    """Of the rule of each policy that allows DNS."""
+    """Return the ports of the rule that allows DNS, which is the same in every policy with egress rules."""
     policies = [one for one in of_kind(values, "NetworkPolicy") if one["spec"].get("egress")]
     rules = [rule["ports"] for one in policies for rule in one["spec"]["egress"] if rule.keys() == {"ports"}]
     found = [ports for rule in rules if 53 in (ports := {port["port"] for port in rule})]
@@ -120,7 +120,7 @@ def test_agents_are_rejected_in_an_engine_namespace_the_chart_creates() -> None:
 
 
 def test_rendering_twice_with_cert_manager_or_secrets_is_identical() -> None:
-    """As Argo CD and Flux need it, which have no `lookup`."""
+    """Argo CD and Flux need this, because they have no `lookup`."""
     secrets = {"certificates": "secret", "secret": {"server": "a", "client": "b", "agent": "c"}}
     agents: dict[str, Any] = {"enabled": True}
     for contract, agent in (

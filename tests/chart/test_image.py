@@ -1,4 +1,4 @@
-"""The image: built if it is not there yet, unpacked, and run by chroot, as nobody in particular."""
+"""The image: built if outdated, unpacked, and run with chroot as its unprivileged user."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.xdist_group("image"), pytest.mark.deep]  # building an
 
 
 class Image(NamedTuple):
-    """An image laid open."""
+    """An unpacked image."""
 
     config: dict[str, Any]
     root: Path
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """In it, as its user, with its environment and nothing else."""
+        """Run a command in it, as its user, with only its environment."""
         user = self.config["config"]["User"]
         env = dict(one.split("=", 1) for one in self.config["config"]["Env"])
         return subprocess.run(
@@ -62,13 +62,13 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
             pytest.skip("Debian's archive cannot be reached from here")
         assert made.returncode == 0, made.stderr
     root = tmp_path_factory.mktemp("image")
-    root.chmod(0o755)  # what is `/` for others
+    root.chmod(0o755)  # readable to its user as `/`
     yield laid_open(root)
     shutil.rmtree(root)
 
 
 def outdated() -> bool:
-    """Whether it must be built."""
+    """Return whether the image must be built."""
     sources = [
         ROOT / "scripts/image.py",
         ROOT / "scripts/sbom.py",
@@ -80,7 +80,7 @@ def outdated() -> bool:
 
 
 def laid_open(root: Path) -> Image:
-    """Reads the layout, looks at every digest, unpacks the layers in order."""
+    """Read the layout, verify every digest and unpack the layers in order."""
     with tarfile.open(ARCHIVE) as archive:
         blobs = {one.name: archive.extractfile(one) for one in archive}
 

@@ -1,4 +1,4 @@
-"""Who may talk to whom: checked as objects, since the test plane has no network plug-in that enforces them."""
+"""Allowed connections, checked on the objects, since the test plane has no network plug-in that enforces policies."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_agent_peer_certificates_have_a_separate_authority() -> None:
 
 
 def test_engine_policy_selects_pods_of_this_installation() -> None:
-    """As autoscalers label them."""
+    """The policy selects the labels that autoscalers set."""
     for values in ({}, {"scope": "namespace"}, {"fullnameOverride": "a" * 60}):
         words = pod_words(values)
         (policy,) = [one for one in of_kind(values, "NetworkPolicy") if one["metadata"]["name"].endswith("-engines")]
@@ -119,7 +119,7 @@ def test_engine_policy_selects_pods_of_this_installation() -> None:
 
 
 def pod_words(values: dict[str, Any]) -> dict[str, str]:
-    """Options of the autoscaler: name -> value."""
+    """Return the options of the autoscaler: name -> value."""
     ((_, spec),) = [one for one in pod_specs(values) if one[0] == "autoscaler"]
     words = (word.removeprefix("--").partition("=") for word in spec["containers"][0]["args"])
     return {name: value for name, _, value in words}

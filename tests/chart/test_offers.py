@@ -1,4 +1,4 @@
-"""What the examples of values with capacity from elsewhere offer: each provider its own, and no node that cannot be."""
+"""Offers of the example values with capacity providers: each provider only its own, and no impossible node."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RELEASE = "pl-pilotlight-settings"
 
 
 def settings_of(file: str) -> Settings:
-    """As the chart renders them and the autoscaler reads them."""
+    """Return the Settings as the chart renders and the autoscaler reads them."""
     data = named(example(file), "ConfigMap", RELEASE)["data"]
     return load.parse_documents([("settings.yaml", data["settings.yaml"])]).settings
 
 
 async def offers_of(settings: Settings) -> dict[str, tuple[Offer, ...]]:
-    """By provider; nothing was asked for yet."""
+    """Return the offers by provider, before any order."""
     world = World(epoch=1, settings=settings)
     server = PlayedServer(lambda: 0.0)
     return {

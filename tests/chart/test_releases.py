@@ -1,4 +1,4 @@
-"""Several releases of the chart in one cluster: none of their objects has the name of another's."""
+"""Several releases of the chart in one cluster: no two of their objects have the same name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import yaml
 from tests.kit.chart import EVERYTHING, SETS, Object, Values, of_kind, texts
 
 RELEASES = [
-    ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # joined by a hyphen, they are the same
+    ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # the same name when joined by a hyphen
     ("blue", "n" * 63), ("green", "n" * 63),
     ("r" * 50 + "-x", "long"), ("r" * 50 + "-y", "long"),
 ]  # fmt: skip
-"""(name, namespace)."""
+"""Pairs of (name, namespace)."""
 
 
 def rendered(values: Values, release: tuple[str, str]) -> list[Object]:
@@ -24,7 +24,7 @@ def rendered(values: Values, release: tuple[str, str]) -> list[Object]:
 
 
 def keys(values: Values, release: tuple[str, str]) -> set[tuple[str, str, str]]:
-    """Kind, namespace and name of each object but the namespaces, which releases may share."""
+    """Return kind, namespace and name of each object except namespaces, which releases may share."""
     objects = rendered(values, release)
     found = {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in objects}
     return {key for key in found if key[0] != "Namespace"}
@@ -37,7 +37,7 @@ def test_releases_have_no_object_names_in_common(values: Values) -> None:
 
 
 def test_same_named_releases_can_share_engine_and_agent_namespaces() -> None:
-    """The namespaces apart, no two objects have the same name."""
+    """Except for namespaces, no two objects have the same name."""
     values = {**SETS["agents"], "agent": {"enabled": True, "pullSecrets": ["login"]}}
     one, other = (keys(values, ("pilotlight", namespace)) for namespace in ("team-a", "team-b"))
     assert not one & other

@@ -1,4 +1,4 @@
-"""What the chart renders to, in many value sets: valid objects, restricted containers, and no word too much."""
+"""Rendered charts for many value sets: valid objects, restricted containers, and no unneeded argument."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ WHOLE = {
     "Namespace", "PriorityClass", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 }  # fmt: skip
-"""Kinds of objects that are of no namespace."""
+"""Kinds of cluster-scoped objects."""
 OF_NODES = {"--weights-store"}
-"""Words that name folders of nodes."""
+"""Arguments that name folders on nodes."""
 SCHEMAS: dict[str, Object] = {
     "monitoring.coreos.com/v1 ServiceMonitor": {
         "required": ["selector", "endpoints"],
@@ -112,7 +112,7 @@ SCHEMAS: dict[str, Object] = {
         "minProperties": 1, "maxProperties": 1, "propertyNames": {"enum": ["selfSigned", "ca"]},
     },
 }  # fmt: skip
-"""What is needed of the kinds of others, by the pages of their projects."""
+"""The required fields of third-party kinds, by the documentation of their projects."""
 each_set = pytest.mark.parametrize("values", SETS.values(), ids=SETS.keys())
 
 
@@ -181,7 +181,7 @@ def test_only_the_autoscaler_account_has_api_server_access(values: Values) -> No
 
 
 def tokens(spec: Object) -> Iterator[Object]:
-    """Of its projected volumes."""
+    """Yield the service account tokens of its projected volumes."""
     for volume in spec.get("volumes", ()):
         for source in volume.get("projected", {}).get("sources", ()):
             if "serviceAccountToken" in source:
@@ -311,7 +311,7 @@ def test_invalid_values_are_rejected_with_a_message(values: Values, said: str) -
 
 
 def words(values: Values, component: str) -> list[str]:
-    """The command line of a component's container."""
+    """Return the command line of a component's container."""
     ((_, spec),) = [one for one in pod_specs(values) if one[0] == component]
     found: list[str] = spec["containers"][0]["args"]
     return found

@@ -1,4 +1,4 @@
-"""What the chart lets autoscalers do: exactly this list, so that a wider right is somebody's decision."""
+"""Permissions that the chart grants to autoscalers: exactly this list, so that additions are deliberate decisions."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ WANTED: dict[str, set[Grant]] = {
 
 
 def given(values: Values) -> Iterator[Grant]:
-    """What the rendered roles say, where they are bound."""
+    """Return the rules of the rendered roles, with the scope in which they apply."""
     for role in of_kind(values, "ClusterRole", "Role"):
         where = role["metadata"].get("namespace", "*")
         for rule in role["rules"]:

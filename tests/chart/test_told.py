@@ -1,4 +1,4 @@
-"""What is told about the chart is true: values have comments, the page has them all, alerts name metrics that exist."""
+"""Chart documentation is accurate: values have comments, the page lists them all, alerts name existing metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_values_page_is_up_to_date() -> None:
 
 
 def known(text: str) -> set[str]:
-    """The names of metrics in an expression, without what histograms add."""
+    """Return the metric names in an expression, without histogram suffixes."""
     return {re.sub(r"_(bucket|sum|count)$", "", one) for one in re.findall(r"pilotlight_[a-z_]+", text)}
 
 

@@ -1,4 +1,4 @@
-"""Service accounts on the API server, their bound tokens, and the chart's rights and policies for them."""
+"""Service accounts on the API server, their bound tokens, and the chart's permissions and policies for them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def _path(namespace: str) -> str:
 
 
 async def make_account(api: Api, namespace: str, name: str) -> None:
-    """One without any right."""
+    """Creates a service account without any permission."""
     await api.create(_path(namespace), {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
 
 
 async def token(api: Api, namespace: str, account: str, **spec: object) -> str:
-    """A bound one, as a kubelet asks for it; `spec` of a TokenRequest: `audiences`, `expirationSeconds`."""
+    """Returns a bound token, as a kubelet requests it. `spec` of the TokenRequest: `audiences`, `expirationSeconds`."""
     asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     return str((await api.create(f"{_path(namespace)}/{account}/token", asked))["status"]["token"])
 
 
 class Account(ApiAccess):
-    """As a service account."""
+    """API access as a service account."""
 
     def __init__(self, of: ApiAccess, shown: str) -> None:
         super().__init__(of._configuration)
@@ -47,7 +47,7 @@ class Account(ApiAccess):
 async def acting_as_autoscaler(
     api: Api, kubeconfig: Path, namespace: str, values: Values, *templates: str
 ) -> AsyncIterator[Api]:
-    """With the rights and the policies of `templates` that the chart makes when it is released into the namespace."""
+    """Yields a client with the permissions and policies that `templates` define for a release in the namespace."""
 
     def path(one: Object) -> str:
         group = RBAC if one["kind"] in {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} else POLICIES
@@ -71,7 +71,7 @@ async def acting_as_autoscaler(
 
 
 async def refused(write: Awaitable[object]) -> str:
-    """The API server's reason; empty: it accepts the write."""
+    """Returns the API server's reason for a rejected write, or an empty string if it accepts the write."""
     try:
         await write
     except ApiError as error:

@@ -1,7 +1,7 @@
-"""Karpenter with its provider of nodes that only seem to be machines (KWOK), for real, and kubelets for what it adds.
+"""Runs the real Karpenter with its provider of simulated nodes (KWOK), and a kubelet for each node that it adds.
 
-Owns one process on the control plane of the run, its kinds of machines, and for each Node that it makes a kubelet of
-ours (`kubelet.node`), so that pods there run. What is asked of it is a NodePool of the test's own.
+Starts one process on the control plane of the run, with its instance types, and a kubelet (`kubelet.node`) for each
+Node that it creates, so that pods run there. Each test requests nodes through a NodePool of its own.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ MACHINES = [
         "offerings": [_offering("on-demand", 0.53), _offering("spot", 0.16)],
     }
 ]  # fmt: skip
-"""A T4 that its device plug-in offers three times."""
+"""A T4 that its device plugin advertises three times."""
 
 
 @contextmanager
 def karpenter(kubeconfig: Path, folder: Path) -> Iterator[int]:
-    """Its process, for as long as this lasts. Raises BuildError."""
+    """Runs the Karpenter process for the duration of the context. Raises BuildError."""
     named = Path(os.environ.get("PILOTLIGHT_TESTPLANE", "."))
     programs = named if (named / "karpenter").exists() else build(KARPENTER)
     asyncio.run(_define(kubeconfig, programs / "crds"))
@@ -79,7 +79,7 @@ async def _define(kubeconfig: Path, folder: Path) -> None:
 
 
 def pool(name: str, **spec: object) -> Object:
-    """A NodePool of such nodes, which have the label `test`, its name. Nobody but us takes one for idle."""
+    """A NodePool of such nodes, which have the label `test` with its name. Karpenter never considers them idle."""
     template = {
         "metadata": {"labels": {"test": name}},
         "spec": {
@@ -101,7 +101,7 @@ def pool(name: str, **spec: object) -> Object:
 
 
 class Joined(Node):
-    """The kubelet of a Node object that is there."""
+    """The kubelet of an existing Node object."""
 
     async def _register(self) -> None:
         await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
@@ -109,18 +109,18 @@ class Joined(Node):
 
 
 class Machines:
-    """The nodes that a pool has, each with its kubelet."""
+    """The nodes of a pool, each with its kubelet."""
 
     def __init__(self, api: Api, name: str, folder: Path) -> None:
         self._api, self.name, self._folder = api, name, folder
         self._tasks = asyncio.TaskGroup()
         self._gone: dict[str, asyncio.Event] = {}
         self.ever: list[str] = []
-        """Names of all that were added."""
+        """Names of all nodes that were ever added."""
 
     @asynccontextmanager
     async def pooled(self, **spec: object) -> AsyncIterator[Machines]:
-        """With its NodePool; nothing of it is left at the end."""
+        """Creates the NodePool; at the end deletes everything that belongs to it."""
         delay = {"spec": {"nodeRegistrationDelay": "1s"}}
         kind = {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass", "metadata": {"name": self.name}}
         await self._api.create(CLASSES, {**kind, **delay})
@@ -136,12 +136,12 @@ class Machines:
                 watching.cancel()
 
     async def claims(self) -> list[Object]:
-        """All of the pool, whoever made them."""
+        """All NodeClaims of the pool, whoever created them."""
         found: list[Object] = (await self._api.get(CLAIMS, labelSelector=f"karpenter.sh/nodepool={self.name}"))["items"]
         return found
 
     async def only(self) -> Object:
-        """The one claim, with its node's name: Karpenter writes that later than a pod can be ready there."""
+        """The only claim, with its node's name. Karpenter writes the name later than a pod can be ready there."""
         while True:
             (claim,) = await self.claims()
             if claim.get("status", {}).get("nodeName"):
@@ -161,12 +161,12 @@ class Machines:
     async def _run(self, found: Object) -> None:
         amounts, name = found["status"]["allocatable"], found["metadata"]["name"]
         kubelet = Joined(self._api, name, next_number(), amounts, {}, self._folder, probe_period_s=0.05)
-        with contextlib.suppress(TimeoutError):  # it went before it was there
+        with contextlib.suppress(TimeoutError):  # the node was deleted before it was ready
             async with kubelet.running():
                 await self._gone[name].wait()
 
     async def _clean(self) -> None:
-        """The pool's end is its claims'."""
+        """Deleting the pool deletes its claims."""
         await self._api.delete(f"{POOLS}/{self.name}")
         for claim in await self.claims():
             with contextlib.suppress(ApiError):

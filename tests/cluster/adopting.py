@@ -1,4 +1,4 @@
-"""An autoscaler that adopts the workloads of a namespace, and those workloads as people write and scale them."""
+"""An autoscaler that adopts the workloads of a namespace, and the workloads as users write and scale them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINGO, OURS = "lingo.substratus.ai/", "pilotlight.dev/"
 
 
 class Adopting(House):
-    """A House that adopts in its own namespace, and only there."""
+    """A House that adopts workloads, in its own namespace only."""
 
     def __init__(self, folder: Path, kubeconfig: Path, api: Api, namespace: str) -> None:
         super().__init__(folder, kubeconfig, namespace, "--adopt-in", namespace)
@@ -29,7 +29,7 @@ class Adopting(House):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Adopting]:
-        """Until the gateway knows the workloads."""
+        """Yields when the gateway knows the workloads."""
         async with super().running():
             async with asyncio.timeout(WAIT_S_MAX):
                 while not await self._lists_any():
@@ -41,40 +41,40 @@ class Adopting(House):
             return bool((await answer.json())["data"])
 
     async def embed(self, model: str) -> tuple[int, str]:
-        """One Call for embeddings: (status, what was said)."""
+        """Sends one embeddings request and returns (status, response text)."""
         asked = {"model": model, "input": "Your text string goes here"}
         async with self.session.post(f"{self.url}/v1/embeddings", json=asked) as answer:
             return answer.status, await answer.text()
 
     async def until_replicas(self, model: str, state: str, count: int) -> None:
-        """So many of a Model are in a state."""
+        """Waits until `count` replicas of a model are in a state."""
         while json.loads(await self.said(f"models/{model}"))["replicas"].get(state, 0) != count:
             await asyncio.sleep(0.02)
 
     async def pods(self) -> list[Object]:
-        """Those that are not being deleted."""
+        """Pods that are not being deleted."""
         found: list[Object] = (await self.api.get(self.pods_path))["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     async def until_pods(self, count: int) -> list[Object]:
-        """There are so many, and no others end."""
+        """Waits until exactly `count` pods exist, terminating ones included."""
         while len(found := (await self.api.get(self.pods_path))["items"]) != count:
             await asyncio.sleep(0.05)
         return list(found)
 
     async def event(self, name: str, reason: str) -> str:
-        """What an Event on a workload says; waits for it."""
+        """Waits for an Event on a workload and returns its message."""
         selector = f"involvedObject.name={name},reason={reason}"
         while not (found := (await self.api.get(self._events_path, fieldSelector=selector))["items"]):
             await asyncio.sleep(0.05)
         return str(found[-1]["message"])
 
     async def scale(self, name: str) -> Object:
-        """A Deployment, to look at its scale and who owns that."""
+        """Returns a Deployment, to inspect its scale and the owners of that field."""
         return await self.api.get(f"{self.apps}/deployments/{name}")
 
     async def shown(self, name: str, reason: str = "", kind: str = "deployments") -> Object:
-        """Our condition on a workload, with that reason (empty: none); waits for it."""
+        """Waits for our condition on a workload with that reason (empty: no condition) and returns it."""
         while True:
             found = (await self.api.get(f"{self.apps}/{kind}/{name}"))["status"].get("conditions", [])
             ours = [one for one in found if one["type"] == OURS + "Adopted"]
@@ -83,21 +83,21 @@ class Adopting(House):
             await asyncio.sleep(0.05)
 
     async def annotate(self, name: str, notes: dict[str, str], kind: str = "deployments") -> None:
-        """As its owner does it."""
+        """Sets annotations as the workload's owner does."""
         await self.api.patch(f"{self.apps}/{kind}/{name}", {"metadata": {"annotations": notes}})
 
     def hold(self, seconds: int) -> None:
-        """What a person scaled is left alone for so long from then on; who runs hears of it."""
+        """Sets `holdSeconds`, during which a manual scale is left unchanged; running processes reload it."""
         self.tell(adoption={"holdSeconds": seconds})
 
     async def by_hand(self, name: str, replicas: int, kind: str = "deployments") -> None:
-        """`kubectl scale`."""
+        """Runs the equivalent of `kubectl scale`."""
         path = f"{self.apps}/{kind}/{name}/scale"
         await self.api.patch(path, {"spec": {"replicas": replicas}}, MERGE, fieldManager="kubectl")
 
 
 def workload(name: str, replicas: int, notes: dict[str, str], kind: str = "Deployment", *knobs: str) -> Object:
-    """As a person writes it: a real probe of one second, and a template that says nothing of Pilotlight."""
+    """Returns a workload as a user writes it: a real probe every second, and a template without Pilotlight keys."""
     words = command("--host", "$(POD_IP)", "--port", "8080", "--name", name, *knobs)
     container = {
         "name": "engine", "image": "engine", "command": words, "ports": [{"containerPort": 8080}],

@@ -1,9 +1,9 @@
 """Builds the test plane's programs once for each set of sources, Go version and platform, into the project's cache.
 
-Owns the cache's folders: `testplane-KEY` with `testplane` (etcd, API server, controllers, scheduler) and `kwok` (nodes
-and pods that only seem to run), and `karpenter-KEY` with Karpenter and its provider for such nodes, which only its own
-tests want. Processes that want one at once build it once. A cold build takes about five minutes of two cores; Go's own
-compile cache for it (3 GB) is kept apart and removed afterwards.
+Creates the cache's folders: `testplane-KEY` with `testplane` (etcd, API server, controllers, scheduler) and `kwok`
+(simulated nodes and pods), and `karpenter-KEY` with Karpenter and its provider for such nodes, which only its own tests
+need. Processes that need the same build at the same time build it once. A cold build takes about five minutes on two
+cores. Go's compile cache for it (3 GB) is kept separately and removed afterwards.
 
     python -m tests.cluster.building [karpenter]
 """
@@ -25,19 +25,19 @@ _FILES = ("go.mod", "go.sum", "main.go")
 
 
 class Sources(NamedTuple):
-    """One module of Go and what is built of it."""
+    """One Go module and what is built from it."""
 
     name: str
-    """Of its folder beside this file, and the beginning of the cache's."""
+    """Name of its folder next to this file, and prefix of its cache folder."""
     says: str
     programs: tuple[tuple[str, str], ...]
-    """(program, package), in the order of their building: the last stands for the whole."""
+    """(program, package) in build order. The presence of the last program means that the build is complete."""
     definitions: tuple[str, ...] = ()
     """Folders of CustomResourceDefinitions, below packages of the module: copied to `crds`."""
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """The folder of the module's sources."""
         return Path(__file__).parent / self.name
 
 
@@ -51,16 +51,16 @@ KARPENTER = Sources(
 
 
 def cache() -> Path:
-    """Where the project keeps what is costly to make."""
+    """The project's cache folder for results that are expensive to build."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight"
 
 
 class BuildError(Exception):
-    """It cannot be built here; the message says what is missing."""
+    """The build is not possible here; the message says what is missing."""
 
 
 def key(sources: Sources = TESTPLANE) -> str:
-    """Of what is built: other sources, another Go or another platform are another folder."""
+    """Returns the cache key of a build: other sources, another Go version or platform result in another folder."""
     digest = hashlib.sha256()
     for file in (sources.folder / name for name in _FILES):
         if file.exists():
@@ -73,7 +73,7 @@ def key(sources: Sources = TESTPLANE) -> str:
 
 
 def build(sources: Sources = TESTPLANE) -> Path:
-    """The folder with the programs, built now if they are not there."""
+    """Returns the folder with the programs, and builds them first if they are missing."""
     here = cache()
     here.mkdir(parents=True, exist_ok=True)
     folder = here / f"{sources.name}-{key(sources)}"
@@ -103,7 +103,7 @@ def _definitions(sources: Sources, folder: Path) -> None:
         subprocess.run(["go", "mod", "download", module], cwd=sources.folder, check=True)
         found = subprocess.run(command, cwd=sources.folder, check=True, capture_output=True, text=True)
         for file in sorted((Path(found.stdout.strip()) / path.removeprefix(f"{module}/")).glob("*.yaml")):
-            shutil.copyfile(file, folder / "crds" / file.name)  # the module's own may not be written to
+            shutil.copyfile(file, folder / "crds" / file.name)  # files of the module itself are read-only
 
 
 def _go_build(sources: Sources, package: str, program: Path, compiled: str) -> None:
@@ -113,7 +113,7 @@ def _go_build(sources: Sources, package: str, program: Path, compiled: str) -> N
     done = subprocess.run(command, cwd=sources.folder, env=env, check=False)
     if done.returncode:
         raise BuildError(f"go build {package} failed (its words are above); PILOTLIGHT_TESTPLANE=FOLDER names programs")
-    partial.replace(program)  # never half of one
+    partial.replace(program)  # atomic: never a partial file
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Calls as clients of a cluster's gateways make them, and what they hear."""
+"""Requests that clients send to a cluster's gateways, and the responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import aiohttp
 
 
 class Answered(NamedTuple):
-    """One Call as its client saw it."""
+    """The response to one request as its client saw it."""
 
     status: int
     said: str
@@ -19,14 +19,14 @@ class Answered(NamedTuple):
 async def chat(
     session: aiohttp.ClientSession, url: str, model: str, headers: Mapping[str, str] | None = None
 ) -> Answered:
-    """One chat completion through the gateway at `url`. Raises aiohttp.ClientError when nobody takes it."""
+    """Sends one chat completion through the gateway at `url`. Raises aiohttp.ClientError if the connection fails."""
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
     async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
         return Answered(answer.status, await answer.text(), answer.headers.get("Retry-After", ""))
 
 
 async def lists_models(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a gateway knows what there is."""
+    """Whether a gateway has received the list of models."""
     try:
         async with session.get(f"{url}/v1/models") as answer:
             return answer.status == 200
@@ -35,5 +35,5 @@ async def lists_models(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 def good(name: str, *answers: Answered) -> bool:
-    """Whether there are any, and the fake engine of that name gave all of them."""
+    """Whether there are responses and all of them came from the fake engine with that name."""
     return bool(answers) and all(one.status == 200 and f"I am {name}" in one.said for one in answers)

@@ -1,4 +1,4 @@
-"""`pilotlight load coldstart --ops`, as a person has it measure a cluster."""
+"""Runs `pilotlight load coldstart --ops` as a user does to measure a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = ["place.write", "place.schedule", "place.kubelet"]
 
 
 async def coldstart(house: House, since: str) -> dict[str, Any]:
-    """What the command says of one round of `ada`."""
+    """Returns the command's report for one round of `ada`."""
     words = ("load", "coldstart", "--url", house.url, "--model", "ada", "--rounds", "1")
     load = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pilotlight", *words, "--from", since, "--ops", f"http://127.0.0.1:{house.ops}",

@@ -1,9 +1,9 @@
 """A real control plane for each run, a fresh namespace and node for each test; pods are local processes.
 
-Which one: PILOTLIGHT_TESTPLANE names a folder with its programs (`testplane`, or etcd, kube-apiserver,
-kube-controller-manager and kube-scheduler); else they are built once into the project's cache (`building`).
-PILOTLIGHT_TEST_KUBECONFIG names a cluster that is there: nothing is started, and tests whose pods must be local
-processes are left out.
+If PILOTLIGHT_TESTPLANE is set, it names a folder with the programs (`testplane`, or etcd, kube-apiserver,
+kube-controller-manager and kube-scheduler). Otherwise they are built once into the project's cache (`building`). If
+PILOTLIGHT_TEST_KUBECONFIG names an existing cluster, no control plane is started, and tests whose pods must be local
+processes are skipped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.cluster.plane import Plane
 GIVEN = os.environ.get("PILOTLIGHT_TEST_KUBECONFIG")
 FAILED = pytest.StashKey[bool]()
 TAIL_BYTES = 6_000
-"""Of each log of a test that failed, so much is told."""
+"""Number of bytes printed from the end of each log of a failed test."""
 _numbers = itertools.cycle(range(1, 120))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What cannot run here says why."""
+    """Marks tests that cannot run here as skipped, with the reason."""
     alone = network.entered()
     for item in items:
         if "tests/cluster" not in str(item.path):
@@ -49,13 +49,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What no test can see here, beside what was left out."""
+    """Prints what no test can check here, in addition to the skipped tests."""
     terminalreporter.write_line("not enforced here: NetworkPolicies (no network plug-in); tests/chart checks them")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed tells what the processes in its folder said."""
+    """Adds the output of the processes in a failed test's folder to its report."""
     report = yield
     folder: Path | None = getattr(item, "funcargs", {}).get("tmp_path")
     if report.when == "call" and report.failed:
@@ -77,7 +77,7 @@ async def tell(api: Api, namespace: str) -> None:
 
 
 def programs() -> Path:
-    """Of a control plane. Skips the test where they cannot be built."""
+    """The folder with the programs of a control plane. Skips the test if they cannot be built."""
     named = os.environ.get("PILOTLIGHT_TESTPLANE")
     try:
         return Path(named) if named else build()
@@ -87,7 +87,7 @@ def programs() -> Path:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """One for all tests of the run."""
+    """One control plane for all tests of the run."""
     one = Plane(tmp_path_factory.mktemp("plane"), programs())
     one.start()
     yield one
@@ -96,19 +96,19 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 @pytest.fixture
 def kubeconfig(request: pytest.FixtureRequest) -> Path:
-    """The way to the API server."""
+    """The path of the kubeconfig file."""
     return Path(GIVEN) if GIVEN else request.getfixturevalue("plane").kubeconfig
 
 
 @pytest.fixture
 async def api(kubeconfig: Path) -> AsyncIterator[Api]:
-    """As an administrator."""
+    """An API client with administrator permissions."""
     async with Api(await load_api_access(kubeconfig)) as one:
         yield one
 
 
 async def make_namespace(api: Api, name: str) -> None:
-    """With its default ServiceAccount: before that is there, no pod is admitted."""
+    """Creates a namespace and waits for its default ServiceAccount, without which no pod is admitted."""
     await api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     async with asyncio.timeout(CONTROLLERS_S_MAX):
         while True:
@@ -121,24 +121,24 @@ async def make_namespace(api: Api, name: str) -> None:
 
 
 def next_number() -> int:
-    """Of a node; its pods' addresses follow from it."""
+    """Returns the number of the next node, from which the addresses of its pods are derived."""
     return next(_numbers)
 
 
 @pytest.fixture
 async def namespace(api: Api, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A fresh one. Of a test that failed, what is in it is told."""
+    """A fresh namespace. If the test fails, its contents are printed."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, name)
     yield name
     if request.node.stash.get(FAILED, False):
         await tell(api, name)
-    await api.delete(f"/api/v1/namespaces/{name}")  # not waited for: it takes 5 to 11 s
+    await api.delete(f"/api/v1/namespaces/{name}")  # do not wait: deletion takes 5 to 11 s
 
 
 @pytest.fixture
 async def node(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node of the test's own with two GPUs; pods choose it by the label `test`."""
+    """A node for this test only with two GPUs; pods select it by the label `test`."""
     name = f"node-{uuid.uuid4().hex[:8]}"
     gpus, labels = {"nvidia.com/gpu": "2"}, {"test": name}
     async with Node(api, name, next_number(), gpus, labels, tmp_path, probe_period_s=0.05).running() as one:
@@ -147,7 +147,7 @@ async def node(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 async def served(api: Api, namespace: str) -> AsyncIterator[Api]:
-    """With our custom resources, both kinds; Models of the namespace go with the test, for the next one serves all."""
+    """Installs both of our custom resources. The namespace's Models are deleted afterwards: later tests serve all."""
     await definitions.install(api)
     yield api
     await api.delete(definitions.models(namespace))
@@ -161,7 +161,7 @@ def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
 
 @pytest.fixture
 async def adopting(tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, node: Node) -> AsyncIterator[Adopting]:
-    """One of each that serves workloads of others, not started; they go with the test, for the next sees all."""
+    """One autoscaler and one gateway that adopt workloads, not started; the workloads are deleted afterwards."""
     assert node.name
     one = Adopting(tmp_path, kubeconfig, api, namespace)
     yield one
@@ -171,5 +171,5 @@ async def adopting(tmp_path: Path, kubeconfig: Path, api: Api, namespace: str, n
 
 @pytest.fixture
 def estate(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Estate:
-    """Several of each, not started yet."""
+    """Several autoscalers and gateways, not started yet."""
     return Estate(tmp_path, kubeconfig, namespace, api)

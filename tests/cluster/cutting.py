@@ -1,4 +1,4 @@
-"""A way to the API server that a test cuts again and again, or closes."""
+"""A proxy to the API server whose connections a test closes periodically or all at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kit.cuttable import Cuttable
 
 
 class Cutter(Cuttable):
-    """To a port. All connections are cut every `every_s` seconds; None: never."""
+    """A proxy to a port. Closes all connections every `every_s` seconds; None: never."""
 
     def __init__(self, port: int, every_s: float | None = None) -> None:
         super().__init__(partial(asyncio.open_connection, HOST, port))
@@ -24,7 +24,7 @@ class Cutter(Cuttable):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[int]:
-        """Its port."""
+        """Runs the proxy and yields its port."""
         server = await asyncio.start_server(self._serve, HOST, 0)
         self.port = server.sockets[0].getsockname()[1]
         cutting = asyncio.create_task(self._cut_often())
@@ -37,7 +37,7 @@ class Cutter(Cuttable):
             await asyncio.gather(*self._serving, return_exceptions=True)
 
     def kubeconfig(self, plane: Plane, folder: Path) -> Path:
-        """A file that leads through here."""
+        """Writes a kubeconfig that uses this proxy."""
         config = json.loads(plane.kubeconfig.read_text())
         config["clusters"][0]["cluster"]["server"] = f"https://{HOST}:{self.port}"
         (folder / "kubeconfig").write_text(json.dumps(config))
@@ -57,5 +57,5 @@ class Cutter(Cuttable):
 
 
 def port_of(plane: Plane) -> int:
-    """Of its API server."""
+    """The port of the plane's API server."""
     return int(plane.server.rpartition(":")[2])

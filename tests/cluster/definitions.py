@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions on the API server, ours and others', once for all tests of a run, and objects of ours."""
+"""Installs CustomResourceDefinitions, ours and others', once for all tests of a run; builds our custom resources."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ SERVED_S_MAX = 90.0
 
 
 async def install(api: Api, group: str = GROUP) -> None:
-    """As the chart does it; returns when both kinds are served."""
+    """Installs our definitions as the chart does; returns when both kinds are served."""
     for file in sorted(FOLDER.glob("*.yaml")):
         await install_one(api, yaml.safe_load(file.read_text().replace(GROUP, group)))
 
 
 async def install_foreign(api: Api, of: str) -> None:
-    """Those of others, in a folder of `foreign`; returns when all are served."""
+    """Installs the third-party definitions in a folder of `foreign`; returns when all are served."""
     await install_folder(api, FOREIGN / of)
 
 
 async def install_folder(api: Api, folder: Path) -> None:
-    """All of a folder; returns when they are served."""
+    """Installs all definitions of a folder; returns when they are served."""
     for file in sorted(folder.glob("*.yaml")):
         await install_one(api, yaml.safe_load(file.read_text()))
 
 
 async def install_one(api: Api, one: Object) -> None:
-    """One definition; returns when its kind is served."""
+    """Installs one definition; returns when its kind is served."""
     group, plural = one["spec"]["group"], one["spec"]["names"]["plural"]
     await api.apply(definition(plural, group), one, "test")
     async with asyncio.timeout(SERVED_S_MAX):
@@ -44,7 +44,7 @@ async def install_one(api: Api, one: Object) -> None:
 
 
 async def install_models_of_an_older_release(api: Api) -> None:
-    """The definition of Model as it was before its pods had types: it keeps values of any depth there."""
+    """Installs the definition of Model from before pods had types: it keeps values of any depth there."""
     one = yaml.safe_load((FOLDER / "models.yaml").read_text())
     pod = one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["pod"]
     pod["properties"]["affinity"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -53,13 +53,13 @@ async def install_models_of_an_older_release(api: Api) -> None:
 
 
 async def install_models_of_this_release(api: Api) -> None:
-    """After those of an older one."""
+    """Restores the current definition of Model after an older one was installed."""
     await install(api)
     await _until_kept(api, is_kept=False)
 
 
 async def _until_kept(api: Api, *, is_kept: bool) -> None:
-    """Until the API server validates by the definition that keeps unknown fields of pods, or by that which does not."""
+    """Waits until the API server uses the definition that keeps unknown pod fields, or the one that drops them."""
     trial = model("trial", pod={"affinity": {"unknown": {}}})
     async with asyncio.timeout(SERVED_S_MAX):
         while is_kept != bool((await api.create(f"{models('default')}?dryRun=All", trial))["spec"]["pod"]["affinity"]):
@@ -85,16 +85,16 @@ def models(namespace: str) -> str:
 
 
 def document(kind: str, name: str, **parts: object) -> Object:
-    """One of ours: `spec`, `status` and what else it has."""
+    """Builds a custom resource of ours from `spec`, `status` and other parts."""
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, **parts}
 
 
 def model(name: str, **spec: object) -> Object:
-    """A Model that needs nothing, with what `spec` says over it."""
+    """Builds a Model without resource requests; `spec` overrides its fields."""
     common = {"engine": "command", "command": ["engine", "--port", "{port}"]}
     return document("Model", name, spec={**common, **spec})
 
 
 def tenant(name: str, **spec: object) -> Object:
-    """A Tenant."""
+    """Builds a Tenant."""
     return document("Tenant", name, spec=spec)

@@ -1,4 +1,4 @@
-"""The smallest engine: `python -S -E engine.py PORT [SECONDS]`, ready after so many seconds, on $POD_IP only."""
+"""The smallest engine: `python -S -E engine.py PORT [SECONDS]` is ready after that many seconds, on $POD_IP only."""
 
 import http.server
 import os
@@ -7,17 +7,17 @@ import time
 
 
 class Ready(http.server.BaseHTTPRequestHandler):
-    """Says 200 to everything."""
+    """Answers every request with status 200."""
 
     def do_GET(self) -> None:
-        """Any path."""
+        """Responds with 200 to any path."""
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"ok")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Suppresses the access log."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What tests of a fabric have in common: documents, an answer as it comes, the agent of a node, a diary in order."""
+"""Shared helpers of fabric tests: documents, a streamed response, a fake node agent, the order of diary entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 
 def settings(rack: Rack, node_costs: float, gpu_costs: float = 1.0, expected_s: float = 1) -> dict[str, object]:
-    """A fabric and a group, each with its price."""
+    """Settings with a fabric and a node group, each with its price."""
     said = rack.settings(expected_s=expected_s)
     kind = {"selector": {"group": rack.name}, "device": {"model": "T4", "memory": "16Gi"}}
     group = {"nodeLabels": {"group": rack.name}, "nodesMax": 2, "priorityClass": rack.name}
@@ -34,25 +34,25 @@ def settings(rack: Rack, node_costs: float, gpu_costs: float = 1.0, expected_s: 
 
 
 def ada(**spec: object) -> dict[str, object]:
-    """It has the only GPU."""
+    """A model that occupies the only GPU."""
     return model("ada", replicas={"min": 1, "max": 1}, **spec)
 
 
 def in_order(diary: list[str], *said: str) -> bool:
-    """Whether each stands there once it is looked for behind the one before."""
+    """Whether the diary contains these entries in this order; other entries may lie between them."""
     rest = iter(diary)
     return all(one in rest for one in said)
 
 
 def slow(name: str, tokens: int, *words: str, **spec: object) -> dict[str, object]:
-    """Ten tokens a second."""
+    """A model whose engine generates ten tokens per second."""
     at = ("--host", "{host}", "--port", "{port}", "--name", name)
     does = command(*at, "--tokens-per-s", "10", "--tokens", str(tokens), *words)
     return model(name, **{"command": does, "idleSeconds": 600, "replicas": {"max": 1}, **spec})
 
 
 class Stream:
-    """One answer as it comes."""
+    """One streamed response."""
 
     def __init__(self, rack: Rack, model: str) -> None:
         self._rack, self._model, self.tokens, self.whole = rack, model, 0, False
@@ -79,7 +79,7 @@ class Stream:
         self._came.set()
 
     async def goes_on(self) -> None:
-        """Waits for its next token."""
+        """Waits for the next token."""
         before = self.tokens
         while self.tokens == before:
             assert not self.whole, "it has ended"
@@ -88,20 +88,20 @@ class Stream:
             await self._came.wait()
 
     async def ends(self) -> None:
-        """Waits until it is whole."""
+        """Waits until the response is complete."""
         await self._task
         assert self.whole
 
 
 class Agent:
-    """The agent of a node, played: what one GPU there has of memory in use, and which pod has it."""
+    """A fake node agent: reports the memory in use on one GPU and the pod that has that GPU."""
 
     def __init__(self, rack: Rack, node: str, uuid: str, pod: str) -> None:
         self._rack, self._node, self.uuid, self._pod = rack, node, uuid, pod
         self.used_bytes, self.runs, self.said = 30 << 30, True, 0
 
     async def run(self) -> None:
-        """Says it again and again."""
+        """Sends the report repeatedly."""
         pods = (PodDevices(namespace=self._rack.name, name=self._pod, devices=(self.uuid,)),)
         async with reporting(self._rack.logs) as session:
             while True:
@@ -115,7 +115,7 @@ class Agent:
                 await asyncio.sleep(0.2)
 
     async def tells(self, times: int = 1) -> None:
-        """Waits until it has said so often what it is to say now."""
+        """Waits until the current report has been sent that many times."""
         due = self.said + 1 + times
         while self.said < due:
             await asyncio.sleep(0.05)

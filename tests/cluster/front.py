@@ -1,7 +1,7 @@
-"""Gateways as pods of a Deployment behind a Service, and clients that come by the ready addresses of its EndpointSlice.
+"""Gateways as pods of a Deployment behind a Service, and clients that use the ready addresses of its EndpointSlice.
 
-The Deployment's controller, the EndpointSlices and the update are the real ones; each pod is a gateway process. There
-is no kube-proxy: a client chooses one of the addresses that are ready when it connects, as kube-proxy would have it.
+The Deployment controller, the EndpointSlices and the rolling update are real; each pod is a gateway process. There is
+no kube-proxy: a client selects one of the ready addresses when it connects, as kube-proxy does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT_S_MAX = 120.0
 
 
 def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int = 30) -> Object:
-    """As the chart has it, with the Unix sockets of its autoscalers, and less time before SIGTERM."""
+    """Builds the chart's Deployment with the Unix sockets of its autoscalers and a shorter delay before SIGTERM."""
     followed = [word for socket in sockets for word in ("--autoscaler", f"unix:{socket}")]
     words = [
         sys.executable, "-m", "pilotlight", "gateway", "--id", "$(POD_NAME)", *followed,
@@ -56,7 +56,7 @@ def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int =
 
 
 class Front:
-    """The gateways of one namespace, as its clients and its operator see them."""
+    """The gateways of one namespace, as seen by clients and operators."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
@@ -66,7 +66,7 @@ class Front:
 
     @asynccontextmanager
     async def running(self, wanted: Object) -> AsyncIterator[Front]:
-        """A Deployment and its Service, until all of its pods are ready."""
+        """Creates a Deployment and its Service and waits until all of its pods are ready."""
         await self._api.create(f"/apis/apps/v1/{self._base}/deployments", wanted)
         await self._api.create(f"/api/v1/{self._base}/services", {
             "apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME},
@@ -91,18 +91,18 @@ class Front:
 
     @property
     def ready(self) -> list[str]:
-        """Addresses that a Service would send to now."""
+        """Addresses to which a Service would route now."""
         return sorted(address for ends in self._ends.values() for address in ends)
 
     async def until_ready(self, number: int) -> None:
-        """So many are."""
+        """Waits until that many addresses are ready."""
         async with asyncio.timeout(WAIT_S_MAX):
             while len(self.ready) != number:
                 self._changed.clear()
                 await self._changed.wait()
 
     async def pods(self) -> dict[str, str]:
-        """Name -> address of those that are not being deleted."""
+        """Name -> address of the pods that are not being deleted."""
         found = await self._api.get(f"/api/v1/{self._base}/pods", labelSelector="app.kubernetes.io/component=gateway")
         return {
             one["metadata"]["name"]: one["status"].get("podIP", "")
@@ -110,12 +110,12 @@ class Front:
         }  # fmt: skip
 
     async def update(self) -> None:
-        """Rolls all pods."""
+        """Starts a rolling update of all pods."""
         changed = {"spec": {"template": {"metadata": {"annotations": {"changed": "yes"}}}}}
         await self._api.patch(f"/apis/apps/v1/{self._base}/deployments/{NAME}", changed, STRATEGIC)
 
     async def updated(self, before: set[str], number: int) -> None:
-        """None of those before is there, and so many others are ready; also those that were ending have ended."""
+        """Waits until all pods in `before` are gone, terminating ones included, and `number` new ones are ready."""
         path = f"/api/v1/{self._base}/pods"
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
@@ -126,5 +126,5 @@ class Front:
                 await asyncio.sleep(0.05)
 
     async def send(self, *shots: Shot, to: str = "") -> list[Result]:
-        """Through one gateway that is ready now, or the one at an address."""
+        """Sends requests through ready gateways, or through the one at the address `to`."""
         return await Client(f"http://{to or random.choice(self.ready)}:{PORT}").run(shots)

@@ -1,9 +1,9 @@
-"""Cluster Autoscaler, played on a real API server, with one group of nodes: what its manual and its source say it does.
+"""A fake Cluster Autoscaler on a real API server, with one node group; it follows the documentation and the source.
 
-Owns the group's size and its ways: a pod for which no node has room and that these nodes could hold brings one, up to
-the maximum, and an Event on the pod tells either; a node on which no pod holds it up is a candidate (a soft taint), and
-after a while is taken away: it is closed (a hard taint), waited for as long as somebody asks for that by an annotation,
-and deleted. Moments are shorter than its own (10 s, 10 min, 2 min); the order of things is the same.
+Manages the group's size. A pod that fits on no existing node but fits on a node of this group triggers a scale-up, up
+to the maximum; an Event on the pod reports either result. A node on which no pod prevents a scale-down is a candidate
+(a soft taint). After a while it is removed: tainted (a hard taint), held while an annotation requests a delay, and
+deleted. The delays are shorter than the original's (10 s, 10 min, 2 min); the order of steps is the same.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FULL = "pod didn't trigger scale-up: 1 max node group size reached"
 
 
 class Group:
-    """Nodes with so many GPUs and so much memory, `least` at the beginning, `most` at most. With `shared_fabric` GPUs
-    may be attached to them. `unneeded_s`: so long a candidate is one before it is taken away. With `machines` a
-    MachineSet of that name is what grows (Cluster API).
+    """Nodes with that many GPUs and that much memory, `least` at the beginning, `most` at most.
+    With `shared_fabric`, GPUs can be attached to them. A node is a candidate for `unneeded_s` before it is removed.
+    With `machines`, a MachineSet of that name is scaled instead (Cluster API).
     """
 
     def __init__(  # noqa: PLR0917  a test names them in this order
@@ -48,21 +48,21 @@ class Group:
         self._gone: dict[str, asyncio.Event] = {}
         self._unneeded_s: dict[str, float] = {}
         self.brought: dict[str, str] = {}
-        """By pod, the node that it brought; empty: there is no more."""
+        """Pod -> the node that was added for it; empty: the group is at its maximum."""
 
     @property
     def nodes(self) -> list[str]:
-        """That there are now."""
+        """Names of the nodes that exist now."""
         return [name for name, gone in self._gone.items() if not gone.is_set()]
 
     @property
     def candidates(self) -> list[str]:
-        """Nodes that nobody needs, as it was seen last."""
+        """Unneeded nodes, as last observed."""
         return [name for name in self.nodes if name in self._unneeded_s]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Group]:
-        """Until the end; its nodes go with it."""
+        """Runs the group; its nodes are deleted at the end."""
         if self._machines:
             await machine_set(self.api, self.rack.name, {LABELS: f"group={self.rack.name}"})
         async with self._tasks:
@@ -86,10 +86,10 @@ class Group:
                 await self._judge(name, [pod for pod in pods if pod["spec"].get("nodeName") == name])
             await asyncio.sleep(SCAN_S)
 
-    # --- it grows -----------------------------------------------------------------------------------------------------
+    # --- scale-up -----------------------------------------------------------------------------------------------------
 
     def _waits(self, pod: Object) -> bool:
-        """The group's labels are among those that it wants, as a placeholder's are."""
+        """Whether the pod is unschedulable and may run on the group's nodes, as a placeholder may."""
         said = {one["type"]: one for one in pod["status"].get("conditions", ())}
         asks = pod["spec"].get("nodeSelector") or {}
         here = asks.get("group", self.rack.name) == self.rack.name
@@ -130,10 +130,10 @@ class Group:
             there.set()
             await self._gone[node.name].wait()
 
-    # --- it shrinks ---------------------------------------------------------------------------------------------------
+    # --- scale-down ---------------------------------------------------------------------------------------------------
 
     async def _judge(self, name: str, pods: list[Object]) -> None:
-        """A node that nothing keeps is a candidate, and goes when it has been one for long enough."""
+        """Makes a node a candidate if no pod prevents its removal, and removes it after `unneeded_s`."""
         clock = asyncio.get_running_loop().time
         if any(map(_keeps, pods)):
             if self._unneeded_s.pop(name, None) is not None:
@@ -147,7 +147,7 @@ class Group:
             await self.remove(name)
 
     async def remove(self, name: str) -> None:
-        """It is closed, its pods go, and so does it, as soon as nobody asks to wait."""
+        """Taints the node, evicts its pods and deletes it once no annotation requests a delay."""
         self.rack.diary.append(f"closed {name}")
         await self.taint(name, GOES, "NoSchedule")
         async with asyncio.timeout(DELAY_S_MAX):
@@ -157,20 +157,20 @@ class Group:
         self._gone[name].set()
 
     async def _delayed(self, name: str) -> bool:
-        """By pods that finish, or by who asks for it."""
+        """Whether pods on the node or an annotation delay the removal."""
         pods = (await self.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}"))["items"]
         notes = (await self.api.get(f"/api/v1/nodes/{name}"))["metadata"].get("annotations") or {}
         return bool(pods) or any(key.startswith(DELAY) for key in notes)
 
     async def taint(self, name: str, key: str, effect: str, *, lift: bool = False) -> None:
-        """The node is, or is no more."""
+        """Adds a taint to the node, or removes it with `lift`."""
         one = {"$patch": "delete", "key": key} if lift else {"key": key, "value": "1", "effect": effect}
         with contextlib.suppress(ApiError) if lift else contextlib.nullcontext():
             await self.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [one]}}, STRATEGIC)
 
 
 async def machine_set(api: Api, name: str, notes: dict[str, str]) -> None:
-    """One of Cluster API, in the namespace of that name."""
+    """Creates a MachineSet of Cluster API in the namespace of that name."""
     await definitions.install_foreign(api, "capi")
     template = {
         "clusterName": "c", "bootstrap": {"dataSecretName": "b"},
@@ -188,19 +188,19 @@ async def machine_set(api: Api, name: str, notes: dict[str, str]) -> None:
 
 
 async def resize(api: Api, name: str, wanted: int, ready: int) -> None:
-    """So many are wanted of that one now, and so many are ready."""
+    """Sets the MachineSet's wanted and ready replicas."""
     path = f"{SETS.format(name)}/{name}"
     await api.patch(path, {"spec": {"replicas": wanted}})
     await api.patch(f"{path}/status", {"status": {"replicas": wanted, "readyReplicas": ready}})
 
 
 def _affine(pod: Object) -> bool:
-    """It goes where another is, and brings no node by itself."""
+    """Whether the pod has pod affinity, so that it triggers no scale-up by itself."""
     return "podAffinity" in (pod["spec"].get("affinity") or {})
 
 
 def _keeps(pod: Object) -> bool:
-    """Nobody would make it anew elsewhere, or it says that it is not to be disturbed."""
+    """Whether the pod prevents a scale-down: it has no controller, or it is marked as not safe to evict."""
     metadata = pod["metadata"]
     safe = (metadata.get("annotations") or {}).get(SAFE_TO_EVICT)
     owned = any(one.get("controller") for one in metadata.get("ownerReferences") or ())

@@ -1,4 +1,4 @@
-"""`pilotlight` whose waiting is short where nodes are cut anew: python -m tests.cluster.hasty WORDS..."""
+"""`pilotlight` with shorter MIG repartitioning delays: python -m tests.cluster.hasty WORDS..."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 WAIT_S, EVERY_S, NODE_EVERY_S, RETRY_S = 1.0, 1.0, 2.0, (1.5, 1.5)
 SETTLE = "HASTY_SETTLE_SECONDS"
-"""What a test sets that kills a leader between the ConfigMap and the node: for so long it may look for the one."""
+"""Variable for tests that kill a leader between the writes of the ConfigMap and of the node: settle time in seconds."""
 SETTLE_S = 1.0
 
 
 def main() -> None:
-    """How long each is, nothing else depends on."""
+    """Shortens the delays, which affect nothing else, and runs the CLI."""
     from autoscaler.drivers.kubernetes.inventory.mig_manager import NodeCutter
     from autoscaler.queries import mig_status
     from autoscaler.rearrange import mig_repartition

@@ -1,4 +1,4 @@
-"""One autoscaler and one gateway as processes (several: `many`), and Models whose engine is the fake one."""
+"""One autoscaler and one gateway as processes (`many` runs several), and Models that use the fake engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S_MAX = 180.0
 
 @asynccontextmanager
 async def process(log: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`pilotlight WORDS`, ended at the end."""
+    """Runs `pilotlight WORDS` and terminates it at the end of the context."""
     with log.open("wb") as output:
         one = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pilotlight", *words, stdout=output, stderr=output, env=dict(os.environ)
@@ -39,14 +39,14 @@ async def process(log: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Pr
 
 
 def check_logs(logs: Iterable[Path]) -> None:
-    """Fails if an autoscaler contained an exception, for no test injects one into a process."""
+    """Fails if an autoscaler logged a contained exception: no test injects one into a process."""
     for log in logs:
         faults = [line for line in log.read_text().splitlines() if re.search("event=(model_faulty|degraded)", line)]
         assert not faults, "a contained exception that no test injected"
 
 
 class House:
-    """One autoscaler and one gateway, as processes, and the documents that they were given."""
+    """One autoscaler and one gateway as processes, and their documents."""
 
     def __init__(self, folder: Path, kubeconfig: Path, namespace: str, *words: str) -> None:
         self._folder, self.kubeconfig = folder, kubeconfig
@@ -56,18 +56,18 @@ class House:
         self._stack: AsyncExitStack
 
     def tell(self, *documents: dict[str, object], **more: object) -> None:
-        """They are these from now on."""
+        """Replaces the documents and makes the running processes reload them."""
         self.write(*documents, **more)
         self.autoscaler.send_signal(signal.SIGHUP)
 
     def write(self, *documents: dict[str, object], **more: object) -> None:
-        """The documents; `more` of the Settings."""
+        """Writes the documents; `more` goes into the Settings."""
         settings = {"apiVersion": API_VERSION, "kind": "Settings", "auth": "none", **more}
         (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([settings, *documents]))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[House]:
-        """Until the gateway answers."""
+        """Starts both processes and yields when the gateway answers."""
         folder, socket = self._folder, str(self._folder / "contract.sock")
         async with AsyncExitStack() as stack:
             self._stack = stack
@@ -96,7 +96,7 @@ class House:
         )  # fmt: skip
 
     async def autoscaler_anew(self, meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
-        """It dies, and another begins after `meanwhile`."""
+        """Kills the autoscaler and starts another after `meanwhile`."""
         self.autoscaler.kill()
         await self.autoscaler.wait()
         if meanwhile is not None:
@@ -104,18 +104,18 @@ class House:
         await self._start(self._folder / "autoscaler-anew.log")
 
     async def said(self, path: str) -> str:
-        """What the autoscaler's operations port answers."""
+        """Returns the response of the autoscaler's operations port to a GET."""
         async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/{path}") as answer:
             assert answer.status == 200
             return await answer.text()
 
     async def call(self, model: str) -> tuple[int, str]:
-        """One chat completion: (status, what was said)."""
+        """Sends one chat completion and returns (status, response text)."""
         answer = await chat(self.session, self.url, model)
         return answer.status, answer.said
 
 
 def model(name: str, **spec: object) -> dict[str, object]:
-    """A Model whose engine is the fake one."""
+    """Builds a Model that uses the fake engine."""
     words = command("--host", "{host}", "--port", "{port}", "--name", name)
     return definitions.model(name, **{"image": "fake-engine", "command": words, "gpu": {"memory": "1Gi"}, **spec})

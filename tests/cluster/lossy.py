@@ -1,6 +1,6 @@
-"""A way to the API server on which things are lost: the ends of pods, every watch again and again, or new pods.
+"""A proxy to the API server that drops events: pod deletions, whole watches at intervals, or pod creations.
 
-A proxy in clear on 127.0.0.1 that passes on all that it is asked, and reads watches line by line.
+A plaintext proxy on 127.0.0.1 that forwards all requests and reads watches line by line.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ ETCD = {
 
 
 class Lossy:
-    """Use `running`. What is lost may be changed at any time."""
+    """Use `running`. The faults can be changed at any time."""
 
     def __init__(self, way: ApiAccess) -> None:
         self._way = way
         self.loses_ends = False
-        """Of pods: no DELETED is passed on."""
+        """If true, DELETED events of pods are not forwarded."""
         self.watch_s: float | None = None
-        """A watch is cut after so long."""
+        """A watch is closed after this many seconds."""
         self.fails = 0
-        """So many of the next pods to be made are answered with an error of etcd, as after a change of its leader."""
+        """Number of pod creations to fail with an etcd error, as after a change of the etcd leader."""
         self.lost = self.cuts = 0
         self._session: aiohttp.ClientSession
 
     @asynccontextmanager
     async def running(self, folder: Path) -> AsyncIterator[Path]:
-        """A kubeconfig that leads here."""
+        """Runs the proxy and yields a kubeconfig that uses it."""
         connector = aiohttp.TCPConnector(ssl=self._way.tls(), limit=0)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
             app = web.Application()
@@ -84,7 +84,7 @@ class Lossy:
                 async with asyncio.timeout(self.watch_s):
                     await self._watch(answer.content, said)
             except ConnectionError:
-                pass  # whoever watched has gone
+                pass  # the watching client disconnected
             except TimeoutError:
                 self.cuts += 1
                 if asked.transport is not None:

@@ -1,4 +1,4 @@
-"""Several autoscalers and gateways as processes, and what a test sees of them: who leads, which pods were ever made."""
+"""Several autoscalers and gateways as processes, and what tests observe: the leader, and all pods ever created."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.kit.freezing import deliver
 
 WAIT_S_MAX = 120.0
 LEASE_S = 5
-"""A request about it has a fifth of that: shorter, and leaders change whenever the machine is busy."""
+"""Requests about the Lease time out after a fifth of it. If shorter, leaders change whenever the machine is busy."""
 SETTINGS: dict[str, object] = {
     "apiVersion": API_VERSION, "kind": "Settings", "leaseSeconds": LEASE_S, "auth": "none",
 }  # fmt: skip
 
 
 def model(name: str, **spec: object) -> dict[str, object]:
-    """A Model whose engine is the fake one; it stays once it runs."""
+    """Builds a Model that uses the fake engine and does not scale to zero."""
     return house.model(name, **{"idleSeconds": 600, **spec})
 
 
 class Estate:
-    """Autoscalers a1, a2 ... and gateways g1, g2 ... of one namespace. Each process is ended by its `stop`."""
+    """Autoscalers a1, a2 ... and gateways g1, g2 ... of one namespace. `stop` terminates one process."""
 
     def __init__(self, folder: Path, kubeconfig: Path, namespace: str, api: Api) -> None:
         self.namespace = namespace
@@ -50,19 +50,19 @@ class Estate:
         self.session: aiohttp.ClientSession
         self.settings = SETTINGS
         self.module = "pilotlight"
-        """What their processes run."""
+        """The module that the processes run."""
         self.skews_s: dict[str, float] = {}
-        """How far the clocks of some processes are off."""
+        """Process -> the offset of its clock in seconds."""
         self.trees: dict[str, Path] = {}
-        """Where other versions of some processes are."""
+        """Process -> the source tree of another version."""
         self.pods_made = set[str]()
-        """Names of all pods of ours that ever were."""
+        """Names of all pods that we ever created."""
 
     @asynccontextmanager
     async def open(
         self, *documents: dict[str, object], autoscalers: int = 2, gateways: int = 1
     ) -> AsyncIterator[Estate]:
-        """All of them, until the gateways answer; nothing of it is left at the end."""
+        """Starts all processes, yields when the gateways answer, and deletes everything at the end."""
         self.write(*documents)
         self._autoscalers = [f"a{n + 1}" for n in range(autoscalers)]
         names = [*self._autoscalers, *(f"g{n + 1}" for n in range(gateways))]
@@ -81,11 +81,11 @@ class Estate:
         house.check_logs(self._folder / f"{name}.log" for name in self._autoscalers)
 
     def write(self, *documents: dict[str, object], **more: object) -> None:
-        """The documents, and `more` of the Settings; who runs reads them again at a SIGHUP."""
+        """Writes the documents; `more` goes into the Settings. Processes reload them on SIGHUP."""
         (self._folder / "documents.yaml").write_text(yaml.safe_dump_all([{**self.settings, **more}, *documents]))
 
     async def start(self, name: str) -> None:
-        """One process (again)."""
+        """Starts or restarts one process."""
         words = self._autoscaler(name) if name in self._autoscalers else self._gateway(name)
         module = ("tests.cluster.skewed", str(self.skews_s[name])) if name in self.skews_s else (self.module,)
         with (self._folder / f"{name}.log").open("ab") as output:
@@ -111,11 +111,11 @@ class Estate:
         ]  # fmt: skip
 
     def signal(self, name: str, number: int) -> None:
-        """To one process; SIGSTOP has taken effect then."""
+        """Sends a signal to one process; returns when a SIGSTOP has taken effect."""
         deliver(self.processes[name].pid, number)
 
     async def stop(self, name: str, number: int = SIGTERM) -> None:
-        """Ends one process and waits for that."""
+        """Terminates one process and waits until it has exited."""
         process = self.processes.pop(name)
         if process.returncode is None:
             process.send_signal(SIGCONT)
@@ -126,10 +126,10 @@ class Estate:
         for name in list(self.processes):
             await self.stop(name)
 
-    # --- what is seen -------------------------------------------------------------------------------------------------
+    # --- observed state -----------------------------------------------------------------------------------------------
 
     async def lease(self) -> Object:
-        """What the Lease says; empty: there is none."""
+        """The spec of the Lease; empty if there is none."""
         try:
             lease = await self.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/pilotlight")
         except ApiError:
@@ -138,28 +138,28 @@ class Estate:
         return spec
 
     async def holder(self) -> str:
-        """Who holds the Lease; empty: nobody."""
+        """The holder of the Lease; empty if there is none."""
         return str((await self.lease()).get("holderIdentity", "")).partition("_")[0]
 
     async def leader(self, *others: str) -> str:
-        """Waits until somebody beside `others` holds the Lease, and says who."""
+        """Waits until a process not in `others` holds the Lease, and returns its name."""
         async with asyncio.timeout(WAIT_S_MAX):
             while (found := await self.holder()) in ("", *others):
                 await asyncio.sleep(0.02)
             return found
 
     async def somebody_leads(self) -> bool:
-        """Whether one says so itself, whatever an old Lease says."""
+        """Whether an autoscaler reports itself as leader, whatever an old Lease contains."""
         return any([await self.leads(name) for name in self._autoscalers])
 
     async def leads(self, name: str) -> bool:
-        """Whether the process itself says that it leads."""
+        """Whether the process reports itself as leader."""
         url = f"http://127.0.0.1:{self._ports[name][1]}/metrics"
         async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=60)) as answer:
             return "pilotlight_leader 1.0" in await answer.text()
 
     async def listed(self, name: str) -> bool:
-        """Whether an autoscaler knows all that exists: from then on it stands for election."""
+        """Whether an autoscaler has listed all objects; only then does it take part in leader election."""
         try:
             async with self.session.get(f"http://127.0.0.1:{self._ports[name][1]}/readyz") as answer:
                 return answer.status == 200
@@ -167,25 +167,25 @@ class Estate:
             return False
 
     async def answers(self, name: str) -> bool:
-        """Whether a gateway knows what there is."""
+        """Whether a gateway has received the list of models."""
         return await lists_models(self.session, self.url(name))
 
     def socket(self, autoscaler: str) -> Path:
-        """Where it takes reports."""
+        """The Unix socket on which the autoscaler accepts reports."""
         return self._folder / f"{autoscaler}.sock"
 
     def url(self, gateway: str) -> str:
-        """Its inference port."""
+        """The URL of the gateway's inference port."""
         return f"http://127.0.0.1:{self._ports[gateway][0]}"
 
     async def said(self, name: str, path: str) -> str:
-        """What its operations port answers."""
+        """Returns the response of a process's operations port to a GET."""
         async with self.session.get(f"http://127.0.0.1:{self._ports[name][1]}{path}") as answer:
             assert answer.status == 200
             return await answer.text()
 
     async def counts(self, name: str, autoscaler: str = "a1") -> tuple[dict[str, int], dict[str, int]]:
-        """Of a Model: Replicas by state, and Calls waiting and running."""
+        """Returns a model's replicas by state and its requests (waiting and running)."""
         row = json.loads(await self.said(autoscaler, f"/api/v1/models/{name}"))
         return row["replicas"], row["demand"]
 
@@ -207,7 +207,7 @@ class Estate:
             assert process.returncode is None, f"{name} ended with {process.returncode}: {said}"
 
     async def call(self, name: str, gateway: str = "g1", **headers: str) -> Answered:
-        """One chat completion; status 0: nobody took it."""
+        """Sends one chat completion; status 0: the connection failed."""
         try:
             return await chat(self.session, self.url(gateway), name, headers)
         except aiohttp.ClientError as error:
@@ -215,7 +215,7 @@ class Estate:
 
     @asynccontextmanager
     async def calling(self, name: str, *gateways: str) -> AsyncIterator[list[Answered]]:
-        """Meanwhile Calls go on, one after another through each gateway; all that they heard so far."""
+        """Meanwhile sends requests one after another through each gateway; yields the list of responses so far."""
         answers, over = list[Answered](), asyncio.Event()
 
         async def call_on(gateway: str) -> None:
@@ -232,7 +232,7 @@ class Estate:
                 over.set()
 
     def made(self, name: str) -> int:
-        """Pods of a Model that were ever made."""
+        """The number of pods ever created for a model."""
         return sum(pod.startswith(f"{name}-") for pod in self.pods_made)
 
     async def _watch_pods(self) -> None:

@@ -1,6 +1,6 @@
-"""Nodes with a GPU in MIG cuts, and NVIDIA's mig-manager, which is played: it does what a node's label says.
+"""Nodes with a MIG GPU, and a fake of NVIDIA's mig-manager that applies the configuration in a node's label.
 
-Owns the truth about its node: what it was told and how often, and which pods had a cut of it when it was cut.
+Records each requested configuration, and the pods that had a MIG device of its node during a repartitioning.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ REBOOTING = "rebooting"
 
 
 class Told(NamedTuple):
-    """What stands on a node."""
+    """The requested configuration and our annotation on a node."""
 
     config: str
     note: str
-    """Ours about it."""
+    """Our annotation on the node."""
 
 
 class Manager:
-    """Of one node, whose GPU is in seven small cuts."""
+    """The fake mig-manager of one node, whose GPU is in seven small MIG devices."""
 
     def __init__(self, api: Api, node: Node, namespace: str) -> None:
         self.api, self.node = api, node
@@ -47,23 +47,23 @@ class Manager:
         self._amounts = {f"{MIXED}1g.10gb": "7"}
         self._work = asyncio.Event()
         self.told: list[Told] = []
-        """Each time that it was another."""
+        """Every change of the node's labels and annotation."""
         self.may_end = asyncio.Event()
-        """Not set: what it has begun stays so."""
+        """While not set, a repartitioning that has begun does not finish."""
         self.may_end.set()
         self.fate: Callable[[], str] = lambda: SUCCESS
-        """What becomes of an order: success, failed, or rebooting, which ends when it is called off."""
+        """Result of an order: success, failed, or rebooting, which ends when the order is cancelled."""
         self.harmed: list[str] = []
-        """Pods that had a device of its node while it was cut."""
+        """Pods that had a device of the node while it was repartitioned."""
 
     @property
     def orders(self) -> list[str]:
-        """The configurations of ours that it was told."""
+        """Our configurations that were requested on the node."""
         return [one.config for one in self.told if one.config.startswith("pilotlight-")]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Manager]:
-        """Until the end of the test."""
+        """Runs the node and the fake until the end of the test."""
         watched = Watched(self.api, NODES, _told, self._changed, fieldSelector=f"metadata.name={self.node.name}")
         async with self.node.running():
             works = [asyncio.create_task(watched.run()), asyncio.create_task(self._go())]
@@ -77,17 +77,17 @@ class Manager:
                         await work
 
     async def labels(self) -> dict[str, str]:
-        """Of its node, now."""
+        """The current labels of the node."""
         found: dict[str, str] = (await self.api.get(f"{NODES}/{self.node.name}"))["metadata"]["labels"]
         return found
 
     async def say(self, **labels: str) -> None:
-        """What it writes, or a person."""
+        """Writes labels, as mig-manager or a user does."""
         told = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
         await self.api.patch(f"{NODES}/{self.node.name}", {"metadata": {"labels": told}})
 
     def _changed(self, changes: list[Change[Told]]) -> None:
-        """What stands there when it begins was done by one before."""
+        """Ignores state that exists at the start: an earlier fake has handled it."""
         for _, old, new in changes:
             if old is not None and new is not None and new != old:
                 self.told.append(new)
@@ -99,7 +99,7 @@ class Manager:
             await self._cut(self.told[-1].config)
 
     async def _cut(self, config: str) -> None:
-        """As it does: the device plug-in is off meanwhile, and shows what there is after it was said that it is."""
+        """Repartitions as mig-manager does: the device plugin is stopped meanwhile and reports new resources last."""
         await self.say(state="pending")
         await self._look()
         await self._show(dict.fromkeys(self._amounts, "0"))
@@ -120,7 +120,7 @@ class Manager:
         await self._show({**gone, **self._amounts})
 
     async def _wanted(self, config: str) -> dict[str, str] | None:
-        """As its node's kubelet will have it; None: there is no such configuration."""
+        """Returns the node's resources with this configuration; None: there is no such configuration."""
         try:
             text = (await self.api.get(self._config_map))["data"][FILE]
         except ApiError:
@@ -136,7 +136,7 @@ class Manager:
         await self.node.has(amounts)
 
     async def _look(self) -> None:
-        """Who has something of it."""
+        """Records pods that have a device of the node."""
         query = f"spec.nodeName={self.node.name},status.phase!=Succeeded,status.phase!=Failed"
         pods = (await self.api.get("/api/v1/pods", fieldSelector=query))["items"]
         self.harmed += [pod["metadata"]["name"] for pod in pods if (has := read_other_pod(pod)) and has.has_devices]
@@ -148,7 +148,7 @@ def _told(node: Object) -> Told:
 
 
 def settings(namespace: str) -> dict[str, object]:
-    """That say that the nodes of a test may be cut."""
+    """Settings that allow repartitioning of a test's nodes."""
     kind = {
         "selector": {POOL: namespace}, "device": {"model": H100, "memory": "80Gi"},
         "slicing": {"kind": "mig", "cut": True},
@@ -158,7 +158,7 @@ def settings(namespace: str) -> dict[str, object]:
 
 @asynccontextmanager
 async def managed(api: Api, namespace: str, logs: Path, many: int) -> AsyncIterator[list[Manager]]:
-    """So many nodes, each idle, in the order of their names."""
+    """Yields that many idle nodes, in the order of their names."""
     async with AsyncExitStack() as stack:
         managers = list[Manager]()
         for at in range(many):

@@ -1,8 +1,8 @@
-"""A name service for the network of tests: `SERVICE.NAMESPACE.svc[.cluster.local]` has the addresses of its pods.
+"""A DNS server for the network of tests: `SERVICE.NAMESPACE.svc[.cluster.local]` resolves to the addresses of its pods.
 
-Owns UDP port 53 of the server that this machine's resolv.conf names (`network.enter` makes that address ours, so
-processes need not be told). Every Service is answered as a headless one, from its EndpointSlices: there is no
-kube-proxy. Everything else does not exist.
+Uses UDP port 53 of the server that this machine's resolv.conf names (`network.enter` assigns that address to `lo`, so
+processes need no configuration). Every Service is resolved as a headless one, from its EndpointSlices: there is no
+kube-proxy. All other names do not exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVICES = ".svc"
 
 @asynccontextmanager
 async def names(api: Api) -> AsyncIterator[list[str]]:
-    """While it runs, names of Services are known. Gives what it was asked for so far."""
+    """Resolves names of Services while it runs. Yields the list of names queried so far."""
     server = _Server(api)
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
         lambda: server, local_addr=(nameserver(), 53)
@@ -35,7 +35,7 @@ async def names(api: Api) -> AsyncIterator[list[str]]:
 
 
 async def addresses(api: Api, service: str, namespace: str) -> list[str]:
-    """Of the pods behind a Service that are ready, or published before they are."""
+    """Addresses of the Service's pods that are ready, or published before they are."""
     found = await api.get(
         f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
         labelSelector=f"kubernetes.io/service-name={service}",
@@ -52,7 +52,7 @@ class _Server(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)  # 3.11 does not derive its own from it
+        self._transport = cast("asyncio.DatagramTransport", transport)  # in Python 3.11 not a DatagramTransport
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         task = asyncio.create_task(self._answer(data, addr))
@@ -60,7 +60,7 @@ class _Server(asyncio.DatagramProtocol):
         task.add_done_callback(self._answering.discard)
 
     async def _answer(self, asked: bytes, addr: tuple[str, int]) -> None:
-        """RFC 1035: the question again, and the records."""
+        """Responds as in RFC 1035: the question again, and the records."""
         labels, end = [], 12
         while length := asked[end]:
             labels.append(asked[end + 1 : end + 1 + length].decode())

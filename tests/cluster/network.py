@@ -1,8 +1,8 @@
-"""A network of our own for this process and its children: loopback, and on it the addresses of pods, 10.244.0.0/16.
+"""A separate network for this process and its children: loopback with the addresses of pods, 10.244.0.0/16.
 
-Why: EndpointSlices refuse loopback addresses, so pods need others; fixed ports never collide; nothing can reach the
-outside. On `lo` a whole prefix is local (RTN_LOCAL), so any process may bind any of its addresses. Linux only; as root,
-or where user namespaces are allowed. To be entered before any thread exists.
+EndpointSlices reject loopback addresses, so pods need others. Fixed ports never collide, and no process can connect to
+the outside. On `lo` a whole prefix is local (RTN_LOCAL), so any process can bind any of its addresses. Linux only;
+requires root or user namespaces. Enter it before any thread exists.
 
     python -m tests.cluster.network COMMAND ARGUMENTS...
 """
@@ -25,7 +25,7 @@ _UP_AND_RUNNING = 0x1 | 0x40
 
 
 def entered() -> bool:
-    """Whether this process is in such a network: the addresses of pods are its own."""
+    """Whether this process is in such a network, in which the addresses of pods are local."""
     with socket.socket() as trial:
         try:
             trial.bind((POD_NETWORK, 0))
@@ -35,13 +35,13 @@ def entered() -> bool:
 
 
 def enter() -> None:
-    """From now on this process is in a network of its own. Raises OSError where that is forbidden."""
+    """Moves this process into a network of its own. Raises OSError if that is not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
     flags = _CLONE_NEWNET if uid == 0 else _CLONE_NEWNET | _CLONE_NEWUSER
     if libc.unshare(flags):
         raise OSError(ctypes.get_errno(), "no network of our own: unshare(2) is refused")
-    if flags & _CLONE_NEWUSER:  # our files stay ours
+    if flags & _CLONE_NEWUSER:  # keep the owner of our files
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             Path(f"/proc/self/{name}").write_text(text)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -49,12 +49,12 @@ def enter() -> None:
         fcntl.ioctl(control, _SIOCSIFADDR, _interface("lo:1", _address(POD_NETWORK)))
         fcntl.ioctl(control, _SIOCSIFNETMASK, _interface("lo:1", _address(POD_MASK)))
         fcntl.ioctl(control, _SIOCSIFADDR, _interface("lo:2", _address(nameserver())))
-    with contextlib.suppress(OSError):  # the name service of a test; root may bind its port in any case
+    with contextlib.suppress(OSError):  # for the DNS server of a test; root can bind its port in any case
         Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
 
 
 def nameserver() -> str:
-    """The first name server that this machine asks, which here is ours to play (`tests.cluster.names`)."""
+    """The first name server in resolv.conf, whose address `tests.cluster.names` uses."""
     for line in Path("/etc/resolv.conf").read_text().splitlines():
         word, _, address = line.strip().partition(" ")
         if word == "nameserver" and ":" not in address:
@@ -63,18 +63,18 @@ def nameserver() -> str:
 
 
 def _interface(name: str, value: bytes) -> bytes:
-    """As `struct ifreq`."""
+    """Packs a `struct ifreq`."""
     return name.encode().ljust(16, b"\0") + value.ljust(24, b"\0")
 
 
 def _address(ip: str) -> bytes:
-    """As `struct sockaddr_in`."""
+    """Packs a `struct sockaddr_in`."""
     return struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ip))
 
 
 if __name__ == "__main__":
     try:
         enter()
-    except OSError as error:  # the tests that need it are left out, and say so
+    except OSError as error:  # the tests that need the network are skipped with a reason
         sys.stderr.write(f"{error}\n")
-    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  the command that was asked for
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606  the command given by the caller

@@ -1,7 +1,7 @@
 """A real Kubernetes control plane as four child processes on loopback: etcd, API server, controllers, scheduler.
 
-Owns them and their folder; all ports are chosen, so that several planes run side by side. They die with the process
-that started them. There is no kubelet here (`tests.cluster.node`), no Service network and no container.
+Manages the processes and their folder. All ports are chosen, so that several planes can run at the same time. They end
+with the process that started them. No kubelet (`tests.cluster.kubelet.node`), Service network or container is here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TOKEN = "admin-of-a-test"
 ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 READY_S_MAX = 120.0
 PROFILES = Path(__file__).parents[2] / "docs" / "kube-scheduler.yaml"
-"""Of the scheduler: what the manual says to those who want its nodes filled up."""
+"""The scheduler profile that the documentation recommends for bin packing of nodes."""
 _ports = Ports(range(28_192, 32_000))
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 class PlaneError(Exception):
-    """A part of it does not run; the message has its last words."""
+    """A component does not run; the message contains the end of its log."""
 
 
 class Plane:
@@ -61,7 +61,7 @@ class Plane:
         self.start_part("kube-scheduler")
 
     def start_part(self, role: str) -> None:
-        """Starts one of ROLES (again)."""
+        """Starts or restarts one of ROLES."""
         together = self._programs / "testplane"
         command = [together, role] if together.exists() else [self._programs / role]
         with (self.folder / f"{role}.log").open("ab") as log:
@@ -72,17 +72,17 @@ class Plane:
             )  # fmt: skip
 
     def signal_part(self, role: str, number: int) -> None:
-        """SIGSTOP, which has taken effect then, SIGCONT, ..."""
+        """Sends a signal; returns when a SIGSTOP has taken effect."""
         deliver(self._processes[role].pid, number)
 
     def kill_part(self, role: str) -> None:
-        """SIGKILL, and gone."""
+        """Sends SIGKILL and waits until the process has exited."""
         process = self._processes.pop(role)
         process.kill()
         process.wait()
 
     def compact(self) -> None:
-        """All that was is forgotten by etcd: its JSON gateway, /v3/kv/compaction."""
+        """Compacts etcd's history up to now, through its JSON gateway (/v3/kv/compaction)."""
         at = self._ask_etcd("range", {"key": "Lw=="})["header"]["revision"]  # "/"
         self._ask_etcd("compaction", {"revision": at, "physical": True})
 
@@ -93,7 +93,7 @@ class Plane:
             return said
 
     def stop(self) -> None:
-        """Its state is of no use any more; SIGTERM would wait for open watches."""
+        """Kills all processes: their state is no longer needed, and SIGTERM would wait for open watches."""
         for role in reversed(ROLES):
             if role in self._processes:
                 self.kill_part(role)
@@ -113,7 +113,7 @@ class Plane:
             return False
         asked = urllib.request.Request(self.server + path, headers={"Authorization": f"Bearer {TOKEN}"})
         try:
-            context = ssl.create_default_context(cafile=str(self.authority))  # which may be written half
+            context = ssl.create_default_context(cafile=str(self.authority))  # the file may be incomplete
             with urllib.request.urlopen(asked, timeout=2, context=context) as answer:
                 return bool(answer.status == 200)
         except OSError:
@@ -173,10 +173,10 @@ class Plane:
 
 
 def free_ports(number: int) -> list[int]:
-    """As `tests.kit.ports`: above those of engines in pods."""
+    """Chooses ports as `tests.kit.ports` does: above those of engines in pods."""
     return _ports.take(number)
 
 
 def die_with_parent() -> None:
-    """For a child, right before its program."""
+    """Makes a child process terminate with its parent; called right before exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """Objects that a hostile or broken client writes: for each kind that Pilotlight lists or watches, on a real API server.
 
-Values are nested deeply, contain surrogates, are long, huge or of another type. Kinds of others are defined without a
-schema, as the definition of an operator may be. The API server refuses some of the objects; what it accepts remains.
+Values are nested deeply, contain surrogates, are long, huge or of another type. Third-party kinds are defined without a
+schema, as an operator's definition may be. The API server rejects some of the objects; those that it accepts remain.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from autoscaler.spec.pod import MANAGED_BY, OURS
 from tests.cluster import definitions
 
 UNREADABLE: Final = 200
-"""Status of the ApiError for an object that was created and whose answer cannot be decoded."""
+"""Status of the ApiError for an object that was created and whose response cannot be decoded."""
 MIB: Final = 1 << 20
 LEVELS: Final = (50, 101, 1_100, 5_000, 100_000)
 """The API server accepts up to 10,000. It needs seconds for each object with more than 5,000."""
 FEW: Final = 101
-"""Of these, at most so many in several fields of one object, for the same reason."""
+"""Deeper values are used in only a few fields of one object, for the same reason."""
 FIELDS: Final = (
     "conditions", "engine", "features", "model", "nodeName", "podSets", "providerID", "replicas", "requirements",
     "resource", "scaleTargetRef", "selector", "source", "taints", "template", "url",
 )  # fmt: skip
-"""Of specs and statuses that Pilotlight reads."""
+"""Fields of specs and statuses that Pilotlight reads."""
 TEXTS: Final = ("[" * 100_000, '{"a":' * 20_000, "9" * 100_000, "-1", "1e999", "NaN", "null", "{", "a,b:c|" * 9_000)
 NOTES: Final = tuple(dict.fromkeys((*KNOWN, *sorted(ANNOTATIONS), *sorted(CHOICES), OURS + "slices", OURS + "cordon")))
 """Annotations that Pilotlight reads."""
@@ -45,7 +45,7 @@ _NO_SCHEMA: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": 
 
 
 class Listed(NamedTuple):
-    """One kind."""
+    """A kind that Pilotlight lists or watches."""
 
     api_version: str
     kind: str
@@ -56,17 +56,17 @@ class Listed(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Its API group."""
+        """The kind's API group."""
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str) -> str:
-        """Of its objects in the namespace."""
+        """The path of the kind's objects in the namespace."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         return f"{root}/namespaces/{namespace}/{self.plural}" if self.namespaced else f"{root}/{self.plural}"
 
 
 def nested(levels: int) -> msgspec.Raw:
-    """JSON with so many levels."""
+    """JSON with that many levels of nesting."""
     return msgspec.Raw(b'{"a":' * levels + b"1" + b"}" * levels)
 
 
@@ -138,7 +138,7 @@ ALL: Final = (
 
 
 def listed() -> set[tuple[str, str]]:
-    """(group, plural) of each kind that Pilotlight lists or watches, from its own list of rights."""
+    """Returns (group, plural) of each kind that Pilotlight lists or watches, from its own list of permissions."""
     every = (
         *list_required_rights(
             "cluster", None, cordons=True, cutting=("n", "c"), volumes=True, capacity=(*PROVIDERS, PUBLISH)
@@ -146,11 +146,11 @@ def listed() -> set[tuple[str, str]]:
         *list_required_rights("namespace", None),
     )
     found = {(one.group, one.resource) for one in every if {"list", "watch"} & set(one.verbs)}
-    return found | {(KUBEAI.partition("/")[0], "models")}  # which no right of this list names
+    return found | {(KUBEAI.partition("/")[0], "models")}  # no permission in that list names this kind
 
 
 def bodies(of: Listed) -> Iterator[Object]:
-    """Objects without a name."""
+    """Yields objects without a name."""
     if of.body is None:
         yield from _without_schema()
     else:
@@ -189,22 +189,22 @@ def _with_schema(body: Object, api_version: str) -> Iterator[Object]:
 
 
 def _mixed(made: Iterator[Object], start: int) -> list[Object]:
-    """In an order in which the first few are of all sorts, others for each kind."""
+    """Shuffles in an order in which the first few are of all sorts, and which differs for each kind."""
     all_ = list(made)
     places = sorted(range(len(all_)), key=lambda place: (7 * place + 5 * start) % len(all_))
     return [all_[place] for place in places]
 
 
 class Poisoned(NamedTuple):
-    """Which objects exist."""
+    """The poisoned objects that exist."""
 
     paths: list[str]
     kinds: Mapping[tuple[str, str], int]
-    """(group, plural) -> how many of the kind."""
+    """(group, plural) -> number of objects of the kind."""
 
 
 async def install(api: Api) -> None:
-    """The definitions of kinds without a schema. Definitions of an older release accepted such Models."""
+    """Installs the definitions of kinds without a schema. Definitions of an older release accepted such Models."""
     for one in ALL:
         if one.body is None:
             names = {
@@ -228,7 +228,7 @@ async def install(api: Api) -> None:
 
 
 async def create(api: Api, namespace: str, stem: str, most: int = 1_000) -> Poisoned:
-    """At most so many objects that the API server accepts, of all kinds in turn. Each name begins with the stem."""
+    """Creates at most `most` objects that the API server accepts, of all kinds in turn, named with the stem."""
     paths, kinds = list[str](), dict[tuple[str, str], int]()
     mixed = (zip(itertools.repeat(one), _mixed(bodies(one), start), strict=False) for start, one in enumerate(ALL))
     turns = itertools.zip_longest(*mixed)
@@ -244,7 +244,7 @@ async def create(api: Api, namespace: str, stem: str, most: int = 1_000) -> Pois
 
 
 async def create_named(api: Api) -> None:
-    """ConfigMaps of the names that Pilotlight watches."""
+    """Creates ConfigMaps with the names that Pilotlight watches."""
     for place in PLACES:
         with contextlib.suppress(ApiError):
             of = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": place.namespace}}
@@ -256,14 +256,14 @@ async def create_named(api: Api) -> None:
 
 
 async def delete(api: Api, poisoned: Poisoned) -> None:
-    """All of them."""
+    """Deletes all of them."""
     for path in poisoned.paths:
         with contextlib.suppress(ApiError):
             await api.delete(path, grace_s=0)
 
 
 async def _create(api: Api, of: Listed, path: str, name: str, body: Object) -> bool:
-    """Whether the API server accepts it."""
+    """Creates one object and returns whether the API server accepts it."""
     metadata: dict[str, Any] = {**body.get("metadata", {}), "name": name}
     if of.kind == "Event":
         body = {**body, "involvedObject": {**body["involvedObject"], "namespace": path.split("/")[-2]}}

@@ -1,7 +1,7 @@
-"""Nodes to which a played fabric operator (CRO) attaches GPUs, so that their count really changes, and one house.
+"""Nodes to which a fake fabric operator (CRO) attaches GPUs, so that their count really changes, and one House.
 
-Owns the operator's pool, the nodes' counts (as a device plug-in tells them, or as ResourceSlices of a DRA driver), and
-a diary of what happened when. Pods that ever waited for a node are kept by name.
+Manages the operator's pool, the nodes' GPU counts (reported as by a device plugin, or as ResourceSlices of a DRA
+driver), and a diary of events in order. Pods that were ever unschedulable are recorded by name.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ GPU, RESOURCE = "nvidia.com/gpu", "/apis/resource.k8s.io/v1"
 
 
 class Rack:
-    """`own`: a node with a GPU; `bare`: one that has none and may have more. The fabric has four."""
+    """`own`: a node with a GPU; `bare`: a node without one, to which GPUs can be attached. The fabric has four."""
 
     def __init__(self, api: Api, house: House, name: str, logs: Path, has: int = 0) -> None:
-        """`has`: GPUs of the node to which others may be attached."""
+        """`has`: number of GPUs of the node to which others can be attached."""
         self.api, self.house, self.name, self.logs = api, house, name, logs
         self.model = f"A100-{name}-40GB"
         self.own = self.node("own", 1)
         self.bare = self.node("bare", has, fabric=name)
         self.nodes = [self.own, self.bare]
-        """That are there from the beginning."""
+        """Nodes that exist from the beginning."""
         self.may_have: dict[str, Node] = {self.bare.name: self.bare}
-        """To which GPUs may be attached, by name."""
+        """Name -> node to which GPUs can be attached."""
         self.has = {self.bare.name: has}
         self.counts = [has]
-        """GPUs of all of those together, as they came and went."""
+        """History of the total number of GPUs on those nodes."""
         self.dra: dict[str, list[str]] | None = None
-        """By node the UUIDs that ResourceSlices tell; None: a device plug-in counts."""
+        """Node -> GPU UUIDs in its ResourceSlices; None: a device plugin reports the count."""
         self.diary: list[str] = []
         self.log_at: dict[str, str] = {}
-        """By UUID what the autoscaler had told when that was detached."""
+        """UUID -> the autoscaler's log when the GPU was attached or detached."""
         self.waited: set[str] = set()
-        """Pods of the house that a scheduler had no node for, at any moment."""
+        """Pods of the House that were unschedulable at any moment."""
         self.notes: dict[str, str] = {}
         """Annotations of the bare node."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -63,17 +63,17 @@ class Rack:
         )  # fmt: skip
 
     def node(self, name: str, has: int, memory: str = "256Gi", **labels: str) -> Node:
-        """One more, with so many GPUs of its own."""
+        """Adds a node with `has` GPUs of its own."""
         amounts = {GPU: str(has), "memory": memory} if has else {"memory": memory}
         return Node(self.api, f"{self.name}-{name}", next_number(), amounts, labels, self.logs, probe_period_s=0.05)
 
     def kind(self, most: int = 2, **more: object) -> dict[str, object]:
-        """The nodes that may have more, as the Settings' `nodes` have them."""
+        """The entry in the Settings' `nodes` for nodes that GPUs can be attached to."""
         device = {"model": self.model, "memory": "40Gi"}
         return {"selector": {"fabric": self.name}, "device": device, "devicesMax": most, **more}
 
     def settings(self, most: int = 2, expected_s: float = 1, **more: object) -> dict[str, object]:
-        """With the fabric."""
+        """Settings with the fabric."""
         return {
             "nodes": [self.kind(most, **more)],
             "capacity": [{"name": "rack", "cro": {"model": self.model}, "expectedSeconds": expected_s}],
@@ -81,7 +81,7 @@ class Rack:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Rack]:
-        """All of it."""
+        """Runs the nodes, the operator and the House."""
         await definitions.install_foreign(self.api, "cro")
         async with AsyncExitStack() as stack:
             for node in self.nodes:
@@ -106,10 +106,10 @@ class Rack:
             if said.get("PodScheduled", {}).get("reason") == "Unschedulable":
                 self.waited.add(new["metadata"]["name"])
 
-    # --- GPUs come and go ---------------------------------------------------------------------------------------------
+    # --- GPUs are attached and detached -------------------------------------------------------------------------------
 
     def changes(self, node: str, uuid: str, change: int) -> None:
-        """A GPU came to a node, or went."""
+        """Handles that a GPU was attached to a node or detached from it."""
         self.counts.append(self.counts[-1] + change)
         self.has[node] = self.has.get(node, 0) + change
         self.diary.append(f"{'attached' if change > 0 else 'detached'} {uuid}")
@@ -126,11 +126,11 @@ class Rack:
 
     async def _publish_classes(self) -> None:
         for one in classes():
-            with contextlib.suppress(ApiError):  # of the test before
+            with contextlib.suppress(ApiError):  # it may exist from the previous test
                 await self.api.create(f"{RESOURCE}/deviceclasses", one)
 
     async def _publish(self, node: str, uuid: str) -> None:
-        """As its DRA driver shows one more, each in a pool of its own."""
+        """Publishes one more GPU as the node's DRA driver does, each in a pool of its own."""
         name = uuid.lower()
         one = gpu(0)
         one["name"] = name
@@ -142,41 +142,41 @@ class Rack:
     async def _unpublish(self, node: str, uuid: str) -> None:
         await self.api.delete(f"{RESOURCE}/resourceslices/{node}-{uuid.lower()}")
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- observed state -----------------------------------------------------------------------------------------------
 
     async def requests(self) -> list[Object]:
-        """All for this fabric."""
+        """All requests for this fabric."""
         there = (await self.api.get(REQUESTS))["items"]
         return [one for one in there if one["spec"]["resource"]["model"] == self.model]
 
     async def until_gone(self) -> None:
-        """Nothing of it is asked for any more; after a Replica has gone that takes half a minute at least."""
+        """Waits until no request is left; after a replica has ended that takes at least half a minute."""
         async with asyncio.timeout(2 * WAIT_S_MAX):
             while await self.requests():
                 await asyncio.sleep(0.1)
 
     async def answered(self, model: str) -> None:
-        """A Call is; else it is told why not."""
+        """Sends a request and checks that it succeeds; otherwise fails with the explanation."""
         status, said = await self.house.call(model)
         if status == 200:
             return
         raise AssertionError(said, await self.explained(model))
 
     async def explained(self, model: str) -> str:
-        """Why, as people read it."""
+        """Returns the output of `explain` for a model."""
         return await self.ops(f"api/v1/explain/model/{model}")
 
     async def ops(self, path: str) -> str:
-        """What the autoscaler's operations port says there."""
+        """Returns the response of the autoscaler's operations port to a GET."""
         async with self.house.session.get(f"http://127.0.0.1:{self.house.ops}/{path}") as answer:
             return await answer.text()
 
     def log(self) -> str:
-        """The autoscaler's, so far."""
+        """The autoscaler's log so far."""
         return (self.logs / "autoscaler.log").read_text()
 
     async def placed(self, model: str = "") -> dict[str, tuple[str, str]]:
-        """By pod, its Model and its node; of one Model, or of all."""
+        """Pod -> (model, node), of one model or of all."""
         label = "pilotlight.dev/model"
         pods = await self.api.get(
             f"/api/v1/namespaces/{self.name}/pods", labelSelector=f"{label}={model}" if model else label
@@ -187,18 +187,18 @@ class Rack:
         }
 
     async def where(self) -> dict[str, str]:
-        """By Model, the node of its pod."""
+        """Model -> the node of its pod."""
         return dict((await self.placed()).values())
 
     async def clean(self) -> None:
-        """Nothing is left, with whose finalizers ever."""
+        """Deletes everything, whatever finalizers exist."""
         for path in (REQUESTS, RESOURCES):
             for left in (await self.api.get(path))["items"]:
                 if left["spec"].get("resource", left["spec"])["model"] == self.model:
                     await self.api.patch(f"{path}/{left['metadata']['name']}", {"metadata": {"finalizers": None}})
                     if "deletionTimestamp" not in left["metadata"]:
                         await self.api.delete(f"{path}/{left['metadata']['name']}")
-        with contextlib.suppress(ApiError):  # most tests have no such kind
+        with contextlib.suppress(ApiError):  # most tests do not install this kind
             await self.api.delete(f"/apis/cluster.x-k8s.io/v1beta2/namespaces/{self.name}/machinesets")
         for node, uuids in (self.dra or {}).items():
             for uuid in uuids:
@@ -209,7 +209,7 @@ class Rack:
 async def rack(
     request: pytest.FixtureRequest, api: Api, house: House, namespace: str, tmp_path: Path
 ) -> AsyncIterator[Rack]:
-    """Not started yet; at the end nothing of it is left."""
+    """Yields a Rack that is not started yet; at the end deletes everything that belongs to it."""
     one = Rack(api, house, namespace, tmp_path, getattr(request, "param", 0))
     yield one
     await one.clean()

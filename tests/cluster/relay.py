@@ -1,6 +1,6 @@
-"""Two autoscalers of one namespace in this process, who lead in turn: the writes of the one end at a moment of a test.
+"""Two autoscalers of one namespace in this process that lead in turn: a test selects the write at which they change.
 
-Each is the whole of what `pilotlight autoscaler --driver kubernetes` has of a cluster; only who leads is decided here.
+Each runs everything that `pilotlight autoscaler --driver kubernetes` runs for a cluster, except leader election.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.kit.worlds import level
 
 
 class Moment(Enum):
-    """When another leads: what becomes of the write that is awaited."""
+    """When the leader changes: what happens to the awaited write."""
 
     BEFORE = "it is not sent"
     AFTER = "it is carried out, and nobody hears of that"
@@ -34,7 +34,7 @@ class Moment(Enum):
 
 
 class Write(NamedTuple):
-    """One kind of write: its method, what its path ends with, and words in its body."""
+    """One kind of write: its method, the end of its path, and words in its body."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class Write(NamedTuple):
 
 
 class Fenced(Api):
-    """Writes as long as its process leads. The awaited write, once, is where that ends."""
+    """Writes while its process leads. Leadership ends at the awaited write, once."""
 
     def __init__(self, way: ApiAccess) -> None:
         super().__init__(way, self.may_s)
@@ -51,19 +51,19 @@ class Fenced(Api):
         self.ended = asyncio.Event()
         self._awaited: tuple[Write, Moment] | None = None
         self._held: tuple[Any, ...] | None = None
-        """What was asked, and waits for its `release`."""
+        """The arguments of a write that is held until `release`."""
 
     def may_s(self) -> float:
-        """For how much longer it may write."""
+        """The remaining seconds in which it may write."""
         return math.inf if self.leads else 0.0
 
     def end_at(self, write: Write, moment: Moment) -> None:
-        """From this write on it may not write any more."""
+        """Ends its leadership at the first write that matches."""
         self.ended.clear()
         self._awaited = write, moment
 
     async def release(self) -> str:
-        """Has the write carried out that was on its way; what the server said to it: the reason of a refusal."""
+        """Sends the held write and returns the API server's reason if it rejects it."""
         assert self._held is not None
         held, self._held = self._held, None
         async with Api(self._way) as late:
@@ -74,11 +74,11 @@ class Fenced(Api):
         return ""
 
     async def _ask(self, *asked: Any, **more: Any) -> bytes:
-        """Every request; what is asked is only looked at, and asked as it is."""
+        """Handles every request; those that do not match are forwarded unchanged."""
         if self._awaited is None or not self.leads or not _is(self._awaited[0], *asked[:3]):
             return await super()._ask(*asked, **more)
         moment = self._awaited[1]
-        if moment is Moment.AFTER:  # one that is refused is not carried out: the next one is awaited
+        if moment is Moment.AFTER:  # a rejected write has no effect: wait for the next one
             await super()._ask(*asked, **more)
         self._awaited, self.leads = None, False
         self.ended.set()
@@ -94,7 +94,7 @@ def _is(write: Write, method: str, path: str, body: object = None) -> bool:
 
 
 class Chosen:
-    """In the place of an Elector: the test says who leads."""
+    """Replaces an Elector: the test decides which process leads."""
 
     def __init__(self, api: Fenced) -> None:
         self._api = api
@@ -117,7 +117,7 @@ class Process:
         self.api = acting
         self.chosen = Chosen(acting)
         self.cluster = Cluster(options, (acting, asking), cast("Elector", self.chosen), name, time.monotonic)
-        self.cluster._own._clearing._assume_after_s = 0.05  # nobody measures here
+        self.cluster._own._clearing._assume_after_s = 0.05  # no agent reports measurements here
         self.loop = self.cluster.loop()
 
     @property
@@ -126,7 +126,7 @@ class Process:
 
 
 class Relay:
-    """Both of them, and one gateway, whose reports both get. `calls`: the Models that Calls wait for."""
+    """Both autoscalers, and one gateway that reports to both. `calls`: the models with waiting requests."""
 
     def __init__(self, one: Process, other: Process) -> None:
         self.leader, self.other = one, other
@@ -135,20 +135,20 @@ class Relay:
         self._sequence = 0
 
     def lead(self) -> None:
-        """The leader leads."""
+        """Starts the leadership of the leader."""
         self._epoch += 1
         self.leader.api.leads = True
         self.leader.cluster.lead(self._epoch)
 
     async def hand_over(self) -> None:
-        """Its writes have ended: the other one leads, and then the first finds out."""
+        """Waits until the leader's writes have ended and makes the other lead before the first one notices."""
         await self.leader.api.ended.wait()
         self.leader, self.other = self.other, self.leader
         self.lead()
         await self.other.cluster.follow()
 
     async def gateway(self) -> None:
-        """Acts on the Routes of the higher epoch."""
+        """Follows the Routes with the higher epoch."""
         while True:
             acted_on = max((self.leader.world, self.other.world), key=lambda world: world.epoch)
             self._sequence += 1
@@ -164,7 +164,7 @@ class Relay:
 
 @asynccontextmanager
 async def relay(kubeconfig: Path, namespace: str) -> AsyncIterator[Relay]:
-    """Inside, the first leads, and both know all there is. They adopt in that namespace."""
+    """Yields when both have all state and the first one leads. They adopt workloads in that namespace."""
     way = await load_api_access(kubeconfig)
     options = ClusterOptions(namespace=namespace, gateway_pods="", adopt_in=(namespace,))
     async with Fenced(way) as a1, Fenced(way) as a2, Api(way) as asking, asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""What rigs of the driver contract have in common on a real control plane: a namespace and a node for one scenario."""
+"""Shared parts of the driver contract's rigs on a real control plane: a namespace and a node for one scenario."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED = ("Succeeded", "Failed")
 
 
 class ClusterRig:
-    """Its namespace is called as its node, which has two GPUs. Names of Replicas' pods are theirs, up to a hyphen."""
+    """Its namespace has the name of its node, which has two GPUs. A pod name up to a hyphen is the replica's name."""
 
     began_within_s = 1.5
 
@@ -49,7 +49,7 @@ class ClusterRig:
                     await self._api.delete(f"/api/v1/namespaces/{self._name}")
 
     async def furnish(self) -> None:
-        """Puts into the namespace what is there before any driver."""
+        """Creates the objects that exist in the namespace before any driver starts."""
 
     def kill(self, replica: ReplicaId) -> None:
         process = self._containers[replica][-1].process

@@ -1,4 +1,4 @@
-"""A stage for faults of the Kubernetes driver: a namespace, a node with two GPUs, and what its kubelet runs."""
+"""Test setup for faults of the Kubernetes driver: a namespace, and a node with two GPUs and its kubelet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.observed import WAIT_S_MAX, Observed
 
 
 class Scene(NamedTuple):
-    """A namespace, a node with two GPUs, and what its kubelet runs."""
+    """A namespace, a node with two GPUs, and the containers that its kubelet runs."""
 
     api: Api
     namespace: str
@@ -45,7 +45,7 @@ class Scene(NamedTuple):
         return KubernetesDriver(api or self.api, self.namespace, launch, lambda _: "engine", assume_after_s=0.05)
 
     def engine(self, name: str, *, gpu: int = 0, manner: Manner = Manner.GOOD, **pod: Any) -> tuple[Replica, Model]:
-        """A Replica on one of the GPUs; `pod` is laid over its pod."""
+        """Returns a replica on one of the GPUs; `pod` is merged into the pod of its model."""
         words = command("--host", "{host}", "--port", "{port}", *KNOBS[manner])
         one, of = replica(name, tuple(words), (f"{self.node.name}/gpu{gpu}",))
         of = replace(of, spec=replace(of.spec, pod=Pod(**pod)))
@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 
 @asynccontextmanager
 async def staged(api: Api, namespace: str, logs: Path) -> AsyncIterator[Scene]:
-    """A fresh one."""
+    """Yields a new Scene."""
     containers: dict[str, Container] = {}
     node = Node(api, f"node-{namespace}", next_number(), {"nvidia.com/gpu": "2"}, {}, logs)
     node.on_container = containers.__setitem__
@@ -71,7 +71,7 @@ async def staged(api: Api, namespace: str, logs: Path) -> AsyncIterator[Scene]:
 
 
 async def until_told(observed: Observed, id: ReplicaId, holds: Callable[[ReplicaSeen], object]) -> ReplicaSeen:
-    """The first thing told of a Replica of which that holds."""
+    """Waits for the first observation of a replica for which `holds` is true."""
     async with asyncio.timeout(WAIT_S_MAX):
         while True:
             for seen in observed.of(id):
@@ -81,10 +81,10 @@ async def until_told(observed: Observed, id: ReplicaId, holds: Callable[[Replica
 
 
 def changed(model: Model) -> Model:
-    """Another spec."""
+    """Returns the model with another spec."""
     return replace(model, spec=replace(model.spec, image="another"))
 
 
 def drained(one: Replica, epoch: int) -> Replica:
-    """As the plan gives it to `stop`."""
+    """Returns the replica as the plan passes it to `stop`."""
     return replace(one, drain=Drain(since_s=0.0, reason="idle", came_from=ReplicaState.READY, epoch=epoch, version=1))

@@ -1,4 +1,4 @@
-"""An autoscaler of one namespace whose steps and clocks a test moves, and what the API server shows of its Models."""
+"""An autoscaler of one namespace with steps and clocks that a test controls, and the status of its Models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REST_S = 1.0
 
 
 class House:
-    """Documents, statuses and Events over a loop that the test steps."""
+    """Documents, statuses and Events around a loop that the test steps."""
 
     def __init__(self, api: Api, namespace: str, *, now_s: float = T0, unix_now_s: float = UNIX0) -> None:
         self.stepped = SteppedLoop(world(slices=[device()]), now_s)
@@ -45,7 +45,7 @@ class House:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[House]:
-        """Until the end; inside, the Models of the namespace are known."""
+        """Yields when the Models of the namespace are known."""
         tasks = [asyncio.create_task(one.run()) for one in (self.customs, self.statuses, self.events)]
         try:
             async with asyncio.timeout(WAIT_S_MAX):
@@ -79,27 +79,27 @@ class House:
         elif name is not None:
             self.stepped.step(*status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- inputs -------------------------------------------------------------------------------------------------------
 
     def call(self, sequence: int, waiting: int = 1) -> World:
-        """A gateway says how many Calls wait for `ada`."""
+        """Reports as a gateway the number of waiting requests for `ada`."""
         levels = [level("ada", waiting)] if waiting else []
         return self.stepped.step(reported(sequence, levels=levels, version=self.stepped.loop.world.version))
 
     def see(self, seen: Seen, reason: str = "") -> World:
-        """The driver sees all that was started so."""
+        """Reports all started replicas as observed in this state."""
         replicas = self.stepped.loop.world.replicas.values()
         assert replicas
         return self.stepped.step(*(seen_of(one, seen, reason=reason, proof="assumed") for one in replicas))
 
     def later(self, by_s: float) -> None:
-        """Time passes."""
+        """Advances the clocks."""
         self.stepped.now_s += by_s
         self.stepped.step()
 
 
 async def until(api: Api, path: str, holds: Callable[[Object], object]) -> Object:
-    """The object, or the list, once that holds of it."""
+    """Polls an object or a list and returns it once `holds` is true."""
     found: Object = {}
     try:
         async with asyncio.timeout(WAIT_S_MAX):
@@ -113,18 +113,18 @@ async def until(api: Api, path: str, holds: Callable[[Object], object]) -> Objec
 
 
 def says(type: str, reason: str) -> Callable[[Object], bool]:
-    """Whether a condition has that reason."""
+    """Returns a predicate: whether the condition has that reason."""
     return lambda found: condition(found, type).get("reason") == reason
 
 
 def condition(found: Object, type: str) -> dict[str, str]:
-    """One of a Model; empty where it has none."""
+    """One condition of a Model; empty if it has none."""
     told = found.get("status", {}).get("conditions", [])
     return next((one for one in told if one["type"] == type), {})
 
 
 async def at_rest(api: Api) -> None:
-    """Nothing was asked for a while: what begins a watch has begun."""
+    """Waits until no request was sent for a while, so that watches have started."""
     asked = -1
     while api.requests != asked:
         asked = api.requests
@@ -132,7 +132,7 @@ async def at_rest(api: Api) -> None:
 
 
 async def looks(house: House, many: int = 5) -> None:
-    """The statuses were looked at so often since: what was to be written is written."""
+    """Waits until the status writer has checked that many times, so that pending changes are written."""
     for _ in range(many):
         house.stepped.step()
         await asyncio.sleep(2 * status_writer.LOOK_S_MAX)

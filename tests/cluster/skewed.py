@@ -1,4 +1,4 @@
-"""`pilotlight` on a machine whose clock is wrong: python -m tests.cluster.skewed SECONDS WORDS..."""
+"""Runs `pilotlight` with a skewed clock: python -m tests.cluster.skewed SECONDS WORDS..."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _true = time.time
 
 
 class Skewed(datetime):
-    """The machine's calendar."""
+    """A datetime with the skewed clock."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Skewed:
@@ -19,12 +19,12 @@ class Skewed(datetime):
 
 
 def main() -> None:
-    """Everything that is imported from now on knows no other clock."""
+    """Skews the clock for everything that is imported afterwards."""
     time.time = lambda: _true() + SKEW_S
     from autoscaler.kubernetes import leader_election
     from pilotlight.cli.main import cli
 
-    vars(leader_election)["datetime"] = Skewed  # the only one that writes a date by itself
+    vars(leader_election)["datetime"] = Skewed  # the only module that formats the current date
     cli(prog_name="pilotlight")
 
 

@@ -1,4 +1,4 @@
-"""A node with four GPUs and room for gateways, and what is seen of the processes that run there, for whole houses."""
+"""A node with four GPUs and capacity for gateways, and the processes observed on it, for end-to-end tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.serving import Transcribed, transcript
 
 
 class Stage:
-    """The node, what runs on it, and engines that write down their Calls."""
+    """The node, the processes on it, and engines that record their requests."""
 
     def __init__(self, node: Node, api: Api, namespace: str, folder: Path) -> None:
         self.node = node
@@ -25,7 +25,7 @@ class Stage:
         self.folder = folder
         self.containers: dict[str, Container] = {}
         self.addresses: dict[str, str] = {}
-        """Of all pods that ever were there."""
+        """Addresses of all pods that ever existed."""
         node.on_container = self._made
 
     def _made(self, pod: str, container: Container) -> None:
@@ -33,32 +33,32 @@ class Stage:
         self.addresses[pod] = container.ip
 
     def ada(self, tokens_per_s: float, slots: int, **spec: object) -> dict[str, object]:
-        """Its answers are as long as their Calls want them, up to 200 tokens."""
+        """A model whose responses have the requested number of tokens, up to 200."""
         knobs = ("--tokens-per-s", str(tokens_per_s), "--slots", str(slots), "--tokens", "200")
         return model("ada", command=self.engine("ada", *knobs), slots=slots, **spec)
 
     def engine(self, name: str, *knobs: str, host: str = "{host}", port: str = "{port}") -> list[str]:
-        """One that writes down each Call (`calls`)."""
+        """The command of an engine that records each request (`calls`)."""
         kept = str(self.folder / f"{name}.jsonl")
         return command("--host", host, "--port", port, "--name", name, "--transcript", kept, *knobs)
 
     def calls(self, name: str = "ada") -> list[Transcribed]:
-        """What its engines wrote down."""
+        """The requests that the model's engines recorded."""
         return transcript(self.folder, name)
 
     async def engines(self) -> dict[str, bool]:
-        """Pods of Replicas -> whether they are being deleted."""
+        """Pods of replicas -> whether they are being deleted."""
         found = await self.api.get(self.pods, labelSelector="app.kubernetes.io/managed-by=pilotlight")
         return {one["metadata"]["name"]: "deletionTimestamp" in one["metadata"] for one in found["items"]}
 
     async def ended(self, pod: str) -> None:
-        """Its process has."""
+        """Waits until the pod's process has exited."""
         process = self.containers[pod].process
         assert process is not None
         await process.wait()
 
     def pid(self, pod: str) -> int:
-        """Of its process."""
+        """The id of the pod's process."""
         process = self.containers[pod].process
         assert process is not None
         return process.pid
@@ -68,7 +68,7 @@ class Stage:
 async def staged(
     api: Api, namespace: str, folder: Path, *, gpus: int = 4, late_s: float = LATE_S
 ) -> AsyncIterator[Stage]:
-    """A fresh one. `late_s`: an address is given out again so late."""
+    """Yields a new Stage. `late_s`: the delay before an address is reused."""
     name = f"node-{namespace}"
     node = Node(
         api, name, next_number(), {"nvidia.com/gpu": str(gpus)}, {"test": name}, folder, probe_period_s=0.05,
@@ -80,7 +80,7 @@ async def staged(
 
 
 async def runs(one: Estate, replicas: int, calls: int, autoscaler: str = "a1") -> None:
-    """Until so many Replicas of ada are ready, with so many Calls on them."""
+    """Waits until ada has that many ready replicas and that many running requests on them."""
 
     async def so() -> bool:
         states, demand = await one.counts("ada", autoscaler)

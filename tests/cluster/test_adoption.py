@@ -1,4 +1,4 @@
-"""Deployments and StatefulSets that exist are served and scaled, on a real control plane, through a real gateway."""
+"""Existing Deployments and StatefulSets are served and scaled, on a real control plane, through a real gateway."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ WAIT_S_MAX = 180.0
 
 
 def owners_of_scale(found: Object) -> list[tuple[str, str, str]]:
-    """(manager, operation, subresource) of each who owns its number of pods."""
+    """(manager, operation, subresource) of each owner of the field `spec.replicas`."""
     managed = found["metadata"]["managedFields"]
     owning = [one for one in managed if "f:replicas" in one["fieldsV1"].get("f:spec", {})]
     return [(one["manager"], one["operation"], one.get("subresource", "")) for one in owning]
 
 
 def writes_of_status(found: Object) -> list[str]:
-    """When we last wrote into its status."""
+    """Times of our latest writes to its status."""
     return [
         one["time"]
         for one in found["metadata"]["managedFields"]
@@ -45,7 +45,7 @@ def writes_of_status(found: Object) -> list[str]:
 
 @pytest.mark.standard
 async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting: Adopting) -> None:
-    """A Deployment at zero with Lingo's annotation; a Call makes a pod and is answered; then zero again."""
+    """A Deployment at zero with Lingo's annotation: a request creates a pod and succeeds; then zero again."""
     name = "text-embedding-ada-002"
     notes = {LINGO + "models": name, LINGO + "min-replicas": "0", OURS + "idle-seconds": "600"}
     made = await adopting.api.create(f"{adopting.apps}/deployments", workload(name, 0, notes))
@@ -54,7 +54,7 @@ async def test_lingo_deployment_scales_from_zero_on_a_request_and_back(adopting:
         assert (status, '"embedding"' in said) == (200, True), said
         (pod,) = await adopting.pods()
         assert pod["metadata"]["ownerReferences"][0]["kind"] == "ReplicaSet"
-        await adopting.annotate(name, {OURS + "idle-seconds": "1"})  # not sooner: it is to be seen before
+        await adopting.annotate(name, {OURS + "idle-seconds": "1"})  # later, so that the pod is observed before
         await adopting.until_pods(0)
         found = await adopting.scale(name)
         assert found["spec"]["replicas"] == 0
@@ -73,12 +73,12 @@ async def test_manual_scale_is_kept_for_hold_seconds_and_then_overridden(adoptin
         assert (await adopting.embed("ada"))[0] == 200
         assert len(await adopting.pods()) == 2
         adopting.hold(1)
-        await adopting.until_pods(0)  # when the hold is over, and it is idle
+        await adopting.until_pods(0)  # when the hold is over and it is idle
         assert owners_of_scale(await adopting.scale("ada")) == [("pilotlight", "Apply", "scale")]
 
 
 async def test_manual_scale_to_zero_pauses_the_model_for_hold_seconds(adopting: Adopting) -> None:
-    """A Call is refused at once while that holds, and wakes it afterwards."""
+    """A request is rejected at once during the hold, and wakes the model afterwards."""
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
@@ -93,7 +93,7 @@ async def test_manual_scale_to_zero_pauses_the_model_for_hold_seconds(adopting: 
 
 
 async def test_deployment_rollout_during_a_drain_loses_no_request(adopting: Adopting) -> None:
-    """Two Replicas with a Call each, one drains since one is the most, then all pods are replaced: the Calls move."""
+    """Of two replicas with a request each, one drains; then all pods are replaced, and the requests move."""
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1"}
     body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "300")
     body["spec"]["strategy"] = {"type": "Recreate"}
@@ -155,7 +155,7 @@ async def test_workload_with_an_hpa_is_scaled_only_to_zero_or_one(adopting: Adop
         assert "HorizontalPodAutoscaler ada scales it, too" in await adopting.said("explain/model/ada")
         await adopting.by_hand("ada", 2)  # as the HPA does
         await adopting.until_pods(2)
-        await adopting.annotate("ada", {OURS + "idle-seconds": "0.5"})  # not sooner: both are to be seen
+        await adopting.annotate("ada", {OURS + "idle-seconds": "0.5"})  # later, so that both pods are observed before
         await adopting.until_pods(0)
 
 
@@ -173,7 +173,7 @@ async def test_invalid_annotation_emits_an_event_and_affects_no_other_workload(a
 
 
 async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adopting: Adopting) -> None:
-    """Until when a person's holds, then that it is ours; a wake by a Call and what its controller writes leave it."""
+    """Shows until when a manual scale holds, then automatic; a wake or a status write of its controller keeps it."""
     notes = {OURS + "models": "ada", OURS + "idle-seconds": "600"}
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, notes))
     adopting.write(adoption={"holdSeconds": 600})
@@ -182,7 +182,7 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         assert (usual["status"], usual["message"]) == ("True", "its scale follows the Calls on Model ada")
         before = writes_of_status(await adopting.scale("ada"))
         assert (await adopting.embed("ada"))[0] == 200
-        while (await adopting.scale("ada"))["status"].get("availableReplicas") != 1:  # as its controller writes
+        while (await adopting.scale("ada"))["status"].get("availableReplicas") != 1:  # as its controller writes it
             await asyncio.sleep(0.05)
         assert await adopting.shown("ada", "Scaled") == usual
         assert writes_of_status(await adopting.scale("ada")) == before
@@ -219,7 +219,7 @@ async def test_workload_without_its_annotation_loses_condition_but_keeps_pods(
 
 
 async def test_annotation_removed_during_downtime_removes_the_condition_later(adopting: Adopting) -> None:
-    """A name that another has is shown, too, and goes with its reason."""
+    """A name conflict is shown as well, and its condition is removed once its cause is gone."""
     path = f"{adopting.apps}/deployments/ada"
     await adopting.api.create(f"{adopting.apps}/deployments", workload("ada", 0, {OURS + "models": "ada"}))
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
@@ -234,7 +234,7 @@ async def test_annotation_removed_during_downtime_removes_the_condition_later(ad
 
 
 async def test_statefulset_condition_dropped_by_its_controller_is_restored(adopting: Adopting) -> None:
-    """Only while it is out of the ordinary: else each start would cost a write."""
+    """Only for an unusual state: otherwise each start would need a write."""
     path = f"{adopting.apps}/statefulsets/ada"
     body = workload("ada", 0, {OURS + "models": "ada"}, "StatefulSet")
     await adopting.api.create(f"{adopting.apps}/statefulsets", body)
@@ -244,14 +244,14 @@ async def test_statefulset_condition_dropped_by_its_controller_is_restored(adopt
         await adopting.by_hand("ada", 2, "statefulsets")
         await adopting.until_pods(2)
         while (await adopting.api.get(path))["status"].get("readyReplicas") != 2:
-            await asyncio.sleep(0.05)  # each of which its controller wrote
+            await asyncio.sleep(0.05)  # the controller writes the status each time
         assert (await adopting.shown("ada", "ScaledByHand", "statefulsets"))["status"] == "True"
         await adopting.api.patch(path, {"metadata": {"annotations": {OURS + "models": None}}})
         await adopting.shown("ada", kind="statefulsets")
 
 
 class Slow(Api):
-    """A process that is paused before it writes a scale: between its last look at the time and the sending."""
+    """A process that is paused between its last check of its leadership and the write of a scale."""
 
     def __init__(self, way: ApiAccess) -> None:
         super().__init__(way)
@@ -273,7 +273,7 @@ class Slow(Api):
 async def test_paused_leader_does_not_overwrite_a_newer_scale(
     api: Api, kubeconfig: Path, namespace: str, node: Node
 ) -> None:
-    """It would have written 1; meanwhile somebody wrote 2 (the next leader, or a person)."""
+    """It would have written 1; meanwhile the next leader or a user wrote 2."""
     assert node.name
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     await api.create(path, workload("ada", 0, {OURS + "models": "ada"}))
@@ -298,7 +298,7 @@ async def test_paused_leader_does_not_overwrite_a_newer_scale(
 
 
 class AdoptedRig(ClusterRig):
-    """Each Replica is the only one of a Deployment of its own."""
+    """Each replica is the only one of a Deployment of its own."""
 
     def __init__(self, kubeconfig: Path, logs: Path) -> None:
         super().__init__(kubeconfig, logs)
@@ -309,7 +309,7 @@ class AdoptedRig(ClusterRig):
             await self._api.create(f"/apis/apps/v1/namespaces/{self._name}/deployments", body)
 
     async def until_started_again(self, replica: ReplicaId) -> None:
-        """Its kubelet has told so: who looks sooner sees it end."""
+        """Waits until its kubelet has reported the restart; before that, it appears as ended."""
         pods = f"/api/v1/namespaces/{self._name}/pods"
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
@@ -339,14 +339,14 @@ class AdoptedRig(ClusterRig):
 
 @pytest.mark.standard
 class TestAdoptedDriver(DriverContract):
-    """What differs: it has no inventory, and a kubelet starts again what ended."""
+    """Differences: no inventory, and the kubelet restarts ended containers."""
 
     @pytest.fixture
     def rig(self, kubeconfig: Path, tmp_path: Path) -> AdoptedRig:
         return AdoptedRig(kubeconfig, tmp_path)
 
     def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
-        """There is none."""
+        """There is no inventory."""
 
         async def scenario() -> None:
             async with running(rig.driver()) as observed:
@@ -355,7 +355,7 @@ class TestAdoptedDriver(DriverContract):
         rig.run(scenario())
 
     def test_replica_that_ended_between_two_drivers_is_clean(self, rig: Rig) -> None:
-        """Its kubelet has started it again: it is the same Replica."""
+        """Its kubelet has restarted it: it is the same replica."""
         assert isinstance(rig, AdoptedRig)
         replica, model = rig.replica("r1", Manner.GOOD)
 
@@ -376,7 +376,7 @@ class TestAdoptedDriver(DriverContract):
 async def test_admission_policies_limit_what_the_autoscaler_can_change(
     api: Api, kubeconfig: Path, namespace: str
 ) -> None:
-    """The chart's policies: with `adoption.everywhere` the rights alone reach the images of all pods of the cluster."""
+    """The chart's policies: with `adoption.everywhere`, permissions alone would cover the images of all pods."""
     labels = {"app": "ada"}
     container = {"name": "a", "image": "old", "command": ["/bin/sleep", "600"]}
     pod: Object = {
@@ -406,7 +406,7 @@ async def test_admission_policies_limit_what_the_autoscaler_can_change(
     ]
     values = {"adoption": {"everywhere": True}, "engines": {"namespace": "default"}}
     async with acting_as_autoscaler(api, kubeconfig, namespace, values, "adoption.yaml") as acting:
-        async with asyncio.timeout(WAIT_S_MAX):  # a policy is in force soon
+        async with asyncio.timeout(WAIT_S_MAX):  # a policy takes effect with a delay
             for path, (why, change) in ((f"{pods}/ada", pods_of_others[0]), (f"{apps}/ada/status", workloads[0])):
                 while why not in await refused(acting.patch(path, change, MERGE, dryRun="All")):
                     await asyncio.sleep(0.05)
@@ -436,7 +436,7 @@ async def test_admission_policies_limit_what_the_autoscaler_can_change(
 
 @pytest.mark.parametrize("readiness", [False, True])
 async def test_adopted_pod_gets_requests_only_after_its_startup_probe(adopting: Adopting, readiness: bool) -> None:
-    """K05, vllm-project/production-stack#619: the engine listens while it loads its model, and answers 503."""
+    """K05, vllm-project/production-stack#619: the engine listens while it loads its model, and responds with 503."""
     ada = workload("ada", 0, {OURS + "models": "ada"}, "Deployment", "--start-delay", "4", "--loading-503")
     container = ada["spec"]["template"]["spec"]["containers"][0]
     container["startupProbe"] = {**container["readinessProbe"], "failureThreshold": 600}

@@ -1,4 +1,4 @@
-"""Pods of adopted workloads that somebody else ends while Calls are on them: none of those is lost."""
+"""Pods of adopted workloads that others terminate while requests run on them: no request is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT_S_MAX = 180.0
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_rolling_update_of_a_deployment_loses_no_request(adopting: Adopting, count: int) -> None:
-    """As by default: a new pod comes, an old one ends with its Call, which moves: not to the old pod next in turn."""
+    """The default strategy: a new pod starts, an old one ends, and its request moves, but not to the next old pod."""
     notes = {OURS + "models": "ada", OURS + "slots": "2", OURS + "replicas-max": str(count),
              OURS + "replicas-min": str(count)}  # fmt: skip
     body = workload("ada", count, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "40")
@@ -25,7 +25,7 @@ async def test_rolling_update_of_a_deployment_loses_no_request(adopting: Adoptin
         calls = [asyncio.create_task(adopting.call("ada")) for _ in range(count)]
         await adopting.api.patch(path, {"spec": {"template": {"metadata": {"annotations": {"version": "2"}}}}})
         while {pod["metadata"]["name"] for pod in await adopting.pods()} & old:
-            if sum(not call.done() for call in calls) < 4 * count:  # more would only wait, and for long
+            if sum(not call.done() for call in calls) < 4 * count:  # more requests would only wait for a long time
                 calls.append(asyncio.create_task(adopting.call("ada")))
             await asyncio.sleep(0.2)
         answers = await asyncio.gather(*calls)

@@ -1,4 +1,4 @@
-"""Which pod of an adopted Deployment goes is ours to say: its ReplicaSet's controller takes the one that is idle."""
+"""Pilotlight selects which pod of an adopted Deployment is removed: its ReplicaSet controller deletes the idle one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WAIT_S_MAX = 180.0
 
 
 async def until_running(adopting: Adopting, calls: int) -> None:
-    """So many Calls are on Replicas."""
+    """Waits until that many requests run on replicas."""
     while json.loads(await adopting.said("models/ada"))["demand"]["running"] != calls:
         await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("busy", ["older", "younger"])
 async def test_scale_down_from_two_pods_removes_the_idle_one(adopting: Adopting, busy: str) -> None:
-    """Each has a Call, the second since the first was full; the client of one leaves; then there may be one only."""
+    """Each pod has a request, since the first was full. One client disconnects; then `replicas-max` becomes 1."""
     notes = {OURS + "models": "ada", OURS + "slots": "1", OURS + "replicas-max": "2", OURS + "idle-seconds": "600"}
     body = workload("ada", 1, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "450")
     await adopting.api.create(f"{adopting.apps}/deployments", body)

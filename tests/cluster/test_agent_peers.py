@@ -1,4 +1,4 @@
-"""Agents that give weights to each other: the registry's bytes come once, and nobody else gets in."""
+"""Agents that share weights: the bytes are downloaded from the registry once, and access is restricted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.fake_registry import FakeRegistry, digest_of
 
 
 def named(name: str, host: str, node: Node) -> dict[str, Any]:
-    """A Model with these weights, on that node."""
+    """A Model with these weights that is bound to that node."""
     made = ada(host, pod={"nodeSelector": {"test": node.name}}, start={"retries": 0})
     made["metadata"]["name"] = name
     return made

@@ -1,5 +1,5 @@
-"""The client against the real API server: what is applied stays ours, what is deleted is the very object, and what is
-watched is never missed, whatever happens to the watch.
+"""The client against the real API server: applied fields stay ours, and a deletion removes exactly that object.
+A watch misses no change, whatever interrupts it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ WAIT_S_MAX = 90.0
 
 
 def note(name: str, text: str = "") -> Object:
-    """A ConfigMap."""
+    """Builds a ConfigMap."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"text": text}}
 
 
 def text_of(found: Object) -> str | None:
-    """What is kept of it; those that belong to the cluster are nothing to us."""
+    """Returns the text of a ConfigMap; ignores those that belong to the cluster."""
     data: dict[str, str] = found.get("data", {})
     return data.get("text")
 
 
 class Notes:
-    """A watched collection, and all that was told of it."""
+    """A watched collection and all reported changes."""
 
     def __init__(self, api: Api, path: str) -> None:
         self.told: list[Change[str]] = []
@@ -46,7 +46,7 @@ class Notes:
         self._news.set()
 
     async def until(self, **wanted: str) -> None:
-        """Until these and no others are known."""
+        """Waits until exactly these are known."""
         async with asyncio.timeout(WAIT_S_MAX):
             while {key.name: text for key, text in self.watched.items.items()} != wanted:
                 self._news.clear()
@@ -55,7 +55,7 @@ class Notes:
 
 @asynccontextmanager
 async def watching(api: Api, path: str) -> AsyncIterator[Notes]:
-    """While it runs."""
+    """Watches the collection while the context is open."""
     notes = Notes(api, path)
     run = asyncio.create_task(notes.watched.run())
     try:
@@ -160,7 +160,7 @@ async def test_watch_resumes_after_the_server_ends_the_connection(
 
 
 async def test_watch_reports_missed_changes_after_a_server_restart(api: Api, notes: str, plane: Plane) -> None:
-    """A version from before is too old for a server that was started again (410): everything is read anew."""
+    """A version from before a restart is too old for the server (410), so everything is listed again."""
     await api.create(notes, note("goes", "1"))
     await api.create(notes, note("stays", "1"))
     async with watching(api, notes) as one:

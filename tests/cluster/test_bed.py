@@ -1,4 +1,4 @@
-"""The test bed itself: pods run, answer, wait for GPUs, crash, and leave nothing behind, as on a real cluster."""
+"""The test environment itself: pods run, serve, wait for GPUs, crash, and are cleaned up, as on a real cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S_MAX = 90.0
 
 
 def deployment(node: Node, *words: str, gpus: str = "1") -> Object:
-    """Of the smallest engine, at zero."""
+    """Builds a Deployment of the smallest engine, at zero."""
     labels = {"app": "m"}
     container = {
         "name": "engine", "image": "engine", "command": [sys.executable, "-S", "-E", ENGINE, "8000", *words],
@@ -45,7 +45,7 @@ class Stage:
         self.deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"
 
     async def scale(self, replicas: int) -> Object:
-        """As the product will: by server-side apply, which keeps the field ours at 0, too."""
+        """Scales as the product does: by server-side apply, which keeps the ownership of the field at 0, too."""
         scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "m"}}
         return await self.api.patch(
             f"{self.deployments}/m/scale", {**scale, "spec": {"replicas": replicas}}, APPLY, fieldManager="t",
@@ -53,7 +53,7 @@ class Stage:
         )  # fmt: skip
 
     async def until(self, holds: Callable[[list[Object]], object]) -> list[Object]:
-        """The pods, once that holds of them."""
+        """Polls the pods and returns them once `holds` is true."""
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
                 found: list[Object] = (await self.api.get(self.pods))["items"]
@@ -63,7 +63,7 @@ class Stage:
 
 
 def ready(pods: list[Object]) -> list[Object]:
-    """Those that are."""
+    """The pods that are ready."""
     yes = ("Ready", "True")
     return [
         pod for pod in pods if any((one["type"], one["status"]) == yes for one in pod["status"].get("conditions", []))
@@ -72,7 +72,7 @@ def ready(pods: list[Object]) -> list[Object]:
 
 @pytest.fixture
 async def stage(api: Api, namespace: str) -> Stage:
-    """A fresh one."""
+    """Creates a Stage."""
     return Stage(api, namespace)
 
 
@@ -136,7 +136,7 @@ async def test_pod_status_shows_crashes_and_image_pull_errors(stage: Stage, node
 
 
 async def test_node_with_ready_condition_unknown_becomes_ready_again(api: Api, node: Node) -> None:
-    """As after an API server that was away for longer than nodes may be silent: the controllers taint it."""
+    """As after an API server outage longer than the node monitor grace period: the controllers taint the node."""
     path = f"/api/v1/nodes/{node.name}"
     found = await api.get(path)
     lost = [{**one, "status": "Unknown"} if one["type"] == "Ready" else one for one in found["status"]["conditions"]]
@@ -153,7 +153,7 @@ async def test_node_with_ready_condition_unknown_becomes_ready_again(api: Api, n
 
 
 async def test_pod_marked_as_unready_becomes_ready_again(stage: Stage, node: Node) -> None:
-    """The controllers write that of all pods of a node that they take for lost; its kubelet knows better."""
+    """The controllers do that to all pods of a node that they consider lost; the kubelet corrects it."""
     await stage.api.create(stage.deployments, deployment(node))
     await stage.scale(1)
     (pod,) = await stage.until(lambda pods: len(ready(pods)) == 1)

@@ -1,6 +1,6 @@
-"""Nodes that are cut anew (MIG), from documents to labels and pods; NVIDIA's mig-manager is played.
+"""MIG repartitioning of nodes, from documents to labels and pods, with a fake of NVIDIA's mig-manager.
 
-The autoscalers are processes on a real API server; what they wait for is shorter than in a cluster (`hasty`).
+The autoscalers are processes on a real API server; their delays are shorter than in a cluster (`hasty`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SMALL, HALF, WHOLE = "5Gi", "30Gi", "70Gi"
 
 @pytest.fixture
 def cutting(estate: Estate) -> Estate:
-    """With autoscalers that may cut, and do not wait as long as in a cluster."""
+    """An Estate whose autoscalers may repartition and wait for less time than in a cluster."""
     estate.settings = SETTINGS | settings(estate.namespace)
     estate.module = "tests.cluster.hasty"
     return estate
@@ -35,7 +35,7 @@ def cutting(estate: Estate) -> Estate:
 
 @pytest.fixture
 async def managers(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[list[Manager]]:
-    """Of three nodes."""
+    """The fake mig-managers of three nodes."""
     async with managed(api, namespace, tmp_path, 3) as found:
         yield found
 
@@ -47,7 +47,7 @@ def asking(name: str, memory: str, estate: Estate, node: Manager | None = None) 
 
 
 async def told(estate: Estate, name: str, words: str, autoscaler: str = "a1") -> None:
-    """Waits until that is explained of a Model."""
+    """Waits until `explain` shows these words for a model."""
 
     async def is_told() -> bool:
         return words in await estate.said(autoscaler, f"/api/v1/explain/model/{name}")
@@ -56,7 +56,7 @@ async def told(estate: Estate, name: str, words: str, autoscaler: str = "a1") ->
 
 
 async def placed(api: Api, estate: Estate, name: str) -> tuple[str, dict[str, str]]:
-    """A Model's pod: its node, and what it asks for."""
+    """The node and the resource limits of a model's pod."""
     pod = (await ours(api, estate.namespace))[name]
     return pod["spec"]["nodeName"], pod["spec"]["containers"][0]["resources"]["limits"]
 
@@ -65,7 +65,7 @@ async def placed(api: Api, estate: Estate, name: str) -> tuple[str, dict[str, st
 async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
     cutting: Estate, managers: list[Manager], api: Api
 ) -> None:
-    """Of three nodes others are on the first and a Replica is on the second."""
+    """A pod of others runs on the first of three nodes and a replica on the second."""
     first, second, idle = managers
     theirs = await occupied(
         api, cutting.namespace, first.node, {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
@@ -96,7 +96,7 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
 async def test_failing_node_is_skipped_after_max_repartition_attempts(
     cutting: Estate, managers: list[Manager], api: Api
 ) -> None:
-    """Replicas are on the other nodes, of which one is called all the time."""
+    """Replicas run on the other nodes; one of them receives requests all the time."""
     bad, *others = managers
     bad.fate = lambda: "failed"
     kept = [asking(f"small-{at}", SMALL, cutting, one) for at, one in enumerate(others)]
@@ -126,7 +126,7 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
 async def test_new_leader_waits_for_a_node_that_reboots_for_repartitioning(
     cutting: Estate, managers: list[Manager], api: Api
 ) -> None:
-    """The order is found on its node, which is not ready. The two others are idle, and not cut for the same."""
+    """The new leader reads the order from the node, which is not ready. The idle other nodes are not repartitioned."""
     first, *others = managers
     first.fate = lambda: REBOOTING
     async with cutting.open(asking("half", HALF, cutting)) as house, asyncio.timeout(LIMIT_S):
@@ -152,7 +152,7 @@ async def test_new_leader_waits_for_a_node_that_reboots_for_repartitioning(
 async def test_killing_leaders_during_repartitioning_causes_only_one_order(
     cutting: Estate, managers: list[Manager], api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first has written the configuration, and not the node; the second has told it, and it is being cut."""
+    """The first leader wrote the ConfigMap but not the node; the second labeled it, and the repartitioning runs."""
     monkeypatch.setenv(hasty.SETTLE, "12")
     first, *others = managers
     first.may_end.clear()

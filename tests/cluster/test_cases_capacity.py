@@ -1,5 +1,5 @@
-"""Cases 31 to 33 of reliability section 5 on a real API server: fabrics that break their word, nodes that are taken,
-and Devices that are not let go of. The operator (CRO) is played; autoscaler, gateway and engines are processes.
+"""Cases 31 to 33 of reliability section 5 on a real API server: failing fabrics, reclaimed nodes, stuck devices.
+The operator (CRO) is a fake; autoscaler, gateway and engines are processes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.kit.fake_process import command
 from tests.kit.observed import WAIT_S_MAX
 
 LATE_S = 60.0
-"""What comes after it was taken back serves or is released within so long."""
+"""Capacity delivered after its order was cancelled is used or released within this time."""
 SPOT = "aws-node-termination-handler/spot-itn"
 DRAINS_S = 2.0
-"""A spot notice is heard within so long."""
+"""A spot notice is noticed within this time."""
 ADMISSION = "admissionregistration.k8s.io/v1"
 PLURALS = {
     "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
@@ -39,7 +39,7 @@ PLURALS = {
 
 @pytest.fixture
 async def racks(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncIterator[tuple[Rack, Rack]]:
-    """The fabric that breaks its word, and the next by price."""
+    """The fabric that fails to deliver, and the next one by price."""
     both = Rack(api, house, f"{namespace}-a", tmp_path), Rack(api, house, f"{namespace}-b", tmp_path)
     yield both
     for one in both:
@@ -47,7 +47,7 @@ async def racks(api: Api, house: House, namespace: str, tmp_path: Path) -> Async
 
 
 def settings(*racks: Rack) -> dict[str, Any]:
-    """Those fabrics, each dearer than the one before."""
+    """Settings with those fabrics, each more expensive than the one before."""
     return {
         "nodes": [one.kind() for one in racks],
         "capacity": [
@@ -62,7 +62,7 @@ def settings(*racks: Rack) -> dict[str, Any]:
 
 @asynccontextmanager
 async def both_running(broken: Rack, good: Rack) -> AsyncIterator[None]:
-    """The second fabric's node beside all of the first's; one operator plays both."""
+    """Runs the second fabric's node in addition to all of the first; one operator serves both."""
     broken.cro.pool[good.model] = 4
     racks = {broken.bare.name: broken, good.bare.name: good}
     broken.cro.attached = lambda node, uuid: racks[node].changes(node, uuid, 1)
@@ -72,7 +72,7 @@ async def both_running(broken: Rack, good: Rack) -> AsyncIterator[None]:
 
 
 async def until(holds: Callable[[], Awaitable[object]], within_s: float = WAIT_S_MAX) -> None:
-    """It does."""
+    """Polls until `holds` is true."""
     async with asyncio.timeout(within_s):
         while not await holds():
             await asyncio.sleep(0.05)
@@ -83,7 +83,7 @@ async def until(holds: Callable[[], Awaitable[object]], within_s: float = WAIT_S
 
 @asynccontextmanager
 async def rejecting(rack: Rack) -> AsyncIterator[None]:
-    """The API server refuses requests for that fabric, as a policy of somebody's has it, once that is in force."""
+    """Makes the API server reject requests for that fabric with an admission policy; yields once it is in effect."""
     rule = {
         "apiGroups": ["cro.hpsys.ibm.ie.com"], "apiVersions": ["*"], "operations": ["CREATE"],
         "resources": ["composabilityrequests"],
@@ -104,7 +104,7 @@ async def rejecting(rack: Rack) -> AsyncIterator[None]:
 
 
 async def refused(rack: Rack) -> bool:
-    """A request for that fabric is; one that is not is taken back at once, before the operator looks."""
+    """Whether a request for that fabric is rejected (a dry run)."""
     try:
         await rack.api.create(
             f"{REQUESTS}?dryRun=All", build_composability_request(rack.model, f"{rack.name}-own", 1, {})
@@ -115,7 +115,7 @@ async def refused(rack: Rack) -> bool:
 
 
 def ada_and(name: str, **spec: object) -> tuple[Object, Object]:
-    """The Model that has the GPU that is there, and one that needs more."""
+    """The Model that uses the available GPU, and one that needs another."""
     return model("ada", replicas={"min": 1, "max": 1}), model(name, **{"idleSeconds": 1, **spec})
 
 
@@ -144,14 +144,14 @@ async def test_undelivered_capacity_order_is_abandoned_for_the_next_offer(racks:
 
 
 async def serves(rack: Rack, gpus: int) -> bool:
-    """So many GPUs of a fabric are attached, and are to stay: its operator may say so after the node does."""
+    """Whether that many GPUs of a fabric are attached to stay; the operator may report it after the node does."""
     there = [one for one in (await rack.api.get(RESOURCES))["items"] if one["spec"]["model"] == rack.model]
     states = [one.get("status", {}).get("state") for one in there if "deletionTimestamp" not in one["metadata"]]
     return states.count(ONLINE) == gpus
 
 
 async def nothing_of(rack: Rack) -> bool:
-    """Neither requests nor resources for a fabric are left."""
+    """Whether neither requests nor resources for a fabric are left."""
     left = (await rack.api.get(RESOURCES))["items"]
     return not await rack.requests() and not any(one["spec"]["model"] == rack.model for one in left)
 
@@ -175,7 +175,7 @@ async def test_requests_fail_with_no_capacity_when_no_provider_delivers(
 
 @pytest.mark.case("31")
 async def test_capacity_delivered_after_its_order_was_cancelled_is_returned(racks: tuple[Rack, Rack]) -> None:
-    """Its Call leaves, and the order is withdrawn before the fabric has done anything; it delivers all the same."""
+    """Its request is cancelled, and the order is withdrawn before the fabric has started; it delivers nevertheless."""
     late, _ = racks
     late.cro.late, late.cro.attach_s = True, 20.0
     late.house.write(*ada_and("bob"), **settings(late))
@@ -193,12 +193,12 @@ async def test_capacity_delivered_after_its_order_was_cancelled_is_returned(rack
 
 
 async def taken_back(rack: Rack) -> bool:
-    """Nothing is asked for any more."""
+    """Whether no GPU is requested any more."""
     return all(one["spec"]["resource"]["size"] == 0 for one in await rack.requests())
 
 
 async def came(rack: Rack) -> bool:
-    """A GPU did."""
+    """Whether a GPU was attached."""
     return 1 in rack.counts
 
 
@@ -206,7 +206,7 @@ async def came(rack: Rack) -> bool:
 
 
 class Pair:
-    """Two nodes with a GPU each, of which one is taken, and what was started on them."""
+    """Two nodes with a GPU each, of which one is reclaimed, and the starts on them."""
 
     def __init__(self, house: House, api: Api, name: str, logs: Path) -> None:
         self.house, self.api, self.starts = house, api, list[str]()
@@ -221,19 +221,19 @@ class Pair:
         return lambda pod, container: self.starts.append(node)
 
     def model(self, name: str, *knobs: str) -> Object:
-        """One whose engine has those knobs."""
+        """A Model whose engine has these options."""
         words = command("--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
         return model("ada", command=words, pod={"nodeSelector": {"test": name}}, slots=1)
 
     async def take(self, node: Node) -> None:
-        """Its spot machine is taken."""
+        """Adds the taint of a spot reclaim."""
         taint = {"key": SPOT, "effect": "NoSchedule"}
         await self.api.patch(f"/api/v1/nodes/{node.name}", {"spec": {"taints": [taint]}}, MERGE)
 
 
 @pytest.fixture
 def pair(house: House, api: Api, namespace: str, tmp_path: Path) -> Pair:
-    """See Pair."""
+    """Creates a Pair."""
     return Pair(house, api, namespace, tmp_path)
 
 
@@ -253,7 +253,7 @@ async def test_node_loss_during_weight_loading_costs_one_extra_start(pair: Pair,
 
 
 async def begun(pair: Pair) -> bool:
-    """An engine was started."""
+    """Whether an engine was started."""
     return bool(pair.starts)
 
 
@@ -280,7 +280,7 @@ async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(pair: Pair
 
 
 async def has(house: House, state: str) -> bool:
-    """Whether a Replica of ada is in it."""
+    """Whether a replica of ada is in that state."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
         return bool((await answer.json())["replicas"].get(state))
 
@@ -291,7 +291,7 @@ async def has(house: House, state: str) -> bool:
 @pytest.mark.case("33")
 @pytest.mark.standard
 async def test_gpu_is_detached_only_after_its_engine_has_ended(racks: tuple[Rack, Rack]) -> None:
-    """An engine that ignores its signal holds its memory until it is killed; meanwhile it is nobody's to detach."""
+    """An engine that ignores SIGTERM holds its memory until it is killed; the GPU must not be detached before."""
     rack, _ = racks
     alive: list[Container] = []
     rack.bare.on_container = lambda pod, container: alive.append(container)
@@ -314,7 +314,7 @@ async def test_gpu_is_detached_only_after_its_engine_has_ended(racks: tuple[Rack
 
 
 def runs(containers: list[Container]) -> bool:
-    """Whether an engine does."""
+    """Whether an engine process is running."""
     return any(one.process is not None and one.process.returncode is None for one in containers)
 
 
@@ -345,6 +345,6 @@ async def test_hanging_detach_is_requested_only_once(
 
 
 async def detaches(rack: Rack) -> bool:
-    """The operator says what keeps it from that."""
+    """Whether the operator reports an error that prevents the detach."""
     found = (await rack.api.get(RESOURCES))["items"]
     return any(one["spec"]["model"] == rack.model and one.get("status", {}).get("error") for one in found)

@@ -1,6 +1,6 @@
-"""Public reports of people who serve models on Kubernetes, each with what is expected here, on a real API server.
+"""Public issue reports about model serving on Kubernetes, each with the expected behavior, on a real API server.
 
-Other reports are tested where their part is: writes to a slow API server in test_wake, adopted workloads in
+Other reports are tested with their component: writes to a slow API server in test_wake, adopted workloads in
 test_adoption, several installations in test_installations, finalizers, quotas and mounts in test_driver_faults.
 """
 
@@ -38,13 +38,13 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 def proxy(**more: Any) -> Object:
-    """What a service mesh injects."""
+    """The sidecar that a service mesh injects."""
     allowed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {"name": "istio-proxy", "image": "proxy", "command": ["sleep", "1000"], "securityContext": allowed, **more}
 
 
 def injected(state: Object) -> Object:
-    """The status of a pod whose engine waits for it, as a kubelet writes it."""
+    """The status of a pod whose engine waits for the sidecar, as a kubelet writes it."""
     common = {"image": "x", "imageID": "", "ready": False, "restartCount": 1}
     return {
         "phase": "Failed" if "terminated" in state else "Pending",
@@ -54,7 +54,7 @@ def injected(state: Object) -> Object:
 
 
 async def bound(api: Api, path: str) -> Object:
-    """A pod, once it has a node."""
+    """Waits until a pod has a node and returns the pod."""
     while True:
         try:
             found = await api.get(path)
@@ -97,7 +97,7 @@ async def test_failing_injected_init_container_fails_the_start_and_is_named(
 
 
 async def test_pod_changed_by_webhooks_is_still_the_same_replica(scene: Scene, tmp_path: Path) -> None:
-    """cloudnative-pg#4138, istio#24737: sidecar first, image rewritten, labels added; it outlives the engine."""
+    """cloudnative-pg#4138, istio#24737: sidecar first, image rewritten, labels added; the sidecar ends last."""
     patch: list[Object] = [
         {"op": "add", "path": "/spec/containers/0", "value": proxy(ports=[{"name": "prom", "containerPort": 15090}])},
         {"op": "replace", "path": "/spec/containers/1/image", "value": "mirror.local/engine"},
@@ -126,7 +126,7 @@ async def test_pod_changed_by_webhooks_is_still_the_same_replica(scene: Scene, t
 
 
 async def test_scheduler_preemption_of_one_pod_leaves_the_other_serving(scene: Scene) -> None:
-    """Preemption by a pod of others with a higher PriorityClass."""
+    """Preemption by another owner's pod with a higher PriorityClass."""
     name = f"high-{scene.namespace}"
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
@@ -182,7 +182,7 @@ async def test_foreground_deletion_of_a_model_drains_without_a_new_pod(
 async def test_devices_of_a_pod_kept_by_a_finalizer_are_reused(
     api: Api, house: House, node: Node, namespace: str
 ) -> None:
-    """kubernetes-sigs/kueue#13830: both GPUs of the node were held, and explain names the finalizer."""
+    """kubernetes-sigs/kueue#13830: both GPUs of the node were held, and `explain` names the finalizer."""
     bob = model("bob", idleSeconds=600, gpu={"count": 2})
     house.write(model("ada", idleSeconds=600, gpu={"count": 2}), bob)
     async with house.running():

@@ -1,6 +1,6 @@
-"""The chart on a real control plane: installed, changed, taken back, removed; what it installs runs with its rights.
+"""The chart on a real control plane: install, upgrade, rollback and uninstall; its pods run with its permissions.
 
-Pods are processes of this machine that have exactly the bound tokens, files and arguments that the chart gives them.
+Pods are local processes with exactly the bound tokens, files and arguments that the chart specifies.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from tests.kit.chart import CHART, ROOT
 RELEASE = "pl"
 NAME = f"{RELEASE}-pilotlight"
 WAITED: Any = {"wait": "watcher", "timeout": 240}
-"""How helm's verbs wait until all is as it was asked for."""
+"""Options that make helm commands wait until everything is ready."""
 WAIT_S_MAX = 180.0
 ENDED = ("Succeeded", "Failed")
 
 
 class Release(NamedTuple):
-    """One installation by helm, in a namespace of its own."""
+    """One helm installation, in a namespace of its own."""
 
     chart: Path
     config: helm_python.Config
@@ -58,7 +58,7 @@ class Release(NamedTuple):
     node: str
 
     def values(self, **more: Any) -> dict[str, Any]:
-        """Of this machine: the program is the clone's, and all pods share one network."""
+        """Values for this machine: the program is that of this checkout, and all pods share one network."""
         loose = {"resources": {}, "extraArgs": ["--ops=$(POD_IP):8081"]}
         return {
             "image": {"command": [str(ROOT / ".venv/bin/pilotlight")]},
@@ -77,35 +77,35 @@ class Release(NamedTuple):
         }
 
     async def install(self, **more: Any) -> None:
-        """Returns when all that it installs is ready."""
+        """Installs the release and returns when everything is ready."""
         values = self.values(**more)
         await asyncio.to_thread(self.config.install, self.chart, RELEASE, values, namespace=self.namespace, **WAITED)
 
     async def upgrade(self, **more: Any) -> None:
-        """The same."""
+        """Upgrades the release and returns when everything is ready."""
         values = self.values(**more)
         await asyncio.to_thread(self.config.upgrade, self.chart, RELEASE, values, namespace=self.namespace, **WAITED)
 
     def hook(self, template: str, **more: Any) -> str:
-        """What helm would make when it is asked to."""
+        """Renders one template of a hook."""
         with helm_python.Chart.load(self.chart) as chart:
             rendered = chart.render(self.values(**more), name=RELEASE, namespace=self.namespace)
         return rendered[f"pilotlight/templates/{template}"]
 
     async def get(self, kind: str, name: str) -> Object:
-        """An object of the release's namespace."""
+        """Reads an object of the release's namespace."""
         group = {"deployments": "/apis/apps/v1"}.get(kind, "/api/v1")
         return await self.api.get(f"{group}/namespaces/{self.namespace}/{kind}/{name}")
 
 
 @pytest.fixture
 def chart(tmp_path: Path) -> Path:
-    """See loose_chart."""
+    """See `loose_chart`."""
     return loose_chart(tmp_path)
 
 
 def loose_chart(tmp_path: Path) -> Path:
-    """Without the version of Kubernetes that it asks for: a plane that is built from modules does not know its own."""
+    """The chart without `kubeVersion`: a plane that is built from modules does not know its own version."""
     copy = tmp_path / "chart"
     shutil.copytree(CHART, copy)
     text = (copy / "Chart.yaml").read_text()
@@ -115,7 +115,7 @@ def loose_chart(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def house(api: Api, tmp_path: Path) -> AsyncIterator[Node]:
-    """A node for all of it, which probes as often as it is told."""
+    """A node for all pods, which probes with the requested periods."""
     labels = {"nvidia.com/gpu.product": "Test-GPU", "nvidia.com/gpu.memory": "81920"}
     name = f"node-{uuid.uuid4().hex[:8]}"
     async with Node(api, name, next_number(), {"nvidia.com/gpu": "2"}, labels, tmp_path).running() as one:
@@ -129,19 +129,19 @@ async def release(chart: Path, api: Api, namespace: str, kubeconfig: Path, house
         async with names(api):
             yield Release(chart, config, api, namespace, engines, house.logs, house.name)
             await asyncio.to_thread(config.uninstall, RELEASE, ignore_not_found=True)
-    with contextlib.suppress(ApiError):  # with scope `namespace` it was not made
+    with contextlib.suppress(ApiError):  # it was not created with scope `namespace`
         await api.delete(f"/api/v1/namespaces/{engines}")
 
 
 async def call(url: str, model: str, key: str = "") -> tuple[int, str]:
-    """One chat completion: (status, what was said)."""
+    """Sends one chat completion and returns (status, response text)."""
     async with aiohttp.ClientSession() as session:
         answer = await chat(session, url, model, {"Authorization": f"Bearer {key}"} if key else {})
     return answer.status, answer.said
 
 
 def tiny(**more: Any) -> Object:
-    """examples/tiny.yaml, with this machine's Python, which goes to zero as soon as its idle window lets it."""
+    """examples/tiny.yaml with this machine's Python; it scales to zero as soon as its idle window permits."""
     document: Object = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     spec = document["spec"]
     spec["command"] = [sys.executable, *spec["command"][1:]]
@@ -150,7 +150,7 @@ def tiny(**more: Any) -> Object:
 
 
 async def models(release: Release, *documents: Object) -> None:
-    """As documents in a Secret."""
+    """Writes the documents to a Secret."""
     await release.api.create(f"/api/v1/namespaces/{release.namespace}/secrets", {
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tenants"},
         "stringData": {"models.yaml": yaml.safe_dump_all(documents)},
@@ -158,7 +158,7 @@ async def models(release: Release, *documents: Object) -> None:
 
 
 async def applied(release: Release, namespace: str, **more: Any) -> Object:
-    """As a custom resource: its status, once an autoscaler says that it has seen it."""
+    """Creates a Model resource and returns its status once an autoscaler has observed it."""
     path = definitions.models(namespace)
     await release.api.create(path, tiny(**more))
     while "conditions" not in (found := (await release.api.get(f"{path}/tiny")).get("status", {})):
@@ -169,7 +169,7 @@ async def applied(release: Release, namespace: str, **more: Any) -> Object:
 
 @contextlib.asynccontextmanager
 async def tenant_key(release: Release) -> AsyncIterator[str]:
-    """The key of a Tenant that is there meanwhile."""
+    """Yields the key of a Tenant that exists meanwhile."""
     key, entry = keys.generate_key("tenant", "key")
     name = f"t-{uuid.uuid4().hex[:8]}"
     await release.api.create(TENANTS, tenant(name, keys=[{"name": entry.name, "sha256": entry.sha256}]))
@@ -180,13 +180,13 @@ async def tenant_key(release: Release) -> AsyncIterator[str]:
 
 
 async def wakes_answers_and_sleeps(release: Release, engines: str, key: str = "") -> Object:
-    """Through each gateway, where there is a key only with that; gives its pod."""
+    """Sends a request through each gateway, with a key if required; returns the model's pod."""
     pods, mine = f"/api/v1/namespaces/{engines}/pods", "app.kubernetes.io/managed-by=pilotlight"
     while len(gateways := await addresses(release.api, f"{NAME}-gateway", release.namespace)) < 2:
         await asyncio.sleep(0.05)
     for gateway in gateways:
         url = f"http://{gateway}:8080"
-        while key and (await call(url, "none", key))[0] == 401:  # until it has heard of the Tenant
+        while key and (await call(url, "none", key))[0] == 401:  # until the gateway has received the Tenant
             await asyncio.sleep(0.05)
         assert not key or (await call(url, "tiny"))[0] == 401, "no Call without a key"
         status, said = await call(url, "tiny", key)
@@ -202,14 +202,14 @@ async def wakes_answers_and_sleeps(release: Release, engines: str, key: str = ""
 
 
 async def is_told_in_events(release: Release, namespace: str, reason: str) -> None:
-    """On the Model, for `kubectl describe`."""
+    """Checks that an Event on the Model has the reason, for `kubectl describe`."""
     selector = f"involvedObject.kind=Model,involvedObject.name=tiny,reason={reason}"
     while not (await release.api.get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector))["items"]:
         await asyncio.sleep(0.05)
 
 
 def nothing_was_forbidden(release: Release) -> None:
-    """What an autoscaler may go on without, it says in its log: no right that it asked for was missing."""
+    """Checks that no autoscaler logged a missing permission: it continues without optional ones and logs that."""
     logs = [path.read_text() for path in release.logs.glob("*autoscaler*.log")]
     assert logs
     assert not [line for log in logs for line in log.splitlines() if "orbidden" in line]
@@ -239,7 +239,7 @@ async def test_gpu_model_scales_from_and_to_zero_with_namespace_rights_only(rele
 
 
 async def the_agent_is_heard(release: Release) -> None:
-    """By every autoscaler, with the token of its own account in its own namespace."""
+    """Waits until every autoscaler receives the agent's reports, with the token of its account in its own namespace."""
     for autoscaler in await addresses(release.api, f"{NAME}-autoscaler", release.namespace):
         async with aiohttp.ClientSession() as session:
             while True:
@@ -251,7 +251,7 @@ async def the_agent_is_heard(release: Release) -> None:
 
 async def test_rolling_update_of_all_components_loses_no_request(release: Release) -> None:
     await models(release, tiny())
-    await release.install(tenantsSecret="tenants", gateway={"preStopSeconds": 5})  # clients look up, then connect
+    await release.install(tenantsSecret="tenants", gateway={"preStopSeconds": 5})  # clients resolve, then connect
     over, said = asyncio.Event(), list[tuple[int, str]]()
 
     async def client() -> None:
@@ -286,14 +286,14 @@ async def one_of_those_that_are_left_leads(release: Release) -> None:
 
 
 async def what_is_adopted_wakes_and_sleeps(release: Release, kind: str) -> None:
-    """A Call makes its pod, which is marked with its Replica, and is answered; then its scale is 0 again."""
+    """A request creates its pod, which is annotated with its replica, and succeeds; then the scale is 0 again."""
     name, path = kind.lower(), f"/apis/apps/v1/namespaces/{release.namespace}/{kind.lower()}s"
     notes = {OURS + "models": name, OURS + "idle-seconds": "600"}
     await release.api.create(path, workload(name, 0, notes, kind))
     gateway, *_ = await addresses(release.api, f"{NAME}-gateway", release.namespace)
 
     async def answered() -> tuple[int, str]:
-        while (answer := await call(f"http://{gateway}:8080", name))[0] == 404:  # until it was found
+        while (answer := await call(f"http://{gateway}:8080", name))[0] == 404:  # until the workload was discovered
             await asyncio.sleep(0.05)
         return answer
 
@@ -308,13 +308,13 @@ async def what_is_adopted_wakes_and_sleeps(release: Release, kind: str) -> None:
 
 
 async def marked(release: Release, app: str) -> bool:
-    """Whether there is a pod of it that says which Replica it is."""
+    """Whether a pod of it names its replica."""
     pods = await release.api.get(f"/api/v1/namespaces/{release.namespace}/pods", labelSelector=f"app={app}")
     return any(REPLICA in pod["metadata"].get("annotations", {}) for pod in pods["items"])
 
 
 async def it_is_shown_whose_its_scale_is(release: Release, deployment: str) -> None:
-    """As a condition."""
+    """Checks that a condition shows who controls the scale."""
     path = f"/apis/apps/v1/namespaces/{release.namespace}/deployments/{deployment}"
     while OURS + "Adopted" not in {
         one["type"] for one in (await release.api.get(path))["status"].get("conditions", [])
@@ -323,7 +323,7 @@ async def it_is_shown_whose_its_scale_is(release: Release, deployment: str) -> N
 
 
 async def a_cordon_is_kept_on_its_node(release: Release) -> None:
-    """What `pilotlight cordon` and `pilotlight uncordon` send, to each until the one that leads has taken it."""
+    """Sends the requests of `pilotlight cordon` and `uncordon` to each autoscaler until the leader accepts."""
     for verb, closed in (("cordon", True), ("uncordon", False)):
         answers = list[tuple[int, str]]()
         for autoscaler in await addresses(release.api, f"{NAME}-autoscaler", release.namespace):
@@ -337,7 +337,7 @@ async def a_cordon_is_kept_on_its_node(release: Release) -> None:
 
 
 async def test_chart_permissions_suffice_for_agent_adoption_and_cordons(release: Release) -> None:
-    """With the rights that the chart gives for adoption, cordons and agents."""
+    """With the permissions that the chart grants for adoption, cordons and agents."""
     agents = f"{release.namespace}-agents"
     changes: dict[str, Any] = {"adoption": {"namespaces": [release.namespace]}, "cordon": {"enabled": True}}
     await release.install(agent={"enabled": True, "namespace": agents}, **changes)
@@ -362,7 +362,7 @@ async def test_chart_permissions_suffice_for_agent_adoption_and_cordons(release:
 
 
 async def definitions_can_be_changed(release: Release) -> None:
-    """`kubectl apply --server-side --force-conflicts`, as the page says, takes them over from helm."""
+    """Takes ownership from helm, as documented: `kubectl apply --server-side --force-conflicts`."""
     definition: Object = yaml.safe_load((definitions.FOLDER / "models.yaml").read_text())
     path = definitions.definition("models")
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -373,7 +373,7 @@ async def definitions_can_be_changed(release: Release) -> None:
 
 
 async def agents_get_a_certificate_of_their_own(release: Release, before: Object) -> None:
-    """Autoscalers accept the authority that signs it; gateways keep their certificates."""
+    """Autoscalers trust the CA that signs it; gateways keep their certificates."""
     agents = f"{release.namespace}-agents"
     await release.upgrade(agent={"enabled": True, "namespace": agents}, contract={"auth": "certificate"})
     async with asyncio.timeout(WAIT_S_MAX):
@@ -413,7 +413,7 @@ async def second_release(release: Release, kubeconfig: Path) -> AsyncIterator[Re
 
 
 async def answers(release: Release) -> None:
-    """Each gateway of the release serves its Model."""
+    """Checks that each gateway of the release serves its Model."""
     while len(gateways := await addresses(release.api, f"{NAME}-gateway", release.namespace)) < 2:
         await asyncio.sleep(0.05)
     assert [(await call(f"http://{gateway}:8080", "tiny"))[0] for gateway in gateways] == [200, 200]
@@ -436,7 +436,7 @@ async def test_two_releases_of_one_name_can_share_an_engine_namespace(release: R
         await answers(other)
         before = await pods()
         assert before.keys() == {mine, installation_id(other.namespace, NAME)}
-        nothing_was_forbidden(release)  # and before the rights of the second are gone
+        nothing_was_forbidden(release)  # before the permissions of the second release are deleted
         await asyncio.to_thread(other.config.uninstall, RELEASE, **WAITED)
         await answers(release)
         assert (await pods())[mine] == before[mine]

@@ -21,12 +21,12 @@ HOOKS = "helm.sh/hook"
 
 
 QUOTA = {f"{of}.{what}": most for of in ("requests", "limits") for what, most in (("cpu", "64"), ("memory", "64Gi"))}
-"""With it each container of a namespace must say all four."""
+"""This quota requires each container of a namespace to specify all four."""
 
 
 @functools.cache
 def rendered(name: str, namespace: str) -> tuple[Object, ...]:
-    """What is installed: without hooks, in a namespace that is there."""
+    """The objects that helm installs: without hooks, in an existing namespace."""
     text = yaml.safe_dump(SETS[name]).replace("home", namespace)
     return tuple(
         one for one in objects(yaml.safe_load(text), namespace) if HOOKS not in one["metadata"].get("annotations", {})
@@ -34,13 +34,13 @@ def rendered(name: str, namespace: str) -> tuple[Object, ...]:
 
 
 def objects(values: dict[str, Any], namespace: str) -> list[Object]:
-    """All that is rendered."""
+    """All rendered objects."""
     found = (part for path, part in texts(values, namespace=namespace).items() if path.endswith(".yaml"))
     return [one for part in found for one in yaml.load_all(part, yaml.CSafeLoader) if one]
 
 
 async def collection(api: Api, one: Object) -> str:
-    """The path of its kind. Raises KeyError where the server does not serve it."""
+    """The path of the object's kind. Raises KeyError if the server does not serve it."""
     version = one["apiVersion"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     try:
@@ -57,7 +57,7 @@ async def collection(api: Api, one: Object) -> str:
 @pytest.mark.standard
 @pytest.mark.parametrize("name", SETS)
 async def test_api_server_admits_every_rendered_object_of_a_value_set(api: Api, name: str) -> None:
-    """Namespaces are made, because a dry run makes none."""
+    """Namespaces are created for real, because a dry run creates none."""
     home = f"chart-{uuid.uuid4().hex[:8]}"
     objects = rendered(name, home)
     assert len(objects) > 10
@@ -65,7 +65,7 @@ async def test_api_server_admits_every_rendered_object_of_a_value_set(api: Api, 
     spaces = {one["metadata"].get("namespace", "") for one in objects} - {home, ""}
     there = {one["metadata"]["name"] for one in (await api.get("/api/v1/namespaces"))["items"]}
     for space in spaces - there:
-        with contextlib.suppress(ApiError):  # another test makes it
+        with contextlib.suppress(ApiError):  # another test may create it
             await make_namespace(api, space)
     unserved = set[str]()
     for one in objects:
@@ -81,7 +81,7 @@ async def test_api_server_admits_every_rendered_object_of_a_value_set(api: Api, 
 
 
 def pods(limits: dict[str, str], namespace: str) -> list[Object]:
-    """One of each workload and of `helm test`, all containers with such limits; agents in the same namespace."""
+    """One pod of each workload and of `helm test`, all with these limits; agents in the same namespace."""
     has = {"resources": {"limits": limits}}
     agent = {**has, "enabled": True, "namespace": namespace}
     parts = {"gateway": has, "autoscaler": has, "agent": agent, "doctor": has}
@@ -97,7 +97,7 @@ def pods(limits: dict[str, str], namespace: str) -> list[Object]:
 
 
 async def refusal(api: Api, pod: Object, namespace: str) -> str:
-    """Why a pod is refused; empty: it is admitted (a dry run)."""
+    """Why a pod is rejected; empty if it is admitted (a dry run)."""
     whole = {**pod, "spec": {key: value for key, value in pod["spec"].items() if key != "serviceAccountName"}}
     try:
         await api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", whole)
@@ -108,7 +108,7 @@ async def refusal(api: Api, pod: Object, namespace: str) -> str:
 
 @pytest.mark.standard
 async def test_chart_pods_with_limits_pass_a_quota_that_requires_limits(api: Api) -> None:
-    """knative/serving#4134: with limits in the values no container lacks one; without them the quota refuses."""
+    """knative/serving#4134: with limits in the values no container lacks one; without them the quota rejects pods."""
     home = f"chart-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, home)
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": QUOTA}}

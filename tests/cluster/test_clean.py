@@ -1,5 +1,5 @@
-"""Proof of clean on a real control plane: devices are free as soon as the node's agent has measured it; agents are
-played, by their reports.
+"""Proof of clean on a real control plane: a device becomes free as soon as its node's agent reports it as unused.
+The agents are fakes that send reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_S, WAIT_S_MAX = 0.05, 180.0
 
 
 class Agent:
-    """The agent of a node with two GPUs, of which the engine has the second."""
+    """A fake agent of a node with two GPUs, of which the engine uses the second."""
 
     def __init__(self, session: aiohttp.ClientSession, node: str, pod: str, namespace: str) -> None:
         self._session = session
@@ -44,7 +44,7 @@ class Agent:
 
 
 class Scene:
-    """A house with one engine that runs on a GPU, and the agent of its node."""
+    """A House with one engine that runs on a GPU, and the agent of its node."""
 
     def __init__(self, house: House, api: Api, pods: str, agent: Agent) -> None:
         self.house, self.api, self.pods, self.agent = house, api, pods, agent
@@ -54,7 +54,7 @@ class Scene:
             return await answer.json()
 
     async def told(self, *words: str) -> None:
-        """Until the latest decisions say all of that."""
+        """Waits until the latest decisions contain all of these words."""
         while True:
             said = " ".join((await self.ops("explain/last"))["sentences"])
             if all(word in said for word in words):
@@ -62,7 +62,7 @@ class Scene:
             await asyncio.sleep(LOOK_S)
 
     async def gone(self) -> None:
-        """Until no pod is left."""
+        """Waits until no pod is left."""
         while (await self.api.get(self.pods))["items"]:
             await asyncio.sleep(LOOK_S)
 
@@ -84,13 +84,13 @@ async def scene(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node
 
 @asynccontextmanager
 async def reporting(folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    """A way to the autoscaler's contract."""
+    """Yields a client session for the autoscaler's report socket."""
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(folder / "contract.sock"))) as session:
         yield session
 
 
 async def stop(scene: Scene) -> None:
-    """`pilotlight stop ada`."""
+    """Runs `pilotlight stop ada`."""
     url = f"http://127.0.0.1:{scene.house.ops}/api/v1/models/ada/stop"
     async with scene.house.session.post(url, json={}) as answer:
         assert answer.status == 200, await answer.text()

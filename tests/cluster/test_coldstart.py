@@ -1,4 +1,4 @@
-"""`pilotlight load coldstart --from gone --ops` against a cluster: what it measures of a pod, told by the phases."""
+"""`pilotlight load coldstart --from gone --ops` against a cluster: it measures a pod's cold start by phases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.kubelet.pod import PULL_SECONDS
 
 
 async def ops(house: House, path: str) -> Any:
-    """What the operations port says."""
+    """Returns the JSON response of the operations port."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/{path}") as answer:
         return await answer.json()
 

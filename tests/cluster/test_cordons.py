@@ -1,4 +1,4 @@
-"""Orders about nodes, kept on the Node: what an operator says outlives us, and what kubectl says counts, too."""
+"""Cordons, stored on the Node: an operator's cordon survives restarts, and `kubectl cordon` counts as well."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S_MAX = 90.0
 
 
 class Seen:
-    """The orders of one node as they were observed last."""
+    """The orders of one node as observed last."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -48,7 +48,7 @@ class Seen:
 
 @pytest.fixture
 async def name(api: Api) -> AsyncIterator[str]:
-    """A node that nobody runs."""
+    """A node without a kubelet."""
     made = f"cordon-{uuid.uuid4().hex[:8]}"
     await api.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": made}})
     yield made
@@ -113,7 +113,7 @@ async def test_concurrent_cordons_on_one_node_are_all_kept(api: Api, name: str) 
 async def test_cordon_write_of_a_former_leader_overwrites_nothing_newer(
     api: Api, name: str, kubeconfig: Path, moment: Moment
 ) -> None:
-    """Who gave it is told that it may not be in force; what came late undoes nothing that was ordered since."""
+    """The sender gets an error that the cordon may not be in effect; a late write reverts nothing ordered since."""
     node, gpu, seen = CordonTarget("node", name), CordonTarget("device", f"{name}/gpu0"), Seen(name)
     async with Fenced(await load_api_access(kubeconfig)) as first, watching(api, seen) as second:
         first.leads = True
@@ -141,7 +141,7 @@ async def test_cordon_of_a_deleted_node_is_rejected(api: Api, name: str) -> None
 async def test_http_cordon_makes_the_node_and_its_devices_unschedulable(
     api: Api, name: str, aiohttp_client: AiohttpClient
 ) -> None:
-    """As an autoscaler of a cluster is composed: commands, the orders on Nodes, and the loop that observes them."""
+    """Composed as in a cluster's autoscaler: commands, the orders on Nodes, and the loop that observes them."""
     loop = SteppedLoop(world([], [device(f"{name}/gpu0", node=name)])).loop
     kept = NodeCordons(api, api, loop.observe)
     task = asyncio.create_task(kept.run())

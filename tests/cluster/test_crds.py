@@ -1,4 +1,4 @@
-"""Our CustomResourceDefinitions on a real API server: it refuses what files are refused for, in the same words."""
+"""Our CustomResourceDefinitions on a real API server: its rejections match those of files, with the same messages."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ MADE_OF_ALL: Object = {
         "resources": {"limits": {"rdma/hca": 1, "cpu": "4", "nvidia.com/other": "1"}},
     },
 }  # fmt: skip
-"""A spec in which every part of a pod occurs that a Model may set."""
+"""A spec with every part of a pod that a Model may set."""
 
 LENIENT: list[tuple[str, Object]] = [
     *(
@@ -164,7 +164,7 @@ LENIENT: list[tuple[str, Object]] = [
         model("a", aliases=["a:x"], adapters=[{"name": "x", "artifact": "file:///x"}]),
     ),
 ]
-"""What Pilotlight refuses and the API server accepts: CEL cannot express these rules, or their cost is too high."""
+"""Pilotlight rejects these and the API server accepts them: CEL cannot express the rules, or they cost too much."""
 
 STRICTER: list[tuple[str, Object]] = [
     ("a mount without a path", pod(volumes=[{"name": "x", "emptyDir": {}}], volumeMounts=[{"name": "x"}])),
@@ -173,13 +173,13 @@ STRICTER: list[tuple[str, Object]] = [
     ("an empty value", pod(volumes=[{"name": "x", "emptyDir": None}])),
     ("a name longer than Kubernetes' own", pod(volumes=[{"name": "x" * 64, "emptyDir": {}}])),
 ]
-"""What the API server refuses and Pilotlight does not check: the types of Kubernetes. Such a pod could not be made, but
-for an empty value.
+"""The API server rejects these and Pilotlight does not check them: the types of Kubernetes.
+Such a pod could not be created, except with an empty value.
 """
 
 
 def sentence(wrong: Object) -> WrongKeyError:
-    """What a file with it is refused with."""
+    """The error with which a file with it is rejected."""
     with pytest.raises(WrongKeyError) as caught:
         read_document(wrong)
     return caught.value
@@ -241,7 +241,7 @@ async def test_reserved_device_resources_are_rejected_in_files_and_crds(served: 
 
 
 async def agree(api: Api, namespace: str, written: Object, *, is_reserved: bool) -> None:
-    """Both refuse it with the same sentence, or neither does."""
+    """Checks that both reject it with the same message, or both accept it."""
     path = f"{models(namespace)}?dryRun=All"
     if is_reserved:
         assert sentence(written).message in await refusal(api, path, written)
@@ -278,7 +278,7 @@ async def test_deeply_nested_values_are_rejected_or_dropped(
     with pytest.raises(ApiError, match="unknown field") as caught:
         await served.create(f"{models(namespace)}?fieldValidation=Strict", deep)
     assert caught.value.status == 400
-    made = await served.create(models(namespace), deep)  # the answer can be decoded: what is unknown is dropped
+    made = await served.create(models(namespace), deep)  # the response can be decoded: unknown fields are dropped
     assert read_document(document("Model", "a", spec=made["spec"])), what
 
 
@@ -304,7 +304,7 @@ async def test_pod_field_types_match_the_api_server_schema(api: Api) -> None:
 
 
 def kind_of(schema: Object) -> str:
-    """A schema of OpenAPI in the notation of `pod_types`."""
+    """Converts an OpenAPI schema to the notation of `pod_types`."""
     schema = schema["allOf"][0] if "allOf" in schema else schema
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition(".")[2]
@@ -317,7 +317,7 @@ def kind_of(schema: Object) -> str:
 
 
 def test_every_crd_rule_has_a_rejection_example() -> None:
-    """Each sentence of the rules is one of those above."""
+    """Each message of the rules occurs in an example above."""
     seen = [sentence(wrong).message for _, wrong in WRONG]
     for rules in RULES.values():
         for rule in rules:
@@ -421,7 +421,7 @@ async def test_conditions_of_two_writers_are_merged_by_type(served: Api, namespa
 
 
 async def listed(api: Api) -> list[Object]:
-    """What the server says that there is of our group."""
+    """The resources of our group, as the server lists them."""
     found: list[Object] = (await api.get(f"/apis/{API_VERSION}"))["resources"]
     return found
 
@@ -448,7 +448,7 @@ async def test_printer_columns_short_names_and_selectors_are_served(served: Api,
     for selector in ("spec.engine=ollama", "spec.paused=true"):
         found = await served.get(path, fieldSelector=selector)
         assert [item["metadata"]["name"] for item in found["items"]] == ["b"]
-    async with asyncio.timeout(SERVED_S_MAX):  # a kind is listed a little after it is served
+    async with asyncio.timeout(SERVED_S_MAX):  # a kind is listed shortly after it is served
         while not {"models", "tenants"} <= {one["name"] for one in await listed(served)}:
             await asyncio.sleep(0.05)
     resources = await listed(served)

@@ -1,4 +1,4 @@
-"""Models and Tenants as custom resources on a real API server: what they say is in force, a wrong one stops nobody."""
+"""Models and Tenants as custom resources on a real API server: they take effect; an invalid one affects no other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HASH = "cd" * 32
 
 
 class Following:
-    """Custom resources as they are told; counts what is read."""
+    """Records the reported custom resources; counts the reads."""
 
     def __init__(self, api: Api, namespaces: list[str]) -> None:
         self.told: list[DocumentsSeen] = []
@@ -56,15 +56,15 @@ class Following:
 
     @property
     def names(self) -> list[str]:
-        """Of the Models in force."""
+        """Names of the Models in effect."""
         return [model.name for model in self.told[-1].models] if self.told else []
 
     def model(self, name: str) -> Model:
-        """One of them."""
+        """One of these Models."""
         return next(model for model in self.told[-1].models if model.name == name)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Until something holds of what was told."""
+        """Waits until `holds` is true of what was reported."""
         async with asyncio.timeout(WAIT_S_MAX):
             while not (self.told and holds()):
                 self._news.clear()
@@ -73,7 +73,7 @@ class Following:
 
 @asynccontextmanager
 async def following(api: Api, *namespaces: str) -> AsyncIterator[Following]:
-    """While it runs."""
+    """Watches custom resources while the context is open."""
     found = Following(api, list(namespaces))
     run = asyncio.create_task(found.customs.run())
     try:
@@ -85,7 +85,7 @@ async def following(api: Api, *namespaces: str) -> AsyncIterator[Following]:
 
 @pytest.fixture
 async def served(api: Api) -> Api:
-    """With both kinds."""
+    """An API client after both kinds were installed."""
     await definitions.install(api)
     return api
 
@@ -180,7 +180,7 @@ async def test_recreated_model_does_not_inherit_the_spec_of_its_predecessor(serv
 async def test_many_simultaneous_changes_are_reported_in_batches(
     served: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optional_kinds, "TOGETHER_S", 1.0)  # they come one by one, as fast as this machine makes them
+    monkeypatch.setattr(optional_kinds, "TOGETHER_S", 1.0)  # they arrive as fast as this machine creates them
     async with following(served, namespace) as found:
         await found.until(lambda: found.names == ["of-files"])
         async with asyncio.TaskGroup() as tasks:
@@ -197,7 +197,7 @@ async def test_keys_of_an_invalid_tenant_are_not_accepted(served: Api, namespace
     await served.create(TENANTS, tenant(right, keys=keys, weight=2))
     async with following(served, namespace) as found:
         await found.until(lambda: right in {one.name for one in found.told[-1].tenants})
-        small = "2027-01-31t12:00:00z"  # which RFC 3339 allows, so the schema does, and Python does not
+        small = "2027-01-31t12:00:00z"  # valid in RFC 3339 and thus in the schema, but not in Python
         await served.create(TENANTS, tenant(wrong, keys=[{"sha256": "ef" * 32, "expiresAt": small}]))
         await found.until(lambda: wrong in {one.name for one in found.told[-1].tenants})
         tenants = {str(one.name): one for one in found.told[-1].tenants}

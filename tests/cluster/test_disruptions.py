@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets of people over our pods, as the real disruption controller counts them."""
+"""PodDisruptionBudgets of users for our pods, as the real disruption controller evaluates them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 class Told:
-    """What was told last."""
+    """The last report."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Claims of the Slicer `dra` at the real scheduler: what is pinned is given; counters and capacity run out and return.
+"""DRA claims with the real scheduler: a pinned device is allocated; counters and capacity are used up and returned.
 
 ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, but no device is prepared for them.
 """
@@ -39,21 +39,21 @@ class Bench:
         self.claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
 
     async def publish(self, *objects: Object) -> None:
-        """As a driver on the node would."""
+        """Publishes objects as a driver on the node would."""
         for one in objects:
             await self.api.create(f"{RESOURCE}/resourceslices", one)
 
     async def slices(self, slicer: Dra, *kept: str) -> dict[str, Slice]:
-        """By device, of what the API server has now."""
+        """Device -> slice, from the API server's current objects."""
         found = await self.api.get(f"{RESOURCE}/resourceslices", fieldSelector=f"spec.nodeName={self.node}")
         facts = NodeFacts(NodeId(self.node), declared=self.declared, devices=found["items"], kept=kept)
         there = slicer.inventory(facts) or ()
         return {one.id.rpartition("/")[2]: one for one in there}
 
     async def start(self, name: str, fields: PodFields) -> str:
-        """A pod that says these; its name."""
+        """Creates a pod with these fields and returns its name."""
         for claim in fields.claims:
-            with contextlib.suppress(ApiError):  # a claim that pods have in common
+            with contextlib.suppress(ApiError):  # claims shared by several pods exist already
                 await self.api.create(self.claims, claim)
         pod = golden.pod(name, fields)
         pod["spec"] |= {"terminationGracePeriodSeconds": 1}
@@ -62,12 +62,12 @@ class Bench:
         return name
 
     async def stop(self, name: str) -> None:
-        """The pod, and the claim that is its own."""
+        """Deletes the pod and its own claim."""
         await self.api.delete(f"{self.pods}/{name}")
         await self.api.delete(f"{self.claims}/{name}")
 
     async def got(self, name: str) -> tuple[Got, ...]:
-        """What its claim has once it has something, and its pod is bound."""
+        """Waits until its claim is allocated and its pod is bound; returns the allocation."""
         async with asyncio.timeout(WAIT_S_MAX):
             while not (got := read_allocations(await self.api.get(f"{self.claims}/{name}"))):
                 await asyncio.sleep(0.02)
@@ -75,13 +75,13 @@ class Bench:
         return got
 
     async def bound(self, name: str) -> None:
-        """Its pod is on the node."""
+        """Waits until its pod is on the node."""
         async with asyncio.timeout(WAIT_S_MAX):
             while (await self.api.get(f"{self.pods}/{name}"))["spec"].get("nodeName") != self.node:
                 await asyncio.sleep(0.02)
 
     async def refused(self, name: str) -> None:
-        """The scheduler says that it cannot have it."""
+        """Waits until the scheduler reports its pod as unschedulable."""
         async with asyncio.timeout(WAIT_S_MAX):
             while True:
                 said = (await self.api.get(f"{self.pods}/{name}"))["status"].get("conditions", ())
@@ -93,9 +93,9 @@ class Bench:
 
 @pytest.fixture
 async def bench(api: Api, namespace: str, node: Node) -> AsyncIterator[Bench]:
-    """With NVIDIA's DeviceClasses. Afterwards its ResourceSlices are gone, and pods that still wait for such a UUID."""
+    """With NVIDIA's DeviceClasses. Deletes its ResourceSlices and pods that wait for one of its UUIDs afterwards."""
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     one = Bench(api, namespace, node.name)
     yield one
@@ -110,7 +110,7 @@ def all_of(one: Slice) -> list[SliceShare]:
 
 
 async def test_claim_for_a_specific_gpu_gets_only_that_gpu(bench: Bench) -> None:
-    """The first in the driver's order has no UUID: that harms no claim for another, and it is pinned by its address."""
+    """The driver's first device has no UUID: claims for other devices still work, and it is pinned by its address."""
     nameless = gpu(7)
     nameless["attributes"]["resource.kubernetes.io/pciBusID"] = {"string": "0000:65:00.0"}
     del nameless["attributes"]["uuid"]
@@ -121,7 +121,7 @@ async def test_claim_for_a_specific_gpu_gets_only_that_gpu(bench: Bench) -> None
     (got,) = await bench.got("m-1")
     assert find_slice(got, there.values()) == there["gpu-2"]
     await bench.start("m-2", slicer.fields("m-2", all_of(there["gpu-2"])))
-    await bench.refused("m-2")  # two others are free
+    await bench.refused("m-2")  # although two others are free
     await bench.start("m-3", slicer.fields("m-3", [*all_of(there["gpu-0"]), *all_of(there["gpu-1"])]))
     assert [one.entry.rpartition("/")[2] for one in await bench.got("m-3")] == ["gpu-0", "gpu-1"]
     await bench.start("m-4", slicer.fields("m-4", all_of(there["gpu-7"])))

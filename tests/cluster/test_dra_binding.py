@@ -1,4 +1,4 @@
-"""Binding conditions (KEP-5007) at the real scheduler: what is read of a claim is what it acts on.
+"""Binding conditions (KEP-5007) with the real scheduler: our interpretation of a claim matches its behavior.
 
 ResourceSlices and conditions are written by hand, as a fabric's controller writes them.
 """
@@ -22,11 +22,11 @@ from tests.kit.pools import DRIVER, gpu, resource_slice
 READY, FAILED = "FabricDeviceReady", "FabricDeviceFailed"
 ASKED: dict[str, Any] = {"bindsToNode": True, "bindingConditions": [READY], "bindingFailureConditions": [FAILED]}
 __all__ = ["bench"]
-"""A fixture, which pytest looks for here."""
+"""A fixture; pytest looks it up in this module."""
 
 
 async def waiting(api: Api, path: str) -> Binding:
-    """Once it was given something that must come first."""
+    """Waits until the claim has a device with binding conditions."""
     async with asyncio.timeout(WAIT_S_MAX):
         while not (found := read_bindings(await api.get(path))):
             await asyncio.sleep(0.02)
@@ -35,7 +35,7 @@ async def waiting(api: Api, path: str) -> Binding:
 
 
 async def write(bench: Bench, path: str, type: str, reason: str) -> None:
-    """A controller does, of gpu-0."""
+    """Writes a condition of gpu-0, as a controller does."""
     condition = {
         "type": type, "status": "True", "reason": reason, "message": "by hand",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
@@ -72,7 +72,7 @@ async def test_pod_is_bound_only_when_its_device_binding_condition_is_ready(benc
         (one,) = read_bindings(await bench.api.get(claim))
         assert one.state == "ready"
         return
-    await bench.api.patch(path, {"spec": {"devices": []}})  # there is nothing else to be given
+    await bench.api.patch(path, {"spec": {"devices": []}})  # no other device can be allocated
     await write(bench, claim, FAILED, "NoCable")
     async with asyncio.timeout(WAIT_S_MAX):
         while read_bindings(await bench.api.get(claim)):

@@ -1,4 +1,4 @@
-"""A GPU that ResourceSlices offer whole and in parts, through the plan and onto a real scheduler: who comes cuts it.
+"""A GPU that ResourceSlices offer whole and in partitions, with a real scheduler: claims partition it.
 
 ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, but no device is prepared for them.
 """
@@ -32,7 +32,7 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
 ) -> None:
     """Of two GPUs one stays whole, and one Model gets that; the next waits for the other."""
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
@@ -76,9 +76,9 @@ async def test_two_small_models_share_one_gpu_and_leave_the_other_whole(
 async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """One part is left by who is idle, the other when its Call has ended."""
+    """An idle replica leaves one partition; the other is left when its request has ended."""
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     idle = {"replicas": {"min": 0}, "residencySeconds": 0.1, "idleSeconds": 600}
@@ -123,7 +123,7 @@ async def test_models_get_the_smallest_partition_and_free_the_gpu_afterwards(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
@@ -132,7 +132,7 @@ async def test_models_get_the_smallest_partition_and_free_the_gpu_afterwards(
         small, large, all_of_it = kept("small", node, "5Gi"), kept("large", node, "30Gi"), kept("all", node, "70Gi")
 
         async def got(name: str) -> str:
-            """What the claim of a Model's pod really has."""
+            """The device that the claim of a model's pod has."""
             while name not in (there := await ours(api, namespace)):
                 await asyncio.sleep(0.05)
             (one,) = read_allocations(await api.get(f"{claims}/{there[name]['metadata']['name']}"))

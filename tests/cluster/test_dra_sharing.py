@@ -1,4 +1,4 @@
-"""A GPU of a DRA driver that Settings let Replicas share, through the plan and onto a real scheduler: one claim.
+"""A GPU of a DRA driver that Settings let replicas share, through the plan and a real scheduler: one claim.
 
 ResourceSlices are written by hand, as NVIDIA's driver writes them; pods run, but no device is prepared for them.
 """
@@ -32,7 +32,7 @@ def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
 
 
 def reserved(claim: dict[str, Any]) -> set[str]:
-    """Uids of the pods that have it."""
+    """Uids of the pods for which the claim is reserved."""
     return {one["uid"] for one in claim.get("status", {}).get("reservedFor", ())}
 
 
@@ -40,7 +40,7 @@ async def test_shared_claim_serves_two_replicas_and_is_deleted_with_the_last(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     path = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
 

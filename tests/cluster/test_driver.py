@@ -1,4 +1,4 @@
-"""The driver contract on a real control plane: the same suite as the local driver's, with pods for processes."""
+"""The driver contract on a real control plane: the same suite as the local driver's, with pods instead of processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.standard
 
 
 class OwnRig(ClusterRig):
-    """Replicas are pods of ours."""
+    """Replicas are pods that we create."""
 
     def driver(self) -> KubernetesDriver:
         return KubernetesDriver(self._api, self._name, launch, lambda _: "engine", assume_after_s=0.05)
@@ -40,7 +40,7 @@ class TestKubernetesDriver(DriverContract):
 
 
 async def test_pod_with_the_same_name_but_another_uid_is_not_deleted(api: Api, namespace: str, node: Node) -> None:
-    """A pod of the same name that another decision made."""
+    """The pod with that name belongs to another decision."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     container = {"name": "other", "image": "x", "command": ["/bin/sleep", "60"]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "r1"}, "spec": {"containers": [container]}}

@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster, as the driver's World sees it: each by its name, and nothing lost or taken twice.
+"""Cluster faults as the driver reports them to World: each has its reason, and no device is lost or used twice.
 
 Case 2 of the fault list on a real API server: admission, quotas, namespaces, images, memory and nodes.
 """
@@ -33,7 +33,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
         yield one
 
 
-# --- waiting is not failing -------------------------------------------------------------------------------------------
+# --- waiting is not a failure -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.standard
@@ -64,7 +64,7 @@ async def is_there(scene: Scene, path: str) -> bool:
 
 @pytest.mark.standard
 async def test_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) -> None:
-    """Its containers have ended, and the pod's object stays. The scheduler counts its GPU as free, too."""
+    """Its containers have ended, and the pod's object remains. The scheduler, too, counts its GPU as free."""
     (one, model), path, keeps = scene.engine("r1", gpu=0), f"{scene.pods}/r1", ["example.com/keeps"]
     driver = scene.driver()
     async with running(driver) as observed:
@@ -77,7 +77,7 @@ async def test_pod_kept_by_a_foreign_finalizer_frees_its_device(scene: Scene) ->
         other, second = scene.engine("r2", gpu=0)
         driver.start(other, second)
         await observed.until(other.id, Seen.READY)
-    async with running(scene.driver()) as observed:  # another process finds both
+    async with running(scene.driver()) as observed:  # a new process observes both
         await observed.until(one.id, Seen.CLEAN)
         await observed.until(other.id, Seen.READY)
         await scene.api.patch(path, {"metadata": {"finalizers": None}})
@@ -168,7 +168,7 @@ async def test_stopped_start_that_waits_for_quota_creates_no_pod(scene: Scene) -
         assert not (await scene.api.get(scene.pods))["items"]
 
 
-# --- refused, and why -------------------------------------------------------------------------------------------------
+# --- rejections and their reasons -------------------------------------------------------------------------------------
 
 
 @pytest.mark.standard
@@ -283,7 +283,7 @@ async def test_policy_rejection_is_reported_verbatim_and_not_retried(
 
 
 async def is_admitted(scene: Scene) -> bool:
-    """A pod; what admits it comes into force a little after it was made."""
+    """Whether a pod is admitted; an admission rule takes effect shortly after its creation."""
     spec = {"containers": [{"name": "a", "image": "a"}]}
     probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
     try:
@@ -312,7 +312,7 @@ async def test_message_of_a_rejecting_webhook_is_reported(scene: Scene, tmp_path
 
 @pytest.mark.standard
 async def test_start_waits_for_an_unavailable_webhook(scene: Scene, tmp_path: Path) -> None:
-    """K01 and K02: the API server answers 500, and a moment later the same request succeeds."""
+    """K01 and K02: the API server responds with 500, and a moment later the same request succeeds."""
     async with webhook(scene.api, scene.namespace, tmp_path, listens=False) as listen:
         await refuses_pods(scene)
         driver = scene.driver()
@@ -344,7 +344,7 @@ async def test_start_in_a_terminating_namespace_fails(api: Api, scene: Scene) ->
     await api.patch(f"{path}/held", {"metadata": {"finalizers": None}})
 
 
-# --- ends, and why ----------------------------------------------------------------------------------------------------
+# --- exits and their reasons ------------------------------------------------------------------------------------------
 
 
 async def test_engine_killed_for_memory_reports_oom_killed(scene: Scene) -> None:
@@ -385,7 +385,7 @@ async def test_evicted_pod_is_reported_with_the_eviction_reason(scene: Scene) ->
 
 
 async def test_device_of_a_replica_on_a_lost_node_is_not_reusable(scene: Scene, tmp_path: Path) -> None:
-    """Another node lives: where none does, the cluster blames its own network, and evicts nobody."""
+    """Another node is alive: without one, the cluster assumes a fault of its own network and evicts no pod."""
     one, model = scene.engine("r1")
     driver = scene.driver()
     other = Node(scene.api, f"other-{scene.namespace}", next_number(), {}, {}, tmp_path)
@@ -398,5 +398,5 @@ async def test_device_of_a_replica_on_a_lost_node_is_not_reusable(scene: Scene, 
         assert observed.words(one.id) == ["starting", "ready", "exited"], "while its node was only silent, it served"
         driver.stop(one, 1.0)
         assert not any(s.healthy for s in observed.slices().slices if s.node == scene.node.name)
-        await scene.api.get(f"{scene.pods}/r1")  # it may live
+        await scene.api.get(f"{scene.pods}/r1")  # it may be alive
         assert "clean" not in observed.words(one.id)

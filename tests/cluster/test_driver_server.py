@@ -1,5 +1,5 @@
-"""The driver and its API server: two leaders, a server that hangs or starts again, watches that are cut or deaf, and
-addresses that are given out again (cases 18, 19, 25 and 28 of the fault list).
+"""The driver and faults of its API server (cases 18, 19, 25 and 28 of the fault list).
+Two leaders, a server that hangs or restarts, interrupted or silent watches, and reused addresses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def scene(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 class Paused(Api):
-    """A process that is paused before its delete, and finds its time as a leader over when that was answered."""
+    """A process that is paused before its delete, and loses its leadership before it gets the response."""
 
     def __init__(self, way: ApiAccess) -> None:
         super().__init__(way, lambda: self.may_s)
@@ -89,10 +89,10 @@ async def test_paused_leader_does_not_delete_a_pod_adopted_by_the_next_leader(sc
 async def test_pod_stopped_by_a_former_leader_is_not_reported_as_failed(
     scene: Scene, plane: Plane, kubeconfig: Path, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that no condition of its Model tells of a failure. It ends within our own time to stop, and was not deleted by
-    force, whoever deleted it.
+    """Otherwise a condition of its Model would report a failure.
+    It ends within our grace period and was not deleted by force, whoever deleted it.
     """
-    monkeypatch.setattr("autoscaler.drivers.kubernetes.driver.ADOPT_SECONDS_MAX", 0.05)  # not waited for
+    monkeypatch.setattr("autoscaler.drivers.kubernetes.driver.ADOPT_SECONDS_MAX", 0.05)  # do not wait
     one, model = scene.engine("r1", manner=Manner.IGNORES_SIGTERM)
     old, cutter, way = scene.driver(), Cutter(port_of(plane)), await load_api_access(kubeconfig)
     async with running(old) as seen_by_old:
@@ -121,7 +121,7 @@ async def test_pod_stopped_by_a_former_leader_is_not_reported_as_failed(
 
 
 async def until_unmarked(scene: Scene) -> None:
-    """The new leader has taken the old one's mark away."""
+    """Waits until the new leader has removed the old one's mark."""
     async with asyncio.timeout(WAIT_S_MAX):
         while pod.DRAIN in (await scene.api.get(f"{scene.pods}/r1"))["metadata"]["annotations"]:
             await asyncio.sleep(0.02)
@@ -156,13 +156,13 @@ async def test_driver_without_a_valid_leader_lease_starts_and_stops_nothing(scen
             await observed.until(one.id, Seen.CLEAN)
 
 
-# --- the API server's moods -------------------------------------------------------------------------------------------
+# --- faults of the API server -----------------------------------------------------------------------------------------
 
 
 async def test_replica_start_and_stop_take_at_most_six_api_requests(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a watch that is late is no matter of this
+    monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # a late watch is not tested here
     async with Api(await load_api_access(kubeconfig)) as api:
         driver = scene.driver(api)
         async with running(driver) as observed:
@@ -177,14 +177,14 @@ async def test_replica_start_and_stop_take_at_most_six_api_requests(
 
 
 class Deaf(Api):
-    """An API whose watches say nothing for a while, although they are open. Lists are heard."""
+    """An API whose watches report nothing for a while, although they are open. Lists work."""
 
     deaf = False
 
     def __init__(self, way: ApiAccess) -> None:
         super().__init__(way)
         self.unheard: list[str] = []
-        """Of what was not passed on, the kinds."""
+        """Kinds of the events that were dropped."""
 
     async def watch(
         self, path: str, version: str | None, query: Mapping[str, str], **how: Any
@@ -201,7 +201,7 @@ class Deaf(Api):
 async def test_open_watch_without_events_is_detected_by_a_list_request(
     scene: Scene, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start, then an end (its DELETED is lost): both are seen by a list that our own write made us ask for."""
+    """A start, then an end whose DELETED is lost: a list after our own write detects both."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
     async with Deaf(await load_api_access(kubeconfig)) as api:
         driver = scene.driver(api)
@@ -217,7 +217,7 @@ async def test_open_watch_without_events_is_detected_by_a_list_request(
             async with asyncio.timeout(WAIT_S_MAX):
                 while (await scene.api.get(scene.pods))["items"]:
                     await asyncio.sleep(0.02)
-            driver.stop(one, 1.0)  # 404: the watch cannot be right
+            driver.stop(one, 1.0)  # 404: the watch must be wrong
             await observed.until(one.id, Seen.CLEAN)
 
 
@@ -268,15 +268,15 @@ async def test_repeatedly_interrupted_watches_lose_no_change(scene: Scene, plane
 
 
 async def forget(plane: Plane) -> None:
-    """What happened until now is told to no watch any more."""
+    """Makes older changes unavailable to watches."""
     plane.compact()
-    plane.kill_part("kube-apiserver")  # it remembers some of what etcd forgets
+    plane.kill_part("kube-apiserver")  # its cache holds some of what etcd has compacted
     plane.start_part("kube-apiserver")
     await asyncio.to_thread(plane.until_ready)
 
 
 class Noting(Api):
-    """An API that remembers what its watches were refused for."""
+    """An API that records the statuses with which its watches were rejected."""
 
     def __init__(self, way: ApiAccess) -> None:
         super().__init__(way)
@@ -297,8 +297,8 @@ class Noting(Api):
 async def test_driver_relists_after_etcd_compaction_during_a_disconnect(
     scene: Scene, plane: Plane, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile a pod goes. The version that the driver has is too old then (410): it reads everything anew."""
-    monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # else a suspicion may begin it anew before the watch does
+    """A pod is deleted meanwhile. The driver's resource version is then too old (410), so it lists everything again."""
+    monkeypatch.setattr(watching, "SUSPECT_S", WAIT_S_MAX)  # otherwise a suspicion may restart the watch first
     cutter = Cutter(port_of(plane))
     async with cutter.running() as port:
         way: ApiAccess = await load_api_access(kubeconfig)
@@ -316,18 +316,18 @@ async def test_driver_relists_after_etcd_compaction_during_a_disconnect(
                 await forget(plane)
                 cutter.closed = False
                 await observed.until(ReplicaId("r0"), Seen.EXITED)
-                async with asyncio.timeout(WAIT_S_MAX):  # a list may tell of the end before the watch comes back
+                async with asyncio.timeout(WAIT_S_MAX):  # a list may report the end before the watch is restored
                     while 410 not in api.refused:
                         await asyncio.sleep(0.01)
                 assert observed.words(ReplicaId("r1")) == ["starting", "ready"]
 
 
-# --- addresses that are given out again -------------------------------------------------------------------------------
+# --- reused addresses -------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def ready_at(ip: str, *replicas: str) -> AsyncIterator[None]:
-    """Something at an address that says 200, where these Replicas listen."""
+    """Servers at an address that respond with 200 on the ports of these replicas."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -342,7 +342,7 @@ async def ready_at(ip: str, *replicas: str) -> AsyncIterator[None]:
 
 
 async def runs_at(api: Api, path: str, ip: str, since: str) -> None:
-    """What a kubelet would say of a pod."""
+    """Writes the status of a running pod as a kubelet would."""
     statuses = [{
         "name": "engine", "image": "x", "imageID": "x", "ready": True, "restartCount": 0,
         "state": {"running": {"startedAt": since}},
@@ -357,7 +357,7 @@ async def runs_at(api: Api, path: str, ip: str, since: str) -> None:
 async def test_pod_whose_address_was_reused_becomes_unready(
     api: Api, namespace: str, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No kubelet here: pods that nobody schedules, with statuses by hand. The first one's end is not heard of."""
+    """No kubelet here: unscheduled pods with statuses written by hand. The end of the first one is missed."""
     monkeypatch.setattr(watching, "SUSPECT_S", 0.5)
     path, ip = f"/api/v1/namespaces/{namespace}/pods", f"10.244.{next_number()}.9"
     async with ready_at(ip, "r1", "r2"), Deaf(await load_api_access(kubeconfig)) as ours:

@@ -1,4 +1,4 @@
-"""The Lease, gateways' pods and tokens on a real API server: who leads, who is known, and who may report."""
+"""Leader election, known gateways, and the tokens that permit reports, on a real API server."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.cluster.kubelet.node import Node
 from tests.cluster.plane import Plane
 
 D = 8
-"""A request about the Lease has a fifth of that."""
+"""A request about the Lease times out after a fifth of it."""
 LIMIT_S = 90
 
 
 class Played:
-    """A process that stands for election, and what it was told."""
+    """A candidate for leadership, and the epochs in which it led (None: it follows)."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self.elector = Elector(api, namespace, "pilotlight", name)
@@ -54,7 +54,7 @@ class Played:
         self.changed.set()
 
     async def until(self, *told: int | None) -> None:
-        """It was told these first."""
+        """Waits until `self.told` begins with these."""
         async with asyncio.timeout(LIMIT_S):
             while self.told[: len(told)] != list(told):
                 self.changed.clear()
@@ -175,7 +175,7 @@ async def test_gateway_is_reported_gone_when_its_pod_fails_or_is_deleted(api: Ap
     try:
         await until(lambda: seen(GatewaySeen, "g1", "g2"))
         await until(lambda: seen(GatewayGone, "g3"))
-        node.fall_silent()  # nobody hears of them any more: they may run
+        node.fall_silent()  # the pods are no longer reported: they may still run
         await api.delete(f"{pods}/g1", grace_s=0)
         await until(lambda: seen(GatewayGone, "g1", "g3"))
     finally:
@@ -185,7 +185,7 @@ async def test_gateway_is_reported_gone_when_its_pod_fails_or_is_deleted(api: Ap
 async def test_silent_gateway_is_removed_if_its_pod_no_longer_exists(
     api: Api, namespace: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are known from their reports alone and silent. A pod's name is `DEPLOYMENT-HASH-RANDOM`."""
+    """Both are known only from their reports and are silent. A pod's name is `DEPLOYMENT-HASH-RANDOM`."""
     monkeypatch.setattr(gateway_pods, "LOOK_S", 0.1)
     one = gateway_pod("", node, "/bin/sleep", "600")
     one["metadata"] |= {"generateName": "pl-gateway-7c9d8f6b5-", "name": None}
@@ -226,7 +226,7 @@ async def test_only_tokens_of_named_accounts_with_our_audience_are_admitted(
     async def taken(shown: str) -> bool:
         return await tokens.admits(shown) is not None
 
-    await until(lambda: taken(ours))  # a question without an answer in time is a refusal
+    await until(lambda: taken(ours))  # a review that times out counts as rejected
     agents = await tokens.admits(await token(api, namespace, "agent", audiences=["pilotlight"]))
     assert agents == Authenticated(roles=AGENT)
     assert not await tokens.admits(for_the_api_server)

@@ -1,4 +1,4 @@
-"""Nodes that are taken away while Calls run on them: on a real API server, as Karpenter and clouds announce it."""
+"""Nodes that are removed while requests run on them: on a real API server, announced as by Karpenter and clouds."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ TOKENS, TOKENS_PER_S = 100, 10
 
 
 async def pods(api: Api, namespace: str) -> list[Object]:
-    """Those of Replicas."""
+    """Pods of replicas."""
     at = f"/api/v1/namespaces/{namespace}/pods"
     found: list[Object] = (await api.get(at, labelSelector="pilotlight.dev/model=ada"))["items"]
     return found
 
 
 def name_of(pod: Object) -> str:
-    """Its name."""
+    """The pod's name."""
     return str(pod["metadata"]["name"])
 
 
 async def asks(api: Api, namespace: str, name: str) -> bool:
-    """Whether a pod asks not to be disrupted."""
+    """Whether a pod has the do-not-disrupt annotation."""
     pod = await api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
     return "karpenter.sh/do-not-disrupt" in pod["metadata"]["annotations"]
 
 
 async def running(house: House) -> int:
-    """Calls that run on Replicas of ada, as gateways told last."""
+    """Requests running on replicas of ada, as reported last by gateways."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
         return int((await answer.json())["demand"]["running"])
 

@@ -1,8 +1,8 @@
-"""The examples of values whose capacity comes from elsewhere, installed as they are on a real control plane.
+"""The example values for external capacity, installed unchanged on a real control plane.
 
-What the bed lacks is played: the operator of the fabric (CRO), and who carries out ProvisioningRequests, both under
-their real definitions, and kubelets for nodes that come. The API server keeps an audit log: of all that the pods of
-the chart ask nothing is forbidden.
+Missing components are fakes: the operator of the fabric (CRO) and the controller of ProvisioningRequests, both with
+their real definitions, and kubelets for added nodes. The API server keeps an audit log, which shows that it forbids no
+request of the chart's pods.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GPU = "nvidia.com/gpu"
 A100 = "NVIDIA-A100-PCIE-40GB"
 WAIT_S_MAX = 240.0
 PARKED_S_MAX = 30.0
-"""A Call that waited for its queue would wait for ten minutes."""
+"""A request that waits in its queue would wait for ten minutes."""
 POLICY = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
 AUDIT, FORBIDDEN = "audit.log", 403
 OPS = "http://127.0.0.1:8081/api/v1"
@@ -53,7 +53,7 @@ OPS = "http://127.0.0.1:8081/api/v1"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """One of this file's own, with an audit log."""
+    """A plane of this module, with an audit log."""
     named = os.environ.get("PILOTLIGHT_TESTPLANE")
     try:
         programs = Path(named) if named else build()
@@ -69,14 +69,14 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """As helm does it with two files of values."""
+    """Merges two sets of values as helm does."""
     both = {key: merged(under[key], one) for key, one in over.items() if isinstance(one, dict) and key in under}
     return {**under, **over, **both}
 
 
 class Example:
-    """One of them, with what only the bed needs: its program, and one autoscaler, since pods share one network and the
-    operations port is on loopback where Calls need keys.
+    """One of the examples, with overrides for this environment: its program, and a single autoscaler.
+    Pods share one network, and the operations port is on loopback where requests need keys.
     """
 
     def __init__(self, release: Release, plane: Plane, file: str) -> None:
@@ -86,19 +86,19 @@ class Example:
         self.release, self._plane, self.values = release, plane, merged(example(file), bed)
 
     async def install(self) -> None:
-        """Returns when all that it installs is ready."""
+        """Returns when everything that it installs is ready."""
         one = self.release
         await asyncio.to_thread(one.config.install, one.chart, RELEASE, self.values, namespace=one.namespace, **WAITED)
 
     async def called(self, key: str, model: str = "tiny") -> tuple[int, str]:
-        """A Call, once the gateway knows the key and the Model: (status, what was said)."""
+        """Sends a request once the gateway knows the key and the model; returns (status, response text)."""
         gateway, *_ = await addresses(self.release.api, f"{NAME}-gateway", self.release.namespace)
         while (answer := await call(f"http://{gateway}:8080", model, key))[0] in {401, 404}:
             await asyncio.sleep(0.05)
         return answer
 
     async def answered(self, key: str, model: str = "tiny") -> None:
-        """A Call is; else it is told why not."""
+        """Sends a request and checks that it succeeds; otherwise fails with the explanation."""
         answer = await self.called(key, model)
         if answer[0] != 200:
             raise AssertionError(answer, await self.asked(f"explain/model/{model}"))
@@ -109,14 +109,14 @@ class Example:
             return await answer.json()
 
     async def ladder(self, model: str = "tiny") -> list[dict[str, Any]]:
-        """Once it is seen that a Call waits."""
+        """Waits until `explain` shows the ladder of a model with a waiting request, and returns it."""
         while not (found := (await self.asked(f"explain/model/{model}")).get("ladder", [])):
             await asyncio.sleep(0.05)
         told: list[dict[str, Any]] = found
         return told
 
     async def doctor(self) -> dict[str, Object]:
-        """What `helm test` finds, by check."""
+        """Runs the pod of `helm test` and returns its findings by check."""
         with helm_python.Chart.load(self.release.chart) as chart:
             rendered = chart.render(self.values, name=RELEASE, namespace=self.release.namespace)
         pod = yaml.safe_load(rendered["pilotlight/templates/tests/doctor.yaml"])
@@ -129,7 +129,7 @@ class Example:
         return {one["check"]: one for one in json.loads(log)}
 
     def forbidden(self) -> list[str]:
-        """All that pods of the chart asked and were not allowed, once each; the doctor looks further than it may."""
+        """Forbidden requests of the chart's pods, once each; the doctor is excluded, since it probes permissions."""
         found, asked = dict[str, None](), set[str]()
         namespaces = (f":{self.release.namespace}:", f":{self.release.namespace}-agents:")
         for line in (self._plane.folder / AUDIT).read_text().splitlines():
@@ -147,7 +147,7 @@ class Example:
 
 @pytest.fixture
 async def bed(api: Api, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    """A node for all pods of the chart, with the labels that the example asks for."""
+    """A node for all pods of the chart, with the labels that the example requires."""
     name = f"node-{uuid.uuid4().hex[:8]}"
     async with Node(api, name, next_number(), {GPU: "0"}, request.param, tmp_path).running() as one:
         yield one
@@ -157,13 +157,13 @@ async def bed(api: Api, tmp_path: Path, request: pytest.FixtureRequest) -> Async
 async def release(
     api: Api, namespace: str, kubeconfig: Path, bed: Node, tmp_path: Path
 ) -> AsyncIterator[Release]:  # fmt: skip
-    """See Release; nothing of it is left."""
+    """Yields a Release; deletes everything that belongs to it afterwards."""
     engines, chart = f"{namespace}-engines", loose_chart(tmp_path)
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
         async with names(api):
             yield Release(chart, config, api, namespace, engines, bed.logs, bed.name)
             await asyncio.to_thread(config.uninstall, RELEASE, ignore_not_found=True)
-    tiny = f"{definitions.models(engines)}/tiny"  # a namespace whose pods nobody ends any more keeps it
+    tiny = f"{definitions.models(engines)}/tiny"  # otherwise it blocks the deletion of the namespace
     for path in (tiny, f"/api/v1/namespaces/{engines}", f"/api/v1/namespaces/{namespace}-agents"):
         with contextlib.suppress(ApiError):
             await api.delete(path)
@@ -171,7 +171,7 @@ async def release(
 
 @contextlib.asynccontextmanager
 async def both_keys(release: Release) -> AsyncIterator[tuple[str, str]]:
-    """Of a Tenant that is there meanwhile: one for Calls, one for orders."""
+    """Yields two keys of a Tenant that exists meanwhile: one for requests, one for operator commands."""
     name, made = f"t-{uuid.uuid4().hex[:8]}", [keys.generate_key(role, role) for role in ("tenant", "operator")]
     entries = [{"name": one.name, "sha256": one.sha256, "role": one.role} for _, one in made]
     await release.api.create(TENANTS, tenant(name, keys=entries))
@@ -183,7 +183,7 @@ async def both_keys(release: Release) -> AsyncIterator[tuple[str, str]]:
 
 @contextlib.asynccontextmanager
 async def fabric(api: Api, bed: Node) -> AsyncIterator[FakeCro]:
-    """The operator, and a node whose GPUs come and go."""
+    """Runs the fake operator; attached and detached GPUs change the node's resources."""
     there, tasks = [0], set[asyncio.Task[None]]()
 
     def changed(by: int) -> None:
@@ -237,7 +237,7 @@ async def test_onprem_example_detaches_a_stuck_gpu_by_force_on_drain(release: Re
 
 
 async def drained(bed: Node, operator: str) -> str:
-    """What `pilotlight drain --force` sends; what will happen, in words."""
+    """Sends the request of `pilotlight drain --force` and returns the announced effect."""
     url, head = f"{OPS}/nodes/{bed.name}/drain", {"Authorization": f"Bearer {operator}"}
     async with aiohttp.ClientSession() as session, session.post(url, json={"force": True}, headers=head) as answer:
         assert answer.status == 200, await answer.text()
@@ -245,7 +245,7 @@ async def drained(bed: Node, operator: str) -> str:
 
 
 async def online(api: Api) -> str:
-    """The only resource's name, once the operator says so: the node shows the GPU, and may answer, before."""
+    """The only resource's name, once the operator reports it online; the node may show the GPU before."""
     while True:
         (one,) = (await api.get(RESOURCES))["items"]
         if one["status"]["state"] == "Online":
@@ -254,7 +254,7 @@ async def online(api: Api) -> str:
 
 
 async def until_stuck(api: Api) -> None:
-    """The operator sees a process on it, and nobody has forced it yet."""
+    """Waits until the operator reports a process on the GPU; it must not be forced before."""
     while True:
         (one,) = (await api.get(RESOURCES))["items"]
         assert not one["spec"]["force_detach"] or one["status"].get("error"), "it was not forced at first"
@@ -264,7 +264,7 @@ async def until_stuck(api: Api) -> None:
 
 
 async def is_told(release: Release, reason: str) -> None:
-    """As an Event on the Model."""
+    """Waits for an Event on the Model."""
     path = f"/api/v1/namespaces/{release.engines}/events"
     while not (await release.api.get(path, fieldSelector=f"involvedObject.name=tiny,reason={reason}"))["items"]:
         await asyncio.sleep(0.05)
@@ -272,7 +272,7 @@ async def is_told(release: Release, reason: str) -> None:
 
 @contextlib.asynccontextmanager
 async def cloud(release: Release, after_s: float = 0.2) -> AsyncIterator[FakeProvisioner]:
-    """Who carries out ProvisioningRequests, so late, with a kubelet for each node that it adds."""
+    """Runs a fake that fulfils ProvisioningRequests after `after_s`, with a kubelet for each node that it adds."""
     api, clock = release.api, asyncio.get_running_loop().time
     played = FakeProvisioner(
         Objects(api, api), release.engines, clock, after_s=after_s, boot_s=0.2, prefix=f"{release.namespace}-"
@@ -288,7 +288,7 @@ async def cloud(release: Release, after_s: float = 0.2) -> AsyncIterator[FakePro
                 await stack.enter_async_context(kubelet.running())
             await asyncio.sleep(0.05)
 
-    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:  # who cannot play fails the test
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:  # an error in `play` fails the test
         playing = group.create_task(play(stack))
         yield played
         playing.cancel()

@@ -1,5 +1,5 @@
-"""The four cases of Dynamic Device Scaling with somebody beside us who adds nodes and takes them away (Cluster
-Autoscaler, played), and the demonstration that Fsas shows: a GPU is attached for a GPU, a node is added for memory.
+"""The four cases of Dynamic Device Scaling together with a fake Cluster Autoscaler that adds and removes nodes.
+Also the demonstration that Fsas shows: a GPU is attached for GPU demand, a node is added for memory.
 
 One autoscaler and one gateway as processes, a real API server and scheduler, nodes whose GPU count really changes.
 """
@@ -20,13 +20,13 @@ from tests.cluster.test_nodegroups import ranked
 from tests.kit.observed import WAIT_S_MAX
 
 __all__ = ["rack"]
-"""A fixture, which pytest looks for here."""
+"""A fixture; pytest looks it up in this module."""
 
 
 @pytest.mark.case("1")
 @pytest.mark.standard
 async def test_gpu_is_attached_before_a_pending_pod_triggers_a_new_node(rack: Rack, api: Api, namespace: str) -> None:
-    """Who adds nodes is there, and would add one for any pod that waits: it hears of none."""
+    """Cluster Autoscaler runs and would add a node for any pending pod, but there is none."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)
     )  # fmt: skip
@@ -54,7 +54,7 @@ async def test_gpu_is_attached_before_a_pending_pod_triggers_a_new_node(rack: Ra
 @pytest.mark.case("2")
 @pytest.mark.standard
 async def test_gpu_is_attached_when_the_node_group_is_at_its_maximum(rack: Rack, api: Api, namespace: str) -> None:
-    """The node would be cheaper, and is asked for first."""
+    """The node would be cheaper, and is requested first."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}, queue={"waitSecondsMax": 300}),
         **settings(rack, node_costs=0.1),
@@ -74,7 +74,7 @@ async def test_gpu_is_attached_when_the_node_group_is_at_its_maximum(rack: Rack,
 @pytest.mark.case("3")
 @pytest.mark.standard
 async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, api: Api, namespace: str) -> None:
-    """It would be kept for long, for it is dear to have again: it goes since its node does."""
+    """The GPU would be kept for long, since it is expensive to reorder: it is detached because its node is removed."""
     rack.house.write(
         ada(), model("bob", idleSeconds=5, replicas={"max": 1}), **rack.settings(expected_s=300)
     )  # fmt: skip
@@ -101,8 +101,8 @@ async def test_gpus_are_detached_before_an_unneeded_node_is_removed(rack: Rack, 
 @pytest.mark.case("4")
 @pytest.mark.standard
 async def test_only_the_idle_gpu_of_an_unremovable_node_is_detached(rack: Rack, api: Api, namespace: str) -> None:
-    """The pod of another owner keeps it. Eve is on another of its GPUs, which ResourceSlices distinguish; her residency
-    lasts, so that bob cannot evict her while an attached GPU would take longer.
+    """The pod of another owner keeps the node. Eve is on another of its GPUs, which ResourceSlices distinguish.
+    Her minimum residency lasts, so that bob cannot evict her while an attached GPU would take longer.
     """
     rack.dra, rack.nodes = {}, [rack.own]
     rack.house.write(
@@ -137,7 +137,7 @@ async def test_only_the_idle_gpu_of_an_unremovable_node_is_detached(rack: Rack, 
 
 
 async def test_gpu_is_attached_for_gpu_demand_and_a_node_added_for_memory(rack: Rack, api: Api, namespace: str) -> None:
-    """Two nodes, each with one GPU that is in use and a place for another."""
+    """Two nodes, each with one GPU in use and capacity for another."""
     nodes = [rack.node(name, 1, fabric=rack.name) for name in ("n1", "n2")]
     rack.nodes, rack.may_have = nodes, {one.name: one for one in nodes}
     rack.has, rack.counts = {one.name: 1 for one in nodes}, [2]

@@ -1,4 +1,4 @@
-"""GPUs of a fabric by a played operator (CRO), under its own definitions on a real API server: the contract holds."""
+"""GPUs of a fabric with a fake operator (CRO) and its own definitions on a real API server: the provider contract."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GPU = "nvidia.com/gpu"
 
 
 class Lost(Objects):
-    """An API server that may be away. `todo` happens before it is asked again."""
+    """An API server that can be unreachable. `todo` runs before its next request."""
 
     away = False
     todo: Coroutine[object, object, object] | None = None
 
     async def items(self, path: str, **query: str) -> list[Object]:
-        """As Objects, while it is there."""
+        """As in Objects, while the server is reachable."""
         todo, self.todo = self.todo, None
         if todo is not None:
             await todo
@@ -47,7 +47,7 @@ class Lost(Objects):
 
 
 class CroRig:
-    """See Rig. Its node, its model and its namespace are nobody else's."""
+    """See Rig. It uses a node, a model and a namespace of its own."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -84,7 +84,7 @@ class CroRig:
                 await self._clean()
 
     async def _node(self) -> None:
-        """Ready, and nobody asks it again within the test: the controllers give it a while."""
+        """Creates a ready node without a kubelet: the controllers tolerate that for the duration of a test."""
         labels = {"test": self._name}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._name, "labels": labels}}
         await self._api.create(NODES, node)
@@ -153,7 +153,7 @@ class CroRig:
 
 
 class TestCroFabricOnServer(ProviderContract):
-    """The contract."""
+    """The provider contract."""
 
     @pytest.fixture
     def rig(self, kubeconfig: Path) -> CroRig:
@@ -162,7 +162,7 @@ class TestCroFabricOnServer(ProviderContract):
 
 
 def test_state_changes_of_fabric_orders_arrive_through_a_watch(kubeconfig: Path) -> None:
-    """Nobody lists without news."""
+    """The provider is listed only after the watch reported a change."""
     rig = CroRig(kubeconfig)
 
     async def scenario() -> None:

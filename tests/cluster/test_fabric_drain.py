@@ -1,4 +1,4 @@
-"""Before a GPU of a fabric is detached all is over there, in order; and before a pod waits for one it is attached.
+"""A GPU of a fabric is detached only after everything on it has ended, and attached before a pod is pending.
 
 One autoscaler and one gateway as processes, a real API server and scheduler, nodes whose GPU count really changes.
 """
@@ -15,14 +15,14 @@ from tests.cluster.test_nodegroups import ranked
 from tests.kit.observed import WAIT_S_MAX
 
 __all__ = ["rack"]
-"""A fixture, which pytest looks for here."""
+"""A fixture; pytest looks it up in this module."""
 
 
 async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
     rack: Rack, api: Api, namespace: str
 ) -> None:
-    """A node is to go while an answer runs there: another GPU is attached elsewhere, new Calls go there, the answer
-    becomes whole, its engine ends, its GPU is proven clean and detached, and then the node goes.
+    """A node is removed while a stream runs there: another GPU is attached elsewhere and gets new requests.
+    The stream completes, its engine ends, its GPU is proven clean and detached, and then the node is removed.
     """
     calls = f"{rack.logs}/calls-{{port}}.jsonl"
     rack.house.write(ada(), slow("bob", 100, "--transcript", calls), **rack.settings())
@@ -63,7 +63,7 @@ async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
 
 
 async def test_excess_requests_attach_a_gpu_before_any_pod_is_pending(rack: Rack, api: Api, namespace: str) -> None:
-    """While the Calls are as many as the GPUs that are there serve, none is."""
+    """No GPU is attached while the existing GPUs suffice for the requests."""
     rack.house.write(slow("bob", 40, slots=1, replicas={"max": 2}), **settings(rack, node_costs=9.0))
     group = Group(rack, gpus=1, most=2)
     async with ranked(api, namespace), rack.running(), group.running(), asyncio.timeout(4 * WAIT_S_MAX):

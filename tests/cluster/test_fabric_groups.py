@@ -1,5 +1,5 @@
-"""Groups of machines that others make grow (MachineSet of Cluster API, under its own definition), beside a fabric and
-beside nodes that we ask for: what comes is not ordered again, and how many GPUs its nodes can have it says.
+"""Node groups that others scale (MachineSet, with its real definition), besides a fabric and nodes that we request.
+Growing capacity is not ordered again, and the group states the maximum number of GPUs per node.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.cluster.test_nodegroups import ranked
 from tests.kit.observed import WAIT_S_MAX
 
 __all__ = ["rack"]
-"""A fixture, which pytest looks for here."""
+"""A fixture; pytest looks it up in this module."""
 
 
 async def test_growing_machine_set_is_awaited_instead_of_attaching_a_gpu(rack: Rack, api: Api, namespace: str) -> None:
-    """A person raises it."""
+    """A user raises it."""
     rack.house.write(
         ada(), model("bob", idleSeconds=600, replicas={"max": 1}), **settings(rack, node_costs=9.0)
     )  # fmt: skip
@@ -51,7 +51,7 @@ async def test_growing_machine_set_is_awaited_instead_of_attaching_a_gpu(rack: R
 async def test_new_node_for_one_placeholder_is_not_counted_for_another_model(
     rack: Rack, api: Api, namespace: str
 ) -> None:
-    """Two Models need two nodes: that which comes for the one's placeholder is not taken for the other's, too."""
+    """Two Models need two nodes: the one that is added for the first placeholder does not count for the second."""
     rack.nodes, names = [rack.own], ("bob", "eve")
     told = settings(rack, node_costs=0.1)
     rack.house.write(ada(), *(model(one, idleSeconds=600, replicas={"max": 1}) for one in names), **told)
@@ -68,7 +68,7 @@ async def test_new_node_for_one_placeholder_is_not_counted_for_another_model(
 async def test_attached_gpus_do_not_exceed_the_stated_maximum_of_the_node(
     rack: Rack, api: Api, namespace: str, who: str
 ) -> None:
-    """`devicesMax`, or Cluster Autoscaler's annotation; Cluster API notes on a node of which set it is."""
+    """`devicesMax`, or Cluster Autoscaler's annotation; Cluster API annotates a node with its MachineSet."""
     said = rack.settings(most=2)
     assert isinstance(said["nodes"], list)
     if who != "the Settings":

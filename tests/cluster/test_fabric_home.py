@@ -1,4 +1,4 @@
-"""When the surge is over who is on a GPU of a fabric that costs goes home, and the GPU goes back.
+"""Consolidation: when demand drops, replicas on paid fabric GPUs move to owned devices, and the GPUs are released.
 
 One autoscaler and one gateway as processes, a real API server and scheduler, nodes whose GPU count really changes.
 """
@@ -16,11 +16,11 @@ from tests.cluster.test_placing import held_by_others
 from tests.kit.observed import WAIT_S_MAX
 
 __all__ = ["rack"]
-"""A fixture, which pytest looks for here."""
+"""A fixture; pytest looks it up in this module."""
 
 
 async def test_replica_on_a_rented_gpu_moves_to_a_freed_owned_gpu(rack: Rack, api: Api, namespace: str) -> None:
-    rack.house.write(slow("bob", 1600), **settings(rack, node_costs=9.0))  # who leads moves nobody in its first 2 min
+    rack.house.write(slow("bob", 1600), **settings(rack, node_costs=9.0))  # a new leader moves none in its first 2 min
     async with rack.running(), AsyncExitStack() as others, asyncio.timeout(6 * WAIT_S_MAX):
         await others.enter_async_context(held_by_others(api, rack.own.name))
         async with Stream(rack, "bob") as stream:

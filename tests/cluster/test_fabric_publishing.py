@@ -1,7 +1,7 @@
-"""A claim of anybody gets a GPU of a fabric: published, given by the real scheduler, attached, and given back.
+"""Any user's claim gets a GPU of a fabric: published, allocated by the real scheduler, attached, and released.
 
-One autoscaler as a process, a real API server that checks what is published, a fabric that is played. The node's driver
-is played, too: what is attached appears as a device of its own.
+One autoscaler as a process, a real API server that validates what is published, a fake fabric. The node's driver is a
+fake, too: an attached GPU appears as a device of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.kit.pools import gpu, resource_slice
 RESOURCE = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCE}/resourceslices"
 ANY = "any-gpu"
-"""The DeviceClass: those of a fabric, and those that nodes have."""
+"""The DeviceClass of both the devices of a fabric and those of nodes."""
 
 
 class Yard:
-    """A node without GPUs, what is attached to it, and claims of a namespace that is not ours to serve."""
+    """A node without GPUs, the GPUs attached to it, and claims of a namespace that Pilotlight does not serve."""
 
     def __init__(self, api: Api, house: House, namespace: str, fabric: FakeFabric, folder: Path) -> None:
         self.api, self.house, self.fabric, self.name = api, house, fabric, namespace
@@ -45,7 +45,7 @@ class Yard:
         fabric.changed = self._plugged.set
 
     def tell(self, write: Callable[..., None], *, publish: bool = True) -> None:
-        """The Settings."""
+        """Writes the Settings."""
         redfish = {
             "url": self.fabric.url, "systems": {self.node.name: self.fabric.path("1")}, "caFile": str(self.ca),
             "publish": publish,
@@ -53,7 +53,7 @@ class Yard:
         write(capacity=[{"name": "rack", "expectedSeconds": 5, "keepSeconds": 1, "redfish": redfish}])
 
     async def plug(self) -> None:
-        """The driver of the node publishes what is attached, until cancelled."""
+        """Publishes the attached GPUs as the node's driver does, until cancelled."""
         driver = resource_slice(self.node.name, "gpus", devices=[])
         await self.api.create(SLICES, driver)
         while True:
@@ -68,7 +68,7 @@ class Yard:
         return {**one, "capacity": {"memory": {"value": f"{A100[1]}Mi"}}}
 
     async def published(self) -> list[Object]:
-        """What the API server has of ours for that node, once it is whole."""
+        """Our ResourceSlices for that node, once the pool is complete."""
         there = (await self.api.get(SLICES, fieldSelector=f"spec.driver={DRIVER}"))["items"]
         pools = [(one["spec"]["pool"], one) for one in there]
         return [
@@ -77,7 +77,7 @@ class Yard:
         ]  # fmt: skip
 
     async def ask(self, name: str) -> None:
-        """A pod with a claim for any GPU that is an A100."""
+        """Creates a pod with a claim for any A100."""
         product = f"device.attributes['{NVIDIA}'].productName == '{A100[0]}'"
         exactly = {"deviceClassName": ANY, "selectors": [{"cel": {"expression": product}}]}
         requests = [{"name": "gpu", "exactly": exactly}]
@@ -96,18 +96,18 @@ class Yard:
         })  # fmt: skip
 
     async def stop(self, name: str) -> None:
-        """The pod and its claim."""
+        """Deletes the pod and its claim."""
         await self.api.delete(f"{self.pods}/{name}")
         await self.api.delete(f"{self.claims}/{name}")
 
     async def got(self, name: str) -> Object:
-        """What its claim has; empty: nothing."""
+        """The device allocated to its claim; empty if there is none."""
         status = (await self.api.get(f"{self.claims}/{name}")).get("status", {})
         results: list[Object] = status.get("allocation", {}).get("devices", {}).get("results", [])
         return results[0] if results else {}
 
     async def told(self, name: str, type_: str) -> Object:
-        """Once its claim has that condition of ours, for however short a while."""
+        """Waits until its claim has that condition of ours, even if only briefly."""
         query = {"fieldSelector": f"metadata.name={name}"}
         async with contextlib.aclosing(self.api.watch(self.claims, None, query, initial=True)) as changes:
             async for _, claim in changes:
@@ -120,7 +120,7 @@ class Yard:
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    """Until it is so."""
+    """Polls until `holds` is true."""
     async with asyncio.timeout(WAIT_S_MAX):
         while not await holds():
             await asyncio.sleep(0.05)
@@ -128,9 +128,9 @@ async def until(holds: Callable[[], Any]) -> None:
 
 @pytest.fixture
 async def yard(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncIterator[Yard]:
-    """All of it but the autoscaler; afterwards nothing is left of the node's driver."""
+    """Runs everything except the autoscaler; deletes the driver's objects afterwards."""
     kinds = f"device.driver in ['{NVIDIA}', '{DRIVER}'] && device.attributes['{NVIDIA}'].type == 'gpu'"
-    with contextlib.suppress(ApiError):  # of the test before
+    with contextlib.suppress(ApiError):  # it may exist from the previous test
         await api.create(f"{RESOURCE}/deviceclasses", {
             "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": ANY},
             "spec": {"selectors": [{"cel": {"expression": kinds}}]},

@@ -1,5 +1,5 @@
-"""Calls beyond what all GPUs serve have one attached by a played fabric operator (CRO), are answered from it, and it
-goes again: one autoscaler and one gateway as processes, a real API server, a node whose GPU count really changes.
+"""Requests beyond the capacity of all GPUs are served by one that a fake fabric operator (CRO) attaches and detaches.
+One autoscaler and one gateway as processes, a real API server, a node whose GPU count really changes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.cluster.rack import Rack, rack
 from tests.kit.observed import WAIT_S_MAX
 
 __all__ = ["rack"]
-"""A fixture, which pytest looks for here."""
+"""A fixture; pytest looks it up in this module."""
 
 
 @pytest.mark.standard
 async def test_request_without_a_free_gpu_is_served_by_an_attached_one(rack: Rack, namespace: str) -> None:
-    """Case 1 of Dynamic Device Scaling: a node would be added, but a GPU on one that is there does."""
+    """Case 1 of Dynamic Device Scaling: a GPU on an existing node suffices, so no node is added."""
     rack.house.write(
         model("ada", replicas={"min": 1, "max": 1}), model("bob", idleSeconds=1, replicas={"max": 1}),
         **rack.settings(),
@@ -42,7 +42,7 @@ async def test_request_without_a_free_gpu_is_served_by_an_attached_one(rack: Rac
 
 @pytest.mark.parametrize("rack", [1], indirect=True)
 async def test_only_the_missing_gpus_are_attached_to_a_node(rack: Rack, namespace: str) -> None:
-    """Case 2: no node can be added; one more GPU on a node that has one is found, tried one at a time."""
+    """Case 2: no node can be added. One more GPU suffices on a node that has one, after trying one at a time."""
     rack.house.write(model("two", idleSeconds=600, gpu={"count": 2}), **rack.settings(most=4))
     async with rack.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await rack.answered("two")

@@ -1,6 +1,6 @@
-"""Faults of addresses in a cluster: a pod is gone and somebody was not told, or its address is already another's.
+"""Address faults in a cluster: some component has not been informed that a pod is gone, or its address is reused.
 
-Cases 18 and 19 of the fault list, with several gateways. What the driver makes of them is in test_driver_server.
+Cases 18 and 19 of the fault list, with several gateways. For the driver's part see test_driver_server.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LIMIT_S = 240.0
 async def test_deleted_pod_is_removed_from_routes_without_failed_requests(
     how: str, api: Api, namespace: str, kubeconfig: Path, tmp_path: Path
 ) -> None:
-    """Two Replicas, and one is gone: by an eviction, which takes its address out of its status; without its DELETED;
-    with watches that are cut all the time (here each 0.5 s, in the list each 10 s).
+    """One of two replicas is gone: it is evicted, which clears its address, or its DELETED event is lost.
+    Or watches are interrupted all the time (here every 0.5 s, in the list every 10 s).
     """
     async with AsyncExitStack() as stack, asyncio.timeout(LIMIT_S):
         lossy = Lossy(await load_api_access(kubeconfig))
@@ -61,12 +61,12 @@ async def test_deleted_pod_is_removed_from_routes_without_failed_requests(
 
 
 async def replaced(one: Estate, stage: Stage, victim: str) -> bool:
-    """Another is ready in its place."""
+    """Whether another replica is ready in its place."""
     return victim not in (pods := await stage.engines()) and (len(pods), await ready(one)) == (2, 2)
 
 
 async def ready(one: Estate) -> int:
-    """Replicas that Routes say are."""
+    """The number of ready replicas."""
     return (await one.counts("ada"))[0].get("ready", 0)
 
 
@@ -75,7 +75,7 @@ async def moved_on(said: list[Answered], number: int) -> bool:
 
 
 def stranger(stage: Stage, port: int) -> Object:
-    """A pod of another Model, that nobody has told us of; it answers whatever it is asked."""
+    """A pod of another model that Pilotlight does not know; it responds to every request."""
     words = stage.engine("bob", "--tokens-per-s", "0", host="$(POD_IP)", port=str(port))
     env = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     container = {
@@ -92,8 +92,8 @@ def stranger(stage: Stage, port: int) -> Object:
 async def test_requests_never_reach_a_foreign_pod_that_reuses_an_address(
     api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
-    """The autoscaler hangs, so no gateway is told that the pod is gone: all of them send Calls to its address. They are
-    refused there: who was ready there listens on a port of its own, and a stranger on another.
+    """The autoscaler hangs, so no gateway knows that the pod is gone: all of them connect to its address.
+    They are refused, since each replica listens on a port of its own, and the foreign pod on another.
     """
     async with (
         staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(LIMIT_S),
@@ -116,7 +116,7 @@ async def test_requests_never_reach_a_foreign_pod_that_reuses_an_address(
 
 
 async def is_ready(api: Api, pod: str) -> str:
-    """Its address, once it is."""
+    """Waits until the pod is ready and returns its address."""
     while True:
         found = (await api.get(pod))["status"]
         if any(one["type"] == "Ready" and one["status"] == "True" for one in found.get("conditions", ())):
@@ -125,7 +125,7 @@ async def is_ready(api: Api, pod: str) -> str:
 
 
 async def refused_by_all(one: Estate) -> bool:
-    """Every gateway has tried to connect, and could not."""
+    """Whether every gateway has had a connection refused."""
     tried = [await one.counted(name, "pilotlight_upstream_retries_total", 'reason="connect"') for name in GATEWAYS]
     return all(tried)
 
@@ -134,7 +134,7 @@ async def refused_by_all(one: Estate) -> bool:
 async def test_two_models_that_reuse_an_address_get_only_their_own_requests(
     api: Api, namespace: str, tmp_path: Path, estate: Estate
 ) -> None:
-    """Each goes to zero before the other is called, and its address, which is free at once, is the other's next."""
+    """Each scales to zero before the other gets requests, and its address is reused at once by the other."""
     async with staged(api, namespace, tmp_path, late_s=0) as stage, asyncio.timeout(LIMIT_S):
         both = [
             model(

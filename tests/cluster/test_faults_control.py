@@ -1,6 +1,6 @@
-"""Autoscalers and the API server fail, as people see it: real processes on a real control plane, Calls all the time.
+"""Faults of autoscalers and the API server, as clients see them: real processes on a real control plane under load.
 
-Section D of the fault list (reliability, section 5) and the faults of its kind that a cluster adds.
+Section D of the fault list (reliability, section 5) and similar faults that a cluster adds.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.kit.older import older
 
 LIMIT_S = 300.0
 OUTAGE_S = float(os.environ.get("OUTAGE_SECONDS", 2 * LEASE_S))
-"""The API server is away so long; in the fault list 15 min, in Lingo's test 120 s: by hand with OUTAGE_SECONDS=120."""
+"""Duration of the API server outage. The fault list has 15 min, Lingo's test 120 s: set OUTAGE_SECONDS=120 manually."""
 SOON_S = 60.0
-"""A Call that needs nobody hears within that."""
+"""A request that needs no autoscaler gets its response within this time."""
 HELD_S = 4.0
-"""How long a gateway is silent when somebody leads again: less than a report counts for."""
+"""Duration of a gateway's silence after a new leader is elected: shorter than the validity of a report."""
 
 
 async def pods_of(house: Estate, name: str) -> int:
-    """Pods of a Model that are there."""
+    """The number of existing pods of a model."""
     found = await house.api.get(
         f"/api/v1/namespaces/{house.namespace}/pods", labelSelector=f"pilotlight.dev/model={name}"
     )
@@ -42,8 +42,8 @@ async def pods_of(house: Estate, name: str) -> int:
 async def test_ready_models_serve_requests_during_an_api_server_outage(
     estate: Estate, plane: Plane, node: Node
 ) -> None:
-    """Warm Calls go on; a cold one hears at its deadline when to come back; who leads then stops nothing before each
-    gateway has told it what it has.
+    """Requests to ready models succeed; one that needs a cold start gets a Retry-After at its deadline.
+    The next leader stops no replica before each gateway has reported to it.
     """
     documents = model("ada", slots=64), model("bob"), model("cat", idleSeconds=8, gpu={"count": 0})
     async with estate.open(*documents, gateways=2) as house, asyncio.timeout(LIMIT_S + OUTAGE_S):
@@ -81,8 +81,8 @@ async def test_ready_models_serve_requests_during_an_api_server_outage(
 async def test_repeatedly_interrupted_watches_lose_no_request(
     plane: Plane, namespace: str, api: Api, tmp_path: Path, node: Node
 ) -> None:
-    """Every connection of both autoscalers to the API server, three times in the duration of a Lease (every 10 s, as
-    the list has it, would be once).
+    """Interrupts every connection of both autoscalers to the API server, three times per duration of the Lease.
+    With the interval of the list, 10 s, it would be once.
     """
     cutter = Cutter(port_of(plane), LEASE_S / 3)
     async with cutter.running():
@@ -101,7 +101,7 @@ async def test_repeatedly_interrupted_watches_lose_no_request(
 
 
 async def lists(house: Estate, gateway: str) -> bool:
-    """Whether clients see ada there: the older version may have a list before its documents are read."""
+    """Whether clients see ada there: the older version may serve a list before it has read its documents."""
     try:
         async with house.session.get(f"{house.url(gateway)}/v1/models") as answer:
             return answer.status == 200 and "ada" in [one["id"] for one in (await answer.json())["data"]]
@@ -113,10 +113,10 @@ async def lists(house: Estate, gateway: str) -> bool:
 async def test_upgrade_and_rollback_of_each_component_lose_no_request(
     estate: Estate, tmp_path: Path, node: Node
 ) -> None:
-    """Ours and the version before it side by side, leading in turn; then back to what was there before.
+    """Runs our version and the previous one together, with leadership in turn; then rolls back.
 
-    What the older one started is served by both. (Engines that only this version can make listen on ports of their own;
-    older ones than that cannot reach them, so none is woken before all is as it was.)
+    Both versions serve replicas that the older one started. (Engines that only this version can start listen on ports
+    of their own; even older versions cannot reach those, so none is woken before the rollback is complete.)
     """
     tree = older(tmp_path)
     estate.trees = dict.fromkeys(("a1", "a2", "g1", "g2"), tree)
@@ -126,7 +126,7 @@ async def test_upgrade_and_rollback_of_each_component_lose_no_request(
         answers = list[Answered]()
 
         async def replaced(name: str, by: Path | None, through: str) -> None:
-            """Gateways one at a time, while the other one takes the Calls."""
+            """Replaces one process while the other gateway serves the requests."""
             async with house.calling("ada", through) as heard:
                 await house.stop(name)
                 if by is None:

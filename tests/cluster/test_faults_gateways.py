@@ -1,7 +1,7 @@
-"""Faults of gateways in a cluster, named after cases of the fault list: a drain, an update, a death, a bait.
+"""Gateway faults in a cluster, named after cases of the fault list: a drain, an update, a crash, a bait.
 
 Gateways are processes, in cases 14 and 15 pods of a Deployment that clients reach by its EndpointSlice; autoscaler,
-engines and API server are real, too. Times of the list are counted by conditions here, with room for a busy machine.
+engines and API server are real, too. Durations of the list are replaced by conditions, with slack for a busy machine.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ async def stage(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Stage
 @pytest.mark.case("10")
 @pytest.mark.standard
 async def test_draining_replica_stops_only_after_every_gateway_acknowledges(stage: Stage, estate: Estate) -> None:
-    """Three gateways, and one of them hears nothing while the three Replicas drain: until it has acknowledged, none of
-    them is stopped. Calls go on all the time, and none that comes after the acknowledgement of its gateway is sent to a
-    Replica that drains.
+    """Of three gateways, one receives no update while the three replicas drain.
+    None of them is stopped until it has acknowledged. Requests arrive all the time, and none that arrives after its
+    gateway has acknowledged is sent to a draining replica.
     """
-    ada = stage.ada(10, 20, replicas={"min": 4, "max": 4})  # all are there when the first stream begins
+    ada = stage.ada(10, 20, replicas={"min": 4, "max": 4})  # all are ready when the first stream begins
     async with estate.open(ada, autoscalers=1, gateways=3) as one, asyncio.timeout(LIMIT_S):
-        await send(one.url("g3"), tokens=1)  # it is known, and has no Call from now on
+        await send(one.url("g3"), tokens=1)  # g3 knows the model, and has no request from now on
         await runs(one, 4, 0)
         streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=150)) for n in range(80)]
         await runs(one, 4, 80)
@@ -70,13 +70,13 @@ async def test_draining_replica_stops_only_after_every_gateway_acknowledges(stag
 
 
 async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
-    """What a person is told of the three that drain."""
+    """Whether `explain` shows only this gateway as missing, for all three draining replicas."""
     said = await one.said("a1", "/api/v1/explain/model/ada")
     return said.count(f"{gateway} has not acknowledged") == 3 and said.count("not acknowledged") == 3
 
 
 async def send(url: str, tokens: int) -> Result:
-    """One stream."""
+    """Sends one streaming request."""
     (result,) = await Client(url).run([shot("ada", tokens=tokens, timeout_s=120)])
     return result
 
@@ -85,7 +85,7 @@ async def send(url: str, tokens: int) -> Result:
 
 
 def through(results: list[Result], gateways: set[str]) -> list[Result]:
-    """Those that went through one of them: the ids of Calls say so."""
+    """The results that were sent through one of these gateways, by their request ids."""
     return [one for one in results if one.headers.get("x-request-id", "").rsplit("-", 3)[0] in gateways]
 
 
@@ -93,8 +93,8 @@ def through(results: list[Result], gateways: set[str]) -> list[Result]:
 async def test_rolling_update_of_gateways_interrupts_no_stream(
     stage: Stage, estate: Estate, api: Api, namespace: str
 ) -> None:
-    """40 streams on each of two gateways, where the list has 200: engine, gateways and clients share two cores here.
-    Streams outlive their gateway's SIGTERM, and clients come all the time.
+    """40 streams on each of two gateways (200 in the list), since engine, gateways and clients share two cores here.
+    Streams outlast their gateway's SIGTERM, and new clients connect all the time.
     """
     ada = stage.ada(7, 200)
     front = Front(api, namespace)
@@ -136,8 +136,8 @@ async def test_rolling_update_of_gateways_interrupts_no_stream(
 async def test_killed_gateway_loses_only_its_own_requests(
     stage: Stage, estate: Estate, api: Api, namespace: str, leader_too: bool
 ) -> None:
-    """What it had is lost, and nothing else: no stream of another, no newcomer, no Slot, and no work of an engine. Also
-    where the leader dies at the same moment, and the next one has to find out who holds what.
+    """Only its own requests are lost: no stream of another gateway, no new request, no slot, and no work of an engine.
+    The same holds if the leader crashes at the same moment, and the next one has to learn the allocations.
     """
     slots = 24
     ada = stage.ada(6, slots)
@@ -173,7 +173,7 @@ async def test_killed_gateway_loses_only_its_own_requests(
 
 
 def aborted(stage: Stage) -> int:
-    """Calls that an engine was told to drop."""
+    """The number of requests that an engine aborted."""
     return sum(call.aborted for call in stage.calls())
 
 
@@ -184,8 +184,8 @@ def aborted(stage: Stage) -> int:
 async def test_no_address_named_in_a_request_is_contacted_or_resolved(
     stage: Stage, estate: Estate, api: Api, namespace: str
 ) -> None:
-    """Each bait leads to a canary on an address of pods, or by a name of the cluster to it. Engines may reach nothing
-    but names: that is checked as an object (tests/chart/test_network.py), since nothing enforces policies here.
+    """Each bait points to a canary at a pod address, directly or by a name of the cluster.
+    Engines may only use DNS; tests/chart/test_network.py checks that policy, since none is enforced here.
     """
     ip = f"10.244.{next_number()}.250"
     async with (
@@ -213,7 +213,7 @@ async def test_no_address_named_in_a_request_is_contacted_or_resolved(
 
 
 async def canary_service(api: Api, namespace: str, ip: str, port: int) -> None:
-    """A name for it."""
+    """Creates a Service and its endpoint for the canary."""
     base = f"namespaces/{namespace}"
     ports = [{"name": "http", "port": port}]
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "canary"}, "spec": {"ports": ports}}
@@ -226,7 +226,7 @@ async def canary_service(api: Api, namespace: str, ip: str, port: int) -> None:
 
 
 async def post(one: Estate, body: dict[str, object]) -> tuple[int, str]:
-    """(status, the error's code)."""
+    """Sends a request and returns (status, error code)."""
     async with one.session.post(f"{one.url('g1')}/v1/chat/completions", json=body) as answer:
         said = json.loads(await answer.read())
     return answer.status, said.get("error", {}).get("code", "")

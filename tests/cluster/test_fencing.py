@@ -1,6 +1,6 @@
-"""A second leader at the moment of every write: it is not sent, nobody hears of it, or it comes when another has led
-for long. Whatever it was of (a pod, its mark, a scale, a status, a condition, an Event): what is there in the end is
-what one leader would have made, and nothing was done twice.
+"""A leader change at each write: it is not sent, its response is lost, or it arrives long after a change of leader.
+For every kind of write (a pod, its mark, a scale, a status, a condition, an Event) the final state is that of a single
+leader, and no action is performed twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHOWN = Write("PATCH", "/deployments/[^/]+/status")
 
 
 class Scene:
-    """A Model of ours, `ada`, and a Deployment of another's, `emb`, both at zero, and who leads."""
+    """A Model of ours, `ada`, and a Deployment of another owner, `emb`, both at zero, and the leader."""
 
     def __init__(self, api: Api, namespace: str, node: Node) -> None:
         self.api = api
@@ -51,7 +51,7 @@ class Scene:
         self.deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/{self.emb}"
         self.model = f"{definitions.models(namespace)}/{self.ada}"
         self.ran = Counter[str]()
-        """Containers that were ever made, by the first three letters of their pods."""
+        """Containers ever started, by the first three letters of their pods."""
         node.on_container = lambda pod, _: self.ran.update([pod[:3]])
         self.both: Relay
 
@@ -66,10 +66,10 @@ class Scene:
         body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
         await self.api.create(self.deployment.rpartition("/")[0], body)
 
-    # --- what is to be so ---------------------------------------------------------------------------------------------
+    # --- expected states ----------------------------------------------------------------------------------------------
 
     async def up(self) -> str:
-        """Both run, once each, and show it; what of that is not so."""
+        """Checks that both run once each and that their status shows it; returns a deviation."""
         pods = (await self.api.get(self.pods))["items"]
         notes = {pod["metadata"]["name"][:3]: pod["metadata"].get("annotations", {}) for pod in pods}
         if len(pods) != 2 or len(notes) != 2 or any("deletionTimestamp" in pod["metadata"] for pod in pods):
@@ -84,7 +84,7 @@ class Scene:
         return await self._shows(1, "Serving")
 
     async def down(self) -> str:
-        """Nothing runs, and that is shown."""
+        """Checks that nothing runs and that the status shows it; returns a deviation."""
         left = (await self.api.get(self.pods))["items"]
         if left or self.both.leader.world.replicas:
             return f"{len(left)} pods, {list(self.both.leader.world.replicas)}"
@@ -98,15 +98,15 @@ class Scene:
         return "" if (ready, shown) == (replicas, reason) else f"status {ready} {shown}"
 
     async def is_shown(self, reason: str) -> str:
-        """The workload shows its adoption so."""
+        """Checks that the workload's condition has this reason; returns a deviation."""
         conditions: list[Object] = (await self.api.get(self.deployment)).get("status", {}).get("conditions", [])
         reasons = [one["reason"] for one in conditions if one["type"] == OURS + "Adopted"]
         return "" if reasons == [reason] else f"conditions {reasons}"
 
-    # --- hand-overs ---------------------------------------------------------------------------------------------------
+    # --- leader changes -----------------------------------------------------------------------------------------------
 
     async def until(self, so: Callable[[], Awaitable[str]]) -> None:
-        """Raises what is not so."""
+        """Polls until there is no deviation; fails with the last one."""
         left = "nothing yet"
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
@@ -116,7 +116,7 @@ class Scene:
         assert not left
 
     async def woken(self) -> int:
-        """How often that is told of ada."""
+        """The number of Woken events of ada."""
         selector = f"involvedObject.name={self.ada},reason=Woken"
         events = await self.api.get(self.pods.replace("/pods", "/events"), fieldSelector=selector)
         return sum(one["count"] for one in events["items"])
@@ -124,7 +124,7 @@ class Scene:
     async def through(
         self, write: Write, moment: Moment, change: Awaitable[None], so: Callable[[], Awaitable[str]]
     ) -> None:
-        """A change, and a hand-over at a write that it brings."""
+        """Applies a change, and changes the leader at a write that it causes."""
         first = self.both.leader.api
         first.end_at(write, moment)
         await change
@@ -136,11 +136,11 @@ class Scene:
             await self.until(so)
 
     async def call(self, *names: str) -> None:
-        """Calls wait for these from now on."""
+        """Makes requests wait for these models from now on."""
         self.both.calls = names
 
     async def annotate(self, key: str, value: str | None) -> None:
-        """As its owner does it."""
+        """Sets an annotation as the workload's owner does."""
         await self.api.patch(self.deployment, {"metadata": {"annotations": {key: value}}})
 
 
@@ -149,7 +149,7 @@ async def scene(
     served: Api, namespace: str, node: Node, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Scene]:
     for module in (events, adoption_status_writer, status_writer):
-        monkeypatch.setattr(module, "RETRY_S", 0.2)  # a write without an answer is one of the moments
+        monkeypatch.setattr(module, "RETRY_S", 0.2)  # one of the moments is a write without a response
     one = Scene(served, namespace, node)
     await one.furnish()
     async with relay(kubeconfig, namespace) as one.both:

@@ -1,4 +1,4 @@
-"""The scheduler's profile of the manual, by the real scheduler: nodes are filled up before the next is begun."""
+"""The documented scheduler profile with the real scheduler: a node is filled up before the next one is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPUS = 4
 
 
 def pod(name: str, test: str, scheduler: str) -> Object:
-    """It sleeps, on one GPU."""
+    """A pod that sleeps, with one GPU."""
     container = {
         "name": "a", "image": "x", "command": ["/bin/sleep", "600"],
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
@@ -30,7 +30,7 @@ def pod(name: str, test: str, scheduler: str) -> Object:
 
 
 async def placed(api: Api, namespace: str, name: str, scheduler: str) -> str:
-    """The node of one more pod."""
+    """Creates another pod and returns its node."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     await api.create(path, pod(name, namespace, scheduler))
     async with asyncio.timeout(WAIT_S_MAX):

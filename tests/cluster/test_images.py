@@ -1,4 +1,4 @@
-"""Images of engines in a cluster: a start goes where its image is, and agents have them pulled ahead of it."""
+"""Engine images in a cluster: replicas start on nodes that have the image, and agents pull images ahead of starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two installations in one cluster, which share the namespace of their engines, and read the same Models."""
+"""Two installations in one cluster that share the namespace of their engines and read the same Models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def house_of(folder: Path, kubeconfig: Path, namespace: str, *words: str) -> Hou
 
 
 async def pods_of(api: Api, namespace: str) -> dict[str, Object]:
-    """By Model."""
+    """Model -> its pod."""
     found = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
     return {one["metadata"]["labels"]["pilotlight.dev/model"]: one for one in found}
 
@@ -66,13 +66,13 @@ async def test_pods_without_the_installation_label_are_adopted(
 
 
 async def conditions(api: Api, namespace: str, name: str) -> dict[str, str]:
-    """Of a Model: the message of each by its type."""
+    """Condition type -> message, of a Model."""
     found = await api.get(f"{definitions.models(namespace)}/{name}")
     return {one["type"]: one["message"] for one in found.get("status", {}).get("conditions", ())}
 
 
 async def until_answers(house: House, name: str, status: int) -> None:
-    """The gateway knows by now whether its installation serves it."""
+    """Waits until the gateway responds with this status, which shows whether its installation serves the model."""
     while (await house.call(name))[0] != status:
         await asyncio.sleep(0.05)
 
@@ -80,7 +80,7 @@ async def until_answers(house: House, name: str, status: int) -> None:
 async def test_model_read_by_two_installations_is_served_by_one(
     tmp_path: Path, kubeconfig: Path, namespace: str, api: Api, node: Node
 ) -> None:
-    """A cluster-wide one, and one of the Model's namespace that came later. Then the Model names the latter."""
+    """One is cluster-wide, and one of the Model's namespace is installed later. Then the Model selects the latter."""
     await definitions.install(api)
     await api.create(definitions.models(namespace), model("ada", gpu={"count": 0}, idleSeconds=600))
     wide = house_of(tmp_path / "wide", kubeconfig, namespace)

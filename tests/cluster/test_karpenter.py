@@ -1,4 +1,4 @@
-"""Nodes of Karpenter, the real one with its KWOK provider, on a real control plane: the contract, and whole houses."""
+"""Nodes of the real Karpenter with its KWOK provider on a real control plane: the contract and end-to-end tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
 @pytest.fixture(scope="module", autouse=True)
 def process(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Karpenter, for all tests of the file."""
+    """Karpenter, for all tests of the module."""
     try:
         with karpenter(plane.kubeconfig, tmp_path_factory.mktemp("karpenter")) as pid:
             yield pid
@@ -48,13 +48,13 @@ def process(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 class Lost(Objects):
-    """An API server that may be away. `todo` happens before it is asked again."""
+    """An API server that can be unreachable. `todo` runs before its next request."""
 
     away = False
     todo: Coroutine[object, object, object] | None = None
 
     async def find(self, path: str) -> Object | None:
-        """As Objects, while it is there."""
+        """As in Objects, while the server is reachable."""
         todo, self.todo = self.todo, None
         if todo is not None:
             await todo
@@ -64,8 +64,8 @@ class Lost(Objects):
 
 
 class KarpenterRig:
-    """See Rig. Its pool and its namespace are nobody else's. Karpenter stands still until it is waited for: it launches
-    within a tenth of a second, and nothing could be taken back before.
+    """See Rig. It uses a pool and a namespace of its own. Karpenter is stopped except during waits.
+    It launches a node within a tenth of a second, so no order could be cancelled before.
     """
 
     def __init__(self, kubeconfig: Path, logs: Path, process: int) -> None:
@@ -137,7 +137,7 @@ class KarpenterRig:
 
 @pytest.mark.standard
 class TestKarpenterNodesOnServer(ProviderContract):
-    """The contract."""
+    """The provider contract."""
 
     @pytest.fixture
     def rig(self, kubeconfig: Path, tmp_path: Path, process: int) -> KarpenterRig:
@@ -146,7 +146,7 @@ class TestKarpenterNodesOnServer(ProviderContract):
 
 
 def settings(namespace: str) -> dict[str, object]:
-    """A T4 is offered three times, on nodes that are there and on those that could be added."""
+    """Settings with a T4 that is advertised three times, on existing nodes and on those that can be added."""
     kind = {
         "selector": {"test": namespace, "node.kubernetes.io/instance-type": TYPE},
         "device": {"model": "T4", "memory": "16Gi"}, "slicing": {"kind": "timeslice", "replicas": 3},
@@ -156,19 +156,19 @@ def settings(namespace: str) -> dict[str, object]:
 
 
 def many(namespace: str, least: int, **spec: object) -> dict[str, object]:
-    """A Model of which so many Replicas are wanted, one on each Slice."""
+    """A Model with that many replicas, one per slice."""
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}}
     return model("ada", replicas={"min": least, "max": 6}, **there, **spec)
 
 
 async def nodes_of(api: Api, namespace: str) -> list[str]:
-    """Where the pods of Replicas are."""
+    """Nodes of the replicas' pods."""
     found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
     return sorted(one["spec"].get("nodeName", "") for one in found)
 
 
 async def ready(house: House) -> int:
-    """Replicas of ada that are."""
+    """The number of ready replicas of ada."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
         return int((await answer.json())["replicas"].get("ready", 0))
 
@@ -197,7 +197,7 @@ async def test_replica_beyond_three_gpu_time_slices_creates_one_node_claim(
             assert claim["metadata"]["name"].startswith("pilotlight-ada-")
             assert notes["pilotlight.dev/owner"] == "ada"
             assert set(await nodes_of(api, namespace)) == {there.name, claim["status"]["nodeName"]}
-            house.tell(many(namespace, 6), **settings(namespace))  # its other two shares are room
+            house.tell(many(namespace, 6), **settings(namespace))  # its other two shares are free
             while await ready(house) < 6:
                 await asyncio.sleep(0.05)
             assert [one["metadata"]["name"] for one in await machines.claims()] == [claim["metadata"]["name"]]
@@ -207,7 +207,7 @@ async def test_replica_beyond_three_gpu_time_slices_creates_one_node_claim(
 async def test_deleted_node_claim_waits_for_the_running_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Its NodeClaim is deleted, as by consolidation, drift or a person: Karpenter drains, and waits for our pod."""
+    """Its NodeClaim is deleted, as by consolidation, drift or a user: Karpenter drains it and waits for our pod."""
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "80")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
     async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}) as machines:
@@ -225,13 +225,13 @@ async def test_deleted_node_claim_waits_for_the_running_request(
 
 
 async def blocked(api: Api, claim: str) -> bool:
-    """Whether Karpenter would have disrupted a node of its, and says what keeps it from that."""
+    """Whether Karpenter reports that do-not-disrupt kept it from disrupting the node."""
     found = (await api.get("/api/v1/events", fieldSelector=f"involvedObject.name={claim}"))["items"]
     return any(one["reason"] == "DisruptionBlocked" and "do-not-disrupt" in one["message"] for one in found)
 
 
 async def asks(api: Api, namespace: str, node: str) -> list[bool]:
-    """Whether the pods of Replicas on a node ask not to be disrupted."""
+    """Whether each replica pod on a node has the do-not-disrupt annotation."""
     found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
     there = [one["metadata"]["annotations"] for one in found if one["spec"].get("nodeName") == node]
     return ["karpenter.sh/do-not-disrupt" in one for one in there]
@@ -240,8 +240,8 @@ async def asks(api: Api, namespace: str, node: str) -> list[bool]:
 async def test_node_disruption_waits_for_the_running_stream(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Karpenter may take what is empty, hardly used or out of date: not while its Replica starts, at once when that
-    serves, and then it waits for the Call; afterwards the node is gone.
+    """Karpenter may disrupt empty, underutilized or drifted nodes, but not while the replica starts.
+    Once that is ready, it does so at once and waits for the request; afterwards the node is gone.
     """
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "600")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
@@ -255,7 +255,7 @@ async def test_node_disruption_waits_for_the_running_stream(
             while not (there_now := await machines.claims()) or not await blocked(
                 api, there_now[0]["metadata"]["name"]
             ):
-                await asyncio.sleep(0.05)  # every ten seconds Karpenter looks, and says one reason in two minutes
+                await asyncio.sleep(0.05)  # Karpenter checks every 10 s, and reports a reason once in two minutes
             assert not await ready(house)
             gate.touch()
             claim = await machines.only()
@@ -284,7 +284,7 @@ async def test_node_disruption_waits_for_the_running_stream(
 async def test_pod_evicted_without_a_leader_ends_after_its_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Nobody asks Karpenter to wait then: the pod itself does."""
+    """No leader asks Karpenter to wait then: the pod itself delays its end."""
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "200")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}
     async with Machines(api, namespace, tmp_path).pooled(limits={GPU: "9"}) as machines:
@@ -301,7 +301,7 @@ async def test_pod_evicted_without_a_leader_ends_after_its_request(
                 await api.delete(f"{CLAIMS}/{claim['metadata']['name']}")
                 while not await leaving(api, namespace):
                     await asyncio.sleep(0.05)
-                await asyncio.sleep(1.0)  # time for an engine that heard of it to end
+                await asyncio.sleep(1.0)  # an engine that received the signal would end meanwhile
                 assert not calling.done()
             finally:
                 house.autoscaler.send_signal(SIGCONT)
@@ -312,7 +312,7 @@ async def test_pod_evicted_without_a_leader_ends_after_its_request(
 
 
 async def leaving(api: Api, namespace: str) -> bool:
-    """Whether a Replica's pod is being deleted."""
+    """Whether a replica's pod is being deleted."""
     found = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="pilotlight.dev/model"))["items"]
     return any("deletionTimestamp" in one["metadata"] for one in found)
 
@@ -321,15 +321,15 @@ EXPIRES_S = 120.0
 
 
 def unix_s(moment: str) -> float:
-    """Of a moment as objects have it."""
+    """Parses a timestamp of the API."""
     return datetime.fromisoformat(moment).timestamp()
 
 
 async def test_expiring_node_is_replaced_and_vacated_before_its_expiry(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Its NodePool's `expireAfter` is the end of the Lease: another node comes ahead of it, and a Call that runs then
-    ends where it is.
+    """`expireAfter` of its NodePool ends the capacity order, so another node is added in advance.
+    A request that runs then completes where it is.
     """
     knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10", "--tokens", "150")
     there = {"pod": {"nodeSelector": {"test": namespace}}, "gpu": {"memory": "5Gi"}, "slots": 1}

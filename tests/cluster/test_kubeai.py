@@ -44,7 +44,7 @@ def theirs(name: str, **spec: object) -> Object:
 
 
 class Following:
-    """What the installation is told."""
+    """Records the documents that the installation reports."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.told: list[DocumentsSeen] = []
@@ -62,11 +62,11 @@ class Following:
         self._news.set()
 
     def models(self) -> dict[str, Model]:
-        """Those in force."""
+        """The models in effect."""
         return {model.name: model for model in self.told[-1].models} if self.told else {}
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for news until it holds."""
+        """Waits for reports until `holds` is true."""
         async with asyncio.timeout(WAIT_S_MAX):
             while not holds():
                 self._news.clear()
@@ -83,7 +83,7 @@ class Following:
 
 
 async def install(api: Api) -> None:
-    """Returns when the kind is served."""
+    """Installs the definition; returns when the kind is served."""
     await api.create(CRDS, CRD)
     async with asyncio.timeout(WAIT_S_MAX):
         while True:

@@ -1,7 +1,7 @@
-"""Places in a queue of Kueue on a real API server: the contract holds, with the real scheduler and pod security.
+"""Places in a Kueue queue on a real API server: the provider contract, with the real scheduler and pod security.
 
-Kueue itself is played. Its LocalQueue has its own definition here; of Workloads, which Pilotlight only reads, anything
-is one.
+Kueue itself is a fake. Its LocalQueue has its own definition here; the definition of Workloads, which Pilotlight only
+reads, accepts anything.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WORKLOADS = {
 
 
 class KueueRig:
-    """See Rig. Its namespace, its queue and its node are nobody else's; the node is Ready, and no kubelet is there."""
+    """See Rig. It uses a namespace, a queue and a node of its own; the node is Ready and has no kubelet."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -105,7 +105,7 @@ class KueueRig:
     @staticmethod
     async def _play(played: FakeKueue) -> None:
         while True:
-            with contextlib.suppress(AnswerError):  # what it was about is gone, or another by now
+            with contextlib.suppress(AnswerError):  # the object is gone or has been replaced
                 await played.step()
             await asyncio.sleep(0.05)
 
@@ -127,7 +127,7 @@ class KueueRig:
                 await asyncio.sleep(0.05)
 
     def use(self, name: str) -> None:
-        """See Rig: a Replica's pod takes the place, as the driver has it."""
+        """See Rig: a replica's pod takes the place, as the driver creates it."""
         self._lost.todo = self._taken(name)
 
     async def _taken(self, name: str) -> None:
@@ -168,7 +168,7 @@ def pod_of(name: ModelName) -> Object | None:
 
 @pytest.mark.standard
 class TestKueuePlacesOnServer(ProviderContract):
-    """The contract."""
+    """The provider contract."""
 
     @pytest.fixture
     def rig(self, kubeconfig: Path) -> KueueRig:

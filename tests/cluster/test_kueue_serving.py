@@ -1,7 +1,7 @@
-"""Kueue gives a Replica its place and takes it for another: the Replica drains, and then its quota is the other's.
+"""Kueue admits a replica and evicts it for another workload: the replica drains, and then the other gets its quota.
 
-One autoscaler and one gateway as processes, a real API server, scheduler and pods; Kueue is played. It says Evicted on
-the Workload and deletes the pod, as the real one was seen to.
+One autoscaler and one gateway as processes, a real API server, scheduler and pods; Kueue is a fake. It sets Evicted on
+the Workload and deletes the pod, as observed with the real one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RIVAL = "rival"
 
 
 class Queue:
-    """A LocalQueue with quota for one GPU, the node that it is of, and what runs there."""
+    """A LocalQueue with quota for one GPU, its node, and the containers that run there."""
 
     def __init__(self, api: Api, house: House, namespace: str, logs: Path) -> None:
         self.api, self.house, self.namespace = api, house, namespace
@@ -47,13 +47,13 @@ class Queue:
         )
         self.node.on_container = lambda pod, container: self.engines.update({pod: container})
         self.engines: dict[str, Container] = {}
-        """Of all Replicas that ever were there, by their pods' names, and of the rival."""
+        """Pod name -> container, of all replicas that ever ran and of the rival."""
         clock = asyncio.get_running_loop().time
         self.kueue = FakeKueue(Objects(api, api), namespace, clock, {self.node.name: 1}, schedules=False)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Kueue and the house; no node yet."""
+        """Runs Kueue and the House, without a node yet."""
         await definitions.install_foreign(self.api, "kueue")
         await self.api.apply(definitions.definition("workloads", "kueue.x-k8s.io"), WORKLOADS, "test")
         queue = {"apiVersion": NEWEST, "kind": "LocalQueue", "metadata": {"name": "serving"},
@@ -70,12 +70,12 @@ class Queue:
 
     async def _play(self) -> None:
         while True:
-            with suppress(AnswerError):  # what it was about is gone, or another by now
+            with suppress(AnswerError):  # the object is gone or has been replaced
                 await self.kueue.step()
             await asyncio.sleep(0.05)
 
     def settings(self) -> dict[str, object]:
-        """Nodes like ours, of that queue."""
+        """Settings with nodes like ours and that queue."""
         kind = {"selector": {"test": self.namespace}, "device": {"model": "T4", "memory": "16Gi"}}
         return {
             "nodes": [kind],
@@ -83,12 +83,12 @@ class Queue:
         }
 
     async def queued(self) -> list[Object]:
-        """Pods of the queue, the rival aside."""
+        """Pods of the queue, except the rival."""
         found: list[Object] = (await self.api.get(self.pods, labelSelector=QUEUE))["items"]
         return [one for one in found if one["metadata"]["name"] != RIVAL]
 
     async def place(self) -> Object:
-        """The pod that keeps one, once Kueue has let it go."""
+        """Waits until Kueue has admitted the placeholder pod, and returns it."""
         while True:
             for one in await self.queued():
                 if PLACE in one["metadata"]["labels"] and not one["spec"].get("schedulingGates"):
@@ -96,14 +96,14 @@ class Queue:
             await asyncio.sleep(0.05)
 
     async def replica(self) -> Object:
-        """The pod of the only one that stays."""
+        """The only replica pod that is not being deleted."""
         there = (await self.api.get(self.pods, labelSelector="pilotlight.dev/model=ada"))["items"]
         (found,) = [one for one in there if "deletionTimestamp" not in one["metadata"]]
         assert isinstance(found, dict)
         return found
 
     async def compete(self) -> None:
-        """Somebody else of the queue wants its GPU."""
+        """Creates a rival pod of the queue that requests the GPU."""
         container = {
             "name": "a", "image": "a", "command": ["sleep", "600"], "resources": {"limits": {GPU: "1"}}
         }  # fmt: skip
@@ -116,19 +116,19 @@ class Queue:
         })  # fmt: skip
 
     async def says(self, pod: str) -> dict[str, str]:
-        """Of its Workload: conditions that hold -> why."""
+        """Reasons of the true conditions of the pod's Workload, by type."""
         found = await self.api.get(f"{self.workloads}/pod-{pod}")
         return {one["type"]: one["reason"] for one in found["status"]["conditions"] if one["status"] == "True"}
 
 
 @pytest.fixture
 async def queue(api: Api, house: House, namespace: str, tmp_path: Path) -> Queue:
-    """See Queue."""
+    """Creates a Queue."""
     return Queue(api, house, namespace, tmp_path)
 
 
 async def streamed(house: House, began: asyncio.Event) -> list[str]:
-    """The events of one streamed answer. `began`: is set with the first."""
+    """The events of one streamed response. `began` is set with the first."""
     body = {"model": "ada", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
     events: list[str] = []
     timeout = aiohttp.ClientTimeout(total=None)
@@ -142,7 +142,7 @@ async def streamed(house: House, began: asyncio.Event) -> list[str]:
 
 
 def whole(events: list[str]) -> bool:
-    """All tokens came, and the end."""
+    """Whether all tokens and the end were received."""
     return events[-1] == "[DONE]" and sum('"content"' in one for one in events) >= TOKENS
 
 
@@ -189,6 +189,6 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
 
 
 async def told(house: House) -> str:
-    """What `explain model ada` says."""
+    """The output of `explain model ada`."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/ada") as answer:
         return await answer.text()

@@ -15,13 +15,13 @@ from tests.cluster.plane import Plane
 
 LIMIT_S = 300
 USUAL_S = 15.0
-"""A Lease of which the Settings say nothing lasts so long."""
+"""Duration of a Lease without configuration in the Settings."""
 LONG_S = 60
 
 
 @pytest.mark.standard
 async def test_leadership_passes_on_after_a_kill_and_after_a_stop(estate: Estate, node: Node) -> None:
-    """A Call at zero waits for the next leader; a stopped one hands over without its Lease running out."""
+    """A request at zero waits for the next leader; a stopped leader hands over before its Lease expires."""
     loop = asyncio.get_running_loop()
     documents = model("ada"), model("bob")
     async with estate.open(*documents, gateways=2) as house, asyncio.timeout(LIMIT_S):
@@ -53,7 +53,7 @@ async def test_leadership_passes_on_after_a_kill_and_after_a_stop(estate: Estate
 
 
 async def lasts(house: Estate, seconds: int) -> bool:
-    """Whether its holder has written that the Lease lasts so long."""
+    """Whether the holder has written that duration to the Lease."""
     return (await house.lease()).get("leaseDurationSeconds") == seconds
 
 
@@ -64,7 +64,7 @@ async def follows(house: Estate, name: str) -> bool:
 
 @pytest.mark.case("25")
 async def test_resumed_former_leaders_become_followers_before_any_write(estate: Estate, node: Node) -> None:
-    """SIGSTOP for longer than the Lease with a Call that both would act on, then SIGCONT; the same to the other.
+    """Each leader in turn is stopped (SIGSTOP) for longer than the Lease, with a request on which both would act.
 
     Their clocks are two hours apart.
     """
@@ -113,8 +113,8 @@ async def test_ready_models_serve_requests_without_a_leader_or_api_server(
 
 @pytest.mark.case("29")
 async def test_restarts_of_all_components_in_a_cold_start_cause_only_one_start(estate: Estate, node: Node) -> None:
-    """Both autoscalers and two of three gateways are killed twice, and Calls come all the time. What is parked at the
-    third is answered, without a word of it; clients of the others come back until they are served. All by one start.
+    """Both autoscalers and two of three gateways are killed twice while requests arrive; one start suffices.
+    Those that wait at the third gateway succeed without an interim response; the other clients retry until served.
     """
     async with estate.open(model("ada"), gateways=3) as house, asyncio.timeout(LIMIT_S):
         await house.leader()
@@ -134,12 +134,12 @@ async def test_restarts_of_all_components_in_a_cold_start_cause_only_one_start(e
 
 
 async def waits(house: Estate, calls: list[asyncio.Task[Answered]]) -> bool:
-    """Those without an answer are parked at g3."""
+    """Whether the requests without a response wait at g3."""
     return await house.counted("g3", "pilotlight_calls_waiting") == sum(not one.done() for one in calls)
 
 
 async def served(house: Estate, gateway: str) -> Answered:
-    """What a client hears that comes back while nobody listens, or who listens has heard nothing yet."""
+    """Retries while the connection fails or the gateway has no routes yet, and returns the response."""
     while (answer := await house.call("ada", gateway)).status == 0 or answer.said.count("has just started"):
         assert answer.status == 0 or (answer.status, answer.retry_after) == (503, "1"), answer
         await asyncio.sleep(0.05)

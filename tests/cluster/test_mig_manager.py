@@ -1,4 +1,4 @@
-"""Nodes that are cut anew by NVIDIA's mig-manager, which is played: what is written for it, when not, what is read."""
+"""MIG repartitioning of nodes with a fake of NVIDIA's mig-manager: what is written, rejected and read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_S_MAX = 90.0
 
 
 class Seen:
-    """What was observed of one node."""
+    """The observed state of one node."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -58,7 +58,7 @@ class Seen:
 
 
 class Scene:
-    """A node with two GPUs, and a namespace where the operator would be."""
+    """A node with two GPUs, and a namespace for the GPU operator's ConfigMap."""
 
     def __init__(self, api: Api, node: str, namespace: str) -> None:
         self.api, self.node, self.namespace = api, node, namespace
@@ -69,7 +69,7 @@ class Scene:
         self.order = CutOrder(node=node, config=ORDERED, cuts=CUTS, before="as-it-was")
 
     async def say(self, **labels: str) -> None:
-        """What mig-manager, or a person, writes."""
+        """Writes labels, as mig-manager or a user does."""
         told = {CONFIG if name == "config" else STATE: value for name, value in labels.items()}
         await self.api.patch(f"{NODES}/{self.node}", {"metadata": {"labels": told}})
 
@@ -84,7 +84,7 @@ class Scene:
 
     @contextlib.asynccontextmanager
     async def cutter(self) -> AsyncIterator[tuple[NodeCutter, Seen]]:
-        """One autoscaler's, which has seen the node."""
+        """Yields the NodeCutter of one autoscaler, once it has observed the node."""
         seen = Seen(self.node)
         one = NodeCutter(self.api, self.api, seen.observe, lambda: self.settings, settle_s=SETTLE_S)
         task = asyncio.create_task(one.run())
@@ -104,7 +104,7 @@ async def place(api: Api, namespace: str, tmp_path: Path) -> AsyncIterator[Scene
 
 
 def holder(scene: Scene) -> dict[str, Any]:
-    """Somebody else's pod with a cut, bound to the node."""
+    """Another owner's pod with a MIG device, bound to the node."""
     asks = {"limits": {"nvidia.com/mig-1g.10gb": "1"}}
     return {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"},

@@ -1,7 +1,7 @@
-"""Scope `namespace` on a real control plane: declared devices, what the scheduler and a ResourceQuota say, what is off.
+"""Scope `namespace` on a real control plane: declared devices, scheduler and quota messages, and disabled features.
 
-The API server is asked as an administrator here: that nothing more is needed than the rights of the namespace is held
-by tests/cluster/test_chart.py.
+Requests to the API server have administrator permissions here: tests/cluster/test_chart.py verifies that the
+permissions of the namespace suffice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WAIT_S_MAX = 180.0
 
 
 class Alone(House):
-    """It may read its namespace only."""
+    """A House that may read its own namespace only."""
 
     def __init__(self, folder: Path, kubeconfig: Path, namespace: str, api: Api) -> None:
         super().__init__(folder, kubeconfig, namespace, "--scope", "namespace")
@@ -35,7 +35,7 @@ class Alone(House):
         return {one["metadata"]["labels"]["pilotlight.dev/model"]: one for one in found}
 
     async def why(self, name: str, holds: Callable[[str], bool]) -> str:
-        """What `explain` says of a Model, once that holds."""
+        """Waits until `holds` is true for the output of `explain` for a model, and returns the output."""
         while True:
             async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/explain/model/{name}") as answer:
                 if answer.status == 200 and holds(said := " ".join((await answer.json())["sentences"])):
@@ -43,7 +43,7 @@ class Alone(House):
             await asyncio.sleep(0.05)
 
     async def off(self) -> list[str]:
-        """What is off."""
+        """The disabled features."""
         async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/off") as answer:
             said: list[str] = (await answer.json())["sentences"]
             return said
@@ -55,7 +55,7 @@ def alone(tmp_path: Path, kubeconfig: Path, namespace: str, api: Api) -> Alone:
 
 
 def declared(node: Node, **device: Any) -> Object:
-    """The test's own node, by its label, as the Settings declare it."""
+    """The entry in the Settings for the test's own node, selected by its label."""
     return {"selector": {"test": node.name}, "device": {"model": "T4", "memory": "16Gi", **device}}
 
 
@@ -70,13 +70,13 @@ async def test_model_is_scheduled_on_declared_devices_without_reading_nodes(alon
         assert (spec["nodeName"], spec["nodeSelector"], "affinity" in spec) == (node.name, {"test": node.name}, False)
         assert spec["containers"][0]["resources"]["limits"] == {GPU: "2"}
         assert any("nodes are not read" in sentence for sentence in await alone.off())
-        one.tell(model("ada", **two, idleSeconds=1), nodes=nodes)  # not sooner: it is to be seen before
+        one.tell(model("ada", **two, idleSeconds=1), nodes=nodes)  # later, so that the pod is observed before
         while await alone.pods():
             await asyncio.sleep(0.05)
 
 
 async def test_unschedulable_pod_blocks_further_pods_for_the_same_nodes(alone: Alone, node: Node) -> None:
-    """Three nodes are declared, and there is one GPU, then more."""
+    """Three nodes are declared, but there is one GPU, and then more."""
     await node.has({GPU: "1"})
     alone.write(*(model(name, idleSeconds=600) for name in ("ada", "bob", "eve")), nodes=[declared(node)] * 3)
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX), asyncio.TaskGroup() as tasks:
@@ -96,7 +96,7 @@ async def test_unschedulable_pod_blocks_further_pods_for_the_same_nodes(alone: A
 async def test_model_start_waits_while_other_pods_use_the_whole_gpu_quota(
     alone: Alone, api: Api, namespace: str, node: Node
 ) -> None:
-    """Nothing is declared: the quota says how many devices there are, and another's pod has the only one."""
+    """No devices are declared: the quota determines their number, and another owner's pod has the only one."""
     core = f"/api/v1/namespaces/{namespace}"
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}}
     await api.create(f"{core}/resourcequotas", {**quota, "spec": {"hard": {f"requests.{GPU}": "1"}}})
@@ -122,7 +122,7 @@ async def test_model_start_waits_while_other_pods_use_the_whole_gpu_quota(
 
 
 async def test_missing_permission_for_volumes_is_reported_before_any_start(alone: Alone, node: Node) -> None:
-    """Volumes of nodes' stores need a right of the whole cluster."""
+    """Volumes of node stores need a cluster-wide permission."""
     artifact: Object = {"artifact": "oci://registry.example/llama:8b"}
     alone.write(model("ada", **artifact), nodes=[declared(node)], weights={"mount": "volume"})
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX):

@@ -1,4 +1,4 @@
-"""Nodes that are added for pods that are Pending: Cluster Autoscaler is played, API server and scheduler are real."""
+"""Nodes that are added for Pending pods: Cluster Autoscaler is a fake, API server and scheduler are real."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 @asynccontextmanager
 async def ranked(api: Api, name: str) -> AsyncIterator[None]:
-    """With the PriorityClass that the chart makes."""
+    """Creates the PriorityClass that the chart has."""
     kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
     await api.create(CLASSES, {**kind, "value": -10, "preemptionPolicy": "Never"})
     try:
@@ -34,13 +34,13 @@ async def ranked(api: Api, name: str) -> AsyncIterator[None]:
 
 
 async def pods(api: Api, namespace: str, selector: str) -> list[Object]:
-    """Those of the engines' namespace."""
+    """Pods of the engines' namespace."""
     found: list[Object] = (await api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector))["items"]
     return found
 
 
 async def tells(api: Api, pod: Object, reason: str, message: str) -> None:
-    """As Cluster Autoscaler does it."""
+    """Writes an Event as Cluster Autoscaler does."""
     metadata = pod["metadata"]
     about = {"apiVersion": "v1", "kind": "Pod", **{key: metadata[key] for key in ("name", "namespace", "uid")}}
     await api.create(f"/api/v1/namespaces/{metadata['namespace']}/events", {
@@ -51,7 +51,7 @@ async def tells(api: Api, pod: Object, reason: str, message: str) -> None:
 
 
 async def waiting(api: Api, namespace: str) -> Object:
-    """The placeholder that no node has room for."""
+    """Waits for an unschedulable placeholder and returns it."""
     while True:
         for one in await pods(api, namespace, PLACE):
             said = {told["type"]: told for told in one["status"].get("conditions", ())}
@@ -61,7 +61,7 @@ async def waiting(api: Api, namespace: str) -> Object:
 
 
 async def settled(api: Api, namespace: str) -> str | None:
-    """The keeper's node, once there is no placeholder any more; None: there is no keeper."""
+    """Waits until no placeholder is left and returns the node of the pod that keeps capacity, or None without one."""
     while True:
         places, keepers = [
             [one for one in await pods(api, namespace, label) if "deletionTimestamp" not in one["metadata"]]
@@ -74,7 +74,7 @@ async def settled(api: Api, namespace: str) -> str | None:
 
 
 def settings(namespace: str, **fields: object) -> dict[str, object]:
-    """A group that has the label `test`, and what its nodes have."""
+    """A node group with the label `test`, and the devices of its nodes."""
     kind = {"selector": {"test": namespace}, "device": {"model": "T4", "memory": "16Gi"}}
     group = {"nodeLabels": {"test": namespace}, "nodesMax": 2, "priorityClass": namespace}
     return {"nodes": [kind], "capacity": [{"name": "t4", "clusterAutoscaler": group, "expectedSeconds": 5, **fields}]}
@@ -84,7 +84,7 @@ def settings(namespace: str, **fields: object) -> dict[str, object]:
 async def test_placeholder_pod_adds_a_node_for_a_waiting_request(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """The namespace holds pods to `restricted`, and both are admitted."""
+    """The namespace enforces `restricted`, and both pods are admitted."""
     enforced = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     await api.patch(f"/api/v1/namespaces/{namespace}", enforced)
     name = f"node-{namespace}"

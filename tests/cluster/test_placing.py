@@ -1,4 +1,4 @@
-"""Where a real scheduler would let a pod go, and where not: a Call is answered from the node that can take it."""
+"""Nodes on which a real scheduler would and would not place a pod: a node that can run the model serves its request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAB = {"key": "lab", "value": "chem", "effect": "NoSchedule"}
 
 
 class Pair:
-    """A house with two nodes of one GPU each: the first is where the plan would go."""
+    """A House with two nodes of one GPU each; the plan prefers the first."""
 
     def __init__(self, api: Api, house: House, namespace: str, kubelets: tuple[Node, Node]) -> None:
         self.api, self.house, self.namespace = api, house, namespace
@@ -32,7 +32,7 @@ class Pair:
         self.moved = False
 
     async def answers_from(self, settings: dict[str, Any] | None = None, **spec: Any) -> str:
-        """One Call; the node of the pod that is there then. `moved`: it was tried elsewhere before."""
+        """Sends a request and returns the node of the pod. Sets `moved` if another node was tried before."""
         self.house.write(model("ada", idleSeconds=600, **spec), **(settings or {}))
         async with self.house.running(), asyncio.timeout(2 * WAIT_S_MAX):
             status, said = await self.house.call("ada")
@@ -58,7 +58,7 @@ def house(tmp_path: Path, kubeconfig: Path, namespace: str) -> House:
 async def pair(
     api: Api, house: House, namespace: str, logs: Path, taint: dict[str, str] | None = None, **first: str
 ) -> AsyncIterator[Pair]:
-    """`taint` and `first` (amounts) are the first node's."""
+    """`taint` and `first` (amounts) apply to the first node."""
     async with AsyncExitStack() as stack:
         kubelets = [
             Node(api, f"{namespace}-{n}", next_number(), {**GPU, **(first if not n else {})}, {}, logs,
@@ -72,7 +72,7 @@ async def pair(
 
 @asynccontextmanager
 async def held_by_others(api: Api, node: str, gpus: str = "1", **more: str) -> AsyncIterator[str]:
-    """A pod of another namespace that has GPUs of a node, or something else: its path."""
+    """Creates a pod in another namespace that uses GPUs or other resources of a node; yields its path."""
     name = f"others-{uuid.uuid4().hex[:8]}"
     await make_namespace(api, name)
     limits = {"nvidia.com/gpu": gpus, **more}
@@ -117,7 +117,7 @@ async def test_model_with_a_toleration_is_placed_on_the_tainted_node(
 async def test_pod_that_does_not_fit_its_node_moves_to_another(
     api: Api, house: House, namespace: str, tmp_path: Path
 ) -> None:
-    """The plan does not know of a node's disk; the scheduler does."""
+    """The plan has no data about a node's disk; the scheduler has."""
     async with pair(api, house, namespace, tmp_path, None, **{"ephemeral-storage": "1Gi"}) as one:
         wants = {"requests": {"ephemeral-storage": "2Gi"}}
         assert (await one.answers_from(resources=wants), one.moved) == (one.second.name, True)
@@ -169,7 +169,7 @@ async def test_model_priority_selects_the_matching_priority_class(
         await api.delete(f"{classes}/{namespace}")
 
 
-# --- what the driver says ---------------------------------------------------------------------------------------------
+# --- what the driver reports ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

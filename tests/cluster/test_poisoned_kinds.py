@@ -1,4 +1,4 @@
-"""Poisoned objects of every kind that Pilotlight lists or watches: no process exits, and healthy Models are served."""
+"""Poisoned objects of every kind that Pilotlight lists or watches: no process exits, and valid Models are served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.filterwarnings("ignore:Sending a lar
 
 NAMESPACE = "poisoned"
 WATCHED = {"Model", "Tenant", "ResourceClaim", "ScaledObject"}
-"""Kinds of which no list counts for a while after it."""
+"""Kinds whose objects are no longer counted from an earlier list after their deletion."""
 WITHIN_S = 420.0
 SETTINGS = {
     "nodes": [{"selector": {"pool": "a"}, "device": {"model": "A100", "memory": "80Gi"}}],
@@ -39,7 +39,7 @@ SETTINGS = {
 
 @pytest.fixture
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Of a control plane of the test's own: others are not to find what is defined here."""
+    """The API of a control plane of this test's own, since its definitions must not affect other tests."""
     (tmp_path / "plane").mkdir()
     plane = Plane(tmp_path / "plane", programs())
     plane.start()
@@ -51,7 +51,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def counted(one: House) -> dict[str, int]:
-    """Kind -> unreadable objects, as the autoscaler's metrics say."""
+    """Kind -> number of unreadable objects, from the autoscaler's metrics."""
     async with one.session.get(f"http://127.0.0.1:{one.ops}/metrics") as answer:
         text = await answer.text()
     found = re.findall(r'^pilotlight_unreadable_objects\{kind="(\w+)"\} (\d+)', text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`pilotlight doctor` against a real control plane: what an admin sees, and what a service account lacks."""
+"""`pilotlight doctor` against a real control plane: the report for an admin, and missing permissions of an account."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
 
 
 async def account_kubeconfig(api: Api, admin: Path, namespace: str, name: str, folder: Path) -> Path:
-    """A kubeconfig with a bound token of a service account of that name."""
+    """Writes a kubeconfig with a bound token of a service account of that name."""
     await make_account(api, namespace, name)
     config: dict[str, Any] = yaml.safe_load(admin.read_text())
     config["users"] = [
@@ -101,7 +101,7 @@ async def test_namespace_that_admits_no_engine_pod_is_a_blocker(api: Api, namesp
     await api.create(f"/api/v1/namespaces/{namespace}/resourcequotas", quota)
     async with asyncio.timeout(90):
         while by_check(await check_cluster(api, scene(namespace)))["engine pods"].grade == "ok":
-            await asyncio.sleep(0.1)  # until the quota is counted
+            await asyncio.sleep(0.1)  # until the quota controller has counted
     found = by_check(await check_cluster(api, scene(namespace)))["engine pods"]
     assert (found.grade, "quota" in found.says) == ("blocker", True), found
     absent = by_check(await check_cluster(api, scene("not-there")))["engine pods"]

@@ -1,4 +1,4 @@
-"""Nodes by ProvisioningRequests on a real API server, under their own definition: the contract holds for each class."""
+"""Nodes from ProvisioningRequests on a real API server, with their own definition: the contract for each class."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ SETTINGS = Settings(pod=Pod(tolerations=(Toleration(key="cloud.google.com/gke-qu
 
 
 class Lost(Objects):
-    """An API server that may be away. `todo` happens before it is asked again."""
+    """An API server that can be unreachable. `todo` runs before its next request."""
 
     away = False
     todo: Coroutine[object, object, object] | None = None
 
     async def items(self, path: str, **query: str) -> list[Object]:
-        """As Objects, while it is there."""
+        """As in Objects, while the server is reachable."""
         await self._asked(path)
         return await super().items(path, **query)
 
     async def find(self, path: str) -> Object | None:
-        """As Objects, while it is there."""
+        """As in Objects, while the server is reachable."""
         await self._asked(path)
         return await super().find(path)
 
@@ -60,7 +60,7 @@ class Lost(Objects):
 
 
 class ProvisioningRig:
-    """See Rig. Its namespace and its kind of node are nobody else's."""
+    """See Rig. It uses a namespace and a kind of node of its own."""
 
     def __init__(self, kubeconfig: Path, class_name: str) -> None:
         self._kubeconfig, self._class_name = kubeconfig, class_name
@@ -103,7 +103,7 @@ class ProvisioningRig:
     @staticmethod
     async def _play(played: FakeProvisioner) -> None:
         while True:
-            with contextlib.suppress(AnswerError):  # what it was about is gone, or another by now
+            with contextlib.suppress(AnswerError):  # the object is gone or has been replaced
                 await played.step()
             await asyncio.sleep(0.05)
 
@@ -124,7 +124,7 @@ class ProvisioningRig:
                 await asyncio.sleep(0.05)
 
     async def until_gone(self, name: str) -> None:
-        """See Rig: at once."""
+        """See Rig: returns at once."""
 
     async def _there(self) -> None:
         labels, name = {"test": self._name}, f"{self._name}-there"
@@ -188,7 +188,7 @@ class TestAtomicScaleUpOnServer(ProviderContract):
 
 @pytest.mark.standard
 class TestQueuedProvisioningOnServer(ProviderContract):
-    """A cloud's queue gives one."""
+    """A cloud's queue provides a node."""
 
     @pytest.fixture
     def rig(self, kubeconfig: Path) -> ProvisioningRig:
@@ -198,7 +198,7 @@ class TestQueuedProvisioningOnServer(ProviderContract):
 
 @pytest.mark.standard
 class TestCheckCapacityOnServer(ProviderContract):
-    """Room on a node that is there is booked."""
+    """Capacity on an existing node is booked."""
 
     @pytest.fixture
     def rig(self, kubeconfig: Path) -> ProvisioningRig:

@@ -1,4 +1,4 @@
-"""Documents that change while Models run on a real control plane: a new spec rolls out, a Model that goes drains."""
+"""Documents that change while Models run on a real control plane: a new spec rolls out, a removed Model drains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_S_MAX = 180.0
 
 
 class Pods:
-    """The pods of the namespace, as a watch tells of them: what was there for a moment only is not missed."""
+    """The history of the namespace's pods, recorded by a watch, so that short-lived states are not missed."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.watched = Watched(api, f"/api/v1/namespaces/{namespace}/pods", lambda pod: pod, self._hear)
@@ -35,7 +35,7 @@ class Pods:
         self._news.set()
 
     async def until_images(self, *images: str) -> list[Object]:
-        """When these images, and no others, ran there: now, or for the first time since it was waited last."""
+        """Waits for a state in which exactly these images run, starting from the last returned one."""
         while True:
             while self._told:
                 found = self._told[0]
@@ -57,7 +57,7 @@ async def pods(api: Api, namespace: str) -> AsyncIterator[Pods]:
 
 @pytest.mark.standard
 async def test_changed_spec_replaces_the_pod_without_losing_a_request(house: House, pods: Pods, node: Node) -> None:
-    """Calls go on all the time; the new one starts on the free GPU first."""
+    """Requests arrive all the time; the new replica starts on the free GPU first."""
     house.write(model("ada", idleSeconds=600, image="one"))
     answers: list[int] = []
 
@@ -81,7 +81,7 @@ async def test_changed_spec_replaces_the_pod_without_losing_a_request(house: Hou
 
 
 async def test_removed_model_finishes_running_and_rejects_queued_requests(house: House, pods: Pods, node: Node) -> None:
-    """The Call that runs (for 16 s) gets its answer, although its Model has left."""
+    """The running request (16 s) completes, although its Model was removed."""
     words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "80", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)
     house.write(slow, model("never", image="never", readinessPath="/nowhere"), model("stays"))

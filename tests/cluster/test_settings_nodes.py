@@ -1,4 +1,4 @@
-"""`nodes` of the Settings on a real control plane: what the labels of a node do not tell, also while it runs."""
+"""`nodes` of the Settings on a real control plane: properties that a node's labels lack, also changed at runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_S_MAX = 180.0
 async def test_node_devices_in_settings_apply_at_once_to_the_selected_node(
     house: House, api: Api, namespace: str, node: Node
 ) -> None:
-    """No label tells the memory of its GPUs, so nothing large fits until the Settings do; other nodes are no choice."""
+    """No label states the memory of its GPUs, so no large model fits until the Settings do; no other node matches."""
     large = model("ada", gpu={"memory": "20Gi", "models": ["a10"]}, pod={"nodeSelector": {"test": node.name}})
     house.write(large)
     async with house.running() as one, asyncio.timeout(WAIT_S_MAX):

@@ -1,4 +1,4 @@
-"""A node whose device plug-in offers its GPU three times, on a real control plane: three Replicas, and no fourth."""
+"""A node whose device plugin advertises its GPU three times, on a real control plane: at most three replicas run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = ("ada", "bob", "cyn", "dan")
 
 @asynccontextmanager
 async def g4dn(api: Api, logs: Path) -> AsyncIterator[Node]:
-    """Without GPU feature discovery. Pods choose it by the label `test`, and the ConfigMap's key is named like it."""
+    """A node without GPU feature discovery. Pods select it by the label `test`; the ConfigMap key has its name."""
     name = f"node-{uuid.uuid4().hex[:8]}"
     labels = {"test": name, "node.kubernetes.io/instance-type": "g4dn.xlarge", CHOICE: name}
     async with Node(
@@ -53,11 +53,11 @@ async def g4dn(api: Api, logs: Path) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def configured(api: Api, key: str) -> AsyncIterator[None]:
-    """The plug-in's ConfigMap says so under that key."""
+    """Sets that key of the device plugin's ConfigMap."""
     place = PLACES[0]
     collection = f"/api/v1/namespaces/{place.namespace}/configmaps"
     meta = {"name": place.name, "namespace": place.namespace}
-    with contextlib.suppress(ApiError):  # another test's may be there
+    with contextlib.suppress(ApiError):  # another test may have created it
         await api.create(collection, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
     await api.patch(f"{collection}/{place.name}", {"data": {key: CONFIG}}, MERGE)
     try:
@@ -73,7 +73,7 @@ async def bound(api: Api, namespace: str) -> dict[str, Any]:
 
 
 async def reasons(house: House) -> str:
-    """What is explained of all Models."""
+    """The explanations for all models."""
     told = []
     for name in NAMES:
         async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/{name}") as answer:
@@ -117,13 +117,13 @@ async def test_gpu_shared_three_ways_serves_three_replicas_and_queues_the_fourth
                 assert (await house.call(left))[0] == 200
 
 
-# --- what the driver says ---------------------------------------------------------------------------------------------
+# --- what the driver reports ------------------------------------------------------------------------------------------
 
 
 async def test_device_with_changed_slicing_is_usable_after_its_replica_ends(
     api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Its pod goes on and ends as if its Slice were still there; new ones get shares, and their engines are told so."""
+    """Its pod continues and ends as if its slice still existed; new replicas and their engines get shares."""
     told, entries = list[float | None](), list[NodeKind]()
 
     def recording(model: Model, host: str, port: int, given: Given = AS_ASKED) -> ArgvLaunch:

@@ -1,7 +1,7 @@
-"""Parts of nodes that others cut or give out, through the plan and onto a real control plane.
+"""Slices of nodes that others partition or allocate, through the plan and on a real control plane.
 
-What was chosen is what the pod asks for and gets; what pods of others have is given to nobody else. ResourceSlices are
-written by hand; pods run, but no device is prepared for them.
+A pod requests and gets the chosen device; devices of other owners' pods are not used. ResourceSlices are written by
+hand; pods run, but no device is prepared for them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SLICES = "pilotlight.dev/slices"
 
 @asynccontextmanager
 async def noded(api: Api, logs: Path, **amounts: str) -> AsyncIterator[Node]:
-    """Its devices are H100s; pods choose it by the label `test`."""
+    """A node with H100s; pods select it by the label `test`."""
     name = f"node-{uuid.uuid4().hex[:8]}"
     labels = {"test": name, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     async with Node(api, name, next_number(), amounts, labels, logs, probe_period_s=0.05).running() as one:
@@ -44,7 +44,7 @@ async def noded(api: Api, logs: Path, **amounts: str) -> AsyncIterator[Node]:
 
 
 async def occupied(api: Api, namespace: str, node: Node, resources: dict[str, Any], **spec: Any) -> str:
-    """A pod of others on that node; where its object is."""
+    """Creates another owner's pod on that node and returns its path."""
     sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     container = {"name": "theirs", "image": "theirs", "command": sleeps, "resources": resources}
     pod = {
@@ -67,13 +67,13 @@ async def ours(api: Api, namespace: str) -> dict[str, Any]:
 
 
 async def explained(house: House, name: str) -> str:
-    """What is explained of a Model."""
+    """The explanation for a model."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/explain/model/{name}") as answer:
         return await answer.text()
 
 
 def kept(name: str, node: Node, memory: str, **spec: object) -> dict[str, object]:
-    """A Model that wants one Replica, there; `spec` overrides."""
+    """A Model with one replica on that node; `spec` overrides fields."""
     there = {"gpu": {"memory": memory}, "replicas": {"min": 1}, "pod": {"nodeSelector": {"test": node.name}}}
     return model(name, **{**there, **spec})
 
@@ -104,9 +104,9 @@ async def test_model_gets_a_fitting_mig_slice_that_no_foreign_pod_uses(
 async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Of two GPUs others have one by a claim of theirs, of which the plan hears."""
+    """Of two GPUs another owner has one through a claim, which the plan observes."""
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     async with noded(api, tmp_path) as node, asyncio.timeout(WAIT_S_MAX):
@@ -135,7 +135,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
                 assert pod["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1"
                 claim = await api.get(f"{claims}/{name}")
                 assert [one.entry for one in read_allocations(claim)] == [f"{DRIVER}/{node.name}/gpu-1"]
-                while "ownerReferences" not in claim["metadata"]:  # it is the pod's when that is there
+                while "ownerReferences" not in claim["metadata"]:  # the claim is owned by the pod once that exists
                     claim = await api.get(f"{claims}/{name}")
                 assert [one["uid"] for one in claim["metadata"]["ownerReferences"]] == [pod["metadata"]["uid"]]
                 assert (await house.call(first))[0] == 200
@@ -147,7 +147,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
                     await asyncio.sleep(0.05)
                 assert begun[left]["metadata"]["annotations"][SLICES] == f"{node.name}/gpu-1", "it is free again"
                 while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
-                    await asyncio.sleep(0.05)  # the garbage collector's
+                    await asyncio.sleep(0.05)  # the garbage collector deletes it
 
                 await api.delete(theirs)
                 await api.delete(f"{claims}/theirs")
@@ -164,7 +164,7 @@ async def test_model_gets_its_chosen_device_through_a_claim_owned_by_the_pod(
 async def test_model_gets_the_hami_card_with_enough_free_memory(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """HAMi's scheduler is played by the test: it binds a pod to its node."""
+    """The test replaces HAMi's scheduler: it binds a pod to its node."""
     first, second = card("GPU-aaaa"), card("GPU-bbbb")
     async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(WAIT_S_MAX):
         notes = {"hami.io/node-nvidia-register": json.dumps([first, second])}
@@ -191,12 +191,12 @@ async def test_model_gets_the_hami_card_with_enough_free_memory(
 
 
 class Shared(NamedTuple):
-    """How one way of sharing a GPU shows on a node and in a pod."""
+    """How one way of sharing a GPU appears on a node and in a pod."""
 
     settings: dict[str, object]
     """`slicing` of the Settings."""
     amounts: dict[str, str]
-    """Of extended resources that the node has."""
+    """Extended resources of the node."""
     registers: dict[str, str]
     """Annotations of the node."""
     limits: dict[str, str]
@@ -249,7 +249,7 @@ async def test_model_gets_a_share_of_a_gpu_from_each_sharing_mechanism(
 
 
 async def bound(api: Api, pods: str, pod: dict[str, Any], node: Node, uuid: str) -> None:
-    """As HAMi's scheduler does: it writes down what it gives, then binds."""
+    """Records the allocated device and binds the pod, as HAMi's scheduler does."""
     name = pod["metadata"]["name"]
     memory_mib = pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"]
     given = {"hami.io/vgpu-devices-allocated": f"{uuid},NVIDIA,{memory_mib},0:;"}
@@ -263,7 +263,7 @@ async def bound(api: Api, pods: str, pod: dict[str, Any], node: Node, uuid: str)
 async def test_growing_model_requests_only_memory_unused_by_other_models(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """HAMi's scheduler is played by the test. The engine is told, too: it writes to a file named after that."""
+    """The test replaces HAMi's scheduler. The engine gets the granted memory: it names its transcript after it."""
     async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(2 * WAIT_S_MAX):
         notes = {"hami.io/node-nvidia-register": json.dumps([card("GPU-aaaa")])}
         await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
@@ -291,7 +291,7 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
 
 
 async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
-    """A pod of ours that is not among these."""
+    """Waits for a pod of ours that is not in `known`."""
     while True:
         for pod in (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"]:
             if pod["metadata"]["name"] not in known:
@@ -305,7 +305,7 @@ async def waiting(api: Api, pods: str, known: set[str]) -> dict[str, Any]:
 async def test_pod_bound_to_the_wrong_gpu_is_restarted_on_the_chosen_gpu(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """HAMi's scheduler is played by the test, and gives the second pod the card of the first."""
+    """The test replaces HAMi's scheduler, and allocates the first pod's card to the second pod."""
     async with noded(api, tmp_path, **{"nvidia.com/gpu": "20"}) as node, asyncio.timeout(2 * WAIT_S_MAX):
         notes = {"hami.io/node-nvidia-register": json.dumps([card("GPU-aaaa"), card("GPU-bbbb")])}
         await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"annotations": notes}})
@@ -337,9 +337,9 @@ async def test_pod_bound_to_the_wrong_gpu_is_restarted_on_the_chosen_gpu(
 async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
     house: House, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    """Nor as soon as it is: nobody told of the end of its processes. What measures is not there."""
+    """Freeing the claim does not suffice: the end of its processes was not reported, and no agent measures."""
     for device_class in classes():
-        with contextlib.suppress(ApiError):  # of the test before
+        with contextlib.suppress(ApiError):  # it may exist from the previous test
             await api.create(f"{RESOURCE}/deviceclasses", device_class)
     claims, pods = f"{RESOURCE}/namespaces/{namespace}/resourceclaims", f"/api/v1/namespaces/{namespace}/pods"
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
@@ -357,7 +357,7 @@ async def test_device_of_a_force_deleted_pod_is_not_reused_without_measurement(
                 while "deleted by force" not in (said := await explained(house, "ada")) or "held by ada (" not in said:
                     await asyncio.sleep(0.05)
                 while name in [one["metadata"]["name"] for one in (await api.get(claims))["items"]]:
-                    await asyncio.sleep(0.05)  # taken back by the cluster, which does not know of its kubelet
+                    await asyncio.sleep(0.05)  # deleted by the cluster, which does not see the node's processes
                 await asyncio.sleep(2.0)
                 assert not (await api.get(pods, labelSelector="pilotlight.dev/model"))["items"], "nothing starts there"
         finally:

@@ -1,4 +1,4 @@
-"""Status and Events of Models on a real API server: what is shown, what survives a restart, and what it may cost."""
+"""Status and Events of Models on a real API server: their content, their state after a restart, and their cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADA = ModelName("ada")
 
 @pytest.fixture
 async def counted(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
-    """The product's, of which requests are counted; it looks often."""
+    """The product's client, which counts requests; status writers check often."""
     monkeypatch.setattr(status_writer, "LOOK_S", 0.02)
     monkeypatch.setattr(status_writer, "LOOK_S_MAX", 0.04)
     monkeypatch.setattr(status_writer, "PER_S", 500.0)
@@ -124,7 +124,7 @@ async def test_recreated_model_does_not_keep_the_status_of_the_deleted_one(
         assert not house.statuses.trouble
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- cost -------------------------------------------------------------------------------------------------------------
 
 
 async def test_idle_models_cause_no_api_server_requests_even_after_a_restart(
@@ -189,7 +189,7 @@ async def test_follower_writes_no_status_until_leading_and_synced(
             house.stepped.step(FollowingSeen())
             await looks(house)
             house.stepped.step(LeadingSeen(epoch=2), Synced())
-            await looks(house)  # it thinks so, and may not
+            await looks(house)  # it considers itself the leader, but may not write
             assert "conditions" not in (await api.get(f"{models}/ada")).get("status", {})
             writes_s = 60.0
             house.stepped.step()
@@ -203,13 +203,13 @@ async def test_follower_writes_no_status_until_leading_and_synced(
             await until(api, f"{models}/ada", says("Ready", "Starting"))
 
 
-# --- what survives a restart ------------------------------------------------------------------------------------------
+# --- state that survives a restart ------------------------------------------------------------------------------------
 
 
 async def test_start_back_off_of_a_model_survives_an_autoscaler_restart(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
-    """Its episode failed before; the next process, with another clock, starts nothing until the time that was said."""
+    """Its start failed before; the next process, with another clock, starts nothing until the recorded time."""
     await api.create(models, model("ada", start={"retries": 0}))
     async with House(counted, namespace).running() as house:
         await until(api, f"{models}/ada", says("Ready", "Idle"))
@@ -240,7 +240,7 @@ async def test_start_back_off_of_a_model_survives_an_autoscaler_restart(
 async def test_new_leader_keeps_the_start_back_off_of_the_former_leader(
     api: Api, counted: Api, namespace: str, models: str
 ) -> None:
-    """It was there all the time, and saw nothing of the failed start itself."""
+    """It ran all the time, but did not observe the failed start itself."""
     await api.create(models, model("ada", start={"retries": 0}))
     async with (
         House(counted, namespace).running() as leader,

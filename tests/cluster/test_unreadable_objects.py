@@ -1,4 +1,4 @@
-"""Objects that cannot be decoded, on a real API server: the autoscaler names them and serves everything else."""
+"""Objects that cannot be decoded, on a real API server: the autoscaler reports them and serves everything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.kubelet.node import Node
 from tests.kit.waiting import WITHIN_S, until
 
 LEVELS = 1_100
-"""The API server accepts them in fields without a schema; msgspec raises RecursionError."""
+"""The API server accepts this depth in fields without a schema; msgspec raises RecursionError."""
 KINDS = ("Model", "ResourceClaim")
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 
@@ -30,7 +30,7 @@ def deep_model(name: str) -> Object:
 
 
 def deep_claim(name: str) -> Object:
-    """A ResourceClaim with nested parameters of a driver. Any user may create one."""
+    """A ResourceClaim with nested driver parameters. Any user may create one."""
     nested = msgspec.Raw(b'{"a":' + b"[" * LEVELS + b"]" * LEVELS + b"}")
     devices = {
         "requests": [{"name": "r", "exactly": {"deviceClassName": "any"}}],
@@ -44,7 +44,7 @@ def deep_claim(name: str) -> Object:
 
 @contextlib.asynccontextmanager
 async def definition_of_an_older_release(api: Api) -> AsyncIterator[None]:
-    """Today's definition keeps no nested Model; a cluster may have an older one."""
+    """The current definition drops nested fields of a Model; a cluster may have an older one."""
     await definitions.install_models_of_an_older_release(api)
     try:
         yield
@@ -53,7 +53,7 @@ async def definition_of_an_older_release(api: Api) -> AsyncIterator[None]:
 
 
 async def until_events(api: Api, namespace: str, expected: set[tuple[str, str]]) -> None:
-    """Until an Event names each (kind, name). Fails at a second Event about one."""
+    """Waits until an Event names each (kind, name). Fails if there is a second Event about an object."""
     async with asyncio.timeout(WITHIN_S):
         while True:
             items = (await api.get(f"/api/v1/namespaces/{namespace}/events"))["items"]
@@ -68,10 +68,10 @@ async def until_events(api: Api, namespace: str, expected: set[tuple[str, str]])
 
 @contextlib.asynccontextmanager
 async def poisoned(api: Api, namespace: str, name: str) -> AsyncIterator[None]:
-    """With one of each, until the end."""
+    """Creates one of each and deletes them at the end."""
     objects = {definitions.models(namespace): deep_model(name), CLAIMS.format(namespace): deep_claim(name)}
     for path, body in objects.items():
-        with pytest.raises(ApiError, match="nested more than 100 levels deep"):  # created; the answer has the object
+        with pytest.raises(ApiError, match="nested more than 100 levels deep"):  # created; the response has the object
             await api.create(path, body)
     try:
         yield

@@ -1,5 +1,5 @@
-"""Weights of a node's store in a pod, on a real control plane: the volume binds, the pod is let in and goes to its
-node, the engine reads its file, and what was made goes with the node.
+"""Weights of a node's store in a pod, on a real control plane: the volume binds, and the engine reads its file.
+The pod is admitted and scheduled on the volume's node, and the created objects are deleted with the node.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LOOK_S, WAIT_S_MAX = 0.05, 120.0
 WORDS = "the weights themselves"
 COPY = ArtifactFacts("sha256:" + 64 * "a", "copies/0123456789abcdef/sha256-aaaa/files", "llama.gguf")
 READ = f"import sys; sys.exit(open(sys.argv[1]).read() != {WORDS!r})"
-"""Ends with 0 where the file is as it was written."""
+"""Exits with 0 if the file has its original content."""
 
 
 @pytest.fixture
 async def restricted(api: Api, namespace: str) -> str:
-    """The namespace as the chart makes it for engines."""
+    """The namespace with the labels that the chart sets for engines."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     await api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}}, MERGE)
     return namespace
@@ -54,7 +54,7 @@ async def restricted(api: Api, namespace: str) -> str:
 
 @pytest.fixture
 def disk(node: Node, tmp_path: Path) -> Path:
-    """The node's own, with a Copy in its store."""
+    """The node's own disk, with cached weights in its store."""
     there = tmp_path / "disk"
     node.shown = {STORE: there / "store", "/share": there / "share"}
     file = there / "store" / COPY.folder / COPY.file
@@ -74,7 +74,7 @@ def reading() -> Model:
 async def seen(
     api: Api, node: Node, namespace: str, found: ArtifactFacts = COPY, settings: Settings | None = None
 ) -> Mounted:
-    """As a driver has it."""
+    """Mounts the weights as a driver does."""
     of = read_node_facts(nodes.read_node(await api.get(f"/api/v1/nodes/{node.name}")))
     of = of._replace(kubelet="v1.36.0", runtime="containerd://2.1.0")  # a process kubelet mounts no images
     facts = await volumes.query_cluster_facts(api, "cluster")
@@ -112,7 +112,7 @@ async def test_volume_with_the_weights_of_a_node_is_deleted_with_the_node(
     assert disk.is_dir()
     weights = await seen(api, node, restricted)
     volume, claim = (one["metadata"]["name"] for one in weights.objects)
-    async with Api(await load_api_access(kubeconfig)) as counted:  # the other one is the kubelet's, too
+    async with Api(await load_api_access(kubeconfig)) as counted:  # the other client is also used by the kubelet
         await NodeVolumes(counted).make(weights.objects)
         made = await counted.create(f"/api/v1/namespaces/{restricted}/pods", pod_of(node, weights))
         assert counted.requests <= 6
@@ -141,7 +141,7 @@ async def test_deleted_claim_is_recreated_and_bound(api: Api, node: Node, restri
 
 
 async def test_volume_is_not_bound_to_another_node_or_claim(api: Api, node: Node, restricted: str) -> None:
-    """A pod that names the claim is held by where its volume is."""
+    """A pod that names the claim can only run on the volume's node."""
     elsewhere = NodeMountFacts(node.name, "another-host")
     objects = build_node_volume(restricted, elsewhere, STORE)
     await NodeVolumes(api).make(objects)
@@ -190,7 +190,7 @@ async def test_weight_volumes_are_unavailable_with_namespace_scope(api: Api) -> 
 async def test_model_stored_in_a_persistent_volume_claim_is_served_from_zero(
     api: Api, node: Node, disk: Path, namespace: str, house: House
 ) -> None:
-    """The claim of somebody's share, here a folder of the node."""
+    """A user's claim for shared storage, here a folder of the node."""
     share = disk / "share" / "llama"
     share.mkdir(parents=True)
     (share / "8b.gguf").write_text(WORDS)
@@ -206,7 +206,7 @@ async def test_model_stored_in_a_persistent_volume_claim_is_served_from_zero(
 
 @pytest.fixture
 async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterator[Api]:
-    """With the chart's rights and its policy, and engines in the namespace."""
+    """An API client with the chart's permissions and policy; engines run in the namespace."""
     values = {"agent": {"enabled": True}, "engines": {"namespace": namespace, "createNamespace": False}}
     async with acting_as_autoscaler(api, kubeconfig, "default", values, "volumes.yaml") as acting:
         yield acting
@@ -215,7 +215,7 @@ async def autoscaler(api: Api, kubeconfig: Path, namespace: str) -> AsyncIterato
 async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
     api: Api, autoscaler: Api, node: Node, namespace: str
 ) -> None:
-    """Else who acts as one could read, and write, every folder of every node."""
+    """Otherwise its service account could be used to read and write every folder of every node."""
     weights = await seen(api, node, namespace)
     volume, _ = weights.objects
     spec, path = volume["spec"], f"{VOLUMES}?dryRun=All"
@@ -226,7 +226,7 @@ async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
         ("mounted read-only", {key: spec[key] for key in spec if key != "mountOptions"}),
     ]
     async with asyncio.timeout(WAIT_S_MAX):
-        while not await refused(autoscaler.create(path, {**volume, "spec": bad[0][1]})):  # the policy is in force soon
+        while not await refused(autoscaler.create(path, {**volume, "spec": bad[0][1]})):  # effective with a delay
             await asyncio.sleep(LOOK_S)
     for why, other in bad:
         assert why in await refused(autoscaler.create(path, {**volume, "spec": other}))

@@ -1,4 +1,4 @@
-"""From zero and back on a real control plane: a Call makes a pod, its engine answers, and then nothing is left."""
+"""From zero and back on a real control plane: a request creates a pod, its engine responds, and then no pod is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_request_at_zero_creates_a_pod_that_later_scales_to_zero(
         assert (status, "I am ada" in said) == (200, True), said
         (pod,) = (await api.get(pods))["items"]
         assert pod["spec"]["nodeName"] == node.name
-        one.tell(model("ada", idleSeconds=1, residencySeconds=0))  # not sooner: it is to be seen before
+        one.tell(model("ada", idleSeconds=1, residencySeconds=0))  # later, so that the pod is observed before
         while (await api.get(pods))["items"]:
             await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Weights out of a registry in a cluster: each node's agent brings them, and a pod is made when they are there."""
+"""Weights from a registry in a cluster: each node's agent pulls them, and a pod is created when they are present."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ with open(sys.argv[1], 'rb') as file:
         sys.exit('these are no weights')
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
-"""An engine that reads its weights, as all do, and then is the fake one."""
+"""An engine that reads its weights like a real one, and then runs the fake engine."""
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 
 
@@ -69,7 +69,7 @@ FILES = {"ada.gguf": CONTENT, "tokenizer.json": b'{"a": 1}'}
 
 
 class Scene:
-    """A house, a node, the agent on it, and a registry. `name`: of one of several nodes."""
+    """A House, a node with its agent, and a registry. `name`: distinguishes one of several nodes."""
 
     def __init__(self, house: House, api: Api, namespace: str, node: Node, folder: Path, *, name: str = "") -> None:
         self.house, self.node, self.store = house, node, folder / f"store{name}"
@@ -97,7 +97,7 @@ class Scene:
             return await answer.json()
 
     async def answers(self) -> dict[str, float]:
-        """A Call is answered; the phases of the start."""
+        """Checks that a request succeeds and returns the phases of the start."""
         status, said = await self.house.call("ada")
         assert (status, "I am ada" in said) == (200, True), said
         return dict((await self.ops("models/ada"))["last_start_phases"])
@@ -126,14 +126,14 @@ async def test_agent_pulls_weights_once_and_keeps_them_for_the_next_start(
             assert volume["persistentVolumeClaim"]["readOnly"] is True
             assert row.in_use, "the agent holds it"
             await scene.at_zero()
-            stack.close()  # the registry is away
+            stack.close()  # the registry is down
             await scene.answers()
 
 
 async def test_coldstart_measures_every_phase_with_and_without_cached_weights(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
-    """The image comes when the weights are there: each is a phase, and together they are what the Call waited."""
+    """The image is pulled after the weights: each is a phase, and the phases add up to the wait of the request."""
     scene = Scene(house, served, namespace, node, tmp_path)
     house.write()
     with packed.served(layout(tmp_path)) as host:
@@ -201,7 +201,6 @@ async def test_failed_weights_pull_fails_the_start_with_its_reason(
 async def test_agent_pulls_with_the_pull_secret_of_the_model(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
-    """From the real registry."""
     scene = Scene(house, api, namespace, node, tmp_path)
     async with docker_registry.registry(tmp_path, docker_registry.htpasswd(tmp_path)) as host:
         user, password = docker_registry.USER, docker_registry.PASSWORD
@@ -227,7 +226,7 @@ async def test_agent_pulls_with_the_pull_secret_of_the_model(
 async def test_agent_pulls_weights_from_the_hub_and_from_a_bucket(
     house: House, served: Api, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Models that the API server admits; another test's Model `ada` may not be gone yet."""
+    """The API server admits the Models; the Model `ada` of another test may still exist."""
     scene, s3 = Scene(house, served, namespace, node, tmp_path), FakeS3({"tiny/ada.gguf": CONTENT})
     house.write()
     async with FakeHub({}, FILES).both() as hub, s3.serving():
@@ -259,7 +258,7 @@ os.execv(sys.executable, {command()!r} + ['--host', said['--host'], '--port', sa
 
 @pytest.fixture
 def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where containers find it."""
+    """Puts it on the PATH of containers."""
     program = tmp_path / "bin" / "llama-server"
     program.parent.mkdir()
     program.write_text(LLAMA)
@@ -312,11 +311,11 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)
-    await node.runs("containerd://2.1.4")  # it says so: a process kubelet mounts no image, and its engine needs none
+    await node.runs("containerd://2.1.4")  # only reported: a process kubelet mounts no image, and its engine needs none
     async with FakeRegistry().serving() as registry:
         async with Client(Site(registry.host)) as client:
             await packed.push(client, packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "image"))
-            await packed.push(client, OciLayout(layout(tmp_path)), "team/other")  # a ModelPack alone
+            await packed.push(client, OciLayout(layout(tmp_path)), "team/other")  # only a ModelPack
         plain = house_model("ada", artifact=f"oci://{registry.host}/{packed.NAME}:v1", start={"retries": 0})
         house.write(plain, weights=IMAGES)
         async with house.running(), scene.agent(), asyncio.timeout(180):
@@ -324,7 +323,7 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
                 "nobody has seen yet" in (said := str(await scene.ops("explain/model/ada")))
                 or "as an image" not in said
             ):
-                await asyncio.sleep(0.1)  # an agent looks before any Call
+                await asyncio.sleep(0.1)  # an agent checks before any request
             assert (await house.call("ada"))[0] == 200
             (pod,) = await scene.pods()
             (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == volumes.NAME]

@@ -1,4 +1,4 @@
-"""The registry of a cluster is away while a node has the Copies: Models go to zero and wake, whoever leads."""
+"""The cluster's registry is down while a node has cached weights: models scale to zero and wake, under any leader."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.cluster.test_weights import Scene, ada, layout
 from tests.kit import docker_registry, packed
 
 OUTAGE_S = float(os.environ.get("OUTAGE_SECONDS", "0"))
-"""The registry is away so long, half of it refusing and half of it hanging, for two starts each at least; in the fault
-list 5 min: by hand with OUTAGE_SECONDS=300."""
+"""Duration of the outage, half of it refusing and half of it hanging, for at least two starts each.
+The fault list has 5 min: set OUTAGE_SECONDS=300 manually."""
 LIMIT_S = 300.0
 
 
 async def starts(scene: Scene, least_s: float) -> int:
-    """How often the Model went to zero and woke, for so long."""
+    """Counts how often the model scales to zero and wakes, at least twice and for at least `least_s`."""
     ends_s, count = time.monotonic() + least_s, 0
     while count < 2 or time.monotonic() < ends_s:
         age(scene.store)
@@ -41,7 +41,7 @@ async def starts(scene: Scene, least_s: float) -> int:
 
 
 def age(store: Path) -> None:
-    """Whom the registry let in, it did so before the outage, and longer ago than it need not be asked again."""
+    """Backdates the registry's permits to before the outage, so that they are due for renewal."""
     said_s = time.time() - 2 * FRESH_S
     permits = [one for one in (store / "permits").iterdir() if not one.name.startswith(".")]
     assert permits, "these weights need a login"
@@ -57,8 +57,8 @@ async def nobody_failed(scene: Scene) -> None:
 async def test_models_restart_from_stored_weights_during_a_registry_outage(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
-    """The real registry, of weights that need a login: they start by what it said before, also under the next leader
-    with the next agent, who have never spoken with it.
+    """A real registry with weights that need a login: starts use the earlier permits.
+    So do those of the next leader and agent, which have never connected to it.
     """
     scene = Scene(house, api, namespace, node, tmp_path)
     user, password = docker_registry.USER, docker_registry.PASSWORD
@@ -78,7 +78,7 @@ async def test_models_restart_from_stored_weights_during_a_registry_outage(
                 await scene.answers()
                 await stack.aclose()
                 refused = await starts(scene, OUTAGE_S / 2)
-                stack.enter_context(socket.create_server(("127.0.0.1", int(host.partition(":")[2]))))  # accepts nobody
+                stack.enter_context(socket.create_server(("127.0.0.1", int(host.partition(":")[2]))))  # accepts none
                 hung = await starts(scene, OUTAGE_S / 2)
                 await nobody_failed(scene)
             await house.autoscaler_anew()

@@ -1,4 +1,4 @@
-"""An admission webhook on 127.0.0.1 for the pods of a namespace: it rejects or changes them, is slow, or is away."""
+"""An admission webhook on 127.0.0.1 for the pods of a namespace: it rejects or changes them, is slow, or is down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP = "/apis/admissionregistration.k8s.io/v1"
 
 
 async def _certificate(folder: Path) -> tuple[Path, Path]:
-    """(key, certificate) for HOST, signed by itself."""
+    """Returns (key, self-signed certificate) for HOST."""
     key, certificate = folder / "webhook.key", folder / "webhook.crt"
     words = (
         "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={HOST}",
@@ -35,9 +35,9 @@ async def webhook(
     api: Api, namespace: str, folder: Path, *, rejects: str = "", patch: Sequence[Object] = (), delay_s: float = 0.0,
     timeout_s: int = 30, listens: bool = True,
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:  # fmt: skip
-    """While it is in force. It admits each pod after `delay_s`, or rejects it with the sentence `rejects`; `patch`
-    (JSON Patch) is laid over each. If it needs more than `timeout_s` it is ignored. Without `listens` its connections
-    are refused until what is yielded is called.
+    """Registers the webhook. It admits each pod after `delay_s`, or rejects it with the message `rejects`.
+    It applies the JSON Patch `patch` to each. If it needs more than `timeout_s` it is ignored. Without `listens` its
+    connections are refused until the yielded function is called.
     """
     key, certificate = await _certificate(folder)
     (port,) = free_ports(1)

@@ -1,4 +1,4 @@
-"""What every store that speaks S3 is to us, as tests: the played one and real servers alike, so that neither drifts.
+"""The contract for S3-compatible stores, as tests. It runs against the fake store and real servers, so neither drifts.
 
 class TestMine(BucketContract):
     @pytest.fixture
@@ -38,51 +38,51 @@ from tests.kit.weight_files import as_gguf, as_safetensors
 
 REGION = "eu-test-1"
 NAMES = ("a b+c.txt", "ünï/日本語.txt", "100%25 &=?#;,@$!'()*[].txt", "~-._/x.txt", "deep/er/<&amp;>.txt")
-"""Of objects; a path has no place for others (`artifacts.safe_paths`)."""
+"""Object names. Other names cannot be used as file paths (`artifacts.safe_paths`)."""
 WEIGHTS = as_gguf(hashlib.shake_128(b"weights").digest(300_000))
 OTHERS = as_gguf(WEIGHTS[::-1])
 MANY = 1003
-"""Objects: more than a page has."""
+"""Number of objects: more than one page holds."""
 
 WRONG = (
     ("AWS_SECRET_ACCESS_KEY", "wrong", r"AWS_SECRET_ACCESS_KEY .*\(SignatureDoesNotMatch\)"),
     ("AWS_ACCESS_KEY_ID", "nobody", r"AWS_ACCESS_KEY_ID .*\(InvalidAccessKeyId\)"),
     ("AWS_ACCESS_KEY_ID", "", "whoever has no keys may not read it"),
 )
-"""What of the keys, its value, and what is said."""
+"""(changed environment variable, its value, expected message)."""
 
 
 class Rig(Protocol):
-    """A store with a bucket of this test's own, which is nobody's but its owner's. It lies in REGION."""
+    """A store with a private bucket that belongs to this test, in REGION."""
 
     bucket: str
 
     def env(self) -> dict[str, str]:
-        """Of its owner, with keys that do not end."""
+        """The environment of the bucket's owner, with keys that do not expire."""
 
     async def session(self) -> dict[str, str]:
-        """Of its owner, with keys that end."""
+        """The environment of the bucket's owner, with temporary keys."""
 
     async def put(self, key: str, content: bytes, *, summed: bool = False) -> None:
         """Writes an object. `summed`: with its sha256, which the store keeps."""
 
     async def put_parts(self, key: str, parts: Sequence[bytes]) -> None:
-        """Writes one in parts, each but the last of 5 MiB or more: its ETag is then no MD5."""
+        """Writes an object in parts, each but the last of 5 MiB or more, so that its ETag is not an MD5."""
 
     async def show_all(self) -> None:
-        """From now on everybody may list and read the bucket."""
+        """Makes the bucket public: anyone may list and read it."""
 
 
 class Late(Pace):
-    """Of a machine whose clock is an hour behind."""
+    """The clock of a machine that is one hour behind."""
 
     def unix_s(self) -> float:
-        """As Pace."""
+        """Implements Pace."""
         return super().unix_s() - 3600
 
 
 class BucketContract:
-    """The promises of `artifacts.sources.s3`, where a store keeps its own."""
+    """The contract of `artifacts.sources.s3` with a store."""
 
     async def test_all_objects_below_a_prefix_are_fetched_by_name(self, rig: Rig, tmp_path: Path) -> None:
         below = {"model.safetensors": as_safetensors(WEIGHTS), "empty.txt": b""} | {
@@ -260,7 +260,7 @@ class BucketContract:
 
 
 def _one_line(error: Exception, env: Mapping[str, str]) -> None:
-    """Nothing of what proves who asks is in it."""
+    """Checks that the message has one line and contains no credentials."""
     assert "\n" not in str(error)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         assert len(env.get(name, "")) < 8 or env[name] not in str(error)
@@ -277,7 +277,7 @@ async def _bring(rig: Rig, folder: Path, key: str, env: Mapping[str, str] | None
 async def _looked(
     rig: Rig, key: str, env: Mapping[str, str] | None = None, pace: Pace | None = None
 ) -> AsyncIterator[tuple[Listing, FileHost]]:
-    """What is found, and where it can be read."""
+    """Returns what the lookup finds, and where it can be read."""
     of, ways = source_uri.Bucket(rig.bucket, key), Ways(Registries(pace=pace or Pace()), env or rig.env())
     async with fetch.open_source(of, ways) as there:
         yield await bucket.list_bucket(there.place, of), there.place

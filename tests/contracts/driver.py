@@ -1,4 +1,4 @@
-"""What every driver promises, as tests. A driver's own test file gives the `rig` and inherits them all.
+"""The contract of every driver, as tests. A driver's test file provides the `rig` fixture and inherits them all.
 
 class TestMine(DriverContract):
     @pytest.fixture
@@ -31,43 +31,43 @@ class Manner(StrEnum):
 
 
 class Rig(Protocol):
-    """One place to run Replicas at, which outlives its drivers."""
+    """An environment for Replicas that outlives its drivers."""
 
     @property
     def began_within_s(self) -> float:
-        """So much too early a process may be said to have started, in seconds: a kubelet reports whole seconds."""
+        """Seconds by which the reported process start may be too early: a kubelet reports whole seconds."""
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
         """Runs a scenario to its end, in real or virtual time."""
 
     def driver(self) -> Driver:
-        """A new driver; the one before has ended, whatever it left behind."""
+        """Returns a new driver; the previous one has ended and may have left engines behind."""
 
     def replica(self, name: str, manner: Manner) -> tuple[Replica, Model]:
-        """A Replica to start whose engine behaves like that."""
+        """Returns a Replica to start whose engine behaves in that manner."""
 
     def kill(self, replica: ReplicaId) -> None:
-        """Its engine is killed from outside."""
+        """Kills the Replica's engine from outside."""
 
     def exists(self, replica: ReplicaId) -> bool:
-        """Whether anything of its engine is alive."""
+        """Whether any process of the Replica's engine is alive."""
 
     async def until_over(self, replica: ReplicaId) -> None:
-        """Until nothing of its engine is alive, and a driver that looks can see that: a kubelet tells it later."""
+        """Waits until no process of the engine is alive and a driver can observe that; a kubelet reports it later."""
 
     def starts(self, replica: ReplicaId) -> int:
-        """How many times its engine was started."""
+        """Returns how many times the Replica's engine was started."""
 
 
 class DriverContract:
-    """The suite."""
+    """The test suite."""
 
     def test_inventory_is_first_and_synced_follows_existing_replicas(self, rig: Rig) -> None:
         async def scenario() -> None:
             async with running(rig.driver()) as observed:
                 assert isinstance(observed.all[0], SlicesSeen)
                 kinds = [type(one) for one in observed.all]
-                assert ReplicaSeen not in kinds[kinds.index(Synced) :]  # an inventory may come again at any time
+                assert ReplicaSeen not in kinds[kinds.index(Synced) :]  # an inventory may be repeated at any time
                 slices = observed.slices().slices
                 assert slices
                 assert all(s.healthy and s.memory_bytes > 0 for s in slices)

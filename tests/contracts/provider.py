@@ -1,4 +1,4 @@
-"""What every Provider promises, as tests. A Provider's own test file gives the `rig` and inherits them all.
+"""The contract of every Provider, as tests. A Provider's test file provides the `rig` fixture and inherits them all.
 
 class TestMine(ProviderContract):
     @pytest.fixture
@@ -24,54 +24,54 @@ OWNER = ModelName("llama-8b")
 
 
 class Rig(Protocol):
-    """The other side of a Provider, which outlives it."""
+    """The system behind a Provider, which outlives it."""
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
         """Runs a scenario to its end, in real or virtual time."""
 
     def provider(self) -> Provider:
-        """A new one: what it knows it asks for."""
+        """Returns a new Provider, which reads its state from the system behind it."""
 
     async def until_here(self, name: str) -> None:
-        """Until that Lease has come."""
+        """Waits until that capacity order has been delivered."""
 
     async def until_gone(self, name: str) -> None:
-        """Until that Lease, which was given back, has gone."""
+        """Waits until that released capacity order is gone."""
 
     def use(self, name: str) -> None:
-        """From now on somebody uses what that Lease is of."""
+        """Marks the capacity of that order as in use from now on."""
 
     def leave_little(self) -> None:
-        """From now on nothing is free."""
+        """From now on no capacity is free."""
 
     def go_away(self) -> None:
-        """From now on nothing answers."""
+        """From now on requests get no response."""
 
 
 def order(offer: Offer, number: int = 0, epoch: int = 1) -> AcquireOrder:
-    """For that Offer, as few Devices as can be."""
+    """An order for the smallest number of Devices that the Offer allows."""
     id = LeaseId(offer.provider, lease_name(offer.provider, OWNER, number))
     return AcquireOrder(id=id, offer=offer, devices=offer.devices_min, owner=OWNER, epoch=epoch, due_s=1e9)
 
 
 def owned(**spec: Any) -> World:
-    """A World with the Model that those orders are for."""
+    """A World with the Model that the orders are for."""
     return world([model(OWNER, **spec)])
 
 
 def release(of: AcquireOrder, *, uncommitted: bool = False) -> ReleaseOrder:
-    """It is given back."""
+    """A release of that order."""
     return ReleaseOrder(id=of.id, epoch=of.epoch, uncommitted=uncommitted)
 
 
 async def one(provider: Provider) -> Listed:
-    """The only Lease that it has."""
+    """Returns the only capacity order that the Provider lists."""
     (listed,) = await provider.list()
     return listed
 
 
 class ProviderContract:
-    """The promises of `autoscaler.providers.provider.Provider`."""
+    """The contract of `autoscaler.providers.provider.Provider`."""
 
     def test_acquired_order_is_listed_with_name_owner_and_epoch(self, rig: Rig) -> None:
         async def scenario() -> None:
@@ -105,7 +105,7 @@ class ProviderContract:
             provider = rig.provider()
             offer = (await provider.offers())[0]
             rig.leave_little()
-            with suppress(RefusedError):  # it may say why
+            with suppress(RefusedError):  # it may raise an error with the reason
                 assert not await provider.offers()
             with pytest.raises(RefusedError):
                 await provider.acquire(order(offer))

@@ -31,13 +31,13 @@ INSTRUMENTED = {
     "port": ("pilotlight.net.ops_client", "pilotlight.cli.status", "pilotlight.cli.operator"),
     "providers": ("autoscaler.capacity",),
 }  # fmt: skip
-"""The targets, and whose coverage guides each. Targets are imported by who runs one, after that coverage is watched."""
+"""The targets, and the packages whose coverage guides each. Targets are imported after coverage is enabled."""
 NAMES = tuple(INSTRUMENTED)
 
 
 def with_atheris(name: str, seconds: int, folder: Path) -> None:
-    """Runs one target, with its files in an empty folder; ends this process, and nothing after it."""
-    atheris = importlib.import_module("atheris")  # it has no types
+    """Run one target, with its files in an empty folder; this ends the process."""
+    atheris = importlib.import_module("atheris")  # it has no type annotations
     with atheris.instrument_imports(include=list(INSTRUMENTED[name])):
         targets = importlib.import_module("tests.fuzz.targets")
         targets.target(name)
@@ -53,7 +53,7 @@ def with_atheris(name: str, seconds: int, folder: Path) -> None:
     arguments += [f"-max_len={bytes_max}", "-print_final_stats=1", "-verbosity=0", str(corpus)]
 
     def mutate(data: bytes, size_max: int, number: int) -> bytes:
-        """Every other input is made by the format's structure."""
+        """Every other input is generated from the format's structure."""
         if case is None or number % 2:
             return bytes(atheris.Mutate(data, size_max))
         return bytes(case(Random(number))[:size_max])
@@ -64,7 +64,7 @@ def with_atheris(name: str, seconds: int, folder: Path) -> None:
 
 
 def with_hypothesis(name: str, seconds: int) -> None:
-    """Runs one target; raises what it raised."""
+    """Run one target; raise its error."""
     targets, near = importlib.import_module("tests.fuzz.targets"), importlib.import_module("tests.fuzz.near")
     target, last, inputs = targets.target(name), b"", 0
     one_input, deadline_s = target.limited(), time.monotonic() + seconds
@@ -88,7 +88,7 @@ def with_hypothesis(name: str, seconds: int) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Each target in a process of its own, for its share of the time."""
+    """Run each target in a process of its own, for its share of the time."""
     seconds = max(1, int(os.environ.get("FUZZ_S", "600")) // len(names))
     if not GUIDED:
         print("atheris is not installed: fuzzing with Hypothesis and random seeds", flush=True)

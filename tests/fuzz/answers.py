@@ -1,7 +1,7 @@
-"""The response side under fuzz: an engine's bytes on their way to a client, played as the exchange plays them.
+"""Fuzz target for responses: an engine's bytes on their way to a client, processed as the exchange does it.
 
-The client is h11. It must never read an end that did not come, a whole answer must hold what h11 reads of the engine's
-own bytes, less the usage events that we asked for, and however the bytes are cut, the client gets the same content.
+The client is h11. It must never take a truncated response for a complete one. A complete response must hold what h11
+reads of the engine's bytes, without the usage events that we requested, and must not depend on how they are split.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WORDS = (
 
 
 class Wishes(NamedTuple):
-    """What the client asked for: the first three bits of an input. The rest of its first byte says how it is cut."""
+    """Options of the client: the first three bits of an input. The rest of its first byte defines the split."""
 
     framed: bool
     drop_usage: bool
@@ -66,19 +66,19 @@ class Wishes(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What became of an engine's bytes."""
+    """The result of an engine's bytes."""
 
     out: bytes
-    """All that the client got."""
+    """All bytes that the client got."""
     end: str
-    """`none` (nothing was answered yet), `whole`, `told` (broken off with an error event) or `broken`."""
+    """`none` (no response yet), `whole`, `told` (broken off with an error event) or `broken`."""
     head: ResponseHead | None
     odd: bool = False
-    """Its bytes are no HTTP. When that is seen hangs on the cut: the sooner, the less has gone on."""
+    """The bytes are no HTTP. The split determines when that is detected: the sooner, the fewer bytes were forwarded."""
 
 
 def answers(data: bytes) -> None:
-    """One byte of wishes, and an engine's answer until it closes."""
+    """One byte of options, and an engine's response until it closes."""
     if not data:
         return
     flags, raw = data[0], data[1:]
@@ -94,7 +94,7 @@ def answers(data: bytes) -> None:
 
 
 def same(whole: Played, pieces: Played) -> None:
-    """The cut does not matter, but for how much of what is no HTTP goes on."""
+    """The split changes nothing but how many bytes of an invalid response are forwarded."""
     assert (pieces.end == "whole", pieces.odd) == (whole.end == "whole", whole.odd), "the cut matters for the end"
     if whole.odd and "none" in (whole.end, pieces.end):
         return
@@ -104,8 +104,8 @@ def same(whole: Played, pieces: Played) -> None:
 
 
 def play(pieces: list[bytes], wishes: Wishes) -> Played:
-    """As `gateway.upstream.connection` and `gateway.server.exchange` do it, from the first byte until the engine has
-    closed.
+    """Process pieces as `gateway.upstream.connection` and `gateway.server.exchange` do.
+    From the first byte until the engine has closed.
     """
     reader, out = HeadReader(), b""
     head: ResponseHead | None = None
@@ -166,7 +166,7 @@ def start(head: ResponseHead, answer: Answer, wishes: Wishes) -> bytes:
 
 
 def judge(raw: bytes, wishes: Wishes, played: Played) -> None:
-    """What the client makes of it."""
+    """Check the response that the client reads."""
     if played.end == "none" or played.head is None:
         return
     framed = wishes.framed or (not wishes.early and played.head.length is not None and b"content-length" in played.out)
@@ -188,7 +188,7 @@ def judge(raw: bytes, wishes: Wishes, played: Played) -> None:
 
 
 def compare(raw: bytes, wishes: Wishes, content: bytes, *, stream: bool) -> None:
-    """A whole answer holds what the engine said."""
+    """A complete response holds the engine's content."""
     read = client(raw)
     if wishes.early:
         assert content.endswith(NOTE)
@@ -202,7 +202,7 @@ def compare(raw: bytes, wishes: Wishes, content: bytes, *, stream: bool) -> None
 
 
 def without_usage(said: bytes) -> bytes:
-    """A stream less the events that `include_usage` adds, line by line."""
+    """A stream without the events that `include_usage` adds, line by line."""
     out = event = b""
     for line in _LINE.finditer(said):
         event += line[0]
@@ -213,7 +213,7 @@ def without_usage(said: bytes) -> bytes:
 
 
 def added(event: bytes) -> bool:
-    """Whether an event is the chunk that `include_usage` adds, by the standard library."""
+    """Whether an event is the chunk that `include_usage` adds, decoded with the standard library."""
     lines = [line[1] for line in _LINE.finditer(event.removeprefix(b"\xef\xbb\xbf"))]
     try:
         read = json.loads(b"\n".join(line[5:] for line in lines if line.startswith(b"data:")).decode())
@@ -223,8 +223,8 @@ def added(event: bytes) -> bool:
 
 
 def client(data: bytes) -> tuple[bytes, bool] | None:
-    """(content, whether it ended) of one answer as h11 reads it, the connection being closed after it. None: it is
-    none.
+    """(content, whether it is complete) of one response as h11 reads it before the connection closes.
+    None: not a response.
     """
     reader = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
     reader.send(h11.Request(method="GET", target="/", headers=[("host", "gw")]))

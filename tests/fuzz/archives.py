@@ -1,4 +1,4 @@
-"""Archives from registries: one kind of error, the same however they are cut, and no name that leads out."""
+"""Fuzz target for registry archives: one kind of error, independent of splits, and no name outside the folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORDS = (
 
 
 def archives(data: bytes) -> None:
-    """A byte that says the encoding, and a layer. The sum of each header is put right: else nothing goes on."""
+    """A byte that selects the encoding, and a layer. Header checksums are corrected, to reach the code behind them."""
     if not data:
         return
     encoding = ENCODINGS[data[0] % 3]
@@ -50,7 +50,7 @@ def archives(data: bytes) -> None:
 
 
 def summed(data: bytes) -> bytes:
-    """With the sum of every block that says it is a header."""
+    """The archive with the correct checksum in every block that claims to be a header."""
     blocks = [bytearray(data[at : at + 512]) for at in range(0, len(data), 512)]
     for block in blocks:
         if block[257:262] == b"ustar":
@@ -60,7 +60,7 @@ def summed(data: bytes) -> bytes:
 
 
 def played(pieces: list[bytes], encoding: Encoding) -> list[Said] | str:
-    """The members, or why they are refused."""
+    """The members, or the reason for the rejection."""
     try:
         return read(b"".join(decompress_layer(pieces, encoding, 1 << 20)), len(pieces) % 700 + 1)
     except BadArchiveError as error:
@@ -68,7 +68,7 @@ def played(pieces: list[bytes], encoding: Encoding) -> list[Said] | str:
 
 
 def judge(said: list[Said]) -> None:
-    """What is taken of it lies below the folder, once."""
+    """Accepted members are inside the folder, and each path occurs once."""
     sieve, taken = Sieve(layer(b""), safe_paths.Tree()), set[str]()
     for path, size, kind, held in said:
         assert len(held) == size
@@ -86,8 +86,8 @@ def judge(said: list[Said]) -> None:
 
 
 def as_python(raw: bytes, said: list[Said]) -> None:
-    """Where all members are files and folders, Python's tarfile reads the same ones, as far as it goes: it also minds
-    the fields that we do not read.
+    """If all members are files and folders, Python's tarfile reads the same ones until it stops.
+    It stops earlier, since it also validates the fields that we do not read.
     """
     if any(kind not in {"file", "folder"} for _, _, kind, _ in said):
         return

@@ -1,4 +1,4 @@
-"""What is read from bodies and edited in them under fuzz, beside independent readers: json and aiohttp's multipart."""
+"""Fuzz target for reading and editing bodies, compared with independent readers: json and aiohttp's multipart."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ FORM_WORDS = (
 
 
 class Pairs(list[tuple[str, object]]):
-    """A JSON object with all of its members, repeated ones too."""
+    """A JSON object with all of its members, including repeated ones."""
 
 
 def decoded(text: str) -> object:
-    """By the standard library: objects as Pairs, numbers as they are written."""
+    """Decode with the standard library: objects as Pairs, numbers as text."""
     return json.loads(text, object_pairs_hook=Pairs, parse_int=str, parse_float=str)
 
 
 def documents(data: bytes) -> None:
-    """One byte that chooses the operation, and a JSON body."""
+    """One byte that selects the operation, and a JSON body."""
     if not data:
         return
     operation, body = OPERATIONS[data[0] % len(OPERATIONS)], data[1:]
@@ -95,7 +95,7 @@ def documents(data: bytes) -> None:
         return
     assert isinstance(peek, body_edit.Peek)
     assert isinstance(edited, bytes)
-    if large is not None:  # it bounds names, numbers, nesting and values more tightly
+    if large is not None:  # it has tighter bounds for names, numbers, nesting and values
         assert dict(members(large)) == dict(members(edited)), "read otherwise as a large body"
     else:
         assert max(len(body), body.count(b"[") + body.count(b"{")) > NESTING_MAX, "refused as a large body"
@@ -126,7 +126,7 @@ def documents(data: bytes) -> None:
 
 
 def as_large(operation: Operation, body: bytes) -> bytes | None:
-    """What becomes of it when it is read as a large body that arrives in pieces, and the same however it is cut."""
+    """The result of reading it as a large body in pieces; the same however it is split."""
     found: list[bytes | None] = []
     for size in (len(body) + 1, 7):
         pieces = ChunkedBody()
@@ -146,7 +146,7 @@ def as_large(operation: Operation, body: bytes) -> bytes | None:
 
 
 def members(body: bytes) -> list[tuple[str, str]]:
-    """Top-level members, their values as the standard library writes them."""
+    """Top-level members, with values as the standard library writes them."""
     try:
         read = decoded(body.decode())
     except RecursionError:
@@ -174,14 +174,14 @@ def forms(data: bytes) -> None:
 
 @cache
 def loop() -> asyncio.AbstractEventLoop:
-    """Readers of aiohttp need one; nothing in them waits."""
+    """An event loop, which aiohttp's readers need; they never wait."""
     return asyncio.new_event_loop()
 
 
 def parts(body: bytes, content_type: bytes) -> list[tuple[str | None, bytes]] | None:
-    """Name and value of every part as aiohttp reads them; None where it refuses."""
+    """Name and value of every part as aiohttp reads them; None if it rejects the body."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of file names that it cannot read
+        warnings.simplefilter("ignore")  # about file names that it cannot parse
         return loop().run_until_complete(_parts(body, content_type))
 
 

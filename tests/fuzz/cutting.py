@@ -1,4 +1,4 @@
-"""Cutting bytes as a network does."""
+"""Splits bytes into pieces, as a network does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hostile JSON: a document of which a few places are changed to what decoders fail on.
+"""Hostile JSON: a document in which a few places are replaced by values that break decoders.
 
-A document is a tree of plain values. A mapping is a list of members (`Members`), because a hostile one may have the
-same name twice; `Written` is JSON text that no tree can hold.
+A document is a tree of plain values. A mapping is a list of members (`Members`), because a hostile one may repeat a
+name; `Written` is JSON text that no tree can hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHANGES_MAX: Final = 3
 
 
 class Written(NamedTuple):
-    """JSON text, right or wrong."""
+    """JSON text, valid or not."""
 
     text: bytes
 
@@ -47,7 +47,7 @@ VALUES: Final[tuple[object, ...]] = (
     Written(b'"' + b"x" * 100_000 + b'"'),
     Written(b"[" + b"{}," * 1_000 + b"{}]"),
 )  # fmt: skip
-"""What takes the place of a value."""
+"""Replacements of a value."""
 
 
 def tree(value: object) -> object:
@@ -71,7 +71,7 @@ def written(value: object) -> bytes:
 
 
 def retyped(value: object, random: Random) -> bytes:
-    """The JSON of a plain value of which up to CHANGES_MAX texts and numbers are others: its schema still allows it."""
+    """The JSON of a plain value with up to CHANGES_MAX texts and numbers replaced; its schema still allows it."""
     root = tree(value)
     spots = [(of, at) for of, at in _spots(root) if isinstance(_get(of, at), str | int)]
     for of, at in random.sample(spots, min(len(spots), random.randint(1, CHANGES_MAX))):
@@ -84,7 +84,7 @@ _TIME = re.compile(r"\d{4}-(0\d|1[0-2])-\d\dT[0-2]\d:[0-5]\d:[0-5]\dZ")
 
 
 def fits(value: object, known: object) -> bool:
-    """Whether a plain value has the types of a known one, as a schema requires it: members, items, texts, numbers."""
+    """Whether a plain value has the types of a known one, as a schema requires: members, items, texts, numbers."""
     if isinstance(value, dict) and isinstance(known, dict):
         return value.keys() == known.keys() and all(fits(one, known[name]) for name, one in value.items())
     if isinstance(value, list) and isinstance(known, list):
@@ -93,7 +93,7 @@ def fits(value: object, known: object) -> bool:
 
 
 def _kind(value: object) -> str:
-    """Its type in a schema: API servers check the format of times."""
+    """Its type in a schema. Times are a type of their own, since API servers check their format."""
     if isinstance(value, str) and _TIME.fullmatch(value):
         return "date-time"
     huge = isinstance(value, int) and not -(2**63) <= value < 2**63
@@ -149,7 +149,7 @@ def _remove(of: list[object] | Members, at: int, random: Random, values: tuple[o
 
 
 def _repeat(of: list[object] | Members, at: int, random: Random, values: tuple[object, ...]) -> None:
-    """The same member or item again, with another value."""
+    """Repeat a member or an item with another value."""
     other = tree(random.choice(values))
     if isinstance(of, Members):
         of.insert(random.randint(0, len(of)), (random.choice((of[at][0], of[at][0].upper(), of[at][0].title())), other))
@@ -172,7 +172,7 @@ def _wrap(of: list[object] | Members, at: int, random: Random, values: tuple[obj
 
 
 def _swap(of: list[object] | Members, at: int, random: Random, values: tuple[object, ...]) -> None:
-    """A value changes places with another of its container: right values of wrong types."""
+    """Swap a value with another of its container: valid values of wrong types."""
     del values
     other = random.randrange(len(of))
     one = _get(of, at)

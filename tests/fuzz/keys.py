@@ -1,6 +1,6 @@
-"""Every key of our documents with hostile values: a document is loaded and planned, or refused in one line.
+"""Hostile values at every key of our documents: a document is loaded and planned, or rejected in one line.
 
-The keys come from the types, so that a new key has its cases at once.
+The keys are derived from the types, so that a new key gets its cases automatically.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.kit.worlds import T0, device, gateway, level, world
 
 Path = tuple[str, ...]
 LIST: Final = "[]"
-"""As a part of a path: the one item of a list."""
+"""Path element: the only item of a list."""
 ANY: Final = "{}"
-"""As a part of a path: a member with a name of the user's."""
+"""Path element: a member with a user-defined name."""
 KINDS: Final[dict[str, type[Part]]] = {"Model": ModelDocument, "Tenant": TenantDocument, "Settings": SettingsDocument}
 BASES: Final[dict[str, dict[str, object]]] = {
     "Model": {"metadata": {"name": "ada"}, "spec": {"engine": "vllm", "artifact": "oci://registry.example/ada:1"}},
@@ -42,16 +42,16 @@ TEXTS: Final[tuple[object, ...]] = tuple(
         "[" * 99 + "]" * 99, "*nobody", "!x y", "{? [a] : b}", "|\n  x",
     )
 )  # fmt: skip
-"""YAML that JSON cannot write."""
+"""YAML values that JSON cannot express."""
 HOSTILE: Final = (*(one for one in VALUES if len(written(one)) < 10_000), *TEXTS)
 
 
 def paths(kind: type[Part]) -> Iterator[Path]:
-    """All keys of a document, also those of parts that are not there by default."""
+    """All keys of a document, including those of optional parts."""
     return _paths(kind, (), ())
 
 
-def _paths(kind: Any, at: Path, above: tuple[type, ...]) -> Iterator[Path]:  # annotations are of any form
+def _paths(kind: Any, at: Path, above: tuple[type, ...]) -> Iterator[Path]:  # annotations have any type
     if at:
         yield at
     origin, parts = get_origin(kind), get_args(kind)
@@ -81,7 +81,7 @@ def document(kind: str, path: Path, value: object) -> bytes:
 
 
 def _put(of: object, name: str, value: object) -> object:
-    """What is at the name now. Containers that are there already stay."""
+    """Set a member or append an item, and return it. An existing container stays."""
     if isinstance(of, list) and not isinstance(of, Members):
         of.append(value)
         return value
@@ -95,14 +95,14 @@ def _put(of: object, name: str, value: object) -> object:
 
 
 def places(kinds: Iterable[str]) -> Iterator[tuple[str, Path, int]]:
-    """(kind of document, key, which of HOSTILE) of all cases."""
+    """(kind of document, key, index in HOSTILE) of all cases."""
     for name in kinds:
         for path in dict.fromkeys(paths(KINDS[name])):
             yield from ((name, path, number) for number in range(len(HOSTILE)))
 
 
 def check(data: bytes) -> None:
-    """One YAML text: refused in one line, or loaded, published and planned with Calls that wait."""
+    """One YAML text: rejected in one line, or loaded, published and planned with waiting requests."""
     text = data.decode(errors="surrogatepass") if _is_unicode(data) else data.decode("latin-1")
     try:
         loaded = load.parse_documents([("a.yaml", text)])

@@ -1,4 +1,4 @@
-"""An object of each kind that the product watches, by the last part of its path. It has every field that is read."""
+"""An object of each kind that the product watches, by the last part of its path, with every field that is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Limits on CPU time and memory of one input, cheap enough to check after each one.
+"""Limits on CPU time and memory of one input, cheap enough to check after each input.
 
-Memory is the peak of the resident set of this process since the last reset, as Linux counts it (`VmHWM`); elsewhere
-only the time is checked. Reading the peak costs microseconds; allocations are not traced.
+Memory is the peak of the resident set of this process since the last reset, as Linux counts it (`VmHWM`); on other
+systems only the time is checked. Reading the peak costs microseconds; allocations are not traced.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Final
 
 CPU_S_MAX: Final = 6.0
-"""Of one input: 2 s on a machine with a free core. CI may have a third of one."""
+"""Per input: 2 s on a machine with a free core. CI may have a third of one."""
 MEMORY_BYTES_MAX: Final = 64 << 20
-"""Of one input, above what this process had before."""
+"""Per input, above the resident set before it."""
 INPUTS_PER_RESET: Final = 200
-"""Caches grow: what a process has before an input is measured again after so many."""
+"""Caches grow: the resident set before an input is measured again after this many inputs."""
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SIZES = re.compile(rb"VmHWM:\s+(\d+) kB\s+VmRSS:\s+(\d+) kB")
 
 
 class LimitError(AssertionError):
-    """An input took more time or memory than is allowed."""
+    """An input exceeded its limit of time or memory."""
 
 
 def peak_bytes() -> int:
-    """The largest resident set since the last reset; 0 where that is not known."""
+    """The largest resident set since the last reset; 0 if unknown."""
     return _sizes()[0]
 
 
 def reset_peak() -> int:
-    """Begins to measure anew. Returns the resident set as it is; 0 where that is not known."""
+    """Reset the peak. Returns the current resident set; 0 if unknown."""
     try:
         _RESET.write_bytes(b"5")
     except OSError:
@@ -42,7 +42,7 @@ def reset_peak() -> int:
 
 
 def _sizes() -> tuple[int, int]:
-    """(peak, now)."""
+    """(peak, current)."""
     try:
         found = _SIZES.search(_STATUS.read_bytes())
     except OSError:
@@ -64,7 +64,7 @@ class Limited:
         self._before_bytes = 0
 
     def __call__(self, data: bytes) -> None:
-        """Runs the target on one input."""
+        """Run the target on one input."""
         if self._inputs % INPUTS_PER_RESET == 0:
             self._before_bytes = reset_peak()
         self._inputs += 1

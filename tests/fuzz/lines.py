@@ -1,11 +1,11 @@
-"""What every message for people must be."""
+"""Requirements for every message that people read."""
 
 from __future__ import annotations
 
 from typing import Final
 
 CHARACTERS_MAX: Final = 2_000
-"""Of one message. The limits of its parts are tighter; this finds an input that is repeated whole."""
+"""Maximum length of one message. The limits of its parts are tighter; this detects an input that is repeated whole."""
 
 
 def check_line(error: Exception) -> None:
@@ -14,5 +14,5 @@ def check_line(error: Exception) -> None:
 
 
 def is_line(text: str) -> bool:
-    """Whether it is one line, without control characters and surrogates, that a person reads."""
+    """Whether it is one readable line, without control characters and surrogates."""
     return len(text) <= CHARACTERS_MAX and text.isprintable()

@@ -1,4 +1,4 @@
-"""Manifests from registries: one kind of error, no path that leads out, nothing left out silently."""
+"""Fuzz target for registry manifests: one kind of error, no path outside the folder, no layer silently dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGEST = b"sha256:" + b"a" * 64
 
 
 def _short(path: Path) -> bytes:
-    """A golden manifest of which two layers are left, without spaces: inputs are short."""
+    """A golden manifest reduced to two layers, without spaces: short inputs."""
     found = cast("dict[str, object]", json.loads(path.read_bytes()))
     layers = cast("list[object]", found["layers"])
     return json.dumps(found | {"layers": layers[:2]}, separators=(",", ":")).encode()
@@ -43,7 +43,7 @@ WORDS = (
 
 
 def manifests(data: bytes) -> None:
-    """A manifest or an index, read as far as it goes."""
+    """Parse a manifest or an index."""
     try:
         found = manifest.parse_manifest(data)
         if isinstance(found, Index):
@@ -58,7 +58,7 @@ def manifests(data: bytes) -> None:
 
 
 def judge(found: Manifest, *, allow_unsafe: bool) -> None:
-    """What comes out of it may be written, or is refused."""
+    """The contents of a manifest may be written, or are rejected."""
     read = contents.read_contents(found, allow_unsafe=allow_unsafe)
     assert all(line.isprintable() for line in contents.explain_contents(read))
     assert len(read.layers) == len(found.layers)

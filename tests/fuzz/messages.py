@@ -1,4 +1,4 @@
-"""The contract between gateways and autoscalers under fuzz: a message is read, or refused with the one error."""
+"""Fuzz target for the contract between gateways and autoscalers: a message is decoded, or rejected with one error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: tuple[type[msgspec.Struct], ...] = (
     GatewaySnapshot,
     Header,
 )
-"""All that the product reads with `autoscaler.contract.make_decoder`."""
+"""All types that the product decodes with `autoscaler.contract.make_decoder`."""
 _DECODERS = [make_decoder(kind) for kind in KINDS]
 _CATALOGUE = (
     b'{"epoch":1,"version":2,"full":true,"models":[{"name":"m","served_name":"s","aliases":["a"],"slots":4,"queue":'
@@ -63,7 +63,7 @@ WORDS = (
 
 
 def messages(data: bytes) -> None:
-    """One message of any kind."""
+    """Decode one message as each type."""
     for decode in _DECODERS:
         try:
             message = decode(data)

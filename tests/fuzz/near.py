@@ -1,4 +1,4 @@
-"""Inputs that are nearly a target's seeds, as Hypothesis draws and shrinks them."""
+"""Inputs near a target's seeds, as Hypothesis draws and shrinks them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLACES_MAX = 4
 
 
 def inputs(target: Target) -> st.SearchStrategy[bytes]:
-    """A seed with something else in a few places, or made by the format's structure; sometimes anything."""
+    """A seed that is changed in a few places, or a structured input of the format; sometimes arbitrary bytes."""
     put = st.sampled_from(target.words) | st.binary(max_size=4)
     place = st.tuples(st.integers(0, 1 << 12), st.integers(0, 9), put)
     changed = st.builds(_changed, st.sampled_from(target.seeds), st.lists(place, min_size=1, max_size=PLACES_MAX))

@@ -1,7 +1,7 @@
-"""Objects of an API server under fuzz: what is kept of one has the types that it declares, or the object is skipped.
+"""Fuzz target for watched objects: values read from an object have their declared types, or the object is skipped.
 
-An input is one byte that chooses the watch, and one line: an event. It goes through the real watch of the real owner,
-which then uses what the watch has told. Nothing may be raised but what ends every watch.
+An input is one byte that selects the watch, and one line: an event. It passes through the real watch of the real owner,
+which then uses the watch's values. Only errors that end every watch may be raised.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.sim.virtual import VirtualLoop
 
 EVENTS: Final = (b"ADDED", b"MODIFIED", b"DELETED", b"BOOKMARK", b"ERROR")
 CUSTOM: Final = frozenset({"models", "tenants", "scaledobjects", "composabilityrequests", "composableresources"})
-"""Kinds of which a cluster's schema may allow anything. Of all others the API server keeps the types."""
+"""Kinds whose schema in a cluster may allow anything. For all others the API server enforces the types."""
 STATUS: Final[Object] = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old", "metadata": {}}
 
 
 class Kind(NamedTuple):
-    """One watch: who makes it, which of that owner's it is, and the last part of its path."""
+    """One watch: its owner, its number among that owner's watches, and the last part of its path."""
 
     owner: Owner
     position: int
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
 @cache
 def loop() -> asyncio.AbstractEventLoop:
-    """In which watches run, in virtual time: they wait before they try again."""
+    """The virtual-time event loop of the watches: they wait before they retry."""
     made = VirtualLoop()
     atexit.register(made.close)
     return made
@@ -64,7 +64,7 @@ def _made(owner: Owner) -> list[Made]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a log of what is skipped."""
+    """Suppress the log of skipped objects."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -73,7 +73,7 @@ def _quiet() -> Iterator[None]:
 
 
 def places() -> set[tuple[str, int]]:
-    """Where the source makes watches that are targets: file and line."""
+    """File and line of the watches in the source that are targets."""
     return {(made.file, made.line) for owner in OWNERS for made in _made(owner)}
 
 
@@ -100,7 +100,7 @@ WORDS: Final = (
 
 
 def case(random: Random) -> bytes:
-    """An event of a watch, its object changed in a few places."""
+    """An event of a watch whose object is changed in a few places."""
     number = random.randrange(len(kinds()))
     event = random.choice((EVENTS[0], EVENTS[0], EVENTS[0], *EVENTS))
     plural = kinds()[number].plural
@@ -117,7 +117,7 @@ def case(random: Random) -> bytes:
 
 
 def _annotated(known: Object, random: Random) -> Object:
-    """With another annotation. One that is JSON is changed as JSON."""
+    """The object with another annotation. A JSON annotation is changed as JSON."""
     annotations = dict(known["metadata"]["annotations"])
     name = random.choice(sorted(annotations))
     try:

@@ -1,7 +1,7 @@
-"""Responses of an operations port under fuzz: each command prints its text, or one error in one line.
+"""Fuzz target for responses of an operations port: each command prints its text, or one error in one line.
 
-An input is one byte that chooses the command, and lines with a path, a tab and the body of the response to it. The port
-is a server on loopback, so that the commands are tested as they are run.
+An input is one byte that selects the command, and lines with a path, a tab and the body of the response to it. The port
+is a server on loopback, so that the commands run as in production.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ WORDS: Final = (
 
 
 def case(random: Random) -> bytes:
-    """One response that is changed in a few places, or another server's."""
+    """One response that is changed in a few places, or a response of another server."""
     bodies = {path: written(body) for path, body in RESPONSES.items()}
     for path in random.sample(sorted(bodies), 3):
         other = (
@@ -90,7 +90,7 @@ class _Port(BaseHTTPRequestHandler):
     bodies: Final[dict[bytes, bytes]] = {}
 
     def do_GET(self) -> None:
-        """The body of the path."""
+        """Send the body of the path."""
         self.rfile.read(int(self.headers.get("content-length", 0)))
         body = self.bodies.get(self.path.encode())
         self.send_response(404 if body is None else 200)
@@ -103,7 +103,7 @@ class _Port(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @cache

@@ -1,7 +1,7 @@
-"""What providers of capacity list, under fuzz: an odd object of the API server stops no provider.
+"""Fuzz target for capacity providers' lists: a malformed object of the API server stops no provider.
 
-An input is one byte that chooses the provider, one that chooses an object that its API server has, and the object's new
-JSON. With it, the provider lists its orders and its offers. It may refuse, and it may raise nothing else. Their fields
+An input is one byte that selects the provider, one that selects an object of its API server, and the object's new JSON.
+With it, the provider lists its orders and its offers. It may raise its documented errors only. The fields of the lists
 have the declared types.
 """
 
@@ -42,7 +42,7 @@ def _server(rig: Any) -> PlayedServer:
 
 @cache
 def known(number: int) -> dict[str, Object]:
-    """All objects that there are when the provider has one order that has come and is used, by path."""
+    """All objects, by path, when the provider has one order that was delivered and is in use."""
     rig, found = MAKE[number](), dict[str, Object]()
 
     async def ordered() -> None:
@@ -59,7 +59,7 @@ def known(number: int) -> dict[str, Object]:
 
 
 def providers(data: bytes) -> None:
-    """The provider's two lists, with one object replaced."""
+    """Read the provider's two lists, with one object replaced."""
     if len(data) < 2:
         return
     number = data[0] % len(MAKE)
@@ -69,7 +69,7 @@ def providers(data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     path = paths[data[1] % len(paths)]
-    if not fits(found, known(number)[path]):  # the API server refuses it
+    if not fits(found, known(number)[path]):  # the API server rejects it
         return
     rig = MAKE[number]()
 
@@ -91,11 +91,11 @@ def _each() -> Iterator[tuple[int, int, Object]]:
 
 
 def seeds() -> tuple[bytes, ...]:
-    """Each object of each provider as it is."""
+    """Each object of each provider, unchanged."""
     return tuple(bytes((number, at)) + json.dumps(one).encode() for number, at, one in _each())
 
 
 def case(random: Random) -> bytes:
-    """An object with other texts and numbers, as its schema allows it."""
+    """An object with other texts and numbers, as its schema allows."""
     number, at, one = random.choice(list(_each()))
     return bytes((number, at)) + retyped(one, random)

@@ -1,6 +1,6 @@
-"""Reports of gateways and agents under fuzz: whatever one says, the autoscaler decides and publishes on.
+"""Fuzz target for reports of gateways and agents: after any report, the autoscaler still plans and publishes.
 
-An input is one byte that chooses the kind, and the report. It reaches a loop as `autoscaler.server.gateways` passes it.
+An input is one byte that selects the kind, and the report. It reaches a loop as `autoscaler.server.gateways` passes it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def case(random: Random) -> bytes:
 
 
 def reports(data: bytes) -> None:
-    """One report, twice, to a loop with a Model, a device and a Replica."""
+    """Send one report twice to a loop with a Model, a device and a Replica."""
     if not data:
         return
     number = data[0] % 2

@@ -1,4 +1,4 @@
-"""The request side under fuzz: one reading however the bytes are cut, the same that h11 has, and one way upwards."""
+"""Fuzz target for requests: the same result however the bytes are split, equal to h11's, and unambiguous upstream."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def requests(data: bytes) -> None:
 
 
 def target(request: Request) -> bytes:
-    """Path and query, without the mark of an empty one."""
+    """Path and query, without a trailing `?` of an empty query."""
     return (request.head.path + b"?" + request.head.query).removesuffix(b"?")
 
 
 def one_way(request: Request) -> None:
-    """What an engine gets of it is one request: that body, at a path of ours, and no header that we do not name."""
+    """The engine gets one request: that body, a path of ours, and only headers that we name."""
     sent = forwarded(request)
     if sent is None:
         return
@@ -65,7 +65,7 @@ def one_way(request: Request) -> None:
 
 
 def as_h11(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
-    """(method, target, body) of all requests that h11 reads before it refuses or waits."""
+    """(method, target, body) of all requests that h11 reads before it rejects or waits."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(data)
     found: list[tuple[bytes, bytes, bytes]] = []

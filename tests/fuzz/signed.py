@@ -1,4 +1,4 @@
-"""Signatures that strangers wrote: read without anything raised, told in one line, and none holds that nobody made."""
+"""Fuzz target for untrusted signatures: one line per result, no exception, and no unsigned content accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOLDEN = Path(__file__).parents[1] / "golden" / "signatures"
 MADE: dict[str, Any] = json.loads((_GOLDEN / "keys.json").read_text())
 KINDS = ("p256", "rsa", "ed25519")
 PUBLIC_S = 1692374735
-"""When the public sigstore's entry was made."""
+"""Time of the public sigstore's log entry."""
 DIGEST = Digest(MADE["digest"])
 PUBLIC: dict[str, Any] = json.loads((_GOLDEN / "public-good.json").read_text())
 ROOT = trust_root.parse_trust_root(json.dumps(PUBLIC["root"]).encode())
@@ -53,7 +53,7 @@ WORDS = (
 
 
 def signed(data: bytes) -> None:
-    """As a bundle, a payload, a signature, a key, a certificate, a log's entry, a stamp and a trusted root."""
+    """Read the data as a bundle, payload, signature, key, certificate, log entry, timestamp and trusted root."""
     text = data.decode("utf-8", "replace")
     for found in (Bundled("at", data), Cosign("at", data, SIGNATURE), Cosign("at", b"{}", text)):
         verdict = policy.evaluate_signatures(DIGEST, [found], POLICY)
@@ -76,7 +76,7 @@ def signed(data: bytes) -> None:
 
 
 def _read(reading: Callable[[], object], kind: type[Exception]) -> None:
-    """It is taken, or refused in one line."""
+    """The data is accepted, or rejected in one line."""
     try:
         reading()
     except kind as error:

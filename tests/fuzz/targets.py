@@ -1,4 +1,4 @@
-"""The fuzz targets: plain functions with their invariants inside, their seeds, and how their inputs are made."""
+"""The fuzz targets: plain functions that assert their invariants, their seeds, and generators of their inputs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from tests.fuzz.limits import Limited
 
 FOUND = Path(__file__).parent / "found"
-"""Inputs that once broke something, one folder per target; they are tried first, for ever."""
+"""Inputs that once violated an invariant, one folder per target; they always run first."""
 
 
 class Target(NamedTuple):
-    """`one_input` raises when an invariant does not hold. `words` are what inputs are often made of."""
+    """`one_input` raises if an invariant is violated. `words` are typical parts of inputs."""
 
     one_input: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
     words: tuple[bytes, ...]
     case: Callable[[Random], bytes] | None = None
-    """Makes an input by the structure of its format, which reaches deeper than changed bytes."""
+    """Generates a structured input of the format, which reaches deeper than mutated bytes."""
 
     def limited(self) -> Callable[[bytes], None]:
         """`one_input` with limits on time and memory."""
@@ -135,7 +135,7 @@ MADE: dict[str, Callable[[], Target]] = {
     "port": _port,
     "providers": _providers,
 }
-"""A target imports what it tests when it is made: atheris takes seconds to import all of them."""
+"""A target imports the code under test when it is created: atheris takes seconds to import all of it."""
 
 
 @cache
@@ -145,5 +145,5 @@ def target(name: str) -> Target:
 
 
 def found(name: str) -> list[bytes]:
-    """What was found before."""
+    """Inputs that were found before."""
     return [path.read_bytes() for path in sorted((FOUND / name).glob("*"))]

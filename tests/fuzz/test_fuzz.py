@@ -1,6 +1,6 @@
-"""The fuzz targets, shortly: what they begin with, what was found before, and some hundred inputs near them.
+"""Short runs of the fuzz targets: seeds, inputs that were found before, and some hundred inputs near them.
 
-For longer, and guided by coverage: `make fuzz`.
+`make fuzz` runs longer, guided by coverage.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.kit.budget import examples
 ROOT = Path(__file__).parents[2]
 EXAMPLES = 600
 STRUCTURED = ("objects", "reports", "yaml", "gguf", "safetensors", "port", "providers")
-"""Targets whose inputs are made by the structure of their format."""
+"""Targets with a generator of structured inputs."""
 CASES = 5_000
-"""Of each of them, in the deep tier."""
+"""Number of cases per target in the deep tier."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Hostile values at the keys of our documents: no traceback, and each refusal in one line."""
+"""Hostile values at the keys of our documents: no traceback, and each rejection in one line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tests.fuzz import keys
 
 SHARE = 131
-"""`make test` runs one case in so many. It is prime, so each key and each value has its turn."""
+"""`make test` runs one in this many cases. The number is prime, so that each key and each value has its turn."""
 CASES_MIN = 20_000
 
 
 def run(places: Iterable[tuple[str, keys.Path, int]]) -> None:
-    """Runs the cases."""
+    """Run the cases."""
     for kind, path, number in places:
         text = keys.document(kind, path, keys.HOSTILE[number])
         try:

@@ -1,4 +1,4 @@
-"""Responses of an operations port, and the commands that read them. Those of other servers: test_fuzz."""
+"""Fuzzed responses of an operations port, and the commands that read them. Those of other servers are in test_fuzz."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML documents under fuzz: values that JSON can hold and every reader can recurse into, or one error in one line."""
+"""Fuzz target for YAML documents: values that fit JSON and any recursive reader, or one error in one line."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _DEPTH_MAX: Final = 6
 
 
 def case(random: Random) -> bytes:
-    """YAML text: a tree in flow style with tags, anchors and aliases, or a document of ours that is changed."""
+    """YAML text: a tree in flow style with tags, anchors and aliases, or a mutated document of ours."""
     choice = random.random()
     if choice < 0.35:
         return _flow(random, 0).encode(errors="surrogatepass")
@@ -96,7 +96,7 @@ def case(random: Random) -> bytes:
 
 
 def _flow(random: Random, depth: int) -> str:
-    """A node."""
+    """A random node."""
     before = ""
     if random.random() < 0.15:
         before += f"&{random.choice(_NAMES)} "
@@ -114,7 +114,7 @@ def _flow(random: Random, depth: int) -> str:
 
 
 def _chained(random: Random) -> str:
-    """Aliases of aliases: each line stands for several times as much as the line before."""
+    """Aliases of aliases: each line expands to several times the size of the line before."""
     merges = random.random() < 0.4
     levels, times = random.choice((2, 5, 9, 20, 300)), random.choice((1, 2, 9, 30))
     lines = ["a0: &a0 {x: 1}" if merges else "a0: &a0 [1, 2]"]
@@ -128,7 +128,7 @@ def _chained(random: Random) -> str:
 
 
 def _tall(random: Random) -> str:
-    """Nested in one of the forms that YAML has for it."""
+    """Deep nesting in one of YAML's forms."""
     levels = random.choice((10, 98, 99, 100, 101, 400, 2_000))
     return random.choice((
         "[" * levels + "]" * random.choice((levels, levels - 1, 0)), "{a: " * levels + "1" + "}" * levels,
@@ -140,7 +140,7 @@ def _tall(random: Random) -> str:
 
 
 def texts(data: bytes) -> None:
-    """A file of documents."""
+    """Read a file of documents."""
     text = (
         data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
         if _is_text(data)
@@ -170,7 +170,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it consists of what JSON has. It recurses as readers do."""
+    """Whether it consists of JSON types. Recurses as readers do."""
     if isinstance(value, dict):
         return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
     if isinstance(value, list):

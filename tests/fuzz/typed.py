@@ -1,4 +1,4 @@
-"""Whether values are of the types that their classes declare, as far down as these say."""
+"""Checks recursively whether values have the types that their classes declare."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any, Literal, NewType, Union, get_args, get_origin
 
 NUMBER_MAX = 1 << 64
-"""No number that matters is larger, and floats overflow far above."""
+"""Larger than any valid number, and far below the overflow of floats."""
 
 
 def misfit(value: object) -> str:
-    """Where a NamedTuple or Struct has a value of another type; empty: nowhere."""
+    """The path to a value of a wrong type in a NamedTuple or Struct; empty: there is none."""
     hints = _hints(type(value))
     for name, hint in hints.items():
         if found := _misfit(getattr(value, name), hint):
@@ -21,7 +21,7 @@ def misfit(value: object) -> str:
     return ""
 
 
-_known: dict[type, dict[str, Any]] = {}  # annotations are of any form
+_known: dict[type, dict[str, Any]] = {}  # annotations have any type
 
 
 def _hints(kind: type) -> dict[str, Any]:

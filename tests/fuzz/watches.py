@@ -1,7 +1,7 @@
-"""Which collections of the API server the product watches, found by running what watches them.
+"""Finds the API server collections that the product watches, by running the code that watches them.
 
-`OWNERS` builds everything that has a watch. `Recorder` notes each watch that is made, with its place in the source, and
-`sites` finds all places in the source that make one: a test compares the two, so that a new kind has a fuzz target.
+`OWNERS` builds every component that has a watch. `recorded` records each watch that is made, with its place in the
+source, and `sites` finds all such places in the source: a test compares the two, so that each kind has a fuzz target.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ from tests.fuzz.kinds import DEPLOYMENT
 from tests.kit.worlds import GI, T0, model, world
 
 ROOT: Final = Path(load.__file__).parents[2]
-"""Where the product that is tested is: here, or what was compiled."""
+"""Root of the tested product: this tree, or the compiled one."""
 PACKAGES: Final = ("autoscaler", "pilotlight")
 NAMESPACE: Final = "models"
 STREAMS_MAX: Final = 3
 MAKERS: Final = frozenset({"Watched", "self._kinds.add"})
-"""What the source calls to make a watch."""
+"""Calls in the source that make a watch."""
 BOOKMARK: Final = ("BOOKMARK", {"metadata": {"resourceVersion": "9", "annotations": {INITIAL_END: "true"}}})
 
 
 class DoneError(BaseException):
-    """The watch has told everything."""
+    """The watch has delivered all events."""
 
 
 class LineApi(Api):
-    """An API server whose watches have one line, as an event; and no other answers."""
+    """An API server whose watches deliver one line as an event, and that answers no other request."""
 
     def __init__(self, line: bytes) -> None:
         super().__init__(ApiAccess(client.Configuration(host="http://fuzz")))
         self._line = line
         self._streams = 0
 
-    async def _send(  # noqa: PLR0917  as its base
+    async def _send(  # noqa: PLR0917  as in its base class
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
     ) -> bytes:  # fmt: skip
@@ -81,10 +81,10 @@ class LineApi(Api):
     async def _stream(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silent_s: float
     ) -> AsyncGenerator[tuple[str, Object | Unreadable]]:
-        """The line, and again where the watch goes on from the list."""
+        """The line, and again when the watch resumes from the list."""
         del path, headers, silent_s
         self._streams += 1
-        if self._streams > STREAMS_MAX:  # after an error that the server sent
+        if self._streams > STREAMS_MAX:  # after an error event of the server
             raise DoneError
         try:
             yield read_event(self._line)
@@ -101,12 +101,12 @@ class Made(NamedTuple):
     file: str
     line: int
     path: str
-    watched: Watched[Any]  # each of a type of its own
+    watched: Watched[Any]  # each of its own type
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Made]]:
-    """Notes the watches that are made meanwhile."""
+    """Record the watches that are made while the context is active."""
     made, original = list[Made](), Watched.__init__
 
     def note(self: Watched[Any], api: Api, path: str, *more: Any, **query: Any) -> None:
@@ -131,7 +131,7 @@ def sites() -> Iterator[tuple[str, range]]:
 
 
 def followed() -> list[str]:
-    """What providers of capacity follow: the calls of `Server.follow`, whose paths and readers are theirs."""
+    """The arguments of the capacity providers' calls of `Server.follow`: paths and readers."""
     texts = (path.read_text() for path in (ROOT / "autoscaler/providers").rglob("*.py"))
     nodes = (node for text in texts if "follow(" in text for node in ast.walk(ast.parse(text)))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -140,15 +140,15 @@ def followed() -> list[str]:
     )
 
 
-# --- what has watches ------------------------------------------------------------------------------------------------
+# --- owners of watches -----------------------------------------------------------------------------------------------
 
 
 Owner = Callable[[Api], Awaitable[Callable[[], object]]]
-"""Makes its watches. What it returns uses all that they have told."""
+"""Makes its watches. Returns a function that uses all values that they have delivered."""
 
 
 def _nothing(*_: object) -> None:
-    """Takes what is told."""
+    """A callback that does nothing."""
 
 
 async def _customs(api: Api) -> Callable[[], object]:
@@ -236,7 +236,7 @@ OWNERS: Final[tuple[Owner, ...]] = (
 
 
 async def _begun(running: Coroutine[Any, Any, None]) -> None:
-    """It has made its watches, and ends before they ask for anything."""
+    """Run it until it has made its watches, and cancel it before their first request."""
     task = asyncio.create_task(running)
     await asyncio.sleep(0)
     task.cancel()
@@ -244,7 +244,7 @@ async def _begun(running: Coroutine[Any, Any, None]) -> None:
 
 
 class _Process:
-    """Stands for no election."""
+    """A process that takes part in no election."""
 
     def lease_seconds(self) -> int:
         return 15

@@ -1,4 +1,4 @@
-"""Headers of weight files under fuzz: one kind of error in one line, and a description within its bounds."""
+"""Fuzz targets for headers of weight files: one kind of error in one line, and a description within its bounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _COUNTS: Final = (
     2**63,
     2**64 - 1,
 )
-"""What a file claims of the number or length of something."""
+"""Claimed numbers or lengths of items."""
 _ARCHITECTURES: Final = (
     b"llama",
     b"gemma3",
@@ -143,7 +143,7 @@ def _value(random: Random, depth: int = 0) -> tuple[int, bytes]:
 
 
 def gguf_case(random: Random) -> bytes:
-    """A file with right and wrong keys, counts and tensors."""
+    """A file with valid and invalid keys, counts and tensors."""
     architecture = random.choice((b"llama", b"llama", b"llama", *_ARCHITECTURES))
     keys = _usual(architecture)
     for _ in range(random.randint(0, 6)):
@@ -153,7 +153,7 @@ def gguf_case(random: Random) -> bytes:
         )
         kind, value = _value(random)
         keys.insert(random.randint(0, len(keys)), _key(other, kind, value))
-    if random.random() < 0.2:  # all that count, often as large as is allowed
+    if random.random() < 0.2:  # all keys that count, often with the maximum value
         for counted in sorted(KEYS - {"block_count"}):
             number = struct.pack("<Q", random.choice((0, 1, 64, 2**20 - 1, 2**32 - 1)))
             keys.append(_key(architecture + b"." + counted.encode(), U64, number))
@@ -197,7 +197,7 @@ def headers(data: bytes) -> None:
 # --- config.json and safetensors ----------------------------------------------------------------------------------
 
 _CUT: Final = b"\n---\n"
-"""Between the files of an input: config.json, a safetensors file, and an index that may be missing."""
+"""Separates the files of an input: config.json, a safetensors file, and an optional index."""
 _CONFIG: Final[dict[str, object]] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
     "max_position_embeddings": 2048, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -277,7 +277,7 @@ def folder_case(random: Random) -> bytes:
 
 
 def folders(data: bytes) -> None:
-    """A folder with config.json, one file of weights, and perhaps an index."""
+    """A folder with config.json, one file of weights, and an optional index."""
     folder = _folder()
     names = ("config.json", "a.safetensors", hf_config.INDEX)
     for name in names:
@@ -302,7 +302,7 @@ def _is_refused(error: Exception, path: Path) -> None:
 
 
 def _is_sound(shape: Shape) -> None:
-    """An agent sends it as JSON, and the autoscaler reads it within the bounds of its type."""
+    """An agent sends the shape as JSON, and the autoscaler reads it within the bounds of its type."""
     assert msgspec.json.decode(msgspec.json.encode(shape), type=Shape) == shape, "another shape is read than was sent"
     assert len(shape.layers) <= 4_096
 
@@ -313,5 +313,5 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _folder() -> Path:
-    """Where the files of an input are written."""
+    """The folder for the files of an input."""
     return Path(_temporary().name)

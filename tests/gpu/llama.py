@@ -1,4 +1,4 @@
-"""llama.cpp with CUDA: built from the source in the kit while other steps run, and GGUF models with random weights."""
+"""llama.cpp with CUDA, built from the source in the kit while other steps run, and GGUF models with random weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from loadtest import tiny_gguf
 
 SOURCE = "llama.cpp.tar.xz"
 BUILD_S = 240.0
-"""It may take so long; then the steps with llama.cpp are skipped."""
+"""Maximum build time; after it the steps with llama.cpp are skipped."""
 SPARED = 3
-"""Processors that the build leaves to what is measured."""
+"""Number of processors that the build leaves to the measurements."""
 F16, F32 = 1, 0
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_CUDA=ON", "-DGGML_CUDA_FA=OFF", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF",
@@ -32,7 +32,7 @@ Dimensions = tuple[int, ...]
 
 
 class Building:
-    """A build in the background, on processors of its own so that it disturbs no measurement."""
+    """A background build on processors of its own, so that it disturbs no measurement."""
 
     def __init__(self, kit: Path, folder: Path, nvcc: str, capability: list[int], *, ready: str = "") -> None:
         self._folder, self._nvcc = folder, nvcc
@@ -44,11 +44,11 @@ class Building:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the build began."""
         return time.monotonic() - self._began_s
 
     async def wait(self) -> Path | None:
-        """The server, when it is built; None: not in time, or not at all, and `said` says which."""
+        """Return the server once it is built; None: timed out or failed, and `said` has the reason."""
         while self._process is not None and self._process.poll() is None and self.elapsed_s < BUILD_S:
             await asyncio.sleep(0.1)
         if self._process is not None and self._process.poll() is None:
@@ -64,7 +64,7 @@ class Building:
         return self._server
 
     def stop(self) -> None:
-        """Ends the build if it runs."""
+        """End the build if it is running."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, 9)
             self._process.wait()
@@ -96,7 +96,7 @@ class Building:
 
 
 def write(path: Path, shape: dict[str, Any]) -> None:
-    """A model of the llama architecture with random float16 weights."""
+    """Write a model of the llama architecture with random float16 weights."""
     tensors = _tensors(shape)
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_metadata(path, shape))))
     for key, value in _metadata(path, shape).items():

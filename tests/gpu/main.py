@@ -17,12 +17,12 @@ from tests.gpu import prerequisites
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "build" / "gpu-kit"
 STEPS = ("inventory", "cold", "swap", "kill", "serial", "fit", "misbehave", "sharing")
-"""In this order: what has a figure that must hold comes before what is only reported."""
+"""Run order: steps with a figure that must hold come before those that are only reported."""
 INSTALLED = "PILOTLIGHT_GPU_RUN_INSTALLED"
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="tests/gpu/run", description=__doc__, allow_abbrev=False)
     parser.add_argument("--simulate", action="store_true", help="a simulated device and engines that need no GPU")
     parser.add_argument("--engine", choices=("torch", "simulated"), help="with --simulate: torch computes on the CPU")
@@ -41,7 +41,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """The exit status."""
+    """Run the steps; return the exit status."""
     arguments = options(argv)
     found = prerequisites.check(simulated=arguments.simulate)
     for line in (*found.fatal, *found.skipped):
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def simulate() -> None:
-    """From now on this process and its children see the simulated device."""
+    """Make this process and its children use the simulated device."""
     folder = Path(__file__).parent / "simulated"
     os.environ["SIMULATED_GPU"] = tempfile.mkdtemp(prefix="simulated-gpu-")
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
@@ -72,7 +72,7 @@ def simulate() -> None:
 
 
 def _again_with_packages(kit: Path, argv: list[str]) -> int:
-    """Installs the kit's wheels into a folder of their own and runs this again with them; the exit status."""
+    """Install the kit's wheels into a folder of their own and run this again with them; return the exit status."""
     with tempfile.TemporaryDirectory(prefix="gpu-run-packages-") as site:
         wheels = sorted(map(str, kit.glob("*.whl")))
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]

@@ -13,7 +13,7 @@ Point = tuple[float, float]
 
 
 def bars(path: Path, title: str, unit: str, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """One horizontal bar per row, made of its parts."""
+    """Draw one horizontal bar per row, stacked from its parts."""
     if not rows:
         return
     most = max(sum(parts.values()) for parts in rows.values()) or 1.0
@@ -36,7 +36,7 @@ def bars(path: Path, title: str, unit: str, rows: Mapping[str, Mapping[str, floa
 
 def lines(path: Path, title: str, axes: tuple[str, str], series: Mapping[str, Sequence[Point]],
           marks: Sequence[tuple[float, str]] = ()) -> None:  # fmt: skip
-    """One line per series; `marks`: moments with a word each."""
+    """Draw one line per series; `marks`: times with a label each."""
     points = [point for one in series.values() for point in one]
     if not points:
         return

@@ -1,6 +1,6 @@
-"""What the GPU run needs of a machine, each checked without an import of torch; standard library only.
+"""Checks what the GPU run requires of a machine, without importing torch; standard library only.
 
-Each problem is one line that names what is missing and what is skipped.
+Each problem is one line that names the missing item and the skipped step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGES = {"msgspec": "msgspec", "click": "click", "yaml": "PyYAML", "uvloop": 
             "zstandard": "zstandard", "oras": "oras", "rich": "rich", "aiohttp": "aiohttp", "psutil": "psutil",
             "prometheus_client": "prometheus-client", "pynvml": "nvidia-ml-py", "cryptography": "cryptography",
             "numpy": "numpy"}  # fmt: skip
-"""Name to import -> name to install, of what Pilotlight itself needs."""
+"""Import name -> package name of Pilotlight's own dependencies."""
 PYTHON_LEAST = (3, 11)
 DRIVER = "libcuda.so.1"
 
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 def check(*, simulated: bool, driver: str = DRIVER) -> Found:
-    """Looks at Python, the driver, torch, transformers and nvcc."""
+    """Check Python, the driver, torch, transformers and nvcc."""
     fatal, skipped = [], []
     if sys.version_info[:2] < PYTHON_LEAST:
         fatal.append("Python 3.11 or newer is needed; this is " + ".".join(map(str, sys.version_info[:2])))
@@ -63,7 +63,7 @@ def check(*, simulated: bool, driver: str = DRIVER) -> Found:
 
 
 def missing_packages() -> list[str]:
-    """Names of packages that Pilotlight needs and this Python does not have."""
+    """Names of packages that Pilotlight needs and this Python lacks."""
     return [package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None]
 
 

@@ -1,4 +1,4 @@
-"""The table that is printed as the run goes, and result.json, which is written anew after every step."""
+"""The table that is printed during the run, and result.json, which is rewritten after every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = object
 
 
 class Report:
-    """Rows by step, figures with their limits, and facts of the machine."""
+    """Rows by step, figures with their limits, and facts about the machine."""
 
     def __init__(self, path: Path, facts: Mapping[str, Value]) -> None:
         self._path, self._began_s = path, time.monotonic()
@@ -21,49 +21,49 @@ class Report:
         self.figures: list[dict[str, Value]] = []
 
     def say(self, text: str) -> None:
-        """One line, with the seconds since the run began."""
+        """Print one line, with the seconds since the run began."""
         print(f"{time.monotonic() - self._began_s:7.1f} s  {text}", flush=True)
 
     def row(self, step: str, what: str, value: Value, unit: str = "", note: str = "") -> None:
-        """One measured value."""
+        """Add one measured value."""
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         self.say(f"{step:<10} {what:<52} {shown:>12} {unit:<6} {note}".rstrip())
         self.steps.setdefault(step, {})[what] = value
 
     def figure(self, step: str, what: str, value: float | None, limit: str, *, holds: bool | None) -> None:
-        """One value that must hold; `holds` None: it is reported only, or could not be measured."""
+        """Add one value that must hold; `holds` None: it is reported only, or could not be measured."""
         verdict = {True: "holds", False: "MISSED", None: "reported"}[holds]
         shown = "not measured" if value is None else f"{value:.4g}"
         self.say(f"{step:<10} {what:<52} {shown:>12}        {limit}: {verdict}")
         self.figures.append({"step": step, "figure": what, "value": value, "limit": limit, "holds": holds})
 
     def keep(self, step: str, name: str, value: Value) -> None:
-        """Something for result.json that is not printed."""
+        """Add a value to result.json without printing it."""
         self.steps.setdefault(step, {})[name] = value
 
     def failed(self, step: str, why: str) -> None:
-        """A step that did not reach its end."""
+        """Record a step that failed."""
         self.say(f"{step:<10} FAILED: {why}")
         self.steps.setdefault(step, {})["failed"] = why
 
     def skipped(self, step: str, why: str) -> None:
-        """A step that was not tried."""
+        """Record a step that was skipped."""
         self.say(f"{step:<10} skipped: {why}")
         self.steps.setdefault(step, {})["skipped"] = why
 
     def took(self, step: str, seconds: float) -> None:
-        """How long a step took."""
+        """Record how long a step took."""
         self.steps.setdefault(step, {})["seconds"] = round(seconds, 2)
 
     @property
     def good(self) -> bool:
-        """No step failed and no figure was missed."""
+        """Whether no step failed and no figure was missed."""
         return all("failed" not in step for step in self.steps.values()) and all(
             one["holds"] is not False for one in self.figures
         )
 
     def verdict(self) -> str:
-        """One line: what failed, was missed, was skipped or could not be measured."""
+        """One line: the failed and skipped steps, and the missed and unmeasured figures."""
         named = {
             "failed": [name for name, step in self.steps.items() if "failed" in step],
             "missed": [f"{one['step']}: {one['figure']}" for one in self.figures if one["holds"] is False],
@@ -75,7 +75,7 @@ class Report:
         return "; ".join([begin, *said])
 
     def write(self) -> None:
-        """result.json as it is now, replaced whole."""
+        """Write the current result.json, atomically replacing the file."""
         text = {"facts": self.facts, "figures": self.figures, "steps": self.steps}
         new = self._path.with_suffix(".tmp")
         new.write_text(json.dumps(text, indent=1, default=str) + "\n")

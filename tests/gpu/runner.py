@@ -1,4 +1,4 @@
-"""Runs the steps one after the other, each within its own time; a failed step does not stop the next."""
+"""Runs the steps one after the other, each with its own time limit; a failed step does not stop the next."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ LIMITS_S = {
     "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 110.0, "fit": 150.0,
     "misbehave": 90.0, "sharing": 110.0,
 }  # fmt: skip
-"""Of one step; a step that takes longer has failed."""
+"""Time limit of each step in seconds; a step that exceeds it has failed."""
 SIMULATED_LONGER = 4
-"""With simulated devices a step may take so many times as long: the machine may be a slow or a busy one."""
+"""Factor of the time limits with simulated devices: the machine may be slow or busy."""
 LEAST_BYTES, IDLE_BYTES_MAX = 20 << 30, 1 << 30
-"""Memory that the device must have, and of it what others may hold."""
+"""Memory that the device must have, and the maximum that others may hold of it."""
 LAST_S = 20.0
-"""Before the end of the whole run, kept for cleaning up."""
+"""Seconds before the end of the whole run, reserved for cleaning up."""
 
 Step = Callable[[], Awaitable[None]]
 
 
 def run(arguments: argparse.Namespace, nvcc: str) -> int:
-    """All steps; the exit status."""
+    """Run all steps; return the exit status."""
     if not arguments.simulate and (wrong := unfit()):
         print(wrong, flush=True)
         return 2
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
 
 
 def unfit() -> str:
-    """Why the first device cannot be measured, with the fix; empty: it can."""
+    """Why the first device cannot be measured, with the fix; empty: it can be."""
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -99,7 +99,7 @@ def unfit() -> str:
 
 
 def facts(*, simulated: bool) -> dict[str, object]:
-    """What the result is about."""
+    """Facts about the device, the host and the versions."""
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     return {
@@ -148,7 +148,7 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
 
 
 async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
-    """One step within its time. What it raises is its failure, and is printed."""
+    """Run one step within its time limit. An exception is its failure, and is printed."""
     began_s = time.monotonic()
     limit_s = min(LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1), end_s - began_s)
     if limit_s <= 0:
@@ -168,7 +168,7 @@ async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
 
 
 async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Building | None:
-    """Models on disk, the rate of copies to the device, and the build of llama.cpp in the background."""
+    """Make models on disk, measure the copy rate to the device, and build llama.cpp in the background."""
     device = "cuda" if not bed.simulated else "cpu" if arguments.engine == "torch" else "none"
     argv = [sys.executable, "-E", str(ENGINES / "make_models.py"), str(bed.folder / "models")]
     argv += ["--device", device, "--models", json.dumps(bed.shapes)]
@@ -196,7 +196,7 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
 
 
 def _give_up(report: Report, work: Path, arguments: argparse.Namespace) -> None:
-    """The last resort: something blocks, so that no step limit could end it. Nothing that was started may stay."""
+    """Last resort if a blocked call prevents the step limits from working: end all started processes."""
     report.failed("run", f"took longer than {arguments.limit:g} s and was ended")
     report.write()
     sharing.end_daemon(work)

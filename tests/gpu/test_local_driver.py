@@ -1,4 +1,4 @@
-"""How the local driver uses NVML: memory that processes can use, and Replicas that exceed their claim."""
+"""How the local driver uses NVML: usable memory, and Replicas that exceed their claim."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R1 = ReplicaId("r1")
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The simulated NVML in the place of the bindings."""
+    """The simulated NVML instead of the bindings."""
     spec = importlib.util.spec_from_file_location("simulated", Path(__file__).parent / "simulated" / "pynvml.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""NVML itself, where there is a GPU; elsewhere each test says why it did not run."""
+"""Tests of the real NVML on machines with a GPU; on others each test reports why it was skipped."""
 
 from __future__ import annotations
 

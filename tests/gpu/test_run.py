@@ -1,4 +1,4 @@
-"""The GPU run itself, with a simulated device: every step runs, every figure holds, and what is missing is one line."""
+"""The GPU run with a simulated device: every step runs, every figure holds, and each missing item is one line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIGURES = {
     "misbehave": 3,
     "fit": 3,
 }  # fmt: skip
-"""Figures of each step without a GPU."""
+"""Number of figures of each step without a GPU."""
 
 
 @pytest.mark.parametrize("steps", ["inventory,cold,swap,kill", "serial,sharing,misbehave,fit"])
@@ -59,7 +59,7 @@ def test_engines_with_torch_run_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_engine_memory_is_zero_without_nvml_bindings() -> None:
-    """The machine's own Python, which has torch, may have none."""
+    """The machine's own Python, which has torch, may lack them."""
     code = "import sys; sys.modules.update(pynvml=None, torch=type(sys)('torch')); sys.path.insert(0, {!r}); "
     code += "import torch_model; assert torch_model._listed_bytes() == 0"
     argv = [sys.executable, "-c", code.format(str(RUN.parent / "engines"))]
@@ -148,7 +148,7 @@ def test_torch_version_is_read_without_importing_torch(tmp_path: Path, monkeypat
 
 
 def test_packed_llama_cpp_sources_contain_only_what_the_server_needs(tmp_path: Path) -> None:
-    """Also of names longer than 100 bytes, which a tar file keeps in an extended header."""
+    """Including names longer than 100 bytes, which a tar file keeps in an extended header."""
     long = "ggml/src/ggml-cuda/template-instances/fattn-mma-f16-instance-ncols1_16-ncols2_2.cu"
     wanted = [long, "CMakeLists.txt", "tools/server/server.cpp"]
     others = ["models/vocabulary.gguf", "ggml/src/ggml-vulkan/vulkan.cpp", "tools/ui/src/app.ts"]
@@ -164,7 +164,7 @@ def test_packed_llama_cpp_sources_contain_only_what_the_server_needs(tmp_path: P
 
 
 def test_start_before_an_ended_process_frees_its_memory_is_detected() -> None:
-    """Process 7 ended before the start at 1.0 and still held memory after it; 8 ended later and held it for no look."""
+    """Process 7 ended before the start at 1.0 and held memory after it; 8 ended later, and no later sample has it."""
     watch = Watch.__new__(Watch)
     watch.samples = [
         Sample(0.95, 3, {7: 1, 8: 2}, frozenset({7})),

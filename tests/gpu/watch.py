@@ -1,4 +1,4 @@
-"""Samples a device through NVML while the steps run: memory in use, and memory by process, living or ended."""
+"""Samples a device through NVML while the steps run: memory in use, and memory by process, including ended ones."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pynvml
 
 EVERY_S = 0.01
 GAP_S_MAX = 0.05
-"""Between two looks; if a gap is longer, a start over memory that was not free could go unseen."""
+"""Maximum gap between two samples; in a longer gap a start over memory that was not free could go unnoticed."""
 
 
 class Sample(NamedTuple):
-    """One look. `at_s`: Unix seconds, when NVML had answered."""
+    """One sample. `at_s`: Unix seconds, after NVML's response."""
 
     at_s: float
     used_bytes: int
-    """Without what the driver reserves."""
+    """Without the memory that the driver reserves."""
     by_pid: dict[int, int]
     ended: frozenset[int]
-    """Of these processes, those that are no longer alive."""
+    """Those of the processes that are no longer alive."""
 
 
 class Watch:
-    """A thread that looks until `stop`. A failed look is counted, and the last error kept."""
+    """A thread that samples until `stop`. A failed sample is counted, and the last error kept."""
 
     def __init__(self, uuid: str) -> None:
         self.samples: list[Sample] = []
@@ -39,27 +39,27 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more looks."""
+        """End the thread."""
         self._stopped.set()
         self._thread.join(timeout=5)
 
     def look(self) -> Sample:
-        """One look now."""
+        """Take one sample now."""
         handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
         by_pid = held(handle)
         used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
         return Sample(time.time(), used, by_pid, frozenset(pid for pid in by_pid if not lives(pid)))
 
     def since(self, began_s: float) -> list[Sample]:
-        """The samples from that moment on."""
+        """The samples from that time on."""
         return [one for one in self.samples if one.at_s >= began_s]
 
     def peak(self, pid: int, began_s: float = 0.0) -> int:
-        """The most that a process was seen to hold; 0: NVML did not list it."""
+        """The most memory that a process held in a sample; 0: NVML did not list it."""
         return max((one.by_pid.get(pid, 0) for one in self.since(began_s)), default=0)
 
     def peak_used(self, began_s: float) -> int:
-        """The most that was in use since then."""
+        """The most memory in use since then."""
         return max((one.used_bytes for one in self.since(began_s)), default=0)
 
     def ended_s(self, pid: int) -> float | None:
@@ -67,18 +67,18 @@ class Watch:
         return next((one.at_s for one in self.samples if pid in one.ended), None)
 
     def freed_s(self, pid: int) -> float | None:
-        """When NVML first listed a process no more that it had listed before."""
+        """When NVML first no longer listed a process that it had listed before."""
         listed = [number for number, one in enumerate(self.samples) if pid in one.by_pid]
         after = listed[-1] + 1 if listed else len(self.samples)
         return self.samples[after].at_s if after < len(self.samples) else None
 
     def gap_s(self, began_s: float) -> float:
-        """The longest time without a look from then until now: also if the thread has ended."""
+        """The longest time without a sample from then until now, even if the thread has ended."""
         times = [*(one.at_s for one in self.since(began_s)), time.time()]
         return max((after - before for before, after in pairwise(times)), default=inf)
 
     def held_by_ended(self, at_s: float) -> frozenset[int]:
-        """Processes that had ended by that moment, give or take one look, and held memory for longer than that."""
+        """Processes that had ended by that time, within one sample, and held memory after it."""
         after = next((one for one in self.samples if one.at_s > at_s + EVERY_S), None)
         if after is None:
             return frozenset()

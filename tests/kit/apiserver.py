@@ -1,4 +1,4 @@
-"""What an API server would say, for tests without one: lists tell the truth, watches what the test wants."""
+"""A fake API server: lists return the true objects, watches return the events that a test specifies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Event = tuple[str, Object]
 
 
 def bookmark(version: int, *, end: bool = False) -> Event:
-    """How far a watch, or a list that is streamed, has got."""
+    """A bookmark event of a watch, or of a streamed list if `end` is set."""
     notes = {watching.INITIAL_END: "true"} if end else {}
     return "BOOKMARK", {"metadata": {"resourceVersion": str(version), "annotations": notes}}
 
 
 class Server:
-    """`truth` in lists, `stream` on the next watch, then silence (or what `ends` raises). Writes change nothing."""
+    """Lists return `truth`; the next watch sends `stream`, then hangs (or raises `ends`). Writes change nothing."""
 
     def __init__(self) -> None:
         self.truth: dict[str, Object] = {}
@@ -30,14 +30,14 @@ class Server:
         self.lists = 0
         self.streams = True
         self.idle = asyncio.Event()
-        """All of the stream was said."""
+        """Set once the whole stream has been sent."""
         self.unreadable = UnreadableObjects()
 
     async def check(self, path: str) -> None:
-        """As `Api.check`: it can be listed."""
+        """As `Api.check`: the list is permitted."""
 
     async def get(self, path: str, **query: str) -> Object:
-        """As `Api.get`, of what is not watched: there is none."""
+        """As `Api.get`, for objects that are not watched: there is none."""
         del path, query
         return {"items": []}
 
@@ -76,6 +76,6 @@ class Server:
         return 0.0
 
     async def delete(self, path: str, **of: object) -> Object:
-        """As `Api.delete`: said to be done."""
+        """As `Api.delete`: reports success."""
         del path, of
         return {}

@@ -1,4 +1,4 @@
-"""Archives as strangers write them: tar headers field by field, with everything that no honest tool would write."""
+"""Handcrafted archives: tar headers written field by field, including content that no regular tool writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def header(
     name: bytes, size: int | bytes = 0, flag: bytes = b"0", *, link: bytes = b"", mode: int = 0o644,
     magic: bytes = b"ustar\x0000", prefix: bytes = b"", changed: dict[int, bytes] | None = None,
 ) -> bytes:  # fmt: skip
-    """One header. `size` as bytes: the field itself; `changed`: bytes to lay over it at an offset, before the sum."""
+    """One header. `size` as bytes sets the raw field; `changed` overwrites bytes at an offset before the checksum."""
     field = size if isinstance(size, bytes) else b"%011o\0" % size
     block = bytearray(512)
     for at, text in (
@@ -35,8 +35,8 @@ def header(
 
 
 def member(name: bytes, content: bytes = b"", flag: bytes = b"0", **fields: object) -> bytes:
-    """A header and the bytes that it says."""
-    return header(name, len(content), flag, **fields) + padded(content)  # type: ignore[arg-type]  # as header's own
+    """A header, followed by the content that it announces."""
+    return header(name, len(content), flag, **fields) + padded(content)  # type: ignore[arg-type]  # those of `header`
 
 
 def padded(content: bytes) -> bytes:
@@ -44,12 +44,12 @@ def padded(content: bytes) -> bytes:
 
 
 def pax(records: dict[bytes, bytes], flag: bytes = b"x") -> bytes:
-    """Records before a member."""
+    """Pax records that precede a member."""
     return member(b"PaxHeader", b"".join(record(key, value) for key, value in records.items()), flag)
 
 
 def record(key: bytes, value: bytes) -> bytes:
-    """One pax record, whose length counts itself."""
+    """One pax record; its length field includes the field itself."""
     rest = b" %s=%s\n" % (key, value)
     length = len(rest) + 1
     while length != len(rest) + len(str(length)):
@@ -58,7 +58,7 @@ def record(key: bytes, value: bytes) -> bytes:
 
 
 def honest(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT, folders: Iterable[str] = ()) -> bytes:
-    """As Python's tarfile writes it."""
+    """An archive as Python's tarfile writes it."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for name in folders:
@@ -73,7 +73,7 @@ def honest(files: dict[str, bytes], form: int = tarfile.PAX_FORMAT, folders: Ite
 
 
 def read(content: bytes, step: int = 0) -> list[Said]:
-    """What our reader has of an archive that is given in pieces of `step` bytes. Raises BadArchiveError."""
+    """Returns what our reader yields for an archive fed in pieces of `step` bytes. Raises BadArchiveError."""
     reader, said = Reader(), list[Said]()
     for piece in cut(content, step or len(content) or 1):
         gather(reader.feed(piece), said)
@@ -82,7 +82,7 @@ def read(content: bytes, step: int = 0) -> list[Said]:
 
 
 def gather(events: Iterator[Event], said: list[Said]) -> None:
-    """Adds what the events say."""
+    """Appends the members that the events describe."""
     for event in events:
         if isinstance(event, Member):
             said.append((event.path, event.size, event.kind, b""))

@@ -1,4 +1,4 @@
-"""Asking independent servers (`tests.kit.origins`, and proxies before one of them) what they read of some bytes."""
+"""Sends bytes to independent servers (`tests.kit.origins`, or proxies before one) and returns how they parse them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.kit.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SILENT_S = 4.0
-"""A server that says nothing for so long waits for more bytes."""
+"""A server that sends nothing for this long is waiting for more bytes."""
 STARTS_S_MAX = 90.0
 HEAD_BYTES_MAX = 1 << 20
 
 
 class Reading(NamedTuple):
-    """One request as somebody reads it."""
+    """One request as a server parsed it."""
 
     method: str
     target: str
@@ -39,20 +39,20 @@ class Reading(NamedTuple):
 
     @property
     def bare(self) -> tuple[str, str, str]:
-        """Without its headers, and without the mark of an empty query."""
+        """The request without its headers and without the mark of an empty query."""
         return self.method, self.target.removesuffix("?"), self.body
 
 
 class Heard(NamedTuple):
-    """What came back on one connection: the requests that were read, and what followed."""
+    """What one connection returned: the requests that were parsed, and how it ended."""
 
     readings: list[Reading]
     end: str
-    """`enough`: as many as were asked for; `refused`: an answer of the server's own; `closed`; `silent`."""
+    """`enough`: the expected number of responses; `refused`: the server's own error response; `closed`; `silent`."""
 
 
 async def ask(port: int, *steps: tuple[bytes, int]) -> Heard:
-    """On one connection: each step sends bytes, then reads so many answers."""
+    """Uses one connection. Each step sends bytes, then reads the given number of responses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=HEAD_BYTES_MAX)
     heard = Heard([], "enough")
     try:
@@ -74,7 +74,7 @@ async def ask(port: int, *steps: tuple[bytes, int]) -> Heard:
 
 
 async def _reading(reader: asyncio.StreamReader) -> Reading | None:
-    """What the next answer says was read; None where the server refuses."""
+    """Parses the next response into what the server read; None if the server rejects the request."""
     lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
     while lines[0].startswith(b"HTTP/1.1 1"):
         lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
@@ -87,7 +87,7 @@ async def _reading(reader: asyncio.StreamReader) -> Reading | None:
 
 @contextmanager
 def origins(*names: str, python_parsers: bool = False) -> Iterator[dict[str, int]]:
-    """The servers of these names in a process of their own: their ports."""
+    """Runs the servers of these names in a separate process; yields their ports."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"AIOHTTP_NO_EXTENSIONS": "1"} if python_parsers else {})
     command = [sys.executable, "-m", "tests.kit.origins", *names]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -102,7 +102,7 @@ def origins(*names: str, python_parsers: bool = False) -> Iterator[dict[str, int
 
 
 def listens(port: int, process: subprocess.Popen[bytes], path: str = "/") -> None:
-    """Until a GET on the path answers 200."""
+    """Waits until a GET on the path returns 200."""
     deadline_s = time.monotonic() + STARTS_S_MAX
     while time.monotonic() < deadline_s and process.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SILENT_S)
@@ -151,13 +151,13 @@ SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 def program(name: str) -> str | None:
-    """Where a proxy is installed, if it is; Debian's places are not on everybody's PATH."""
+    """Path of an installed proxy, if any; also searches Debian's directories, which are not on every user's PATH."""
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), *SBIN)))
 
 
 @contextmanager
 def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "/") -> Iterator[int]:
-    """A proxy in front of an HTTP server: its port. It must be installed. GET `ready` answers 200 through it."""
+    """Runs an installed proxy in front of an HTTP server; yields its port. GET `ready` must return 200 through it."""
     port, path = free_port(), folder / f"{name}.conf"
     path.write_text((config or PROXIES[name]).format(folder=folder, port=port, origin=origin))
     command = [program(name) or name, *(argument.format(folder=folder, config=path) for argument in ARGUMENTS[name])]
@@ -172,7 +172,7 @@ def proxy(name: str, folder: Path, origin: int, config: str = "", ready: str = "
 
 @contextmanager
 def llama(folder: Path) -> Iterator[int]:
-    """The real llama.cpp server with a tiny model: its port. Its package must be installed."""
+    """Runs the real llama.cpp server with a tiny model; yields its port. Its package must be installed."""
     tiny_gguf.make_model(folder / "ada.gguf", "Hello, I am Ada.")
     port = free_port()
     spec = ModelSpec(engine="llama.cpp", artifact=f"file://{folder / 'ada.gguf'}", args=("--threads=1", "--embeddings"))

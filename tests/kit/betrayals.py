@@ -1,7 +1,7 @@
-"""Everything that a key and a prompt can be drawn into when something goes wrong, as raw requests (case 44).
+"""Raw requests that test whether a key or a prompt leaks when something goes wrong (case 44).
 
-A Fault is one request and the answer that it must get; `REQUESTS` need no engine, `MANNERS` one that misbehaves. The
-prompt of each has its own number, so that a hit tells which fault it came from.
+A Fault is one request and the response that it must get. `REQUESTS` need no engine, `MANNERS` one that misbehaves. The
+prompt of each Fault has its own number, which identifies the Fault that a leak came from.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from urllib.parse import quote
 from tests.kit.canary import request
 
 KEY, WRONG = "zqkeycanary7d1e9b", "zqkeycanary5f2a6c"
-"""One that is good, and one that is not."""
+"""A valid key and an invalid one."""
 PROMPT = "zqpromptcanary4c8e"
 BODY_BYTES_MAX = 64 << 10
-"""What the gateways under test take."""
+"""The maximum body size of the gateways under test."""
 CHAT, MESSAGES, FORMS = "/v1/chat/completions", "/v1/messages", "/v1/audio/transcriptions"
 GOOD = f"Authorization: Bearer {KEY}"
 
@@ -27,24 +27,24 @@ _numbers = count(1)
 
 
 class Fault(NamedTuple):
-    """A request, and what its answer must begin with and hold."""
+    """A request, and what its response must start with and contain."""
 
     name: str
     data: bytes
     status: int
-    """0: it depends on how the engine's bytes are cut whether its first one got through."""
+    """0: it depends on how the engine's bytes are split whether its first byte was forwarded."""
     code: str = ""
     engine: bool = False
-    """The answer is the engine's own, which may say again what the engine was asked: it is not ours to look into."""
+    """The response is the engine's own, which may repeat its input, so it is not searched."""
 
 
 def prompt() -> str:
-    """A prompt that is like no other, with all that codings change."""
+    """A unique prompt that contains every character that encodings change."""
     return f'{PROMPT}{next(_numbers):04d} "\\u00e4" <b> & \u00e9\n'
 
 
 def chat(model: str, manner: str = "", *, stream: bool = False, **members: object) -> bytes:
-    """A body that both dialects take."""
+    """A body that is valid in both dialects."""
     told: dict[str, object] = {"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": prompt()}]}
     told |= {"user": manner} if manner else {}
     told |= {"stream": True} if stream else {}
@@ -52,12 +52,12 @@ def chat(model: str, manner: str = "", *, stream: bool = False, **members: objec
 
 
 def post(path: str, body: bytes, *lines: str, key: str | None = GOOD, kind: str = "application/json") -> bytes:
-    """The last request of its connection."""
+    """The last request on its connection."""
     return request(path, body, *([key] if key else []), *lines, "Connection: close", kind=kind)
 
 
 def heads() -> Iterator[Fault]:
-    """Heads that cannot be read, or not be meant, with the key in every part."""
+    """Heads that cannot be parsed or are invalid, with the key in every part."""
     bearer = f"Authorization: Bearer {KEY}".encode()
     lines = {
         "space before the colon": b"Authorization : Bearer " + KEY.encode(),
@@ -94,7 +94,7 @@ def heads() -> Iterator[Fault]:
 
 
 def keys() -> Iterator[Fault]:
-    """The key where no key is taken from, and keys that are not good, in both dialects."""
+    """The key where keys are not accepted, and invalid keys, in both dialects."""
     body = chat("talks")
     coded = "".join(f"%{ord(letter):02X}" for letter in KEY)
     for spelt in (KEY, coded):
@@ -117,7 +117,7 @@ def keys() -> Iterator[Fault]:
 
 
 def bodies() -> Iterator[Fault]:
-    """Bodies that cannot be a Call, with the prompt in every part."""
+    """Bodies that are not valid requests, with the prompt in every part."""
     said = json.dumps(prompt()).encode()
     broken = {
         "cut": chat("talks")[:-3], "not JSON": prompt().encode(), "a list": b"[%b]" % said, "a string": said,
@@ -153,7 +153,7 @@ def bodies() -> Iterator[Fault]:
 
 
 def forms() -> Iterator[Fault]:
-    """The same in multipart."""
+    """The same bodies as multipart forms."""
 
     def form(name: bytes, value: bytes, head: bytes = b"") -> bytes:
         return b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n' % (name, head, value)
@@ -195,7 +195,7 @@ _STREAMS: dict[str, tuple[int, str, bool]] = {
 
 
 def misbehaving(model: str) -> Iterator[Fault]:
-    """A good Call in every manner of `tests.kit.parrot`, in both dialects; the model's clocks must be short."""
+    """A valid request for every manner of `tests.kit.parrot`, in both dialects; the model's timeouts must be short."""
     for stream, manners in ((False, _WHOLE), (True, _STREAMS)):
         for manner, (status, code, own) in manners.items():
             for path, key in ((CHAT, GOOD), (MESSAGES, f"X-Api-Key: {KEY}")):

@@ -1,4 +1,4 @@
-"""Rows of the table of bounds (ARCHITECTURE.md, section 11) but the gateway's."""
+"""Rows of the table of bounds (ARCHITECTURE.md, section 11), except those of the gateway."""
 
 from __future__ import annotations
 
@@ -359,4 +359,4 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "stored keys": ("pilotlight.cli.keys.KEYS_MAX",),
 }
-"""Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
+"""Each row's first cell, and the bounds that it states; none if it is a rule or the machine's own number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 
 SHARE = 5
-"""Outside the deep tier a property test runs one example in so many."""
+"""Outside the deep tier a property test runs one in SHARE examples."""
 EXAMPLES_MIN = 5
 
 

@@ -1,6 +1,6 @@
-"""Canaries: a server that nobody may ever contact, words that nobody may ever tell, and raw requests to hold them.
+"""Canaries: a server that must never be contacted, words that must never be leaked, and raw requests that contain them.
 
-`spellings` are the ways in which a word could be told and not be found by looking for the word itself.
+`spellings` lists the encodings in which a word can leak although a search for the word itself does not find it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.kit.rig import Client
 
 
 class CanaryServer:
-    """Counts who connects to it, and answers them with a page of its own."""
+    """Counts its connections, and answers each with a page of its own."""
 
     PAGE = b"<p>what only the canary says</p>"
 
@@ -24,7 +24,7 @@ class CanaryServer:
         self.connections = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One more."""
+        """Counts one more connection."""
         del reader
         self.connections += 1
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(self.PAGE), self.PAGE))
@@ -33,7 +33,7 @@ class CanaryServer:
 
 @asynccontextmanager
 async def canary_server(host: str = "127.0.0.1") -> AsyncIterator[CanaryServer]:
-    """It listens as long as the context lasts; at the end it is shown that it would have counted."""
+    """Runs the server within the context; at the end it verifies that connections are counted."""
     one = CanaryServer()
     server = await asyncio.start_server(one.connected, host, 0)
     one.port = server.sockets[0].getsockname()[1]
@@ -55,19 +55,19 @@ def request(
 
 
 async def connected(url: str) -> Client:
-    """A raw connection to the inference port."""
+    """Opens a raw connection to the inference port."""
     host, _, port = url.removeprefix("http://").partition(":")
     return Client(*await asyncio.open_connection(host, int(port)))
 
 
 def spellings(word: str) -> set[bytes]:
-    """A word in every form in which it is still told."""
+    """The word in every encoding that still reveals it."""
     raw = word.encode()
     found = {raw, raw.hex().encode(), raw[::-1]}
     found |= {"".join(form.format(byte) for byte in raw).encode() for form in ("%{:02x}", "%{:02X}", "\\x{:02x}")}
     found |= {"".join(form.format(ord(c)) for c in word).encode() for form in ("\\u{:04x}", "\\u{:04X}", "&#{};")}
     found.add(json.dumps(word)[1:-1].encode())
-    for shift in range(3):  # where in a longer text it may begin; characters that its neighbours share are left out
+    for shift in range(3):  # where in a longer text it may begin; characters that depend on adjacent bytes are omitted
         padded = b"\0" * shift + raw
         coded = base64.b64encode(padded)[(8 * shift + 5) // 6 : 8 * len(padded) // 6]
         found |= {coded, coded.translate(bytes.maketrans(b"+/", b"-_"))}
@@ -75,7 +75,7 @@ def spellings(word: str) -> set[bytes]:
 
 
 def told(text: bytes, *words: str) -> list[bytes]:
-    """Every place where one of the words is told, in any spelling, with what stands around it."""
+    """Every occurrence of one of the words, in any spelling, with the surrounding text."""
     folded, found = text.lower(), list[bytes]()
     for spelling in {spelling for word in words for spelling in spellings(word)}:
         for where, wanted in ((text, spelling), (folded, spelling.lower())):

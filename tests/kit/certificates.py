@@ -1,7 +1,7 @@
 """Certificates for tests: an authority of their own, files as an operator has them, and TLS for a whole test at once.
 
-Inside of `with over_tls():` the rig (`tests.kit.rig`) and scripted engines (`tests.kit.engine`) speak TLS; what a test
-says about HTTP must hold there, too.
+Inside of `with over_tls():` the rig (`tests.kit.rig`) and scripted engines (`tests.kit.engine`) use TLS. Whatever a
+test asserts about HTTP must hold there, too.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Sides(NamedTuple):
 
 
 OURS, THEIRS = "ours", "theirs"
-"""Two authorities."""
+"""Names of two authorities."""
 
 
 @functools.cache
 def authority(name: str) -> trustme.CA:
-    """Made once for each name: keys take their time."""
+    """Creates one authority per name, because generating keys is slow."""
     return trustme.CA(organization_name=name)
 
 
 def pem(name: str) -> str:
-    """An authority's certificate."""
+    """PEM text of an authority's certificate."""
     return authority(name).cert_pem.bytes().decode()
 
 
@@ -55,7 +55,7 @@ def leaf(name: str, *hosts: str) -> trustme.LeafCert:
 
 
 def write(folder: Path, name: str, one: trustme.LeafCert) -> Pair:
-    """NAME.pem and NAME.key in the folder, replaced as tools do it: each whole, one after the other."""
+    """Writes NAME.pem and NAME.key to the folder the way tools do: one after the other, each replaced atomically."""
     files = Pair(folder / f"{name}.pem", folder / f"{name}.key")
     chain = b"".join(part.bytes() for part in one.cert_chain_pems)
     for path, data in zip(files, (chain, one.private_key_pem.bytes()), strict=True):
@@ -67,7 +67,7 @@ def write(folder: Path, name: str, one: trustme.LeafCert) -> Pair:
 
 
 def write_authority(folder: Path, name: str) -> Path:
-    """The file of an authority's certificate."""
+    """Writes an authority's certificate; returns its path."""
     path = folder / f"ca-{name}.pem"
     path.write_text(pem(name))
     return path
@@ -75,7 +75,7 @@ def write_authority(folder: Path, name: str) -> Path:
 
 @functools.cache
 def sides(server: str = OURS, client: str = OURS) -> Sides:
-    """Contexts as the product makes them, with certificates of the authority `server` and trust in `client`."""
+    """Contexts as the product creates them, with certificates of the authority `server` and trust in `client`."""
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     leaf(server).configure_cert(server_side)
     server_side.set_alpn_protocols(["http/1.1"])
@@ -84,12 +84,12 @@ def sides(server: str = OURS, client: str = OURS) -> Sides:
 
 
 default_sides: ContextVar[Sides | None] = ContextVar("default_sides", default=None)
-"""What the rig and scripted engines speak when they are told nothing; None: plain HTTP."""
+"""What the rig and scripted engines use by default; None: plain HTTP."""
 
 
 @contextlib.contextmanager
 def over_tls() -> Iterator[None]:
-    """Everything that is made inside speaks TLS."""
+    """Whatever is created inside this context uses TLS."""
     token = default_sides.set(sides())
     try:
         yield

@@ -1,4 +1,4 @@
-"""Renders the chart as helm does, and reads what comes out."""
+"""Renders the chart like helm and parses the output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MINIMAL: Values = {
 
 
 def example(name: str) -> Values:
-    """Values of a file in examples/."""
+    """Values from a file in examples/."""
     values: Values = yaml.safe_load((ROOT / "examples" / name).read_text())
     return values
 
@@ -84,7 +84,7 @@ AGENTS_OF_A_FABRIC: Values = {
         ]
     },
 }
-"""Alone privileged, so what holds of all SETS does not hold of it."""
+"""The only privileged set, so assertions on all SETS do not apply to it."""
 SETS: dict[str, Values] = {
     "defaults": {},
     "minimal": MINIMAL,
@@ -195,17 +195,17 @@ def _chart() -> helm_python.Chart:
 
 
 AGENTS_NAME: Final = "home-pl-pilotlight-be36f1d0"
-"""What names of objects in the agents' namespace begin with."""
+"""Prefix of the names of objects in the agents' namespace."""
 
 
 def texts(values: Values, name: str = "pl", namespace: str = "home") -> dict[str, str]:
-    """Template -> what it renders to. Raises helm_python.HelmError."""
+    """Template -> rendered text. Raises helm_python.HelmError."""
     return {path.rpartition("templates/")[2]: text for path, text in
             _chart().render(values, name=name, namespace=namespace).items()}  # fmt: skip
 
 
 def objects(values: Values) -> list[Object]:
-    """All of them."""
+    """All rendered objects."""
     return list(_documents(json.dumps(values, sort_keys=True)))
 
 
@@ -216,18 +216,18 @@ def _documents(values: str) -> tuple[Object, ...]:
 
 
 def of_kind(values: Values, *kinds: str) -> list[Object]:
-    """Those of some kinds."""
+    """The rendered objects of these kinds."""
     return [one for one in objects(values) if one["kind"] in kinds]
 
 
 def named(values: Values, kind: str, name: str) -> Object:
-    """One object."""
+    """The rendered object of that kind and name."""
     (found,) = (one for one in of_kind(values, kind) if one["metadata"]["name"] == name)
     return found
 
 
 def pod_specs(values: Values) -> Iterator[tuple[str, Object]]:
-    """(component, pod spec) of everything that runs."""
+    """(component, pod spec) of each workload."""
     for one in objects(values):
         if one["kind"] == "Pod":
             yield one["metadata"]["labels"]["app.kubernetes.io/component"], one["spec"]

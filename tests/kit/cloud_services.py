@@ -1,4 +1,4 @@
-"""Services of clouds on loopback: each path answers JSON, and what was asked is kept with its body."""
+"""Fake cloud services on loopback: each path returns JSON, and every request is recorded with its body."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from aiohttp import web
 
 
 class Asked(NamedTuple):
-    """One request."""
+    """One recorded request."""
 
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    """By names in lower case."""
+    """Keyed by lower-case name."""
     body: str
 
 
 class Services:
-    """`says[path]` is what it answers: a status and a document or bytes; 404 without one."""
+    """`says[path]` is the response: a status and a document or bytes; 404 if there is none."""
 
     def __init__(self) -> None:
         self.says: dict[str, tuple[int, object]] = {}

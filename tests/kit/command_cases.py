@@ -1,7 +1,7 @@
-"""Command lines for every command of `pilotlight`, drawn from a seed, and a runner for them in this process.
+"""Command lines for every command of `pilotlight`, generated from a seed, and a runner for them in this process.
 
-Values are those that break programs: FIFOs, devices, paths that are too long, bytes that are no UTF-8, control
-characters, numbers that are not finite, URLs that are none, and ports where another server answers. Daemons are stopped
+The values are typical causes of failures: FIFOs, devices, paths that are too long, bytes that are not UTF-8, control
+characters, numbers that are not finite, invalid URLs, and ports of other servers. Daemons are stopped at the point
 where they would start.
 """
 
@@ -28,7 +28,7 @@ from pilotlight.cli.main import cli
 from pilotlight.net.listen import AddressType
 
 STATUSES = frozenset({0, 1, 2, 130})
-"""That the documentation names."""
+"""The exit statuses that the documentation lists."""
 LIMIT_S = 60.0
 BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 CONTROL, OWNED = "a\x1b[2Jb\x07\x9b", "\x1b]0;owned\x07"
@@ -56,7 +56,7 @@ SHORT = {
     "--timeout": ("0.3", "0", "nan", "inf", "-1"),
     "--grace": NUMBERS,
 }
-"""A valid value of these may make the command run for long."""
+"""Parameters for which a valid value may make the command run for a long time."""
 ALWAYS = {
     "load run": ("--seconds", "0.05", "--timeout", "0.3"),
     "load coldstart": ("--timeout", "0.3", "--rounds", "1"),
@@ -70,7 +70,7 @@ class Case(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What became of it."""
+    """The outcome of a command."""
 
     status: int
     out: bytes
@@ -78,11 +78,11 @@ class Ended(NamedTuple):
 
 
 class OverdueError(BaseException):
-    """The command did not end within its limit; no handler for Exception catches it."""
+    """The command did not end within its limit. Not an Exception, so that no handler for Exception catches it."""
 
 
 def commands(group: click.Group = cli, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """All commands that do something, by their words."""
+    """All commands that perform an action, by their words."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -93,14 +93,14 @@ def commands(group: click.Group = cli, at: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def cases(seed: int, count: int, urls: tuple[str, ...] = ()) -> Iterator[Case]:
-    """`count` of them, over all commands in turn. `urls`: where another server answers."""
+    """Generates `count` cases, over all commands in turn. `urls`: addresses of other servers."""
     draw, known = random.Random(seed), list(commands())
     for number in range(count):
         yield drawn(draw, *known[number % len(known)], urls)
 
 
 def drawn(draw: random.Random, words: tuple[str, ...], command: click.Command, urls: tuple[str, ...]) -> Case:
-    """One case of a command: required parameters mostly, others at times."""
+    """Generates one case of a command: mostly with required parameters, sometimes with others."""
     line = [*words, *ALWAYS.get(" ".join(words), ())]
     for parameter in command.params:
         needed = parameter.required and draw.random() < 0.97
@@ -122,7 +122,7 @@ def several(parameter: click.Parameter) -> bool:
 
 
 def value(draw: random.Random, parameter: click.Parameter, urls: tuple[str, ...]) -> str:
-    """A value, valid or not, of a parameter."""
+    """A valid or invalid value of a parameter."""
     kind, name = parameter.type, parameter.opts[0]
     if name in SHORT:
         return draw.choice(SHORT[name])
@@ -140,7 +140,7 @@ def value(draw: random.Random, parameter: click.Parameter, urls: tuple[str, ...]
 
 
 def lay_files(folder: Path) -> None:
-    """What PATHS names, below `folder`."""
+    """Creates what PATHS names below `folder`."""
     (folder / "folder").mkdir()
     os.mkfifo(folder / "fifo")
     (folder / "binary").write_bytes(bytes(range(256)))
@@ -159,7 +159,7 @@ def lay_files(folder: Path) -> None:
 
 
 def stop_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons end where they would start to run."""
+    """Makes daemons exit at the point where they would start to run."""
 
     def started(*_: object, **__: object) -> NoReturn:
         raise click.ClickException("it would run now")
@@ -180,14 +180,14 @@ def stop_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     found: Callable[..., object] = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     monkeypatch.setattr("pilotlight.process.run", begun)
-    monkeypatch.setattr("pilotlight.process.stop_event", started)  # of `weights serve`, which has its own loop
+    monkeypatch.setattr("pilotlight.process.stop_event", started)  # for `weights serve`, which has its own loop
     monkeypatch.setattr("pilotlight.processes.supervisor.Supervisor.run", started)
     monkeypatch.setattr("pilotlight.process.die_with_parent", started)
 
 
 @contextlib.contextmanager
 def limited(words: tuple[str, ...], limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Raises OverdueError in the main thread."""
+    """Raises OverdueError in the main thread after `limit_s`."""
 
     def overdue(*_: object) -> NoReturn:
         raise OverdueError(words)
@@ -202,7 +202,7 @@ def limited(words: tuple[str, ...], limit_s: float = LIMIT_S) -> Iterator[None]:
 
 
 def run(words: tuple[str, ...]) -> Ended:
-    """Runs the command here, with files as its streams. Raises what the command does not handle."""
+    """Runs the command in this process, with files as its streams. Raises what the command does not handle."""
     before = sys.stdin, sys.stdout, sys.stderr
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open() as nothing:
         sys.stdin, sys.stdout, sys.stderr = nothing, io.TextIOWrapper(out), io.TextIOWrapper(err)
@@ -223,14 +223,14 @@ def run(words: tuple[str, ...]) -> Ended:
 
 
 def raw_controls(output: bytes) -> list[str]:
-    """Control characters that a terminal would get, and what is no UTF-8."""
+    """Control characters that would reach a terminal, and bytes that are not UTF-8."""
     text = output.decode("utf-8", "surrogateescape")
     kinds = {"Cc", "Cs"}
     return [one for one in text if (unicodedata.category(one) in kinds and one not in "\n\t") or one in BIDIRECTIONAL]
 
 
 def faults(case: Case, ended: Ended) -> list[str]:
-    """Which invariants it breaks."""
+    """The invariants that the command violates."""
     found = []
     if ended.status not in STATUSES:
         found.append(f"exit status {ended.status}")

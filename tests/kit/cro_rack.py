@@ -1,4 +1,4 @@
-"""A rack behind a played operator (CRO), as the contract of Providers asks for a rig, in virtual time."""
+"""A rack behind the simulated composable resource operator (CRO): a `Rig` of the Provider contract, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SETTINGS = Settings(
 
 
 def node(name: str = NODE, **status: object) -> Object:
-    """As the API server has one."""
+    """A Node object as the API server returns it."""
     ready = {"conditions": [{"type": "Ready", "status": "True"}], **status}
     return {"metadata": {"name": name, "labels": {}}, "spec": {}, "status": ready}
 
 
 def world(settings: Settings = SETTINGS, devices: int = 1) -> World:
-    """Node w1 with so many GPUs that are counted."""
+    """A World with node w1 and that many counted GPUs."""
     found = [
         Slice(
             id=SliceId(f"{NODE}/gpu{at}"), device=DeviceId(f"{NODE}/gpu{at}"), node=NodeId(NODE),
@@ -75,7 +75,7 @@ class Rack:
         return CroFabric("rack", MODEL, self.server, lambda: self.world)
 
     async def until(self, right: Callable[[dict[str, Listed]], bool], within_s: float = 120.0) -> dict[str, Listed]:
-        """The Leases, as soon as they are like that."""
+        """Waits until the listed capacity orders satisfy the predicate; returns them."""
         async with asyncio.timeout(within_s):
             while not right(found := {one.name: one for one in await self.provider().list()}):
                 await asyncio.sleep(0.5)
@@ -108,34 +108,34 @@ class Rack:
     # --- beyond the contract ------------------------------------------------------------------------------------------
 
     def request(self) -> Object:
-        """The only one."""
+        """The only request."""
         (found,) = [one for path, one in self.server.objects.items() if path.startswith(REQUESTS)]
         return found
 
     def resources(self) -> list[Object]:
-        """All, in order of their names."""
+        """All resources, sorted by name."""
         return [one for path, one in sorted(self.server.objects.items()) if path.startswith(RESOURCES)]
 
     async def another_asks(self, node: str, size: int = 1) -> None:
-        """Dynamic Device Scaling does, for a node."""
+        """Creates a request of Dynamic Device Scaling for a node."""
         spec = {"type": "gpu", "model": MODEL, "size": size, "target_node": node}
         self.server.put(f"{REQUESTS}/theirs", {"spec": {"resource": spec}})
 
     def allowed(self) -> PlayedServer:
-        """The same objects, for one who may change them."""
+        """A server with the same objects whose client may change them."""
         other = PlayedServer(self.server.unix_s)
         other.objects = self.server.objects
         return other
 
     async def another(self, size: int) -> None:
-        """Dynamic Device Scaling has so many there already."""
+        """Creates a request of Dynamic Device Scaling that already has that many Devices."""
         await self.another_asks(NODE, size)
         while [one.get("status", {}).get("state") for one in self.resources()] != ["Online"] * size:
             await asyncio.sleep(0.5)
 
 
 async def ordered(rack: Rack, number: int = 0, devices: int = 1) -> str:
-    """A Lease of so many Devices, ordered now; its name."""
+    """Orders that many Devices now; returns the name of the capacity order."""
     provider = rack.provider()
     offer = (await provider.offers())[0]
     made = replace(order(offer, number), devices=devices)
@@ -144,5 +144,5 @@ async def ordered(rack: Rack, number: int = 0, devices: int = 1) -> str:
 
 
 async def given_back(rack: Rack, name: str, *, force: bool = False) -> None:
-    """It is."""
+    """Releases that capacity order."""
     await rack.provider().release(ReleaseOrder(id=LeaseId("rack", name), epoch=1, force=force))

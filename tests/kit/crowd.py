@@ -1,6 +1,6 @@
-"""Many clients of a real `serve` at once, each with a habit: they dribble, idle, do not read; where they choose.
+"""Many clients of a real `serve` at once, with different behavior: they send slowly, idle, or do not read.
 
-Every address of 127.0.0.0/8 is this machine's on Linux, so hostile clients and the healthy one need not share one.
+Every address of 127.0.0.0/8 is local on Linux, so hostile clients and the healthy one can use different addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.kit.serving import Serving
 
 DRIBBLE_EVERY_S = 0.1
 SLACK_BYTES = 8 << 20
-"""What a process may take for itself beside what its clients cost."""
+"""Memory that a process may use in addition to the cost of its clients."""
 
 
 class Stream(NamedTuple):
@@ -32,11 +32,11 @@ class Stream(NamedTuple):
     writer: asyncio.StreamWriter
 
     def leave(self) -> None:
-        """Gone at once."""
+        """Disconnects at once."""
         self.writer.transport.abort()
 
     async def rest(self, within_s: float = 60.0) -> bytes:
-        """All that comes until the gateway closes; a reset ends it too."""
+        """Reads until the gateway closes; a reset also ends the read."""
         got = b""
         async with asyncio.timeout(within_s):
             with contextlib.suppress(ConnectionError):
@@ -46,7 +46,7 @@ class Stream(NamedTuple):
 
 
 def chat(model: str, *, close: bool = False, key: str = "none", **members: object) -> bytes:
-    """A chat Call as bytes."""
+    """A chat request as bytes."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who?"}], **members}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -54,7 +54,7 @@ def chat(model: str, *, close: bool = False, key: str = "none", **members: objec
 
 
 class Crowd:
-    """The clients of one test: `async with Crowd(one) as crowd`. At the end all that are still there leave."""
+    """The clients of one test: `async with Crowd(one) as crowd`. On exit all remaining clients disconnect."""
 
     def __init__(self, one: Serving) -> None:
         target = target_of(one.url)
@@ -71,7 +71,7 @@ class Crowd:
             stream.leave()
 
     async def connect(self, source: str = "127.0.0.1", receive_bytes: int | None = None) -> Stream:
-        """A client at `source`; with `receive_bytes` no more than about that is taken from the gateway unasked."""
+        """Connects from `source`; `receive_bytes` is the approximate limit on what is buffered without being read."""
         sock = socket.socket()
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -83,7 +83,7 @@ class Crowd:
         return self._streams[-1]
 
     async def ask(self, request: bytes, source: str = "127.0.0.1") -> bytes:
-        """The whole answer to a request that closes."""
+        """Sends a request that closes the connection; returns the whole response."""
         stream = await self.connect(source)
         stream.writer.write(request)
         got = await stream.rest()
@@ -92,7 +92,7 @@ class Crowd:
         return got
 
     async def dribble(self, first: bytes, source: str) -> bytes:
-        """Sends `first`, then a byte now and then for as long as it may; what it is told in the end."""
+        """Sends `first`, then single bytes as long as the gateway permits; returns the gateway's final response."""
         stream = await self.connect(source)
         stream.writer.write(first)
         answer = asyncio.ensure_future(stream.rest())
@@ -104,19 +104,19 @@ class Crowd:
 
 
 def connected(one: Serving, gateway: int) -> int:
-    """How many clients a gateway has, by the kernel's account."""
+    """Number of clients of a gateway, as counted by the kernel."""
     port = target_of(one.url).port
     sockets = psutil.Process(gateway).net_connections("tcp")
     return sum(each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in sockets)
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process holds of the machine's memory."""
+    """Resident memory of a process."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def told(one: Serving) -> str:
-    """All metrics of its gateways, by each of them: one scrape of all goes without who is late."""
+    """All metrics of its gateways, scraped one by one: a combined scrape omits a slow gateway."""
     return "".join(_metrics(one.state / "run" / f"{name}.sock") for name in one.gateways())
 
 
@@ -131,6 +131,6 @@ def _metrics(path: Path) -> str:
 
 
 def counted(one: Serving, metric: str, *labels: str) -> float:
-    """The sum of the series of gateways' metric that have all these labels (`outcome="failed"`)."""
+    """The sum over the gateways' series of the metric that have all these labels (`outcome="failed"`)."""
     rows = re.findall(rf"^{metric}(?:\{{(.*)\}})? (\S+)$", told(one), re.MULTILINE)
     return sum(float(value) for found, value in rows if all(label in found for label in labels))

@@ -1,4 +1,4 @@
-"""A way for connections that a test can cut and close: bytes pass both ways as they come. Owns its connections."""
+"""A proxy whose connections a test can cut and refuse. It passes bytes in both directions. Owns its connections."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Cuttable:
-    """To wherever `reach` connects. A server of asyncio begins with `connected`."""
+    """A proxy to the address that `reach` connects to. Use `connected` as the callback of an asyncio server."""
 
     def __init__(self, reach: Callable[[], Awaitable[Connection]]) -> None:
         self._reach = reach
         self._open: set[asyncio.StreamWriter] = set()
         self.closed = False
-        """New connections are refused."""
+        """Whether new connections are refused."""
         self.cuts = 0
-        """How often something that was open was cut."""
+        """Number of cuts that closed an open connection."""
 
     def cut(self) -> None:
-        """All that is open."""
+        """Closes all open connections."""
         self.cuts += bool(self._open)
         for one in list(self._open):
             one.transport.abort()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Passes one connection on until it ends."""
+        """Forwards one connection until it ends."""
         if self.closed:
             writer.transport.abort()
             return

@@ -1,6 +1,6 @@
-"""The language in which tests of dispatch are written: a Script plays inputs at one gateway and says Effects as words.
+"""A small language for tests of dispatch: a Script feeds inputs to one gateway and returns the Effects as words.
 
-`grant c1 r1`, `refuse c1 queue_full` and `report` are the words; `at` moves the time and ticks, as the shell would.
+`grant c1 r1`, `refuse c1 queue_full` and `report` are the words; `at` advances the time and ticks, as the shell does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.dispatch.model_dispatcher import Bounce
 
 
 def words(effects: list[Effect]) -> list[str]:
-    """Effects as a test reads them."""
+    """Effects in the notation of the tests."""
     said = []
     for effect in effects:
         if isinstance(effect, Grant):
@@ -54,7 +54,7 @@ def call_of(
     wait_s: float = 100.0,
     body_bytes: int = 10,
 ) -> Call:
-    """A Call as the edge makes it."""
+    """A request as the edge creates it."""
     return Call(
         id=id,
         tenant=TenantName(tenant),
@@ -67,7 +67,7 @@ def call_of(
 
 
 class Script:
-    """One gateway with the Model `llama` at time 0; every method that acts returns the words of its Effects."""
+    """One gateway with the Model `llama` at time 0. Every method that acts returns the words of its Effects."""
 
     def __init__(
         self, *, calls_max: int = 1000, bytes_max: int = 1 << 20, weights: dict[str, float] | None = None
@@ -82,7 +82,7 @@ class Script:
         self.model(queue=QueueLimits(calls_max=calls_max, bytes_max=bytes_max), tenants=tenants)
 
     def play(self, effects: list[Effect]) -> list[str]:
-        """Keeps what was refused and says the Effects."""
+        """Records rejections and returns the Effects as words."""
         self.refused.update((effect.call.id, effect) for effect in effects if isinstance(effect, Refuse))
         return words(effects)
 
@@ -95,7 +95,7 @@ class Script:
         gone: bool = False,
         tenants: tuple[TenantEntry, ...] = (),
     ) -> list[str]:
-        """The catalogue says this of a Model."""
+        """Sets the Model's entry in the catalogue."""
         self.version += 1
         entry = ModelEntry(name=ModelName(name), served_name=name, paused=paused, queue=queue or QueueLimits())
         delta = CatalogueDelta(
@@ -110,7 +110,7 @@ class Script:
     def replica(
         self, replica: str, hold: int, *, state: str = "ready", slots: int = 8, model: str = "llama", gateways: int = 1
     ) -> list[str]:
-        """Routes grant this hold on a Replica."""
+        """Routes that grant this hold on a Replica."""
         route = Route(
             replica=ReplicaId(replica),
             model=ModelName(model),
@@ -123,7 +123,7 @@ class Script:
         return self.routes(RoutesDelta(epoch=0, version=0, replicas=(route,), gateways=gateways))
 
     def gone(self, replica: str) -> list[str]:
-        """Routes no longer name the Replica."""
+        """Routes that no longer contain the Replica."""
         return self.routes(RoutesDelta(epoch=0, version=0, replicas_gone=(ReplicaId(replica),)))
 
     def say(
@@ -136,7 +136,7 @@ class Script:
         capacity_s: float | None = None,
         model: str = "llama",
     ) -> list[str]:
-        """Routes say this of the Model as a whole."""
+        """Routes with this state of the Model as a whole."""
         route = ModelRoute(
             model=ModelName(model), state=state, expected_wait_s=expected_s, others_wait=others_wait, refusal=refusal,
             capacity_wait_s=capacity_s,
@@ -144,7 +144,7 @@ class Script:
         return self.routes(RoutesDelta(epoch=0, version=0, models=(route,)))
 
     def routes(self, delta: RoutesDelta) -> list[str]:
-        """A delta of Routes with the next version."""
+        """Applies a Routes delta with the next version."""
         self.version += 1
         stamped = msgspec.structs.replace(delta, epoch=self.epoch, version=self.version)
         return self.play(self.dispatch.routes(stamped, self.now_s))
@@ -159,7 +159,7 @@ class Script:
         body_bytes: int = 10,
         model: str = "llama",
     ) -> list[str]:
-        """A new Call."""
+        """A new request arrives."""
         call = call_of(
             id, tenant=tenant, priority=priority, wait_s=wait_s, body_bytes=body_bytes, model=model, now_s=self.now_s
         )
@@ -167,22 +167,22 @@ class Script:
         return self.play(self.dispatch.arrive(call, self.now_s))
 
     def arrive_many(self, count: int, prefix: str, *, tenant: str = "acme", wait_s: float = 100.0) -> list[str]:
-        """Calls prefix0, prefix1, ... one after the other."""
+        """Requests prefix0, prefix1, ... arrive one after the other."""
         return [word for n in range(count) for word in self.arrive(f"{prefix}{n}", tenant=tenant, wait_s=wait_s)]
 
     def finish(self, id: str, *, tokens_in: int = 0, tokens_out: int = 0) -> list[str]:
-        """The Call completes."""
+        """The request completes."""
         call = self.calls[id]
         call.tokens_in, call.tokens_out = tokens_in, tokens_out
         effects = self.dispatch.finish(call, self.now_s, Outcome.COMPLETED)
         return self.play(effects)
 
     def heard(self, id: str) -> list[str]:
-        """A byte of its answer has come."""
+        """The first byte of the response has arrived."""
         return self.play(self.dispatch.heard(self.calls[id], self.now_s))
 
     def leave(self, id: str) -> list[str]:
-        """The client leaves."""
+        """The client disconnects."""
         return self.play(self.dispatch.leave(self.calls[id], self.now_s))
 
     def bounce(self, id: str, reason: Bounce) -> list[str]:
@@ -190,12 +190,12 @@ class Script:
         return self.play(self.dispatch.bounce(self.calls[id], self.now_s, reason))
 
     def at(self, now_s: float) -> list[str]:
-        """Time passes, and the shell ticks."""
+        """Advances the time; the shell ticks."""
         self.now_s = now_s
         return self.play(self.dispatch.tick(now_s))
 
     def report(self) -> Report:
-        """The next report."""
+        """Returns the next report."""
         return self.dispatch.report(self.now_s)
 
     def level(self, tenant: str = "acme", *, priority: int = 0) -> Level | None:

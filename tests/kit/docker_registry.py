@@ -1,7 +1,7 @@
 """The real registry (Debian's docker-registry, the CNCF's distribution) as a process on loopback, with its logins.
 
-`docker-registry` or `registry` is looked for on the PATH, or is what PILOTLIGHT_REGISTRY names; without one the test is
-skipped. With `realm` it believes tokens that `tokens_of` gives.
+`docker-registry` or `registry` is searched on the PATH, unless PILOTLIGHT_REGISTRY names the program; without one the
+test is skipped. With `realm` it accepts the tokens that `tokens_of` issues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.kit.ports import free_port
 
 USER, PASSWORD = "me", "pa55word"
 HTPASSWD = "me:$2b$05$fudgSD1DpVSTW6phsFIFvOrucSFOmP..vG.qZSODuhsCNbM1sJmrW\n"
-"""That user with that password, by bcrypt."""
+"""That user with that password, hashed with bcrypt."""
 ISSUER, SERVICE = "tests", "registry"
 STARTS_S_MAX = 90.0
 
@@ -44,7 +44,7 @@ def program() -> str:
 
 @contextlib.asynccontextmanager
 async def registry(folder: Path, auth: dict[str, Any] | None = None) -> AsyncIterator[str]:
-    """HOST:PORT of one that runs until the end, with its own folder."""
+    """Runs a registry with its own folder until the context ends; yields HOST:PORT."""
     found = program()
     host = f"127.0.0.1:{free_port()}"
     document = {
@@ -54,7 +54,7 @@ async def registry(folder: Path, auth: dict[str, Any] | None = None) -> AsyncIte
         "http": {"addr": host, "secret": secrets.token_hex()},
         **({"auth": auth} if auth else {}),
     }
-    path = folder / "registry.json"  # JSON is YAML
+    path = folder / "registry.json"  # YAML is a superset of JSON
     path.write_text(json.dumps(document))
     with (folder / "registry.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(found, "serve", str(path), stdout=log, stderr=log)
@@ -80,20 +80,20 @@ async def _listens(host: str, process: asyncio.subprocess.Process, log: Path) ->
 
 
 def htpasswd(folder: Path) -> dict[str, Any]:
-    """Its logins by password."""
+    """Configures logins by password."""
     path = folder / "htpasswd"
     path.write_text(HTPASSWD)
     return {"htpasswd": {"realm": "tests", "path": str(path)}}
 
 
 def tokens(folder: Path, realm: str) -> dict[str, Any]:
-    """Its logins by tokens of a realm, signed by our authority."""
+    """Configures logins with tokens of a realm, signed by our authority."""
     bundle = write_authority(folder, OURS)
     return {"token": {"realm": realm, "service": SERVICE, "issuer": ISSUER, "rootcertbundle": str(bundle)}}
 
 
 class Realm:
-    """Gives tokens to the one user, as many scopes as are asked for, each for `lasts_s`."""
+    """Issues tokens to the one user for all requested scopes, valid for `lasts_s`."""
 
     def __init__(self, lasts_s: int = 300) -> None:
         self.lasts_s = lasts_s
@@ -130,7 +130,7 @@ class Realm:
 
 
 def signed(access: list[dict[str, Any]], lasts_s: int) -> str:
-    """A JSON web token as the registry believes it: ES256, with the chain to its authority inside."""
+    """A JSON web token in the form that the registry accepts: ES256, with the chain to its authority embedded."""
     certificate = leaf(OURS)
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)

@@ -1,7 +1,7 @@
-"""A process that runs a local driver, to be killed by a test: `python -m tests.kit.driverhost STATE [ARGV-AS-JSON]...`.
+"""A process that runs a local driver and that a test kills: `python -m tests.kit.driverhost STATE [ARGV-AS-JSON]...`.
 
-Starts one Replica per given command, named r1, r2 ..., and prints each thing it sees of a Replica as a line. Lines on
-its standard input are orders: `stop NAME`, `spare` (starts another child, prints its pid), `collect` (waits for it).
+Starts one Replica per given command, named r1, r2 ..., and prints each observation of a Replica as a line. Lines on its
+standard input are commands: `stop NAME`, `spare` (starts another child, prints its pid), `collect` (waits for it).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kit.localrig import GPU0, launch, python, replica
 
 
 def say(batch: tuple[Observation, ...]) -> None:
-    """One line per Replica seen, and one for Synced."""
+    """Prints one line per Replica observed, and one for Synced."""
     for seen in batch:
         if isinstance(seen, ReplicaSeen):
             print(seen.id, seen.seen.value, seen.reason, flush=True)

@@ -1,8 +1,8 @@
-"""An engine whose streams never end, run as a script: it sends as fast as it is read, and heeds when it is not.
+"""An engine whose streams never end, run as a script: it sends as fast as the client reads, and stops when it does not.
 
-Only for tests of clients that do not read: the fake engine writes without looking and would hold what nobody takes.
-It answers a Call that does not stream at once, one that asks for `max_tokens` with so many events, and any other
-without an end. `/metrics` says how many streams it works on, by the fake engine's name.
+Only for tests of clients that do not read: the fake engine ignores backpressure and would buffer what is not read. A
+request that does not stream is answered at once. A stream has as many events as `max_tokens`, or no end. `/metrics`
+reports the number of active streams under the fake engine's metric name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 EVENT_BYTES = 16 << 10
 PAUSE_S = 0.01
-"""Between two events: a hundred streams at once must not take a whole core."""
+"""Pause between two events: a hundred concurrent streams must not occupy a whole core."""
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n%b\r\n\r\n"
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * EVENT_BYTES)
@@ -25,18 +25,18 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
 def command() -> list[str]:
-    """How it is started as a Model's engine."""
+    """The command that starts it as a Model's engine."""
     return [sys.executable, "-S", "-E", str(Path(__file__).resolve()), "{port}"]
 
 
 class Engine:
-    """Counts the streams it works on."""
+    """Counts the active streams."""
 
     def __init__(self) -> None:
         self.streams = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side has enough."""
+        """Serves one connection until either side closes it."""
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -48,7 +48,7 @@ class Engine:
             writer.close()
 
     async def answer(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
-        """One request."""
+        """Answers one request."""
         if not head.startswith(b"POST"):
             document(writer, b"requests_processing %d\n" % self.streams)
             return
@@ -71,12 +71,12 @@ class Engine:
 
 
 def document(writer: asyncio.StreamWriter, body: bytes) -> None:
-    """A whole answer."""
+    """Writes a complete response."""
     writer.write(HEAD % (b"application/json", b"Content-Length: %d" % len(body)) + body)
 
 
 async def serve(port: int) -> None:
-    """Until killed."""
+    """Serves until killed."""
     engine = Engine()
     server = await asyncio.start_server(engine.connected, "127.0.0.1", port, backlog=4096)
     await server.serve_forever()

@@ -1,8 +1,7 @@
-"""A scripted engine on a real socket: plays byte scripts, one per request, and remembers what it was asked.
+"""A scripted engine on a real socket: replays byte scripts, one per request, and records the requests.
 
-A script is a sequence of bytes (written as they are) and of the words HOLD (wait until `release` is set), CLOSE,
-RESET and DIE (its whole process ends: only for one that has its own). The last script is played again for every further
-request.
+A script is a sequence of bytes (written as they are) and of the words HOLD (wait until `release` is set), CLOSE, RESET
+and DIE (exits the process: only for an engine that has its own). The last script is repeated for every further request.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)")
 def document(
     body: bytes = b'{"ok":true}', status: str = "200 OK", *lines: str, kind: str = "application/json"
 ) -> bytes:
-    """A whole answer with a length."""
+    """A complete response with a length."""
     head = "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *lines, "", ""])
     return head.encode() + body
 
@@ -45,7 +44,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-E
 
 
 def chunk(content: bytes) -> bytes:
-    """One chunk."""
+    """One chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
@@ -55,7 +54,7 @@ def event(text: str) -> bytes:
 
 
 def delta(text: str) -> bytes:
-    """One token as OpenAI's engines stream it."""
+    """One token in the streaming format of OpenAI-compatible engines."""
     return event('{"choices":[{"index":0,"delta":{"content":"' + text + '"}}]}')
 
 
@@ -69,7 +68,7 @@ DELTAS = b"".join(
     b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % token for token in (b"a", b"b", b"c")
 )
 WITHOUT_USAGE = DELTAS + b"data: [DONE]\n\n"
-"""What the client gets of STREAM when it did not ask for usage."""
+"""What the client receives of STREAM if it did not request usage."""
 ERROR = b'"code":"upstream_error"'
 
 
@@ -87,7 +86,7 @@ class ScriptedEngine:
         self.connections = 0
         self.release = asyncio.Event()
         self.asked = asyncio.Event()
-        """A request has come."""
+        """A request has arrived."""
         self.left = asyncio.Event()
         """The gateway closed a connection."""
         self.address = ""
@@ -111,12 +110,12 @@ class ScriptedEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def script(self, request: bytes) -> Script:
-        """What is played for a request."""
+        """Returns the script for a request."""
         del request
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
 
     def stop(self) -> None:
-        """Dies: nobody listens, every connection is gone."""
+        """Simulates a crash: stops listening and drops every connection."""
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):
@@ -161,7 +160,7 @@ class ScriptedEngine:
         return True
 
     async def _hold(self, reader: asyncio.StreamReader) -> None:
-        """Waits, and notices meanwhile when the gateway leaves."""
+        """Waits, and detects if the gateway disconnects meanwhile."""
         gone = asyncio.ensure_future(reader.read(1))
         released = asyncio.ensure_future(self.release.wait())
         done, pending = await asyncio.wait((gone, released), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""The composable resource operator, played: what the real one was seen to do with requests and resources.
+"""A fake composable resource operator (CRO). It handles requests and resources as the real one was observed to.
 
-Owns the states, finalizers, its choice of victims and its looks (every `look_s`, as the real one's 30 s), on any
-Server, so on the real API server, too. The fabric behind it is a pool of Devices of each model.
+Owns the states, finalizers, its choice of victims and its polling (every `look_s`, as the real one's 30 s). Works with
+any Server, so also with the real API server. The fabric behind it is a pool of Devices of each model.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ NONE_FREE = "there is no free device in the fabric"
 
 @dataclass(eq=False)
 class FakeCro:
-    """`attached` and `detached` take (node, UUID): the node's Devices change then. `busy`: whether a process is on one,
-    so that it is not detached. `visible`: whether the node's plug-in shows one.
-    """
+    """See the module. `attached` and `detached` take (node, UUID) and change the node's Devices."""
 
     server: Server
     clock: Callable[[], float]
     pool: dict[str, int]
-    """By model, Devices that are free; what is asked of others is not its."""
+    """Free Devices by model. The operator ignores requests for other models."""
     attach_s: float = 2.0
     detach_s: float = 1.0
     look_s: float = 30.0
     period_s: float = 0.1
     attached: Callable[[str, str], None] = lambda node, uuid: None
     detached: Callable[[str, str], None] = lambda node, uuid: None
+    # busy: whether a process uses a Device, which then is not detached
     busy: Callable[[str, str], bool] = lambda node, uuid: False
+    # visible: whether the node's device plugin reports a Device
     visible: Callable[[str, str], bool] = lambda node, uuid: True
     never: Container[str] = ()
-    """Models of which it attaches nothing, and does not say so."""
+    """Models of which it attaches nothing, without reporting an error."""
     late: bool = False
-    """What it has begun to attach comes, though it was taken back meanwhile."""
+    """An attachment that has begun completes even if it was cancelled meanwhile."""
     due_s: dict[str, float] = field(default_factory=dict)
-    """By resource, when something of it is done, or it is looked at again."""
+    """When the next step of each resource is due, or its next poll."""
     gave: dict[str, str] = field(default_factory=dict)
-    """By resource the UUID of its Device, from when it is the resource's until it is free again."""
+    """UUID of each resource's Device, from the attachment until the Device is free again."""
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             try:
                 await self.step()
@@ -57,7 +57,7 @@ class FakeCro:
             await asyncio.sleep(self.period_s)
 
     async def step(self) -> None:
-        """One look at everything."""
+        """Polls all objects once."""
         resources = await self.server.items(RESOURCES)
         for one in resources:
             if one["spec"]["model"] in self.pool:
@@ -160,7 +160,7 @@ class FakeCro:
         await self._state(path, "Attaching", {"device_id": uuid, "cdi_device_id": f"cdi-{uuid}", "error": ""})
 
     def free(self, name: str, model: str) -> None:
-        """Its Device, if it has one, is the pool's again."""
+        """Returns the resource's Device, if it has one, to the pool."""
         if self.gave.pop(name, None) is not None:
             self.pool[model] += 1
 
@@ -172,7 +172,7 @@ def _told(resource: Object) -> Object:
 
 
 def _rank(resource: Object) -> tuple[int, str, str]:
-    """Who goes first when a request gets smaller."""
+    """Order in which resources are removed when a request shrinks."""
     status, notes = resource.get("status") or {}, resource["metadata"].get("annotations") or {}
     state = status.get("state", "")
     never, marked = not status.get("device_id"), notes.get(VICTIM) == "true"

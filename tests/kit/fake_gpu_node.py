@@ -1,9 +1,9 @@
-"""A node's GPUs, played: a tree with its sysfs, procfs and devfs below a root, and an `nvidia-smi` that agrees with it.
+"""The simulated GPUs of a node: a tree with sysfs, procfs and devfs below a root, and a consistent fake `nvidia-smi`.
 
-It does what a real one was seen to do, or is documented to: a GPU that was linked is on the bus after a scan, the
-driver has it if it is not hidden from it, one that is hidden is shown to no program that starts then, one that somebody
-has open is not taken off, nor is one whose driver is kept alive. What was written into the tree counts at the next
-command, as the kernel would have done it at once. Its kubelet's daemons' pods are objects of a played API server.
+It behaves as real hardware was observed or is documented to: a linked GPU is on the bus after a scan; the driver binds
+it unless it is hidden; programs that start later do not see a hidden GPU; a GPU that is open, or whose driver is kept
+alive, cannot be removed. Writes into the tree take effect at the next command, whereas the kernel would apply them at
+once. The kubelet's daemon pods are objects of a fake API server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POD_UID = "0f3a1c52-7b1e-4d2a-9a55-{:012d}"
 
 @dataclass
 class PlayedGpu:
-    """One, linked to this node."""
+    """One GPU, linked to this node."""
 
     uuid: str
     bus: str
@@ -30,30 +30,30 @@ class PlayedGpu:
     used_mib: int = 4
     kept: bool = False
     cut: bool = False
-    """MIG mode."""
+    """Whether MIG mode is on."""
     computing: tuple[int, ...] = ()
     on_bus: bool = False
     driven: bool = False
-    """The driver has it."""
+    """Whether the driver has bound it."""
 
 
 @dataclass
 class PlayedNode:
-    """See the module. `virtual`: the driver cannot take a GPU off the bus there."""
+    """See the module. `virtual`: the driver cannot remove a GPU from the bus there."""
 
     root: Path
     server: PlayedServer
     gpus: dict[str, PlayedGpu] = field(default_factory=dict)
-    """By bus: all that are linked."""
+    """All linked GPUs by bus address."""
     hidden: set[str] = field(default_factory=set)
-    """Buses; they stay so."""
+    """Bus addresses of hidden GPUs; they stay hidden."""
     virtual: bool = False
     answers: bool = True
-    """The driver does."""
+    """Whether the driver responds."""
     deaf: bool = False
-    """It takes nothing that comes."""
+    """The driver binds no new GPU."""
     said: list[str] = field(default_factory=list)
-    """What was done, in order: commands that change something, and files that were written."""
+    """Commands that change something and files that were written, in order."""
     pods: int = 0
 
     def __post_init__(self) -> None:
@@ -66,10 +66,10 @@ class PlayedNode:
             (self.root / "sys/module" / module).mkdir()
         self.start_plugin()
 
-    # --- of the test --------------------------------------------------------------------------------------------------
+    # --- controls for tests -------------------------------------------------------------------------------------------
 
     def link(self, uuid: str, bus: str, *, here: bool = False) -> PlayedGpu:
-        """The fabric does. `here`: it is, with all that comes after."""
+        """The fabric links a GPU. `here`: the scan and everything after it are done, too."""
         minor = min(set(range(len(self.gpus) + 1)) - {one.minor for one in self.gpus.values()})
         gpu = self.gpus[bus] = PlayedGpu(uuid, bus, minor)
         if here:
@@ -77,12 +77,12 @@ class PlayedNode:
         return gpu
 
     def detach(self, bus: str) -> None:
-        """The fabric does."""
+        """The fabric detaches a GPU."""
         assert not self.gpus[bus].driven, "its driver would fail"
         del self.gpus[bus]
 
     def hold(self, pid: int, gpu: PlayedGpu, name: str, pod: str = "") -> None:
-        """A process has it open."""
+        """A process opens the GPU."""
         folder = self.root / "proc" / str(pid)
         (folder / "fd").mkdir(parents=True)
         (folder / "fd/7").symlink_to(f"/dev/nvidia{gpu.minor}")
@@ -91,7 +91,7 @@ class PlayedNode:
         (folder / "cgroup").write_text(f"0::/kubepods/besteffort/pod{pod}/4711\n" if pod else "0::/system.slice\n")
 
     def let_go(self, pid: int) -> None:
-        """It ends."""
+        """The process exits."""
         folder = self.root / "proc" / str(pid)
         for one in (*(folder / "fd").iterdir(), folder / "comm", folder / "cgroup"):
             one.unlink()
@@ -99,7 +99,7 @@ class PlayedNode:
         folder.rmdir()
 
     def start_plugin(self, *, ready: bool = True) -> str:
-        """The pod of a device plug-in; its uid."""
+        """Starts the pod of a device plugin; returns its uid."""
         self.pods += 1
         uid = POD_UID.format(self.pods)
         key, _, value = PLUGIN.partition("=")
@@ -111,7 +111,7 @@ class PlayedNode:
         return uid
 
     def plugins(self) -> list[str]:
-        """Their uids."""
+        """The uids of the device plugin pods."""
         return [one["metadata"]["uid"] for path, one in sorted(self.server.objects.items()) if "/pods/" in path]
 
     # --- the kernel and the driver ------------------------------------------------------------------------------------
@@ -142,11 +142,11 @@ class PlayedNode:
         for inner in (folder, proc):
             for one in inner.iterdir() if inner.exists() else ():
                 one.unlink()
-            if inner.exists():  # the driver never had it
+            if inner.exists():  # the driver never bound it
                 inner.rmdir()
 
     def settle(self) -> None:
-        """What was written into the tree is done."""
+        """Applies what was written into the tree."""
         for name in ("drivers_probe", "rescan"):
             path = self._pci / name
             if told := path.read_text():

@@ -1,4 +1,4 @@
-"""A Hub on loopback with a second origin for what is large, as Hugging Face has it: API, redirects, gates, its codes.
+"""A fake Hugging Face Hub on loopback, with a second origin for large files: API, redirects, gates and error codes.
 
 Shapes: `huggingface_hub` 2.4 (`hf_api.py`: revision, tree; `file_download.py`: resolve; `_http.py`: X-Error-Code).
 """
@@ -18,16 +18,16 @@ from tests.kit.fake_registry import FakeRegistry
 TOKEN = "hf_s3cretOfSomebody"
 COMMIT = "c0ffee" + "0" * 34
 PAGE = 3
-"""Rows of a page of the tree."""
+"""Rows per page of the tree."""
 
 
 def git_sum(content: bytes) -> str:
-    """As git names a blob."""
+    """The hash that git uses as the name of a blob."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 class FakeHub(FakeRegistry):
-    """One repository, `acme/tiny`; what is in `large` is LFS, and lies at `cdn`."""
+    """One repository, `acme/tiny`; the files in `large` are stored with LFS and served at `cdn`."""
 
     def __init__(self, small: dict[str, bytes], large: dict[str, bytes]) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class FakeHub(FakeRegistry):
 
 
 def ranged(request: web.Request, content: bytes, headers: dict[str, str] | None = None) -> web.Response:
-    """With closed ranges."""
+    """Supports closed ranges."""
     found = request.http_range
     if found.start is None:
         return web.Response(body=content, headers=headers)
@@ -114,7 +114,7 @@ def _refused(status: int, code: str) -> web.Response:
 
 
 class _Always(dict[tuple[str, str], Any]):
-    """Every path has this answer."""
+    """Maps every path to the same response."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Starts fake engines for tests: on a free port, with knobs, and surely ended."""
+"""Starts fake engines for tests, on a free port and with options, and always stops them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import loadtest
 
-SCRIPT = Path(loadtest.__file__).parent / "fake_engine"  # the one that this run imports, wherever the tests lie
+SCRIPT = Path(loadtest.__file__).parent / "fake_engine"  # the package that this run imports, wherever the tests are
 
 
 class FakeEngine(NamedTuple):
-    """A fake engine that listens."""
+    """A fake engine that is listening."""
 
     url: str
     process: subprocess.Popen[str]
@@ -28,13 +28,13 @@ class FakeEngine(NamedTuple):
 
 
 def command(*knobs: str) -> list[str]:
-    """How a fake engine is started."""
+    """The command that starts a fake engine."""
     return [sys.executable, "-S", "-E", str(SCRIPT), *knobs]
 
 
 @contextmanager
 def fake_engine(folder: Path, *knobs: str) -> Iterator[FakeEngine]:
-    """A fake engine that has said where it listens. Killed at the end, whatever it ignores."""
+    """Runs a fake engine that has reported its address. It is killed at the end, whichever signals it ignores."""
     transcript = folder / "transcript.jsonl"
     process = subprocess.Popen(
         command("--transcript", str(transcript), *knobs), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,9 +1,8 @@
-"""A Redfish service that composes, on loopback: resource blocks, systems, and PATCH of a system's links. What is to go
-wrong is told to it.
+"""A fake Redfish service with composition, on loopback: resource blocks, systems, PATCH of links. Tests inject faults.
 
-Shapes: DMTF's ResourceBlock 1.4, ComputerSystem 1.21, Task 1.7, SessionService 1.1; manners as CDIM's hw-emulator has
-them (a block of another system: 409; one that is not there: 404; without the system's own: 406; whoever writes last
-wins). An operation is held until `finish`, or takes `takes_s`, or is done at once.
+Shapes: DMTF's ResourceBlock 1.4, ComputerSystem 1.21, Task 1.7, SessionService 1.1. Behavior follows CDIM's
+hw-emulator: a block of another system: 409; a block that does not exist: 404; without the system's own: 406; the last
+write wins. An operation is held until `finish`, takes `takes_s`, or completes at once.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Asked(NamedTuple):
 
 @dataclass(eq=False)
 class Block:
-    """What one holds, and where it is. `client` None: the property is not there."""
+    """The contents of a block, and its system. `client` None: the property is absent."""
 
     gpu: tuple[str, int] | None
     client: str | None = None
@@ -49,7 +48,7 @@ class Block:
 
 @dataclass(eq=False)
 class Going:
-    """One operation."""
+    """One operation in progress."""
 
     system: str
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,52 +62,52 @@ class FakeFabric:
     systems: tuple[str, ...] = ("1", "2")
     gpus: tuple[tuple[str, int], ...] = (A100, A100, L40)
     keeps: bool = True
-    """Blocks have a `Client`."""
+    """Whether blocks have a `Client`."""
     etags: bool = True
     members_tagged: bool = True
-    """Blocks of the whole collection have their ETags, too; else only a block alone has one, in its head."""
+    """Whether blocks within the expanded collection have ETags; if not, only a single block has one, in its headers."""
     guarded: bool = False
-    """What does not say which ETag it changes is refused (428)."""
+    """Whether a change without If-Match is rejected (428)."""
     tasks: bool = True
-    """202 and a monitor; else the answer comes when the operation is over."""
+    """Whether operations return 202 and a task monitor; if not, the response is sent when the operation is over."""
     expands: bool = True
     login: str = "session"
-    """Or basic, or none."""
+    """Or `basic`, or `none`."""
     named: str = ""
-    """What the places of its tasks and sessions begin with; empty: what it is asked by, and nothing."""
+    """URL prefix of its tasks and sessions; empty: the URL of the request, and no prefix."""
     retry_after: str = ""
-    """What it says of tasks that go on."""
+    """The Retry-After of running tasks."""
     hold: bool = False
     takes_s: float = 0.0
     early: bool = False
-    """It answers that all is well before an operation is over."""
-    # what goes wrong
+    """Whether it reports success before an operation is over."""
+    # injected faults
     away: bool = False
     raw: bytes | None = None
-    """What is answered to everything."""
+    """The response to every request."""
     statuses: dict[str, list[int]] = field(default_factory=dict)
-    """By method: what the next ones are answered, unperformed."""
+    """By method: status codes of the next responses, whose requests are not performed."""
     lose: int = 0
-    """So many changes are performed, and their answers lost."""
+    """Number of changes that are performed but whose responses are lost."""
     lose_before: int = 0
-    """So many changes are lost themselves."""
+    """Number of changes that are lost themselves."""
     refuse: int = 0
-    """What every change of links is answered."""
+    """The status code of every change of links."""
     refused: set[str] = field(default_factory=set)
-    """Blocks with which no change of links is taken (400)."""
+    """Blocks with which any change of links is rejected (400)."""
     sealed: set[str] = field(default_factory=set)
-    """Blocks whose `Client` nobody may change (403)."""
+    """Blocks whose `Client` cannot be changed (403)."""
     untold: dict[str, int] = field(default_factory=dict)
-    """By block: what is answered of its processor; 200: a document without its memory."""
+    """By block: the status code for its processor; 200: a document without its memory."""
     never: bool = False
     half: bool = False
-    """Of the next attach half comes, and then nothing more."""
+    """Half of the next attachment is performed, and then nothing more."""
     elsewhere: str = ""
-    """The system that gets what another asked for."""
+    """The system that receives the blocks that another one requested."""
     task_fails: bool = False
-    """An operation that goes on comes to nothing in the end."""
+    """An asynchronous operation fails in the end."""
     task_status: int = 0
-    """What its monitor then answers, as the operation itself would; 0: a task that says so."""
+    """The status code that its monitor then returns, as the operation would; 0: a task that reports the failure."""
 
     def __post_init__(self) -> None:
         own = {f"Own-{one}": Block(None, system=one) for one in self.systems}
@@ -121,18 +120,18 @@ class FakeFabric:
         self.running: list[asyncio.Task[None]] = []
         self.asked: list[Asked] = []
         self.overlaps = 0
-        """Changes of links that were asked for while one of the same system went on."""
+        """Number of changes of links that were requested while another change of the same system was in progress."""
         self.sessions: set[str] = set()
         self.url = ""
         self.changed: Callable[[], None] = lambda: None
         self.meanwhile: Callable[[], None] | None = None
-        """Happens once, before the next change of links."""
+        """Called once, before the next change of links."""
 
-    # --- what tests do ------------------------------------------------------------------------------------------------
+    # --- controls for tests -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeFabric]:
-        """On a free port of this machine."""
+        """Serves on a free port of this machine."""
         app = web.Application(client_max_size=1 << 20)
         app.router.add_route("*", "/{rest:.*}", self._answer)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -148,21 +147,21 @@ class FakeFabric:
             await runner.cleanup()
 
     def finish(self) -> None:
-        """What is held is over now; what comes next is not held."""
+        """Completes the operations that are held; later ones are not held."""
         self.hold = False
         for one in self.going:
             one.over.set()
 
     def attached(self, system: str) -> list[str]:
-        """The blocks that a system has, beside its own."""
+        """The blocks of a system, except its own."""
         return sorted(name for name, one in self.blocks.items() if one.system == system and one.gpu)
 
     def path(self, system: str) -> str:
-        """Of a system."""
+        """Path of a system."""
         return f"{SYSTEMS}/{system}"
 
     def patches(self, below: str = V1) -> list[Asked]:
-        """Changes that it was asked for."""
+        """The changes that were requested."""
         return [one for one in self.asked if one.method == "PATCH" and one.path.startswith(below)]
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -373,7 +372,7 @@ def _no(status: int, word: str) -> web.StreamResponse:
 
 
 def _cut(request: web.Request) -> web.StreamResponse:
-    """The connection ends without an answer."""
+    """Closes the connection without a response."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response(body=json.dumps({}).encode())

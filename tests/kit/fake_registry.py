@@ -1,7 +1,7 @@
-"""A registry on loopback that keeps everything in memory, and lies when it is told to.
+"""A registry on loopback that keeps everything in memory and can return false data on request.
 
-`registry.answers["GET", path]` are answers that come before its ordinary ones, one for each request; what it was asked
-is in `seen`. With `over` it speaks TLS.
+`registry.answers["GET", path]` are responses that precede the ordinary ones, one per request; `seen` records the
+requests. With `over` it serves TLS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Judge = Callable[[web.Request], web.StreamResponse | None]
 
 
 PASSWORD = "pa55word-of-somebody"
-"""What must be seen nowhere."""
+"""A secret that must not appear anywhere."""
 
 
 def digest_of(content: bytes) -> str:
@@ -35,24 +35,24 @@ def digest_of(content: bytes) -> str:
 
 
 class Seen(NamedTuple):
-    """One request."""
+    """One recorded request."""
 
     method: str
     path: str
     query: str
     headers: dict[str, str]
-    """By names in lower case."""
+    """Keyed by lower-case name."""
     certificate: bool
 
 
 class StillClock(Pace):
-    """Never waits: remembers what it would have."""
+    """A clock that never waits, but records the delays."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.waits: list[float] = []
         self.tick_s = 0.0
-        """How much time passes at each look at the clock."""
+        """How far the clock advances at each reading."""
 
     def monotonic_s(self) -> float:
         self.now_s += self.tick_s
@@ -79,10 +79,10 @@ class FakeRegistry:
         self.answers: dict[tuple[str, str], deque[Answer]] = defaultdict(deque)
         self.always: dict[tuple[str, str], Answer] = {}
         self.judge: Judge = lambda request: None
-        """Before everything: who may come in."""
+        """Called before anything else: decides who is admitted."""
         self.seen: list[Seen] = []
         self.subjects = False
-        """Whether it keeps referrers itself."""
+        """Whether it supports the referrers API."""
         self.port = 0
         self.scheme = "http"
         self._ended = asyncio.Event()
@@ -109,7 +109,7 @@ class FakeRegistry:
         return [one for one in self.seen if one.method == method and part in one.path]
 
     async def hang(self) -> None:
-        """Until the test is over."""
+        """Waits until the test is over."""
         await self._ended.wait()
 
     @contextlib.asynccontextmanager
@@ -192,7 +192,7 @@ class FakeRegistry:
 
 
 def part_of(request: web.Request, content: bytes) -> web.Response:
-    """As registries do: a closed range is honoured, and not advertised."""
+    """Honors a closed range without advertising ranges, as registries do."""
     span = request.headers.get("Range")
     if span is None:
         return web.Response(body=content, content_type="application/octet-stream")
@@ -204,12 +204,12 @@ def part_of(request: web.Request, content: bytes) -> web.Response:
 
 
 def keychain(*hosts: str) -> Chain:
-    """The same login for each."""
+    """The same login for each host."""
     return Chain([Known(host, Login("me", PASSWORD)) for host in hosts])
 
 
 def says(status: int = 200, body: bytes = b"", **headers: str) -> Answer:
-    """An answer; `Retry_After` is the header Retry-After."""
+    """A response; `Retry_After` is the header Retry-After."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(status=status, body=body, headers={n.replace("_", "-"): v for n, v in headers.items()})
@@ -218,7 +218,7 @@ def says(status: int = 200, body: bytes = b"", **headers: str) -> Answer:
 
 
 def raw(registry: FakeRegistry, text: bytes, end: str = "close") -> Answer:
-    """Bytes as they are, then: `close`, `reset` or `hang`."""
+    """Sends bytes as they are, then: `close`, `reset` or `hang`."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.transport is not None:

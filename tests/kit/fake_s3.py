@@ -1,4 +1,4 @@
-"""A store on loopback that speaks S3, and checks each signature by its own arithmetic.
+"""A fake S3 store on loopback that verifies each signature with its own implementation.
 
 Shapes: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html; path style, as MinIO has it.
 """
@@ -35,20 +35,20 @@ class FakeS3(FakeRegistry):
         super().__init__()
         self.objects = objects
         self.summed = False
-        """It keeps sha256 sums and says them."""
+        """Whether it stores and returns sha256 checksums."""
         self.lists_sums = True
-        """Its list says of which objects."""
+        """Whether its list says which objects have checksums."""
         self.open = False
-        """To everybody."""
+        """Whether anyone may read it."""
         self.page = 2
         self.encodes = True
-        """It knows `encoding-type`."""
+        """Whether it supports `encoding-type`."""
         self.token = ""
-        """Without which its keys are nobody's."""
+        """The session token without which its keys are rejected."""
         self.parts = dict[str, int]()
-        """Of objects that were written in several: how many."""
+        """Number of parts of each object that was written in parts."""
         self.keeps_time = False
-        """As all others do; tests have clocks of their own."""
+        """Whether it checks timestamps, as real stores do; tests have their own clocks."""
 
     def env(self, secret: str = SECRET) -> dict[str, str]:
         keys = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": secret} if secret else {}
@@ -110,7 +110,7 @@ class FakeS3(FakeRegistry):
         return f"{summed}-{self.parts[key]}" if key in self.parts else summed
 
     def _refused(self, request: web.Request) -> web.Response | None:
-        """As the one at Amazon says it; None: the signature holds, over what came."""
+        """Returns an error like that of Amazon S3; None: the signature is valid for what was received."""
         if "Authorization" not in request.headers:
             return _fault(403, "AccessDenied")
         found = _PROOF.fullmatch(request.headers["Authorization"])
@@ -145,7 +145,7 @@ def _proven(request: web.Request, found: re.Match[str]) -> bool:
 
 
 def _fault(status: int, code: str) -> web.Response:
-    """With where the bucket lies, as MinIO says it with each answer."""
+    """An error response with the region of the bucket, as MinIO sends it with each response."""
     headers = {"x-amz-bucket-region": REGION}
     text = f"<Error><Code>{code}</Code><Message>words of its own</Message></Error>"
     return web.Response(status=status, text=text, content_type="application/xml", headers=headers)

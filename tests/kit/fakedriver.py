@@ -1,7 +1,7 @@
-"""A driver without processes: everything happens by the timers of the event loop it runs on. `tests.sim` builds on it.
+"""A driver without processes: everything happens by timers of the event loop it runs on. `tests.sim` builds on it.
 
-A FakeMachine is the place where engines live; it outlives its drivers, so adoption can be tried. What an engine does is
-its Fate, decided when it is started.
+A FakeMachine hosts the engines. It outlives its drivers, so tests can cover adoption. The behavior of an engine is its
+Fate, which is decided when it starts.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ STOPPED = "stopped"
 
 
 class Fate(NamedTuple):
-    """What will become of one start."""
+    """The outcome of one start."""
 
     ready_after_s: float | None = 1.0
     """From the start of its process; None: never."""
     dies_after_s: float | None = None
-    """From the start of its process, with `last_words`; None: not by itself."""
+    """From the start of its process, with `last_words`; None: it does not exit by itself."""
     last_words: str = "exited with status 1"
     stops_in_s: float = 0.05
-    """From SIGTERM; longer than its grace: it is killed then."""
+    """From SIGTERM; if this is longer than its grace period, it is killed when that ends."""
     clean_after_s: float = 0.0
-    """From its end until nothing holds its memory."""
+    """From its end until its memory is free."""
     refused: str = ""
-    """It cannot even be started, for this reason."""
+    """The reason why it cannot be started at all."""
 
 
 @dataclass(slots=True, eq=False)
 class FakeEngine:
-    """One engine on the machine, until it is clean."""
+    """One engine on the machine, until its cleanup is complete."""
 
     replica: Replica
     fate: Fate
@@ -52,26 +52,26 @@ class FakeEngine:
 
     @property
     def alive(self) -> bool:
-        """Its process exists."""
+        """Whether its process exists."""
         return self.seen not in (Seen.EXITED, Seen.CLEAN)
 
     @property
     def ready(self) -> bool:
-        """It takes Calls."""
+        """Whether it accepts requests."""
         return self.seen is Seen.READY
 
     @property
     def stopping(self) -> bool:
-        """It has got SIGTERM."""
+        """Whether it has received SIGTERM."""
         return self.kill_s is not None
 
     def seen_now(self) -> ReplicaSeen:
-        """As a driver sees it."""
+        """The engine as a driver observes it."""
         return seen_of(self.replica, self.seen, address=self.address, started_s=self.started_s, reason=self.reason)
 
 
 class FakeMachine:
-    """Where engines live. `loop` gives time and timers; `fate` is asked at every start."""
+    """Hosts the engines. `loop` provides time and timers; `fate` is called at every start."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class FakeMachine:
         """Every process that was ever started."""
         self.slices = slices
         self.obstacles: dict[ModelName, str] = {}
-        """Why a start of a Model would surely fail."""
+        """Why a start of a Model is certain to fail."""
         self.watching: list[Observe] = []
-        """The drivers that watch now: of several processes each has one."""
+        """The active drivers: one for each process that watches."""
         self.on_change: Callable[[FakeEngine, str], None] = lambda engine, what: None
-        """Told of each `start`, `ready`, `stop` (ordered), `kill` (any other end) and `clean`, before a driver is."""
+        """Called before the drivers, with each `start`, `ready`, `stop` (order), `kill` (any other end) and `clean`."""
         self._loop = loop
         self.fate = fate
         self._unsaid: list[Replica] = []
-        """Clean since while no driver watched."""
+        """Replicas that were cleaned up while no driver watched."""
 
     def start(self, replica: Replica, model: Model) -> None:
-        """A process starts, unless it exists or fate refuses."""
+        """Starts a process, unless it exists or its Fate rejects the start."""
         known = self.engines.get(replica.id)
         if known is not None:
             self.tell(known)
@@ -115,7 +115,7 @@ class FakeMachine:
             engine.timers.append(self._loop.call_at(now_s + fate.dies_after_s, self._end, engine, fate.last_words))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after the grace; the shortest of several graces counts."""
+        """Sends SIGTERM, and SIGKILL after the grace period; the shortest of several grace periods applies."""
         engine = self.engines.get(replica.id)
         if engine is None:
             self._say(seen_of(replica, Seen.CLEAN, proof="exited"))
@@ -129,7 +129,7 @@ class FakeMachine:
                 engine.timers.append(self._loop.call_at(kill_s, self._end, engine, reason))
 
     def kill(self, replica: ReplicaId) -> None:
-        """Its process gets SIGKILL from outside; one that is gone already is no error."""
+        """Sends SIGKILL to the process from outside; it is no error if the process is gone."""
         if replica in self.engines:
             self._end(self.engines[replica], "was killed by SIGKILL")
 
@@ -138,11 +138,11 @@ class FakeMachine:
         self._see(self.engines[replica], Seen.READY if answers else Seen.UNREADY)
 
     def tell(self, engine: FakeEngine) -> None:
-        """The driver that watches sees the engine as it is now."""
+        """Reports the current state of the engine to the active drivers."""
         self._say(engine.seen_now())
 
     def changed(self, engine: FakeEngine, what: str) -> None:
-        """Something happened to the engine; for more than to tell of it, override this."""
+        """The state of the engine changed. Override this to do more than report it."""
         self.on_change(engine, what)
 
     def _see(self, engine: FakeEngine, seen: Seen, reason: str = "") -> None:
@@ -170,7 +170,7 @@ class FakeMachine:
         self._say(seen_of(engine.replica, Seen.CLEAN, proof="exited"))
 
     def forgotten(self) -> list[Replica]:
-        """What got clean while no driver watched, once."""
+        """Returns once what was cleaned up while no driver watched."""
         unsaid, self._unsaid = self._unsaid, []
         return unsaid
 
@@ -187,7 +187,7 @@ class FakeDriver:
         self._observe: Observe = lambda _: None
 
     async def run(self, observe: Observe) -> None:
-        """Tells all that exists, then every change, until cancelled. What ended unwatched is clean."""
+        """Reports everything that exists, then every change, until cancelled. What ended unobserved counts as clean."""
         self._observe = observe
         self._machine.watching.append(observe)
         try:
@@ -197,7 +197,7 @@ class FakeDriver:
             self._machine.watching.remove(observe)
 
     def lead(self) -> None:
-        """Tells all that exists (again)."""
+        """Reports everything that exists (again)."""
         self._observe((SlicesSeen(slices=self._machine.slices),))
         for engine in tuple(self._machine.engines.values()):
             self._observe((engine.seen_now(),))
@@ -206,10 +206,10 @@ class FakeDriver:
         self._observe((Synced(),))
 
     async def follow(self) -> None:
-        """Orders are carried out at once: none is under way."""
+        """Returns at once: orders are carried out immediately."""
 
     def obstacle(self, model: Model) -> str:
-        """As the machine is told."""
+        """As configured in the machine."""
         return self._machine.obstacles.get(model.name, "")
 
     def start(self, replica: Replica, model: Model) -> None:

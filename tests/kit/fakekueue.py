@@ -1,7 +1,7 @@
-"""Kueue, played as it was seen: one ClusterQueue behind a LocalQueue, an admission check if one is wanted, preemption.
+"""A fake Kueue that behaves as observed: one ClusterQueue behind a LocalQueue, an optional admission check, preemption.
 
-Owns quotas and Workloads. It speaks to whatever Server it is given. Pods have its gate already, as its webhook gives
-it; it takes that away, and, where nobody else schedules (`schedules`), binds them to a node.
+Owns quotas and Workloads, and works with any Server. Pods already have the scheduling gate that Kueue's webhook adds;
+the fake removes it and, if there is no other scheduler (`schedules`), binds the pods to a node.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from autoscaler.spec.pod import GPU, QUEUE
 from tests.kit.objects import stamp
 
 NEWEST = f"{API}/{VERSIONS[0]}"
-"""Of the versions of its API the one that is played."""
+"""The version of its API that is simulated by default."""
 KIND = "WorkloadEvictedDueToPreempted"
 PREEMPTED = "Preempted to accommodate a workload of another queue"
 
 
 @dataclass(eq=False)
 class FakeKueue:
-    """Call `step` again and again."""
+    """Call `step` repeatedly."""
 
     server: Server
     namespace: str
     clock: Callable[[], float]
     nodes: dict[str, int]
-    """By name how many GPUs each has: all of them are its quota."""
+    """GPUs of each node; their sum is the quota."""
     most: int = 8
-    """No Workload can ever have more."""
+    """The most GPUs that a Workload can ever get."""
     checks_s: float | None = None
-    """So long its admission check takes; None: it has none."""
+    """Duration of its admission check; None: there is no check."""
     says: str = ""
-    """Of the check, while it is pending."""
+    """Message of the check while it is pending."""
     rejects: bool = False
     schedules: bool = True
     version: str = VERSIONS[0]
-    """Of its API; NEWEST, but for one test."""
+    """API version; NEWEST, except in one test."""
     preempted: set[str] = field(default_factory=set)
-    """Workloads that others are to have the quota of."""
+    """Workloads whose quota is given to others."""
     began: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -55,11 +55,11 @@ class FakeKueue:
         return f"/apis/{API}/{self.version}/namespaces/{self.namespace}/workloads"
 
     async def step(self) -> None:
-        """What is due now."""
+        """Does what is due now."""
         pods = [one for one in await self.server.items(self.pods) if QUEUE in (one["metadata"].get("labels") or {})]
         owned = {workload_of(one): one for one in pods}
         for one in await self.server.items(self.workloads):
-            if one["metadata"]["name"] not in owned:  # as its garbage goes
+            if one["metadata"]["name"] not in owned:  # as the garbage collector does
                 await self.server.delete(f"{self.workloads}/{one['metadata']['name']}")
         there = {one["metadata"]["name"]: one for one in await self.server.items(self.workloads)}
         for name, pod in sorted(owned.items(), key=lambda pair: str(pair[1]["metadata"].get("creationTimestamp"))):
@@ -67,7 +67,7 @@ class FakeKueue:
                 await self._make(name, pod)
             elif name in self.preempted:
                 await self._evict(name, pod)
-            elif "deletionTimestamp" not in pod["metadata"]:  # else its quota is its own until it is gone
+            elif "deletionTimestamp" not in pod["metadata"]:  # else it keeps its quota until it is gone
                 await self._admit(name, pod, pods)
 
     async def _make(self, name: str, pod: Object) -> None:
@@ -122,7 +122,7 @@ class FakeKueue:
                     return
 
     async def _evict(self, name: str, pod: Object) -> None:
-        """As Kueue was seen: the Workload says so, and its pods, which are told why, are deleted."""
+        """Evicts as Kueue was observed to: the Workload and its pods get the reason; the pods are deleted."""
         await self._say(name, "Evicted", "Preempted", PREEMPTED)
         await self._say(name, "Preempted", "InClusterQueue", PREEMPTED)
         if _ungated(pod):
@@ -148,13 +148,13 @@ class FakeKueue:
 
 
 def workload_of(pod: Object) -> str:
-    """A group's has its name."""
+    """Name of the pod's Workload; that of a group has the group's name."""
     name: str = pod["metadata"]["name"]
     return str(pod["metadata"]["labels"].get(GROUP, f"pod-{name}"))
 
 
 def gpus(pod: Object) -> int:
-    """That a pod asks for."""
+    """GPUs that a pod requests."""
     limits: dict[str, Any] = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
     return int(limits.get(GPU, "0"))
 

@@ -1,4 +1,4 @@
-"""NVML as a test has it."""
+"""A fake NVML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autoscaler.drivers.local.nvml import NvmlError, NvmlGpu
 
 
 class FakeNvml:
-    """Two GPUs; a test sets who holds memory, what is lost, and whether it answers at all."""
+    """Two GPUs. A test sets which processes hold memory, which GPUs are lost, and whether NVML responds at all."""
 
     def __init__(self) -> None:
         self.found: tuple[NvmlGpu, ...] = (

@@ -1,7 +1,7 @@
-"""A Provider of capacity that is played: a pool of Devices, nodes to attach them to or to add, and all that goes wrong.
+"""A fake capacity Provider: a pool of Devices, nodes to attach them to or to add, and every kind of fault.
 
-Owns the truth about what is held. Time and timers are given, so it lives in the virtual time of the simulation as well
-as in that of a test of one function. What becomes of an order is its Fate.
+Owns the actual state of its capacity orders. Time and timers are injected, so it runs in the virtual time of the
+simulation as well as in that of a unit test. The outcome of an order is its Fate.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ AWAY = "the provider does not answer"
 
 
 class Fate(NamedTuple):
-    """What becomes of one order."""
+    """The outcome of one order."""
 
     after_s: float = 60.0
-    """From the order until it is there."""
+    """From the order until the capacity is delivered."""
     commits_s: float = 30.0
-    """From the order until it cannot be taken back any more."""
+    """From the order until it can no longer be cancelled."""
     refused: str = ""
     never: bool = False
-    """It is accepted and does not come."""
+    """The order is accepted and never delivered."""
     half: bool = False
-    """Half of the Devices come, rounded down."""
+    """Half of the Devices are delivered, rounded down."""
     elsewhere: str = ""
-    """On another node than was asked for."""
+    """The node that gets the Devices instead of the requested one."""
     deaf: bool = False
     """The order is lost."""
     lost_reply: bool = False
-    """It stands, and its answer is lost."""
+    """The order is placed, but its response is lost."""
     late: bool = False
-    """It comes, though it was taken back."""
+    """The capacity is delivered although the order was cancelled."""
     fails_s: float | None = None
     """From the order until it fails."""
 
 
 @dataclass(eq=False)
 class Held:
-    """One Lease as it really is."""
+    """The actual state of one capacity order."""
 
     order: AcquireOrder
     fate: Fate
@@ -58,7 +58,7 @@ class Held:
     cancelled: bool = False
 
     def shown(self) -> Listed:
-        """As it is listed."""
+        """The order as it is listed."""
         return Listed(
             name=self.order.id.name, offer=self.order.offer, devices=self.order.devices, owner=self.order.owner,
             phase=self.phase, committed=self.committed, node=self.node, epoch=self.order.epoch,
@@ -68,50 +68,50 @@ class Held:
 
 @dataclass(eq=False)
 class FakeProvider:
-    """See the module. `at`: (delay, what) -> it is done then. `in_use`: whether a process is on one of these Slices."""
+    """See the module. `at(delay, callback)` schedules a callback. `in_use`: whether a process uses one of these."""
 
     name: str
     now: Callable[[], float]
     at: Callable[[float, Callable[[], None]], object]
     could: tuple[Offer, ...]
-    """What it offers while nothing is held."""
+    """What it offers while there are no orders."""
     pool: int = 8
-    """Devices that are free when nothing is held."""
+    """Free Devices while there are no orders."""
     fate: Callable[[AcquireOrder], Fate] = lambda order: Fate()
     in_use: Callable[[tuple[Slice, ...]], bool] = lambda slices: False
     changed: Callable[[], None] = lambda: None
     away: bool = False
     garbage: bool = False
     closed: str = ""
-    """It says so in the place of its offers."""
+    """The error message returned instead of its offers."""
     mute: str = ""
-    """It says so in the place of its list."""
+    """The error message returned instead of its list."""
     stuck: bool = False
-    """What is detached never gets done with that."""
+    """Detaching never completes."""
     held: dict[str, Held] = field(default_factory=dict)
-    """What it lists."""
+    """The orders that it lists."""
     ever: list[Held] = field(default_factory=list)
     orders: int = 0
-    """Calls of acquire that reached it."""
+    """Calls of `acquire` that reached it."""
     releases: int = 0
-    """Calls of release that reached it."""
+    """Calls of `release` that reached it."""
     disturbed: list[str] = field(default_factory=list)
-    """Leases that somebody wanted back while they were used."""
+    """Orders that were released while in use."""
     forced: list[str] = field(default_factory=list)
-    """Leases that somebody wanted back by force, each time."""
+    """Orders that were released by force, once per release."""
 
     @property
     def slices(self) -> tuple[Slice, ...]:
-        """All that have come and not gone."""
+        """All Slices that were delivered and are still there."""
         return tuple(one for held in self.ever for one in held.slices)
 
     @property
     def alive(self) -> list[Held]:
-        """What it has given or is about to."""
+        """Orders that are delivered or about to be."""
         return [held for held in self.ever if held.ended_s is None]
 
     def offers_now(self) -> tuple[Offer, ...]:
-        """What could be had now."""
+        """The current offers."""
         self._answers()
         free = self.pool - sum(one.order.devices for one in self.alive)
         offered = (replace(one, devices_max=min(one.devices_max, free)) for one in self.could)
@@ -125,7 +125,7 @@ class FakeProvider:
         if known is not None:
             return
         taken_back = next((one for one in self.alive if one.cancelled and one.order.id == order.id), None)
-        if taken_back is not None:  # the same object, still on its way
+        if taken_back is not None:  # the same object, still being delivered
             taken_back.cancelled, self.held[order.id.name] = False, taken_back
             return
         fate = self.fate(order)
@@ -163,7 +163,7 @@ class FakeProvider:
             return
         del self.held[order.id.name]
         if held.fate.late and held.phase == "coming":
-            held.cancelled = True  # it comes all the same
+            held.cancelled = True  # it is delivered all the same
             return
         self._end(held)
 
@@ -195,7 +195,7 @@ class FakeProvider:
         return self.list_now()
 
     def detach(self, name: str) -> None:
-        """Somebody takes it by hand."""
+        """Detaches the capacity of an order by hand, outside of the Provider."""
         self._end(self.held.pop(name))
 
     def _answers(self) -> None:

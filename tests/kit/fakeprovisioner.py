@@ -1,8 +1,8 @@
-"""Who carries out ProvisioningRequests, played: Cluster Autoscaler's classes, or a cloud's queue.
+"""A fake controller of ProvisioningRequests: the classes of Cluster Autoscaler, or a cloud provider's queue.
 
-Owns what becomes of each: its conditions with the reasons that Cluster Autoscaler's source has, its node, whose GPUs
-come later than itself, and all that goes wrong, by name. It speaks to whatever Server it is given: the played one in
-virtual time, or a real API server under the real CustomResourceDefinition. Pods of the test are bound by the test.
+Owns the outcome of each request: its conditions with the reasons from Cluster Autoscaler's source, its node, whose GPUs
+appear later than the node, and named faults. It works with any Server: the fake one in virtual time, or a real API
+server with the real CustomResourceDefinition. Pods of the test are bound by the test.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from autoscaler.spec.pod import GPU
 from tests.kit.objects import stamp
 
 Fault = Literal["", "never", "rejects", "half", "late", "expires", "quota", "revokes", "unseen", "fails"]
-"""never: it is accepted and does not come. half: its node has half of the devices. late: its node comes though the
-request was deleted. expires: the booking ends before a node came. quota: the cloud's is used up. unseen: nobody accepts
-it. revokes: what it got is taken away again."""
+"""never: accepted, but not delivered. half: the node has half of the devices. late: the node is added although the
+request was deleted. expires: the booking ends before the node is added. quota: the cloud's quota is used up. unseen: no
+controller accepts it. revokes: delivered capacity is withdrawn."""
 
 
 @dataclass(eq=False)
 class FakeProvisioner:
-    """Call `step` again and again. `labels`: of nodes that it adds, beside those that are asked for."""
+    """Call `step` repeatedly. `labels`: labels of added nodes, in addition to those requested."""
 
     server: Server
     namespace: str
@@ -32,29 +32,29 @@ class FakeProvisioner:
     after_s: float = 60.0
     """From the request until it is granted."""
     boot_s: float = 60.0
-    """From then until its node is there, and again as long until its GPUs are."""
+    """From the grant until its node is added, and again from there until its GPUs appear."""
     fault: Callable[[str], Fault] = lambda name: ""
     prefix: str = "node-"
-    """Of its nodes' names."""
+    """Prefix of its nodes' names."""
     gke: bool = False
-    """It says which nodes are whose (provisioningClassDetails, and a label)."""
+    """It reports which nodes belong to a request (provisioningClassDetails, and a label)."""
     seen: dict[str, Object] = field(default_factory=dict)
-    """Requests by name, as they were first."""
+    """Requests by name, as first seen."""
     granted: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
-    """By request the node that was added for it."""
+    """The node that was added for each request."""
 
     @property
     def path(self) -> str:
-        """Of the requests."""
+        """Path of the requests."""
         return f"/apis/{API}/namespaces/{self.namespace}/provisioningrequests"
 
     async def step(self) -> None:
-        """What is due now."""
+        """Does what is due now."""
         there = {one["metadata"]["name"]: one for one in await self.server.items(self.path)}
         for name, one in there.items():
             if self.seen.get(name, {}).get("metadata", {}).get("uid") != one["metadata"].get("uid"):
-                self.granted.pop(name, None)  # another of that name
+                self.granted.pop(name, None)  # a new request with the same name
             self.seen[name] = one
             await self._serve(name, one)
         for name, one in [*self.seen.items()]:
@@ -98,7 +98,7 @@ class FakeProvisioner:
             await self._consume(name)
 
     async def _boot(self, name: str, one: Object) -> None:
-        """Its node, once; its GPUs later."""
+        """Adds the node once; its GPUs appear later."""
         due_s = self.granted[name] + self.boot_s
         if self.clock() < due_s:
             return
@@ -118,7 +118,7 @@ class FakeProvisioner:
             await self._allocate(node, self.gpus.pop(node))
 
     gpus: dict[str, int] = field(default_factory=dict)
-    """Of nodes that do not show theirs yet."""
+    """GPUs of nodes that do not report them yet."""
 
     async def _allocate(self, node: str, gpus: int) -> None:
         has = {"cpu": "8", "memory": "32Gi", "pods": "110", GPU: str(gpus)}
@@ -134,14 +134,14 @@ class FakeProvisioner:
         await self.server.patch(f"/api/v1/nodes/{node}/status", {"status": status})
 
     async def _consume(self, name: str) -> None:
-        """A booking whose pod is there is used up."""
+        """A booking is used up once its pod exists."""
         pods = await self.server.items(f"/api/v1/namespaces/{self.namespace}/pods")
         said = ((one["metadata"].get("annotations") or {}, one["spec"].get("nodeName")) for one in pods)
         if any(notes.get(CONSUMES[0]) == name and node for notes, node in said):
             await self._say(name, "BookingExpired", CONSUMED, "all pods of the booking are scheduled")
 
     async def _end(self, name: str) -> None:
-        """Its node is not needed any more, and goes, unless a pod has its devices."""
+        """Removes the node, which is no longer needed, unless a pod uses its devices."""
         self.seen.pop(name)
         self.granted.pop(name, None)
         node = self.nodes.pop(name, None)

@@ -23,7 +23,7 @@ class Faults(NamedTuple):
     reported: list[tuple[ModelName | None, str]]
     """(Model, what failed)."""
     stop: Callable[[], None]
-    """From then on nothing is raised."""
+    """Stops the injection."""
 
 
 POINTS = (
@@ -42,7 +42,7 @@ POINTS = (
     "tests.kit.fakedriver:FakeDriver.stop",
     "tests.kit.fakedriver:FakeDriver.obstacle",
 )
-"""Functions of the planner, the fold, the driver and what gateways get, each of which gets one Model in some form."""
+"""Functions of the planner, the fold, the driver and the gateways' data; each takes one Model in some form."""
 
 
 def concerns(name: str) -> Callable[..., bool]:

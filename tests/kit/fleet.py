@@ -1,7 +1,7 @@
-"""Several gateways and one leader in virtual time, with the faults that a network and processes have.
+"""Several gateways and one leader in virtual time, with faults of the network and of processes.
 
-Owns the clock, the wire (delays, lost reports, streams that are cut) and the checks: use above the Slots of a Replica
-is an error at once; how long a free Slot and a waiting Call coexist is kept in `gaps_s`. The leader is the real fold,
+Owns the clock, the network (delays, lost reports, broken streams) and the checks: exceeding the Slots of a Replica is
+an error at once; `gaps_s` records how long a free Slot and a queued request coexist. The leader uses the real fold,
 shares and publish; the gateways are models (`tests.kit.hold_gateway`).
 """
 
@@ -28,11 +28,11 @@ DELAY_S = (0.0002, 0.003)
 
 
 class OverCommittedError(AssertionError):
-    """More Calls on a Replica than it has Slots."""
+    """More requests on a Replica than it has Slots."""
 
 
 class Fleet:
-    """`gateways` gateways before one Model of `replicas` Replicas with `slots` each."""
+    """`gateways` gateways in front of one Model of `replicas` Replicas with `slots` each."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Fleet:
         self.gaps_s: list[float] = []
         self.done: dict[str, int] = {}
         self.granted_s: dict[str, float] = {}
-        """When the first Call of a Tenant was granted."""
+        """When the first request of a Tenant was granted."""
         self.releases_s: list[float] = []
         self.messages = 0
         self._gap_s: float | None = None
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._n = 0
         self._streams: dict[GatewayId, tuple[int, World, float]] = {}
-        """Boot, what it was told last, when that arrives."""
+        """(boot, last World sent, when it arrives)."""
         self.leads = False
         self.epoch = 0
         self.world = World(epoch=0)
@@ -72,12 +72,12 @@ class Fleet:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def at(self, delay_s: float, act: Callable[[], None]) -> None:
-        """Does something later."""
+        """Schedules a callback."""
         self._n += 1
         heapq.heappush(self._events, (self.now_s + delay_s, self._n, act))
 
     def run(self, until_s: float) -> None:
-        """Lets time pass, checking after every event."""
+        """Advances the time, checking after every event."""
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, act = heapq.heappop(self._events)
             act()
@@ -102,7 +102,7 @@ class Fleet:
     # --- gateways -----------------------------------------------------------------------------------------------
 
     def arrive(self, gateway: HoldGateway, tenant: str) -> None:
-        """A Call arrives, unless the gateway is down."""
+        """A request arrives, unless the gateway is down."""
         if gateway.dead:
             return
         was = gateway.waiting()
@@ -174,7 +174,7 @@ class Fleet:
     # --- the leader ---------------------------------------------------------------------------------------------
 
     def step(self, *batch: Observation) -> None:
-        """One turn of the leader's loop: fold, divide, tell."""
+        """One iteration of the leader's loop: fold, allocate, publish."""
         if not self.leads:
             return
         self.world, _ = fold(self.world, batch, self.now_s)
@@ -186,7 +186,7 @@ class Fleet:
             self._tell(gateway)
 
     def _check_rule(self) -> None:
-        """What the leader granted, as it knows it, is within the Slots, unless a former leader left more."""
+        """Checks that the leader's grants, as it knows them, fit the Slots, unless a former leader left more."""
         for replica in self.replicas:
             holds = [shares.read_latest_hold(gateway, replica) for gateway in self.world.gateways.values()]
             if sum(holds) > self.slots:
@@ -205,7 +205,7 @@ class Fleet:
         self._streams[gateway.id] = (boot, self.world, arrives_s)
 
     def _send(self, gateway: HoldGateway, delta: RoutesDelta, after_s: float) -> float:
-        """A stream keeps its order: what is sent later does not arrive earlier."""
+        """Sends in order: a later message does not arrive earlier."""
         self.messages += 1
         arrives_s = max(after_s, self.now_s + self.random.uniform(*DELAY_S))
         boot, epoch = gateway.boot, self.epoch
@@ -222,7 +222,7 @@ class Fleet:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def crash(self, gateway: HoldGateway, back_s: float) -> None:
-        """The gateway dies, unless it is dead; that is proven after 10 s, or by its coming back."""
+        """The gateway crashes unless it is down; this is detected after 10 s, or when it restarts."""
         if gateway.dead:
             return
         gateway.crash()
@@ -240,14 +240,14 @@ class Fleet:
         self._connect(gateway, gateway.boot, self.epoch)
 
     def leader_dies(self, back_s: float) -> None:
-        """Nobody leads for a while; then somebody does who knows only what exists."""
+        """There is no leader for a while; the next one knows only what exists."""
         if self.leads:
             self.leads = False
             self._streams.clear()
             self.at(back_s, self.new_leader)
 
     def new_leader(self) -> None:
-        """It learns which gateways exist, and the rest from their reports. Streams come back within a second."""
+        """Learns the rest from the existing gateways' reports. Streams reconnect within a second."""
         self.epoch += 1
         self.leads = True
         self._streams.clear()

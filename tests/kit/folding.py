@@ -1,6 +1,6 @@
-"""What tests of the fold share: observations in short, and a fold that is checked against its rebuild.
+"""Helpers for tests of the fold: short notation for observations, and a fold that is checked against a rebuild.
 
-Owns nothing of the fold itself. Every batch folded by `after` is compared with a World whose indices are made anew.
+Owns nothing of the fold itself. After every batch, `after` compares the result with a World whose indices are rebuilt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOC = model("m", start=Start(seconds_max=100.0, retries=3), idle_seconds=60.0)
 
 
 def seen(state: Seen, name: str = "r", of: str = "m", **fields: object) -> ReplicaSeen:
-    """What the driver sees of a Replica."""
+    """A driver's observation of a Replica."""
     known = ReplicaSeen(
         id=ReplicaId(name),
         model=ModelName(of),
@@ -41,7 +41,7 @@ def pending(name: str = "r") -> Replica:
 
 
 def after(at: World, *batch: Observation | Action, now_s: float = T0) -> tuple[World, tuple[Transition, ...]]:
-    """The World after a batch; it must agree with its rebuild."""
+    """The World after a batch; it must equal its rebuild."""
     made, moves = fold(at, [o if not isinstance(o, Action) else Acted(action=o) for o in batch], now_s)
     assert made == rebuild_indices(made, now_s)
     return made, moves

@@ -1,4 +1,4 @@
-"""Another server on a port where a command expects Pilotlight's: responses byte by byte."""
+"""A foreign server on a port where a command expects Pilotlight's; its responses are given byte by byte."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ FOREIGN = {
 
 @contextmanager
 def serving(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Whatever is asked, `answer` writes the response; its URL."""
+    """Serves with `answer`, which writes the response to every request; yields the URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def handle(self) -> None:
             self.raw_requestline = self.rfile.readline()
             if self.parse_request():
                 self.rfile.read(int(self.headers.get("content-length", 0)))
-                with contextlib.suppress(OSError):  # the client has left
+                with contextlib.suppress(OSError):  # the client has disconnected
                     answer(self.connection)
                     self.connection.shutdown(socket.SHUT_WR)
 

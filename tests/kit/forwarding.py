@@ -1,4 +1,4 @@
-"""What an engine gets of a request that the reader accepted, put together as the edge and the exchange do it."""
+"""The bytes that an engine receives of an accepted request, assembled as the edge and the exchange do it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SERVED = "served-m"
 
 
 def in_one(body: Body) -> bytes:
-    """A body in one, large or small."""
+    """A body as one piece, whatever its size."""
     return body if isinstance(body, bytes) else b"".join(body.parts)
 
 
 def forwarded(request: Request) -> tuple[bytes, bytes] | None:
-    """Head and body for the engine; None where nothing goes on.
+    """Head and body for the engine; None if nothing is forwarded.
 
-    A body that the rewriter refuses is forwarded here as it came, which the gateway never does: what frames it must
-    hold for any bytes.
+    A body that the rewriter rejects is forwarded unchanged here, which the gateway never does: framing must be correct
+    for any bytes.
     """
     operation = find_operation(request.head.method, request.head.path)
     if operation is None or operation.kind is not Kind.INFER:

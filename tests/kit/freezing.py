@@ -1,4 +1,4 @@
-"""SIGSTOP that has taken effect: the signal is only queued, and threads that run go on until one of them handles it."""
+"""A SIGSTOP that is sure to have taken effect: the signal is only queued, and threads run on until one handles it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LOOK_S = 0.001
 
 
 def freeze(pid: int) -> None:
-    """Returns when no thread of the process runs any more. SIGCONT thaws it."""
+    """Returns when no thread of the process runs any more. SIGCONT resumes it."""
     deliver(pid, signal.SIGSTOP)
 
 
 def deliver(pid: int, number: int) -> None:
-    """Any signal; SIGSTOP as `freeze` does."""
+    """Sends any signal; SIGSTOP as `freeze` does."""
     os.kill(pid, number)
     until_s = time.monotonic() + STOPPED_S_MAX
     while number == signal.SIGSTOP and not _is_frozen(pid):
@@ -27,6 +27,6 @@ def deliver(pid: int, number: int) -> None:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Each thread is in state T (proc(5); the name before it may have brackets and blanks)."""
+    """Whether each thread is in state T (proc(5); the name before it may contain parentheses and spaces)."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return all((one / "stat").read_text().rpartition(")")[2].split()[0] == "T" for one in threads)

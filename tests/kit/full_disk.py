@@ -1,8 +1,8 @@
 """A small disk that fills up during a pull: `unshare -m python -m tests.kit.full_disk FOLDER HOST FIRST SECOND`.
 
-In a mount namespace of its own: a tmpfs on FOLDER, a store in it, and the real command. FIRST is pulled; of SECOND the
-first part comes, then somebody else writes until the disk is full, and the registry is told (`GET /full`) that it may
-go on. At last that file goes, and SECOND is pulled again. Prints what happened as one JSON object.
+In its own mount namespace: a tmpfs on FOLDER, a store in it, and the real command. FIRST is pulled. After the first
+part of SECOND another process fills the disk, and `GET /full` makes the registry continue. Then that file is removed
+and SECOND is pulled again. Prints the outcome as one JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pilotlight.cli.main import cli
 Store.__init__.__kwdefaults__["spare_bytes"] = 0
 cli(sys.argv[1:], prog_name="pilotlight")
 """
-"""The command, on a disk that is smaller than what a store leaves to others."""
+"""The command, on a disk that is smaller than the space that a store leaves free."""
 
 
 def command(store: Path, *words: str) -> list[str]:
@@ -33,7 +33,7 @@ def command(store: Path, *words: str) -> list[str]:
 
 
 def why_no_mount() -> str | None:
-    """Why not."""
+    """Returns why a mount namespace is not available, if so."""
     try:
         done = subprocess.run(
             ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, check=False
@@ -69,7 +69,7 @@ def main(folder: Path, host: str, first: str, second: str) -> None:
 
 
 def _fill(path: Path) -> None:
-    """Until there is no room for one more byte."""
+    """Writes until the disk has no free byte left."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
         while True:

@@ -1,7 +1,7 @@
 """A state directory on a disk that fills up: `unshare -m python -m tests.kit.full_disk_engine FOLDER`.
 
-In a mount namespace of its own: a tmpfs on FOLDER, the local driver in it, and an engine that ends when its log cannot
-be written. Prints what the driver observed as one JSON object.
+In its own mount namespace: a tmpfs on FOLDER, the local driver in it, and an engine that exits when its log cannot be
+written. Prints what the driver observed as one JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ R1, R2 = ReplicaId("r1"), ReplicaId("r2")
 
 
 def fill(path: Path) -> None:
-    """Until there is no room for one more byte."""
+    """Writes until the disk has no free byte left."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT)
     for size in (1 << 16, 1 << 12, 1):
         try:

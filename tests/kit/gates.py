@@ -1,7 +1,7 @@
-"""Calls through a chosen gateway of a `serve`: its gateways share one port, and the kernel chooses who gets a client.
+"""Requests through a chosen gateway of a `serve`. The gateways share one port, and the kernel assigns the connections.
 
-Whose a connection is, the request id of a first answer on it says. Connections are opened until one is with the gateway
-that is wanted; those that are with others are kept for when they are. A gateway that was replaced needs a new Gates.
+The request id of a connection's first response identifies its gateway. Connections are opened until one reaches the
+wanted gateway; those to other gateways are kept for later use. After a gateway was replaced, create a new Gates.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from loadtest.client import ClientConnection, request_bytes, target_of
 from loadtest.result import Shot
 
 CONNECTIONS_MAX = 2000
-"""Opened at most: as many as an address may have."""
+"""Limit of open connections: as many as one address may have."""
 ANSWER_S_MAX = 60.0
 
 
 class Sent(NamedTuple):
-    """One Call on a connection of its own."""
+    """One request on its own connection."""
 
     connection: ClientConnection
     sent_s: float
     """When it was sent (monotonic)."""
     done: asyncio.Future[None]
-    """Its answer has ended, well or badly."""
+    """Done when its response has ended, successfully or not."""
 
     @property
     def began_s(self) -> float | None:
-        """When the first byte of its answer's body came."""
+        """When the first byte of the response body arrived."""
         return self.connection.first_byte_s
 
     @property
     def whole(self) -> bool:
-        """It was answered as it should be."""
+        """Whether the response is complete and correct."""
         answer = self.connection.answer
         return self.done.done() and answer.status == 200 and not answer.broken and not answer.errors
 
     @property
     def cut(self) -> bool:
-        """Its connection broke before the answer was whole."""
+        """Whether its connection broke before the response was complete."""
         answer = self.connection.answer
         return self.done.done() and bool(answer.broken) and not answer.errors
 
     def leave(self) -> float:
-        """The client goes away; when (monotonic)."""
+        """Disconnects the client; returns when (monotonic)."""
         self.connection.close()
         return time.monotonic()
 
 
 class Gates:
-    """The inference port of one `serve`, gateway by gateway. `headers` go with every Call."""
+    """The inference port of one `serve`, gateway by gateway. `headers` are sent with every request."""
 
     def __init__(self, url: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         self._target = target_of(url)
@@ -62,7 +62,7 @@ class Gates:
         self._opened: list[ClientConnection] = []
 
     async def connection(self, gateway: str) -> ClientConnection:
-        """A fresh connection with this gateway."""
+        """Returns a fresh connection to this gateway."""
         kept = self._kept.setdefault(gateway, [])
         while not kept:
             assert len(self._opened) < CONNECTIONS_MAX, f"none of so many connections is with {gateway}"
@@ -71,11 +71,11 @@ class Gates:
         return kept.pop()
 
     async def ready(self, gateway: str, count: int) -> None:
-        """Until so many connections with it are there: `send` then needs no time for them."""
+        """Opens that many connections to the gateway in advance, so that `send` needs no time for it."""
         self._kept[gateway] = [await self.connection(gateway) for _ in range(count)]
 
     async def send(self, gateway: str, shot: Shot, id: str = "") -> Sent:
-        """Sends a Call through a gateway; `id` is its request id, if it matters."""
+        """Sends a request through a gateway; `id` is its request id, if it matters."""
         connection = await self.connection(gateway)
         named = (("X-Request-Id", id),) if id else ()
         headers = (*self._headers, *shot.headers, *named)
@@ -99,7 +99,7 @@ class Gates:
         async with asyncio.timeout(ANSWER_S_MAX):
             await connection.begin(request_bytes(self._target, "GET", "/health", (), b""), stream=False)
         id = connection.answer.headers["x-request-id"]
-        return id.rsplit("-", 3)[0]  # gateway-N, and its process, boot and number
+        return id.rsplit("-", 3)[0]  # gateway-N, then process, boot and number
 
 
 @contextlib.asynccontextmanager
@@ -110,4 +110,4 @@ async def gates(url: str, headers: tuple[tuple[str, str], ...] = ()) -> AsyncIte
         yield one
     finally:
         one.close()
-        await asyncio.sleep(0)  # closed transports say so in the loop's next round
+        await asyncio.sleep(0)  # closed transports finish in the next iteration of the event loop

@@ -1,6 +1,6 @@
-"""Objects that we emit, as files that a person has read: `tests/golden/NAME.yaml`, and Kubernetes' own schemas.
+"""Golden files of the objects that we emit, `tests/golden/NAME.yaml`, and validation with the schemas of Kubernetes.
 
-GOLDEN=write in the environment writes the files anew, for whoever then reads the difference.
+GOLDEN=write in the environment regenerates the files; review the difference afterwards.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import yaml
 
 from autoscaler.slicing.base import PodFields
 
-validate = importlib.import_module("kubernetes_validate").validate  # it has no types
+validate = importlib.import_module("kubernetes_validate").validate  # the package has no types
 ROOT = Path(__file__).parent.parent / "golden"
 VERSIONS = ("1.34", "1.36")
-"""The first with resource.k8s.io/v1, and that of the test bed."""
+"""The first version with resource.k8s.io/v1, and that of the test cluster."""
 
 
 def agrees(name: str, objects: Sequence[Any]) -> None:
-    """The objects are valid, and what the file says."""
+    """Checks that the objects are valid and equal the file."""
     for one in objects:
         if "apiVersion" in one and one["apiVersion"] in {"v1", "resource.k8s.io/v1"}:
             for version in VERSIONS:
@@ -34,7 +34,7 @@ def agrees(name: str, objects: Sequence[Any]) -> None:
 
 
 def pod(name: str, fields: PodFields, *, node: str = "", image: str = "engine") -> dict[str, Any]:
-    """The least pod that says what the fields say, on that node."""
+    """A minimal pod with these fields, on that node."""
     claims = [one["metadata"]["name"] for one in fields.claims]
     resources: dict[str, Any] = {"limits": dict(fields.limits)}
     spec: dict[str, Any] = {"restartPolicy": "Never"}

@@ -1,9 +1,9 @@
-"""A real `serve` that is as talkative as Python can make it, and all that anybody can hear of it (case 44).
+"""A real `serve` with the most verbose logging that Python offers, and everything that it outputs (case 44).
 
-`Heard` keeps what clients and operators were told, apart from what engines told them; `hits` searches all that, the
-output and the state directory for the words of `tests.kit.betrayals`, in every spelling. Two places hold the prompt
-rightly and are left out: what an engine itself answered, which is the client's own business, and STATE/logs, where each
-engine's own output lies as the engine wrote it. That these two do hold it shows that the search finds what is there.
+`Heard` records what clients and operators received, apart from what engines sent; `hits` searches these records, the
+output and the state directory for the words of `tests.kit.betrayals`, in every spelling. Two places may contain the
+prompt and are excluded: the response of an engine itself, and STATE/logs, which contains each engine's own output. That
+the prompt is in these two shows that the search works.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TALKATIVE = """import logging
 logging.basicConfig(level=logging.NOTSET)
 logging.getLogger("talkative").debug("talks")
 """
-"""Of the Python that all processes of `serve` run in."""
+"""For the Python of all processes of `serve`."""
 CLOCKS: Document = {"firstByteSecondsMax": 6, "responseSecondsMax": 6, "stallSecondsMax": 6}
 
 
 def talk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every Python that is started from here on logs all it has, with asyncio in its debug mode."""
+    """Makes every Python that is started from here on log everything, with asyncio in debug mode."""
     place = folder / "talkative"
     place.mkdir()
     (place / "sitecustomize.py").write_text(TALKATIVE)
@@ -48,31 +48,31 @@ def talk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tenant() -> Document:
-    """The Tenant with the good key."""
+    """The Tenant with the valid key."""
     hashed = hashlib.sha256(KEY.encode()).hexdigest()
     keys = {"keys": [{"name": "only", "sha256": hashed}]}
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": keys}
 
 
 def repeating(folder: Path, name: str, **spec: object) -> Document:
-    """A Model whose engine says again what it is asked; it keeps that in FOLDER/NAME.jsonl."""
+    """A Model whose engine repeats its input and records it in FOLDER/NAME.jsonl."""
     command = parrot.command(folder / f"{name}.jsonl")
     return model(name, engine="command", command=command, **{"gpu": {"memory": "10Mi"}, "slots": 4 * AT_ONCE, **spec})
 
 
 class Heard:
-    """A `serve`, and what clients and operators heard of it."""
+    """A `serve`, and what its clients and operators received."""
 
     def __init__(self, one: Serving) -> None:
         self.one = one
         self.ours: dict[str, bytes] = {}
-        """What we said ourselves, by fault or page."""
+        """Output of our own, by fault or page."""
         self.engines = b""
-        """What engines said."""
+        """Output of the engines."""
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     async def answer(self, data: bytes) -> bytes:
-        """All that comes for one request on a connection of its own."""
+        """The whole response to one request on its own connection."""
         client = await connected(self.one.url)
         try:
             client.send(data)
@@ -82,7 +82,7 @@ class Heard:
             client.leave()
 
     async def suffer(self, fault: Fault) -> None:
-        """One fault, which must happen as it is meant to."""
+        """Sends one fault and checks that it occurs as intended."""
         async with self._gate:
             got = await self.answer(fault.data)
         assert got.startswith(b"HTTP/1.1 %d " % fault.status if fault.status else b"HTTP/1.1 "), (fault.name, got)
@@ -93,7 +93,7 @@ class Heard:
             self.ours[fault.name + " " + str(len(self.ours))] = got
 
     async def running(self, name: str, *, stream: bool, manner: str = "silent") -> Client:
-        """A client whose Call is on an engine of this Model that says nothing."""
+        """A client whose request runs on an engine of this Model that does not respond."""
         before = len(parrot.seen(self.one.folder / f"{name}.jsonl"))
         client = await connected(self.one.url)
         client.send(post(CHAT, chat(name, manner, stream=stream)))
@@ -101,7 +101,7 @@ class Heard:
         return client
 
     async def look(self) -> None:
-        """Everything that an operator can read: pages, metrics, the read API, the command line, the process list."""
+        """Reads everything that an operator can: pages, metrics, the read API, the command line, the process list."""
         paths = ["/", "/healthz", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1/plan", "/api/v1/tenants",
                  "/api/v1/status", "/api/v1/models", "/api/v1/devices", "/api/v1/explain/last"]  # fmt: skip
         names = [
@@ -121,7 +121,7 @@ class Heard:
             self.ours[f"process {child.pid}"] = " ".join(child.cmdline()).encode()
 
     def hits(self) -> Iterator[str]:
-        """Where a word was found."""
+        """Where one of the words was found."""
         sources = dict(self.ours) | {"output": self.one.said().encode()}
         logs = self.one.state / "logs"
         for path in sorted(self.one.state.rglob("*")):
@@ -132,8 +132,8 @@ class Heard:
                 yield f"{name}: {found!r}"
 
     def nothing_told(self, *, talkers: int) -> None:
-        """When all has ended: neither word was told, by so many processes that said what only a talkative one says,
-        though the prompt is found where it may be.
+        """Checks at the end: no word leaked, `talkers` processes were verbose, the search finds the prompt in its
+        places.
         """
         hits = list(self.hits())
         assert not hits, hits

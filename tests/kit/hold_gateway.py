@@ -1,8 +1,8 @@
-"""A small model of a gateway, for tests of who holds which Slots: it acts on Routes and reports, and has no engine.
+"""A small model of a gateway, for tests of how Slots are held: it applies Routes and reports, and has no engine.
 
-Owns the gateway's half of the hold rule (interfaces section 6) in the plainest form: a hold is taken only from a newer
+Owns the gateway's half of the hold rule (interfaces section 6) in its simplest form: a hold is raised only by a newer
 grant, lowered at once when others wait, and never exceeded. The real one is `gateway.dispatch.dispatcher`; this one
-lets `autoscaler.routing.slots` be tested by itself.
+allows isolated tests of `autoscaler.routing.slots`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Held:
 
 @dataclass
 class Running:
-    """A Call on a Replica."""
+    """A request on a Replica."""
 
     tenant: TenantName
     replica: ReplicaId
@@ -47,7 +47,7 @@ class Running:
 
 @dataclass
 class HoldGateway:
-    """One gateway process; `crash` and `restart` make a new boot of it."""
+    """One gateway process; `crash` and `restart` start a new boot of it."""
 
     id: GatewayId
     boot: int = 1
@@ -63,24 +63,24 @@ class HoldGateway:
     busy_s: dict[TenantName, float] = field(default_factory=dict)
     reported_s: float = -1.0
     due: bool = False
-    """A report is on its way out."""
+    """A report is being sent."""
     again: bool = False
-    """A repeated report is planned, because something waits."""
+    """A repeated report is scheduled, because requests wait."""
 
     def boot_name(self) -> str:
-        """As the wire says it."""
+        """The boot name in the format of the protocol."""
         return f"boot{self.boot}"
 
     def waiting(self) -> int:
-        """Calls parked here."""
+        """Number of requests queued here."""
         return sum(map(len, self.queues.values()))
 
     def used(self, replica: ReplicaId) -> int:
-        """Calls of ours on a Replica."""
+        """Number of our requests on a Replica."""
         return sum(call.replica == replica for call in self.calls)
 
     def dispatch(self, now_s: float) -> list[Running]:
-        """Grants what fits, fair over Tenants."""
+        """Grants what fits, fairly over Tenants."""
         granted: list[Running] = []
         while self.waiting():
             open_ = [(held.hold - held.in_use, id) for id, held in self.held.items() if held.ready]
@@ -97,13 +97,13 @@ class HoldGateway:
         return granted
 
     def finish(self, call: Running, now_s: float) -> None:
-        """A Call ended."""
+        """A request ended."""
         self.calls.remove(call)
         self.held[call.replica].in_use -= 1
         self.busy_s[call.tenant] = self.busy_s.get(call.tenant, 0.0) + now_s - call.since_s
 
     def give_back(self) -> bool:
-        """Others wait and nothing waits here: lowers what is not used; True when that was something."""
+        """If others wait and no request waits here, lowers unused holds; returns whether any was lowered."""
         if not self.others_wait or self.waiting():
             return False
         lowered = [held for held in self.held.values() if held.in_use < held.hold]
@@ -112,7 +112,7 @@ class HoldGateway:
         return bool(lowered)
 
     def take(self, delta: RoutesDelta) -> bool:
-        """Applies Routes; True when the leader should hear of it at once."""
+        """Applies Routes; returns whether the leader needs a report at once."""
         if (delta.epoch, delta.version) < (self.epoch, self.version):
             return False
         edge = delta.epoch > self.epoch
@@ -134,7 +134,7 @@ class HoldGateway:
         return edge
 
     def report(self, now_s: float) -> Report:
-        """The levels now."""
+        """A report with the current levels."""
         self.sequence += 1
         self.reported_s, self.due = now_s, False
         running: dict[TenantName, int] = {}
@@ -171,13 +171,13 @@ class HoldGateway:
         )
 
     def crash(self) -> None:
-        """The process dies with all its Calls."""
+        """The process crashes; all its requests are lost."""
         self.dead = True
         self.calls.clear()
         self.queues.clear()
 
     def restart(self) -> None:
-        """A new process under the same name: it knows nothing."""
+        """Starts a new process under the same name, without state."""
         self.dead, self.boot, self.sequence = False, self.boot + 1, 0
         self.epoch = self.version = 0
         self.others_wait = self.due = self.again = False

@@ -1,6 +1,6 @@
 """Inputs made to exhaust memory or time: headers of weight files, YAML, objects of an API server.
 
-`measure` reads one in a process of its own and returns the peak. `tests/process` and `bench.inputs` use it.
+`measure` reads one in a separate process and returns the peak. `tests/process` and `bench.inputs` use it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ except (gguf.GgufError, hf_config.ConfigError, load.DocumentError, WrongKeyError
 print(json.dumps({"error": fault, "mib": peak() - before, "cpu_s": time.process_time() - begin_s}))
 """
 MIB_MAX = 200
-"""Above the idle process, for any input within the limits of the product."""
+"""MiB above the idle process, for any input within the limits of the product."""
 YAML_BYTES, OBJECT_BYTES = 1 << 20, 3 << 19
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "max_position_embeddings": 8}
 
 
 class Measured(NamedTuple):
-    """What reading one input took."""
+    """The cost of reading one input."""
 
     error: str
     mib: float
@@ -63,7 +63,7 @@ class Measured(NamedTuple):
 
 
 def measure(kind: str, path: Path) -> Measured:
-    """Reads the input in a process of its own. `kind`: gguf, folder, yaml or object."""
+    """Reads the input in a separate process. `kind`: gguf, folder, yaml or object."""
     command = [sys.executable, "-c", READ, kind, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     result = json.loads(done.stdout)
@@ -93,14 +93,14 @@ def arrays(name: str) -> Iterator[bytes]:
 
 
 def texts(count: int) -> Iterator[bytes]:
-    """An array of empty texts."""
+    """An array of empty strings."""
     yield begin(0, 2) + text(b"tokenizer.ggml.tokens") + struct.pack("<IIQ", ARRAY, STRING, count)
     for _ in range(count // 100_000):
         yield bytes(800_000)
 
 
 def keys(name: str, padding: int) -> Iterator[bytes]:
-    """As many keys as are allowed."""
+    """As many keys as the limit allows."""
     yield begin(0, 100_000)
     for number in range(99_999):
         yield text(name.format(number).encode() + b"x" * padding) + struct.pack("<IB", BOOL, 1)
@@ -132,7 +132,7 @@ SAFETENSORS: dict[str, Callable[[], bytes]] = {
 
 
 def write_folder(folder: Path, header: bytes) -> Path:
-    """A folder with config.json and one file of weights, which is returned."""
+    """A folder with config.json and one file of weights; returns the path of that file."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     path = folder / "a.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header)
@@ -143,7 +143,7 @@ def write_folder(folder: Path, header: bytes) -> Path:
 
 
 def filled(unit: str, begin: str = "", end: str = "", size: int = YAML_BYTES) -> str:
-    """A text of this size that repeats one part."""
+    """A text of this size that repeats `unit`."""
     return begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end
 
 
@@ -171,7 +171,7 @@ YAML: dict[str, Callable[[], str]] = {
 
 
 def event(spec: str = "1", metadata: str = "") -> str:
-    """An event of a watch with a Model."""
+    """A watch event with a Model."""
     known = '"name":"m","namespace":"n","uid":"u","resourceVersion":"7"' + metadata
     known = f'"apiVersion":"pilotlight.dev/v1alpha1","kind":"Model","metadata":{{{known}}}'
     return f'{{"type":"ADDED","object":{{{known},"spec":{spec}}}}}'
@@ -200,4 +200,4 @@ OBJECT: dict[str, Callable[[], str]] = {
     "one text": lambda: event(filled("x", '{"a":"', '"}', OBJECT_BYTES - 300)),
     "quotes": lambda: event(filled('\\"', '{"a":"', '"}', OBJECT_BYTES - 300)),
 }
-"""Case -> an event of a watch whose object has at most 1.5 MiB."""
+"""Case -> a watch event whose object has at most 1.5 MiB."""

@@ -1,4 +1,4 @@
-"""One agent's weights, as `pilotlight.agent.weights.keeper` keeps them, with a clock that stands still."""
+"""The weights of one agent, managed by `pilotlight.agent.weights.keeper`, with a clock that stands still."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_S_MAX = 60.0
 
 
 class Kept:
-    """One agent's weights, with a clock that stands still."""
+    """The weights of one agent, with a clock that stands still."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.now_s, self.logins = root, 100.0, list[str]()
@@ -48,7 +48,7 @@ class Kept:
             await task
 
     def wants(self, *wants: NodeWant, epoch: int = 1, held: tuple[str, ...] = (), **weights: object) -> None:
-        settings = Weights(**weights)  # type: ignore[arg-type]  # a test's own words
+        settings = Weights(**weights)  # type: ignore[arg-type]  # keys are set by the test
         self.keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=wants, held=held, weights=settings)))
 
     @property

@@ -1,7 +1,7 @@
-"""A sigstore of a test's own: an authority, a log of certificates, one of signatures, and bundles that they vouch for.
+"""A private sigstore for tests: an authority, a certificate log, a signature log, and bundles that they vouch for.
 
-Everything is made to the specifications with keys of this process, so that each test can break one thing; sigstore-go
-v1.2.2 takes what `signed` makes (with all of its checks on, and ids and addresses added to `trusted`).
+Everything follows the specifications and uses keys of this process, so that each test can break one thing. sigstore-go
+v1.2.2 accepts what `signed` returns (with all of its checks enabled, and ids and addresses added to `trusted`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def usage(*, ca: bool) -> x509.KeyUsage:
 
 
 def tree(leaves: Sequence[bytes]) -> bytes:
-    """The root (RFC 6962, 2.1), by its definition."""
+    """The root of the Merkle tree (RFC 6962, 2.1), computed from its definition."""
     if len(leaves) == 1:
         return hashlib.sha256(b"\x00" + leaves[0]).digest()
     half = 1 << (len(leaves) - 1).bit_length() - 1
@@ -61,7 +61,7 @@ def tree(leaves: Sequence[bytes]) -> bytes:
 
 
 def path(index: int, leaves: Sequence[bytes]) -> list[bytes]:
-    """The proof for one leaf (RFC 6962, 2.1.1), by its definition."""
+    """The inclusion proof of one leaf (RFC 6962, 2.1.1), computed from its definition."""
     if len(leaves) == 1:
         return []
     half = 1 << (len(leaves) - 1).bit_length() - 1
@@ -71,17 +71,17 @@ def path(index: int, leaves: Sequence[bytes]) -> list[bytes]:
 
 
 def octets(content: bytes) -> bytes:
-    """As DER has it: the shortest form of the length."""
+    """An OCTET STRING in DER: with the shortest form of the length."""
     size = len(content)
     assert size < 256
     return (bytes([4, size]) if size < 128 else bytes([4, 0x81, size])) + content
 
 
 class Sigstore:
-    """One whole installation."""
+    """One complete installation."""
 
     def __init__(self, *, ca: bool = True) -> None:
-        """`ca`: whether the one that gives certificates may."""
+        """`ca`: whether the authority that issues certificates is marked as a CA."""
         self.top, self.authority, self.log, self.ct = private(), private(), private(), private()
         self.root = self._authority(self.top, self.top, "root", "root", ca=True)
         self.intermediate = self._authority(self.authority, self.top, "intermediate", "root", ca=ca)
@@ -99,7 +99,7 @@ class Sigstore:
         )
 
     def trusted(self) -> dict[str, Any]:
-        """`trusted_root.json`."""
+        """The content of `trusted_root.json`."""
 
         def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
             return {"publicKey": {"rawBytes": b64(der(key)), "validFor": {"start": "2025-12-01T00:00:00.000Z"}}}
@@ -144,7 +144,7 @@ class Sigstore:
     def _timestamp(
         self, bare: bytes, ct: ec.EllipticCurvePrivateKey, signs: ec.EllipticCurvePrivateKey | None
     ) -> bytes:
-        """A list of one (RFC 6962, 3.2 and 3.3)."""
+        """A list with one SCT (RFC 6962, 3.2 and 3.3)."""
         unix_ms = (AT_S * 1000 + 123).to_bytes(8, "big")
         length = len(bare).to_bytes(3, "big")
         said = b"\x00\x00" + unix_ms + b"\x00\x01" + id_of(self.authority) + length + bare + b"\x00\x00"
@@ -180,7 +180,7 @@ class Sigstore:
         }
 
     def vouched(self, document: dict[str, Any], leaf: x509.Certificate, unix_s: int = AT_S) -> dict[str, Any]:
-        """A bundle that is made with a key, as one that is made with its certificate."""
+        """A bundle signed with a key, converted to one signed with that key's certificate."""
         pem = b64(leaf.public_bytes(Encoding.PEM))
         if "dsseEnvelope" in document:
             inner = document["dsseEnvelope"]
@@ -209,7 +209,7 @@ class Sigstore:
         return document | {"mediaType": BUNDLE, "verificationMaterial": material}
 
     def signed(self, digest: bytes | None = None, **leaf: Any) -> dict[str, Any]:
-        """A whole bundle; with `digest` over these bytes, else over a statement."""
+        """A complete bundle: over these bytes if `digest` is given, else over a statement."""
         key = private()
         document = envelope(key) if digest is None else message(key, digest)
         return self.vouched(document, self.leaf(key, **leaf))

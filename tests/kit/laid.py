@@ -1,4 +1,4 @@
-"""Four nodes of ten devices with Replicas laid out on them, for tests of what moves there."""
+"""Four nodes of ten devices with a given layout of Replicas, for tests of defragmentation."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tests.kit.worlds import T0, Scene, device, model, replica, world
 
 NODES, DEVICES = 4, 10
 BIG = 8
-"""Devices of the Model that comes last."""
+"""Devices of the Model that is added last."""
 Laid = dict[int, list[int]]
 """Node -> the devices of each Replica there."""
 
 
 def slices(*, shared: bool = True, many: int = DEVICES) -> list[Slice]:
-    """All of them, empty."""
+    """All Slices, empty."""
     return [device(f"n{node}-g{at}", 80, f"n{node}", shared=shared) for node in range(NODES) for at in range(many)]
 
 
 def wide(name: str, devices: int, low: int = 1, **spec: Any) -> Model:
-    """A Model that is kept ready on so many whole devices."""
+    """A Model that is kept ready on that many whole devices."""
     return model(name, 70, low=low, gpu=Gpu(count=devices), **({"idle_seconds": 5.0} | spec))
 
 
 def big(**spec: Any) -> Model:
-    """The Model that comes last."""
+    """The Model that is added last."""
     return wide("big", BIG, **spec)
 
 
 def laid(at: Laid, *, others: Iterable[Model] = (), shared: bool = True, **fields: Any) -> World:
-    """Replicas so laid out, each the only one of a Model `n0-a`, `n0-b` ...; and `big` is wanted."""
+    """Replicas in that layout, each the only one of a Model `n0-a`, `n0-b` ...; and `big` is wanted."""
     models, there = list(others or [big()]), []
     for node, sizes in at.items():
         first = 0
@@ -56,33 +56,33 @@ def laid(at: Laid, *, others: Iterable[Model] = (), shared: bool = True, **field
 
 
 def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
-    """Calls nothing."""
+    """No demand."""
     return []
 
 
 def changed(at: World, id: str, **fields: Any) -> World:
-    """One Replica is otherwise."""
+    """The World with one Replica changed."""
     after = replace(at.replicas[ReplicaId(id)], **fields)
     return rebuild_indices(replace(at, replicas={**at.replicas, after.id: after}), T0)
 
 
 def reason(at: World, now_s: float = T0) -> str:
-    """Why `big` is not there."""
+    """Why `big` has no placement."""
     return next(unmet.reason for unmet in plan(at, now_s).unmet if unmet.model == "big")
 
 
 def moved(scene: Scene) -> list[tuple[float, Replica]]:
-    """Successors, and when they were started."""
+    """Replacement Replicas, and when they were started."""
     return [(at_s, a.replica) for at_s, a in scene.actions if isinstance(a, StartReplica) and a.replica.move]
 
 
 def node_of(at: World, of: Replica) -> NodeId:
-    """Where it is."""
+    """The Replica's node."""
     return at.slices[of.slices[0]].node
 
 
 def free(at: World) -> dict[NodeId, int]:
-    """Whole devices of each node that nobody is on."""
+    """Unused whole devices of each node."""
     counts: dict[NodeId, int] = {}
     for slice_ in at.slices.values():
         counts[slice_.node] = counts.get(slice_.node, 0) + (not at.by_slice.get(slice_.id))
@@ -90,19 +90,19 @@ def free(at: World) -> dict[NodeId, int]:
 
 
 def asked(at: World, of: Model | None = None) -> PlacementRequest:
-    """It is wanted, and nobody waits for it."""
+    """A placement request for a Model that is wanted but has no queued requests."""
     return build_placement_request(of or big(), 0, T0, EvictionLevel.LOWER, "it is wanted", at.settings.pod)
 
 
 def looked(
     at: World, now_s: float, want: PlacementRequest | None = None, starts: dict[str, float] | None = None
 ) -> Defragmented:
-    """What is done for an unmet PlacementRequest, whatever else the Plan does."""
+    """What defragmentation does for an unmet PlacementRequest, regardless of the rest of the Plan."""
     outlook = RestartCosts(start_s={ModelName(name): start_s for name, start_s in (starts or {}).items()})
     ground = MigrationContext(at, SliceIndex(build_bins(at, now_s)), outlook, now_s)
     return defragment([Unplaced(want or asked(at), "no room")], ground)
 
 
 def names(found: Defragmented) -> list[str]:
-    """Models in the order of their moves."""
+    """Models in the order in which they are moved."""
     return [step.home.want.model for step in found.steps]

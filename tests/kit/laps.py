@@ -1,9 +1,9 @@
-"""A clock that is as slow as the processes that are watched: for bounds on time where cores are busy with other things.
+"""A clock that is as slow as the observed processes: for time limits on machines whose cores are busy.
 
-A lap is a pause of PAUSE_S, and then one answer of each process, one after the other. While a lap goes, each of them
-has had its turn: it has taken every message that had come to it. So what is bounded by a time and by a number of
-messages between these processes is bounded by a number of laps, however slow they are; and on idle cores a lap takes
-little more than its pause.
+A lap is a pause of PAUSE_S, followed by one response of each process, one after the other. Within a lap each process
+has run and has read every message that had arrived. So a limit that depends on a time and on a number of messages
+between these processes is a number of laps, however slow they are. On idle cores a lap takes little more than its
+pause.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PAUSE_S = 0.010
 
 
 class Visit(NamedTuple):
-    """One process: a connection to it, and what it is asked."""
+    """One process: a connection to it, and the path of the request."""
 
     connection: ClientConnection
     request: bytes
 
 
 class Laps:
-    """The laps so far."""
+    """The number of laps so far."""
 
     def __init__(self, visits: Sequence[Visit]) -> None:
         self._visits = visits
@@ -48,21 +48,21 @@ class Laps:
             self._turned.set()
 
     async def wait(self, laps: int) -> None:
-        """Until so many whole laps have gone by."""
+        """Waits until that many complete laps have passed."""
         from_s = time.monotonic()
         while self.between(from_s, time.monotonic()) < laps:
             self._turned.clear()
             await self._turned.wait()
 
     def between(self, from_s: float, to_s: float) -> int:
-        """Whole laps between two moments (monotonic)."""
+        """Complete laps between two moments (monotonic)."""
         pairs = zip(self._began_s, self._ended_s, strict=True)
         return sum(from_s <= began_s and ended_s <= to_s for began_s, ended_s in pairs)
 
 
 @contextlib.asynccontextmanager
 async def laps(visits: Sequence[Visit]) -> AsyncIterator[Laps]:
-    """A clock that runs; its visits' connections are closed at the end."""
+    """Runs the clock; the visits' connections are closed at the end."""
     clock = Laps(visits)
     task = asyncio.create_task(clock.run())
     try:
@@ -83,5 +83,5 @@ async def visit(url: str, path: str) -> Visit:
 
 
 def visit_by(connection: ClientConnection, path: str) -> Visit:
-    """A process to which there is a connection."""
+    """A process to which a connection exists."""
     return Visit(connection, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

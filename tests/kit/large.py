@@ -1,4 +1,4 @@
-"""Large bodies for tests: how they are made and sent, and such as are made to be slow to read."""
+"""Large request bodies for tests: how to create and send them, including bodies that are slow to parse."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MIB = 1 << 20
 
 
 def address(server: asyncio.Server) -> str:
-    """Where it listens."""
+    """The address on which the server listens."""
     return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 def body(size: int, **members: object) -> bytes:
-    """A chat completion of so many bytes (or a few more)."""
+    """A chat completion of that many bytes (or a few more)."""
     fixed = {"model": "alias-m", **members}
     text = "wake up, das Städtchen schläft \\ \n" * (size // 38 + 1)
     made = json.dumps({**fixed, "messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()
@@ -35,7 +35,7 @@ def post(
 
 
 def post_in_chunks(client: Client, data: bytes, size: int, path: str = "chat/completions") -> None:
-    """Sends it in chunks of so many bytes."""
+    """Sends it in chunks of `size` bytes."""
     head = ["host: x", "content-type: application/json", "transfer-encoding: chunked", "", ""]
     client.send(f"POST /v1/{path} HTTP/1.1\r\n".encode() + "\r\n".join(head).encode())
     for at in range(0, len(data), size):
@@ -55,11 +55,11 @@ HOSTILE = {
     "names": b'{"model":"alias-m",' + b",".join(b'"%d":1' % number for number in range(MIB // 2)) + b"}",
     "white space": b'{"model":"alias-m"' + b" " * 4 * MIB + b"}",
 }
-"""Most are a nuisance; all but `names` are taken."""
+"""All but `names` are accepted, although most are expensive to parse."""
 
 
 class Played:
-    """An engine that a test plays: a subclass says what it does with each connection."""
+    """A fake engine; a subclass defines the handling of each connection."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -78,7 +78,7 @@ class Played:
         await self.connected(reader, writer)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Handles one connection."""
         raise NotImplementedError
 
 
@@ -90,7 +90,7 @@ class Refusing(Played):
         self._answer = answer
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request of a connection: what comes after it is only read."""
+        """Answers one request per connection and only reads what follows."""
         await reader.readuntil(b"\r\n\r\n")
         writer.write(self._answer)
         await reader.read()
@@ -98,20 +98,20 @@ class Refusing(Played):
 
 
 class Reading(Played):
-    """An engine that answers each request once it is whole, and meanwhile tells how much of it has come."""
+    """An engine that answers each request once it is complete, and exposes how much of it has arrived."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__()
         self._answer = answer
         self._news = asyncio.Event()
         self.came = b""
-        """Of the request that comes now, or of the last one."""
+        """The bytes of the current request, or of the last one."""
         self.whole = list[bytes]()
         self.lost = 0
-        """Requests that broke off."""
+        """Number of requests that were aborted."""
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests until its peer leaves."""
+        """Serves requests until the peer disconnects."""
         self.came = b""
         try:
             while piece := await reader.read(MIB):
@@ -129,7 +129,7 @@ class Reading(Played):
         writer.close()
 
     async def until(self, told: Callable[[], object]) -> None:
-        """Waits until it is so."""
+        """Waits until the condition holds."""
         async with asyncio.timeout(60):
             while not told():
                 self._news.clear()
@@ -137,7 +137,7 @@ class Reading(Played):
 
 
 class Dying(Played):
-    """An engine that reads so much of its first request and is gone; then it no longer listens."""
+    """An engine that exits after reading part of its first request, and no longer listens."""
 
     def __init__(self, read_bytes: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Dying(Played):
         self.asked = False
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The first of them."""
+        """Handles the first connection."""
         await reader.readexactly(self._read_bytes)
         self.asked = True
         self._server.close()

@@ -1,4 +1,4 @@
-"""A place to run real Replicas at, for tests of the local driver: a state directory, fake engines, all ended after."""
+"""An environment for real Replicas, for tests of the local driver: a state directory and fake engines, with cleanup."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ while True:
     c.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
     c.close()
 """
-"""An engine that does nothing but be ready: it starts in half the time of the fake one."""
+"""An engine that only becomes ready; it starts in half the time of the fake engine."""
 
 INSTANCE = f"i{os.getpid()}"
-"""Of the tests that mark processes by hand: other processes of the same run do so at the same time."""
+"""For tests that mark processes by hand: other processes of the same run do so at the same time."""
 R1 = f"{INSTANCE}/r1"
 GPU0 = DeclaredDevice(name="gpu0", memory_bytes=Bytes(1 << 30), model="H100")
 KNOBS = {
@@ -50,7 +50,7 @@ KNOBS = {
 
 
 class ArgvLaunch(NamedTuple):
-    """A launch as engines give it."""
+    """A launch as engines return it."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -58,7 +58,7 @@ class ArgvLaunch(NamedTuple):
 
 
 def launch(model: Model, host: str, port: int, given: Given = AS_ASKED) -> ArgvLaunch:
-    """Starts the Model's command with {host} and {port} filled in, whatever its memory."""
+    """Starts the Model's command with {host} and {port} filled in, regardless of its memory."""
     del given
     argv = tuple(word.replace("{host}", host).replace("{port}", str(port)) for word in model.spec.command)
     return ArgvLaunch(argv, {name: value for name, value in model.spec.env.items() if isinstance(value, str)})
@@ -84,7 +84,7 @@ def replica(name: str, argv: tuple[str, ...], slices: tuple[str, ...] = ("gpu0",
 
 
 class LocalRig:
-    """A rig of the contract suite on real processes."""
+    """A rig of the contract suite with real processes."""
 
     began_within_s = 0.5
 
@@ -112,7 +112,7 @@ class LocalRig:
         return replica(name, tuple(command("--port", "{port}", *KNOBS[manner])))
 
     def processes(self, name: ReplicaId) -> list[int]:
-        """Living processes that carry its mark."""
+        """Running processes that carry the Replica's mark."""
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [pid for pid in pids if read_process_mark(pid) == self.state.mark_prefix + name and not _gone(pid)]
 
@@ -133,11 +133,11 @@ class LocalRig:
         await until("it is over", lambda: not self.exists(replica))
 
     def starts(self, replica: ReplicaId) -> int:
-        """Told by the engine's own log: the fake engine says one line when it listens."""
+        """Counted in the engine's own log: the fake engine logs one line when it listens."""
         return max(1, self.state.log(replica).read_text().count("listening on"))
 
     def close(self) -> None:
-        """Nothing of this rig's Replicas is left."""
+        """Ends everything that is left of this rig's Replicas."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and (read_process_mark(int(entry.name)) or "").startswith(self.state.mark_prefix):
                 os.kill(int(entry.name), signal.SIGKILL)

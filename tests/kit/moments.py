@@ -1,4 +1,4 @@
-"""For tests that choose when something happens: turns of the loop, an engine that is never late, slow connects."""
+"""Helpers for tests that control timing: iterations of the event loop, an engine without delays, slow connects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.kit.engine import OK
 
 
 async def turns(number: int) -> None:
-    """So many turns of the loop go by."""
+    """Runs that many iterations of the event loop."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 class Plain(asyncio.Protocol):
-    """One connection of an engine that does nothing late: what comes and goes is noted in the order of its coming."""
+    """One connection of an engine without delays; it records what is received and sent, in order."""
 
     def __init__(self, engine: PlainEngine) -> None:
         self.engine = engine
@@ -38,7 +38,7 @@ class Plain(asyncio.Protocol):
 
 
 class PlainEngine:
-    """Answers chat completions at once and nothing else at all."""
+    """Answers chat completions at once; supports nothing else."""
 
     def __init__(self) -> None:
         self.connections: list[Plain] = []
@@ -59,14 +59,14 @@ class PlainEngine:
 
 
 class Connects:
-    """Connections to one port wait until `go` is set, and are then made or, with `error`, not."""
+    """Connections to one port wait until `go` is set; then they are established or, with `error`, fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         self.begun = 0
         self.go = asyncio.Event()
         self.error: OSError | None = None
         self.late = False
-        """They are made, and then said to have taken too long."""
+        """Whether established connections are reported as timed out."""
         self._port = int(address.rpartition(":")[2])
         loop = asyncio.get_running_loop()
         self._real = loop.create_connection

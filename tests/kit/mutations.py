@@ -1,4 +1,4 @@
-"""Requests that are nearly right: valid ones, changed in one to three places by a seeded die."""
+"""Nearly valid requests: valid ones, mutated in one to three places by a seeded random generator."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _case(die: random.Random, data: bytes) -> bytes:
 
 
 def _lines(die: random.Random, data: bytes) -> bytes:
-    """A line is repeated, moved, taken out, or put in."""
+    """Repeats, moves, removes or inserts a line."""
     lines = data.split(b"\r\n")
     at, to = die.randrange(len(lines)), die.randrange(1, len(lines) + 1)
     how = die.randrange(4)
@@ -115,14 +115,14 @@ def _lines(die: random.Random, data: bytes) -> bytes:
 
 
 def _head_line(die: random.Random, data: bytes) -> bytes:
-    """A line is put into the first head."""
+    """Inserts a line into the first head."""
     lines = data.split(b"\r\n")
     lines.insert(die.randrange(1, lines.index(b"") + 1 if b"" in lines else 2), die.choice(LINES))
     return b"\r\n".join(lines)
 
 
 def _follow(die: random.Random, data: bytes) -> bytes:
-    """Another request follows."""
+    """Appends another request."""
     return data + die.choice(SEEDS)
 
 
@@ -130,7 +130,7 @@ CHANGES: tuple[Change, ...] = (_flip, _insert, _replace, _cut, _case, _lines, _l
 
 
 def mutated(seed: int, count: int) -> Iterator[bytes]:
-    """So many inputs; the same for the same seed."""
+    """Generates `count` inputs; the same for the same seed."""
     die = random.Random(seed)
     for number in range(count):
         data = SEEDS[number % len(SEEDS)]

@@ -1,4 +1,4 @@
-"""Nodes that give their stores to each other, over real connections on loopback."""
+"""Nodes that serve their weight stores to each other, over real connections on loopback."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from artifacts.store.store import Store
 from autoscaler.server.auth import ContractAuth
 
 TOKEN = "t0ken-that-all-nodes-show-each-other"
-"""What must be seen nowhere."""
+"""A secret that must not appear anywhere."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Judge = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 
 class Neighbour:
-    """A node that serves; `judge` answers before it does, and `given` counts the bytes that went out."""
+    """A node that serves its store. `judge` can answer before it does; `given` counts the bytes sent."""
 
     def __init__(self, store: Store, url: str = "") -> None:
         self.store, self.url = store, url
@@ -28,7 +28,7 @@ class Neighbour:
         """Method, path, status."""
 
     def asked(self, part: str, status: int | None = None) -> int:
-        """How often, for paths with that part."""
+        """Number of requests for paths that contain that part."""
         return sum(part in path and status in {None, said} for _, path, said in self.seen)
 
 
@@ -36,7 +36,7 @@ class Neighbour:
 async def serving(
     store: Store, *, private: bool = True, streams: int = STREAMS_MAX, token: str | None = TOKEN
 ) -> AsyncIterator[Neighbour]:
-    """Its store to others."""
+    """Serves its store to other nodes."""
     one = Neighbour(store)
 
     @web.middleware

@@ -1,6 +1,6 @@
-"""An API server's objects, played in memory: what Providers ask of one (`autoscaler.providers.kube.Server`).
+"""A fake API server with objects in memory: what Providers require of one (`autoscaler.providers.kube.Server`).
 
-Owns names, versions, conflicts, finalizers and moments as the real one has them; it checks no schema.
+Owns names, versions, conflicts, finalizers and timestamps as the real one does; it validates no schema.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from autoscaler.providers.kube import CONFLICT, NOT_FOUND, AnswerError, Object
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 
 FIELDS = {"spec.nodeName", "status.phase", "metadata.name", "involvedObject.uid"}
-"""By these it selects; another selector is an error."""
+"""The supported field selectors; any other is an error."""
 HEARD_S = 0.05
-"""So late at most whoever follows is told."""
+"""Maximum delay until a watch reports a change."""
 
 
 class PlayedServer:
-    """`clock` gives seconds since 1970. What is created is labelled as `owner` does it."""
+    """`clock` returns seconds since 1970. Created objects are labelled as `owner` does it."""
 
     def __init__(self, clock: Callable[[], float], owner: Ownership = ANYBODYS) -> None:
         self.owner = owner
         self._clock = clock
         self.objects: dict[str, Object] = {}
-        """By path."""
+        """Objects by path."""
         self.away = False
         self.refused: dict[str, AnswerError] = {}
-        """By the method (or WATCH): what it says to each such request."""
+        """By method (or WATCH): the error returned to each such request."""
         self.before_write: Callable[[str, str], None] = lambda method, path: None
-        """Something happens between a question and the write that follows."""
+        """Called between a read and the write that follows."""
         self.writes: list[tuple[str, str, Object]] = []
         self._version = 0
 
@@ -57,7 +57,7 @@ class PlayedServer:
     async def follow(
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> None:
-        """See Server. It looks instead of being told."""
+        """See Server. It polls instead of being notified."""
         known: dict[str, object] = {}
         while True:
             with contextlib.suppress(ConnectionError, AnswerError):
@@ -105,17 +105,17 @@ class PlayedServer:
             return
         del self.objects[path]
 
-    # --- of the test --------------------------------------------------------------------------------------------------
+    # --- controls for tests -------------------------------------------------------------------------------------------
 
     def put(self, path: str, body: Object) -> None:
-        """It is there."""
+        """Stores an object."""
         made = copy.deepcopy(body)
         made.setdefault("metadata", {}).setdefault("name", path.rpartition("/")[2])
         made["metadata"].setdefault("creationTimestamp", stamp(self._clock()))
         self._put(path, made)
 
     def change(self, path: str, body: Object) -> None:
-        """Somebody else has it changed; what has no finalizer left goes, if it was to be deleted."""
+        """Changes the object as another client; deletes it if it is being deleted and has no finalizer left."""
         self._put(path, _merged(self._there(path), body))
 
     def _put(self, path: str, body: Object) -> Object:
@@ -146,7 +146,7 @@ class PlayedServer:
 
     @staticmethod
     def _within(path: str, collection: str) -> bool:
-        """`/api/v1/pods` has those of all namespaces."""
+        """Whether the path is in the collection; `/api/v1/pods` includes all namespaces."""
         if path.rpartition("/")[0] == collection:
             return True
         before, _, kind = collection.rpartition("/")
@@ -155,7 +155,7 @@ class PlayedServer:
 
 
 def stamp(unix_s: float) -> str:
-    """As objects have moments."""
+    """A timestamp in the format of Kubernetes objects."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
 
 

@@ -1,4 +1,4 @@
-"""What drivers say: runs one for a test and keeps everything that it observes, in order; and says the same by hand."""
+"""Observations of drivers: runs a driver for a test and records all its observations; also builds such by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def seen_of(
     replica: Replica, seen: Seen, *, address: str = "", started_s: float | None = None, reason: str = "",
     proof: str = "",
 ) -> ReplicaSeen:  # fmt: skip
-    """What a driver says of a Replica that it was told to start."""
+    """A driver's observation of a Replica that it was ordered to start."""
     of = replica
     return ReplicaSeen(
         id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=seen,
@@ -28,7 +28,7 @@ def seen_of(
 
 
 class Observed:
-    """What a driver said so far."""
+    """A driver's observations so far."""
 
     def __init__(self) -> None:
         self.all: list[Observation] = []
@@ -42,20 +42,20 @@ class Observed:
         self._new.set()
 
     def of(self, replica: ReplicaId) -> list[ReplicaSeen]:
-        """All that was seen of one Replica."""
+        """All observations of one Replica."""
         return [o for o in self.all if isinstance(o, ReplicaSeen) and o.id == replica]
 
     def words(self, replica: ReplicaId) -> list[str]:
-        """The states one Replica was seen in, repetitions left out."""
+        """The states in which one Replica was observed, without repetitions."""
         words = [o.seen.value for o in self.of(replica)]
         return [word for i, word in enumerate(words) if i == 0 or words[i - 1] != word]
 
     def slices(self) -> SlicesSeen:
-        """The inventory as last told."""
+        """The latest inventory."""
         return [o for o in self.all if isinstance(o, SlicesSeen)][-1]
 
     async def until(self, replica: ReplicaId, seen: Seen, times: int = 1) -> ReplicaSeen:
-        """The first (or n-th) time that it was seen so; fails after WAIT_S_MAX, telling what was seen instead."""
+        """The first (or n-th) observation in that state; fails after WAIT_S_MAX with the states seen instead."""
         try:
             async with asyncio.timeout(WAIT_S_MAX):
                 while True:
@@ -67,12 +67,12 @@ class Observed:
             raise AssertionError(f"{replica} was never {seen}: {self.of(replica)}") from None
 
     async def more(self) -> None:
-        """Something new was observed."""
+        """Waits for a new observation."""
         self._new.clear()
         await self._new.wait()
 
     async def synced(self) -> None:
-        """Everything that exists was listed."""
+        """Waits until everything that exists was listed."""
         async with asyncio.timeout(WAIT_S_MAX):
             while not any(isinstance(o, Synced) for o in self.all):
                 await self.more()
@@ -80,7 +80,7 @@ class Observed:
 
 @asynccontextmanager
 async def running(driver: Driver) -> AsyncIterator[Observed]:
-    """The driver runs inside, and has listed everything; it is cancelled at the end and nothing else."""
+    """Runs the driver, which has listed everything; at the end it is only cancelled."""
     observed = Observed()
     task = asyncio.create_task(driver.run(observed.observe))
     synced = asyncio.create_task(observed.synced())

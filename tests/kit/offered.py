@@ -1,4 +1,4 @@
-"""Small ledgers for tests: Offers, Leases and Worlds that have some. `Any` stands where fields are passed on."""
+"""Small ledgers for tests: Offers, capacity orders and Worlds with both. `Any` marks fields that are passed on."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ A = model("a", 16, high=4, slots=1)
 
 
 def offer(provider: str = "rack", name: str = "w1", **fields: Any) -> Offer:
-    """A Device of 16 GiB that is attached to node w1 in 30 s."""
+    """An Offer of a Device of 16 GiB that is attached to node w1 in 30 s."""
     given = {"node": "w1", "product": "A100", "memory_bytes": 16 * GI, "devices_max": 2, "expected_s": 30.0}
     return Offer(provider=provider, name=name, **{**given, "shared": True, "price_per_hour": 1.0, **fields})
 
 
 def cloud(name: str = "g4", **fields: Any) -> Offer:
-    """A node with a Device that is added in 120 s."""
+    """An Offer of a node with a Device that is added in 120 s."""
     return offer("cloud", name, **{"node": "", "devices_max": 1, "expected_s": 120.0, "price_per_hour": 2.0, **fields})
 
 
 def surge(*offers: Offer, waiting: int = 1, waits_s: float | None = None, **fields: Any) -> World:
-    """Calls for a Model wait, and no Device is there but what is offered."""
+    """Requests for a Model are queued, and no Devices exist except those on offer."""
     level_ = level("a", waiting, wait_s=60.0)
     told = gateway(levels=[level_ if waits_s is None else replace(level_, soonest_deadline_s=waits_s)])
     begin = world([A], [device("cpu", 1, "w1")], gateways=[told], leading_since_s=T0 - 500, **fields)
@@ -38,7 +38,7 @@ def surge(*offers: Offer, waiting: int = 1, waits_s: float | None = None, **fiel
 
 
 def offered(begin: World, *offers: Offer, now_s: float = T0, hedges: Iterable[str] = ()) -> World:
-    """These are offered, and no Lease is there."""
+    """The World with these offers and no capacity orders."""
     names = sorted({one.provider for one in offers})
     seen: list[Observation] = [ProvidersSeen(providers=tuple(names), hedges=frozenset(hedges))]
     for name in names:
@@ -48,12 +48,12 @@ def offered(begin: World, *offers: Offer, now_s: float = T0, hedges: Iterable[st
 
 
 def told(begin: World, *seen: Observation, now_s: float = T0) -> World:
-    """The World after that."""
+    """The World after these observations."""
     return fold(begin, seen, now_s)[0]
 
 
 def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list[Action]]:
-    """The World after what is planned, again and again until nothing is; and all of that."""
+    """Plans repeatedly until nothing is left to do; returns the World and all Actions."""
     done: list[Action] = []
     for _ in range(rounds):
         actions = plan(begin, now_s).actions
@@ -65,31 +65,31 @@ def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list
 
 
 def quiet(of: World, now_s: float) -> World:
-    """Nobody waits any more, and the gateway has just said so."""
+    """The World after the gateway has just reported that no requests are queued."""
     report = gateway(seen_s=now_s).report
     assert report is not None
     return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
 
 
 def waits(of: World, now_s: float, waiting: int = 1) -> World:
-    """Calls wait, still or from now on."""
+    """The World with queued requests, whether new or not."""
     report = gateway(levels=[level("a", waiting, wait_s=60.0)]).report
     assert report is not None
     return told(of, Reported(report=replace(report, sequence=int(now_s * 10), epoch=of.epoch)), now_s=now_s)
 
 
 def orders(actions: Iterable[Action]) -> list[tuple[str, int]]:
-    """(provider, Devices) of each Lease that is ordered."""
+    """(provider, Devices) of each capacity order placed."""
     return [(one.order.id.provider, one.order.devices) for one in actions if isinstance(one, AcquireLease)]
 
 
 def releases(actions: Iterable[Action]) -> list[ReleaseLease]:
-    """What is given back."""
+    """The releases of capacity orders."""
     return [one for one in actions if isinstance(one, ReleaseLease)]
 
 
 def listed(of: World, provider: str = "rack", **fields: Any) -> tuple[Listed, ...]:
-    """The Leases of a World as their provider shows them."""
+    """The World's capacity orders as their provider lists them."""
     leases = [one for id, one in sorted(of.capacity.leases.items()) if id.provider == provider]
     return tuple(
         Listed(name=one.id.name, offer=one.offer, devices=one.devices, owner=one.owner, **fields) for one in leases
@@ -102,7 +102,7 @@ def shown(of: World, now_s: float, provider: str = "rack", **fields: Any) -> Wor
 
 
 def arrived(of: World, now_s: float, provider: str = "rack", node: str = "w1", devices: int = 1) -> World:
-    """Its Devices are there: their Slices are seen, and the provider says so."""
+    """The World after delivery: the Devices' Slices are observed, and the provider lists them."""
     ids = tuple(f"new{number}" for number in range(devices))
     new = [
         Slice(id=SliceId(id), device=DeviceId(id), node=NodeId(node), memory_bytes=16 * GI, product="A100", shared=True)

@@ -1,7 +1,7 @@
-"""The version before this one, as a folder that its processes run in: what an upgrade replaces.
+"""The previous version, as a folder from which its processes run: the starting point of an upgrade.
 
-It is the commit in the environment variable BASE, else the last release, or, before there is one, a commit that is
-known to run (BEFORE). It is read from the project's history.
+It is the commit in the environment variable BASE, else the last release. Before the first release it is a commit that
+is known to run (BEFORE). It is read from the project's history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGES = ("pilotlight", "autoscaler", "gateway", "artifacts", "loadtest")
 
 
 def older(folder: Path) -> Path:
-    """Its tree. Without the history of the project there is none, and the test says so."""
+    """Extracts the tree of that version. Skips the test if the project history is missing."""
     commit = os.environ.get("BASE") or _git("describe", "--tags", "--abbrev=0") or BEFORE
     tarred = subprocess.run(
         ["git", "-C", str(HERE), "archive", "--format=tar", commit, *PACKAGES],
@@ -29,7 +29,7 @@ def older(folder: Path) -> Path:
     if tarred.returncode:
         pytest.skip("the version before this one is not here: it needs the project's history (git fetch --unshallow)")
     with tarfile.open(fileobj=io.BytesIO(tarred.stdout)) as archive:
-        archive.extractall(folder / "older")  # noqa: S202  our own
+        archive.extractall(folder / "older")  # noqa: S202  our own archive
     return folder / "older"
 
 

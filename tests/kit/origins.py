@@ -1,8 +1,8 @@
-"""Independent HTTP servers on free ports, each answering with what it read.
+"""Independent HTTP servers on free ports, each responding with what it parsed.
 
-`python -m tests.kit.origins NAME...` starts some in one process, says their ports as one JSON line, and runs until its
-input ends. Every answer has the header `x-read`: JSON of (method, target, body, headers), texts as Latin-1. An answer
-without it is the server's refusal.
+`python -m tests.kit.origins NAME...` starts some in one process, prints their ports as one JSON line, and runs until
+its input ends. Every response has the header `x-read`: JSON of (method, target, body, headers), texts as Latin-1. A
+response without it is the server's rejection.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import hypercorn.config
 import uvicorn
 from aiohttp import web
 
-Scope = MutableMapping[str, Any]  # Any: ASGI and WSGI have it so
+Scope = MutableMapping[str, Any]  # Any: as ASGI and WSGI define it
 Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
 ANSWERS_MAX = 1_000_000
-"""On one connection; some servers would stop at a thousand."""
+"""Limit per connection; some servers would stop at a thousand."""
 
 
 def read(method: str, target: bytes, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -74,30 +74,30 @@ async def aiohttp_answer(request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def serve_aiohttp(sock: socket.socket) -> None:
-    """Its parser is the one in C, or the one in Python where AIOHTTP_NO_EXTENSIONS is set."""
+    """Uses the parser in C, or the one in Python if AIOHTTP_NO_EXTENSIONS is set."""
     runner = web.ServerRunner(web.Server(aiohttp_answer, access_log=None))
     await runner.setup()
     await web.SockSite(runner, sock).start()
 
 
 async def serve_uvicorn(sock: socket.socket, http: str) -> None:
-    """With h11 or httptools."""
+    """Uses h11 or httptools."""
     config = uvicorn.Config(asgi, http=http, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=60)
     await uvicorn.Server(config).serve([sock])
 
 
 async def serve_hypercorn(sock: socket.socket) -> None:
-    """With h11."""
+    """Uses h11."""
     config = hypercorn.config.Config()
     config.bind = [f"fd://{sock.fileno()}"]
     config.keep_alive_max_requests = ANSWERS_MAX
-    application: Any = asgi  # its own types of messages are finer than ASGI's
+    application: Any = asgi  # its own message types are narrower than ASGI's
     await hypercorn.asyncio.serve(application, config, shutdown_trigger=asyncio.Event().wait)
 
 
 async def serve_waitress(sock: socket.socket) -> None:
-    """With its own parser, in threads."""
-    waitress = importlib.import_module("waitress")  # it has no types
+    """Uses its own parser, in threads."""
+    waitress = importlib.import_module("waitress")  # the package has no types
     server = waitress.create_server(wsgi, sockets=[sock], threads=4, channel_timeout=60)
     threading.Thread(target=server.run, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""A gateway beside those of a `serve`, whose way to the autoscaler a test can cut and mend."""
+"""A gateway in addition to those of a `serve`. A test can cut and restore its connection to the autoscaler."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ START_S_MAX, STOP_S_MAX = 90.0, 90.0
 
 
 class Outlying:
-    """That gateway. Its clients know its address."""
+    """The additional gateway. Clients connect to its own address."""
 
     def __init__(self, contract: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.way = Cuttable(partial(asyncio.open_unix_connection, str(contract)))
-        """To the autoscaler."""
+        """The connection to the autoscaler."""
 
     async def listens(self) -> None:
-        """Returns when it does, which it does once it knows what there is."""
+        """Returns when the gateway listens, which it does once it knows the current state."""
         host, port = self.url.removeprefix("http://").split(":")
         async with asyncio.timeout(START_S_MAX):
             while True:
@@ -40,22 +40,22 @@ class Outlying:
                     return
 
     def cut(self) -> None:
-        """Nobody reaches the autoscaler any more, and it nobody."""
+        """Cuts the connection to the autoscaler in both directions."""
         self.way.closed = True
         self.way.cut()
 
     def mend(self) -> None:
-        """It may be reached again."""
+        """Restores the connection."""
         self.way.closed = False
 
     def begin(self, *shots: Shot) -> asyncio.Task[list[Result]]:
-        """Sends them in the background."""
+        """Sends requests in the background."""
         return asyncio.create_task(Client(self.url).run(shots))
 
 
 @asynccontextmanager
 async def outlying(one: Serving) -> AsyncIterator[Outlying]:
-    """It listens as long as the context lasts."""
+    """Runs the gateway within the context."""
     run = one.state / "run"
     gateway = Outlying(run / "autoscaler.sock")
     way = await asyncio.start_unix_server(gateway.way.connected, str(run / "outlying.sock"))
@@ -74,4 +74,4 @@ async def outlying(one: Serving) -> AsyncIterator[Outlying]:
         gateway.cut()
         process.terminate()
         said, _ = await asyncio.wait_for(process.communicate(), STOP_S_MAX)
-        print(said.decode())  # pytest shows it for a test that failed
+        print(said.decode())  # pytest shows it if the test fails

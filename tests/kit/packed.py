@@ -1,4 +1,4 @@
-"""Models packed as `weights pack` does it, and pushed to a registry, false or real: what tests pull."""
+"""Models packed with `weights pack` and pushed to a fake or real registry, as input for tests of pulls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILES = {"model.gguf": CONTENT, "sub/adapter-a.gguf": CONTENT[:5000], "LICENSE":
 
 
 def model(folder: Path, files: dict[str, bytes] | None = None) -> Path:
-    """A folder with these files."""
+    """Creates a folder with these files."""
     for path, content in (FILES if files is None else files).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -39,13 +39,13 @@ def model(folder: Path, files: dict[str, bytes] | None = None) -> Path:
 
 
 def packed(source: Path, to: Path, form: Form = "modelpack") -> OciLayout:
-    """A layout of what lies there."""
+    """Packs the source folder into a layout."""
     oci_layout.write_layout(to, plan_artifact(source), form, "v1")
     return OciLayout(to)
 
 
 async def push(client: Client, layout: OciLayout, repository: str = NAME, tag: str = "v1") -> Digest:
-    """All of the layout, under a tag; the artifact's digest."""
+    """Pushes the whole layout under a tag; returns the artifact's digest."""
     top = layout.top()
     await _document(client, layout, repository, top, tag)
     return top.digest
@@ -70,7 +70,7 @@ async def _blobs(client: Client, layout: OciLayout, repository: str, of: Manifes
 
 @contextlib.contextmanager
 def served(layout: Path, seen: list[str] | None = None) -> Iterator[str]:
-    """HOST:PORT of a registry in a thread of its own, with the layout in it; `seen`: what it is asked from then on."""
+    """Runs a registry with the layout in a separate thread; yields HOST:PORT. `seen` records later requests."""
     told, ready = list[str](), threading.Event()
     ends = list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]]()
 

@@ -1,8 +1,8 @@
-"""An engine in a process of its own that keeps whatever it is asked, and says it again in every way an engine can.
+"""An engine in a separate process that records its requests and repeats them in every way that an engine can.
 
-`parrot.py PORT FILE` serves until killed; FILE gets one JSON line per Call (`seen` reads them). The top-level member
-`user` of a Call names one of `MANNERS`, in which the engine then repeats the Call's body; without it the answer is a
-plain one. It prints every body, too: that is what its own log is for.
+`parrot.py PORT FILE` serves until killed; FILE gets one JSON line per request (`seen` reads them). The top-level member
+`user` of a request names one of `MANNERS`, which determines how the engine repeats the request body; without it the
+response is regular. It also prints every body, as an engine may do in its own log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-if not __package__:  # run as a script: this package is found by where the script lies
+if not __package__:  # run as a script: makes this package importable
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tests.kit.engine import (
@@ -45,17 +45,17 @@ _turns = count()
 
 
 def _comment(said: bytes) -> bytes:
-    """One whole event that says it."""
+    """One complete SSE event with the text in a comment."""
     return chunk(b": " + said.replace(b"\n", b" ") + b"\n\n")
 
 
 def _busy(said: bytes) -> Script:
-    """Not now."""
+    """A response that the engine is overloaded."""
     return (document(said, "503 Service Unavailable"),)
 
 
 def _line(said: bytes) -> str:
-    """It as it can stand in a header line."""
+    """The text in a form that is valid in a header line."""
     return said.decode("latin-1").replace("\r", " ").replace("\n", " ")
 
 
@@ -84,28 +84,28 @@ MANNERS: dict[str, Told] = {
     "dies": lambda said: (DIE,),
     "dies-mid-stream": lambda said: (STREAM_HEAD + delta("a"), DIE),
 }
-"""How the engine answers, given what it was sent."""
+"""How the engine responds, given what it was sent."""
 
 
 class Seen(NamedTuple):
-    """One Call as the engine got it."""
+    """One request as the engine received it."""
 
     head: bytes
     body: bytes
 
     @property
     def path(self) -> str:
-        """Where it was sent."""
+        """Path of the request."""
         return self.head.split(b" ", 2)[1].decode()
 
 
 def command(file: Path) -> list[str]:
-    """How it is started by a Model of engine `command`."""
+    """The command of a Model with engine `command`."""
     return [sys.executable, "-E", str(Path(__file__).resolve()), "{port}", str(file)]
 
 
 def seen(file: Path) -> list[Seen]:
-    """The Calls so far."""
+    """The requests so far."""
     lines = file.read_text().splitlines() if file.exists() else []
     rows = [[base64.b64decode(part) for part in json.loads(line)] for line in lines]
     return [Seen(head, body) for head, body in rows]
@@ -119,7 +119,7 @@ class Parrot(ScriptedEngine):
         self._file = file
 
     def script(self, request: bytes) -> Script:
-        """As the Call's `user` says."""
+        """The script that the request's `user` selects."""
         if request.startswith(b"GET "):
             return (OK,)
         head, _, body = request.partition(b"\r\n\r\n")
@@ -132,7 +132,7 @@ class Parrot(ScriptedEngine):
 
 
 def _plainly(said: bytes) -> Script:
-    """As an engine that does what it should."""
+    """The script of an engine that works correctly."""
     return MANNERS["stream" if b'"stream": true' in said or b'"stream":true' in said else "document"](said)
 
 

@@ -1,4 +1,4 @@
-"""A connection of a gateway without a socket: bytes are handed in, what is said is kept."""
+"""A gateway connection without a socket: bytes are passed in directly, and the output is recorded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _STATUS = re.compile(rb"HTTP/1\.1 ([2-5]\d\d) ")
 
 
 class Wire(asyncio.Transport):
-    """What a connection writes to."""
+    """The transport that a connection writes to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.said = b""
         self.ended = False
-        """Closed, or nothing more is said on it."""
+        """Whether it is closed, or nothing more is written to it."""
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return ("192.0.2.1", 1) if name == "peername" else default
@@ -51,7 +51,7 @@ class Wire(asyncio.Transport):
 
 
 def heard(front: Gateway, pieces: list[bytes]) -> tuple[list[int], bool]:
-    """The statuses that a client hears which sends these bytes, and whether the connection ended."""
+    """The statuses that a client receives that sends these bytes, and whether the connection ended."""
     wire, connection = Wire(), front.connection()
     connection.connection_made(wire)
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""Cluster Autoscaler and a scheduler, played on a played API server: a node comes for a pod that is Pending.
+"""Cluster Autoscaler and a scheduler, simulated on a fake API server: a node is added for a Pending pod.
 
-Owns the group's size, the events by which it tells, and the moments, which are those of its manual, in virtual time.
-A keeper is bound where its placeholder is.
+Owns the group's size, the events that it emits, and the delays, which follow its manual, in virtual time. A keeper pod
+is bound to the node of its placeholder pod.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ FULL = "pod didn't trigger scale-up: 1 max node group size reached"
 
 
 class PlayedAutoscaler(PlayedServer):
-    """`size_max`: of the group."""
+    """`size_max`: the maximum size of the group."""
 
     def __init__(self, size_max: int = 4) -> None:
         super().__init__(lambda: BEGIN_UNIX_S + asyncio.get_running_loop().time())
         self.size_max = size_max
         self.silent = False
-        """It looks at nothing any more."""
+        """Whether it has stopped processing objects."""
         self.nodes: list[str] = []
         self._told = 0
 
@@ -49,7 +49,7 @@ class PlayedAutoscaler(PlayedServer):
         asyncio.get_running_loop().call_later(NODE_S, self._binds, name)
 
     def tell(self, name: str, reason: str, message: str) -> None:
-        """An event about a pod that is there."""
+        """Creates an event about a pod, if the pod exists."""
         self._told += 1
         uid = self.objects[f"{PODS}/{name}"]["metadata"]["uid"]
         self.put(f"{EVENTS}/e{self._told}", {
@@ -58,7 +58,7 @@ class PlayedAutoscaler(PlayedServer):
         })  # fmt: skip
 
     def _binds(self, name: str) -> None:
-        """The placeholder first, its keeper after it."""
+        """Binds the placeholder first, then its keeper."""
         for path, pod in sorted(self.objects.items()):
             labels = pod["metadata"].get("labels") or {}
             if name in (labels.get(PLACE), labels.get(KEEPS)):

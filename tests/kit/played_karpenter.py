@@ -1,7 +1,7 @@
-"""Karpenter, played on a played API server: a NodeClaim is launched, joins as a Node, is initialized, and is drained.
+"""Karpenter, simulated on a fake API server: a NodeClaim is launched, joins as a Node, is initialized, and is drained.
 
-Owns the times, which are those that the real one was seen to take, in virtual time. It launches whatever it is asked
-for; of NodePools it keeps what they have in use.
+Owns the delays, which are those observed with the real one, in virtual time. It launches every request and updates the
+resource usage of NodePools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEGIN_UNIX_S = 1_800_000_000.0
 
 
 def node_pool(name: str = "g4-nodepool", **spec: Any) -> Object:
-    """One of g4dn.xlarge, on demand, of at most 4 GPUs."""
+    """A NodePool of on-demand g4dn.xlarge with at most 4 GPUs."""
     template = {
         "nodeClassRef": {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"},
         "taints": [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}],
@@ -43,7 +43,7 @@ def node_pool(name: str = "g4-nodepool", **spec: Any) -> Object:
 
 
 class PlayedKarpenter(PlayedServer):
-    """Beside the objects: `silent`: nothing that is created comes on."""
+    """A server with the objects. `silent`: NodeClaims make no progress after they are created."""
 
     def __init__(self) -> None:
         super().__init__(self._now)
@@ -72,13 +72,13 @@ class PlayedKarpenter(PlayedServer):
             asyncio.get_running_loop().call_later(TERMINATED_S, self._terminates, path)
 
     def conditions(self, name: str, *true: str, **more: Object) -> None:
-        """So far it has come; nothing where it is gone. `more`: others, whole."""
+        """Sets these conditions to true, if the object exists. `more`: other conditions, complete."""
         found = [{"type": one, "status": "True", "lastTransitionTime": stamp(self._now())} for one in true]
         found += [{"type": kind, **said} for kind, said in more.items()]
         self.change_if(f"{CLAIMS}/{name}", {"status": {"conditions": found}})
 
     def change_if(self, path: str, body: Object) -> None:
-        """It is changed, where it is there and stays."""
+        """Changes the object if it exists and is not being deleted."""
         if path in self.objects and "deletionTimestamp" not in self.objects[path]["metadata"]:
             self.change(path, body)
 
@@ -92,7 +92,7 @@ class PlayedKarpenter(PlayedServer):
         self.conditions(name, "Launched", "Registered")
 
     def _terminates(self, path: str) -> None:
-        """Once no pod is on its node."""
+        """Finishes the termination once no pod is on the node."""
         node = (self.objects[path].get("status") or {}).get("nodeName")
         pods = [one for one in self.objects.values() if node and one.get("spec", {}).get("nodeName") == node]
         if pods:
@@ -108,7 +108,7 @@ def played(scenario: Coroutine[object, object, None]) -> None:
 
 
 def pod(name: str, node: str, **spec: Any) -> Object:
-    """One that runs there, of a ReplicaSet, with a GPU; `labels` and `metadata` are laid over its own."""
+    """A pod of a ReplicaSet that runs on the node with a GPU; `labels` and `metadata` are merged into its own."""
     limits = {"nvidia.com/gpu": "1"}
     owner = {"kind": "ReplicaSet", "name": "of", "controller": True}
     labels = spec.pop("labels", {})

@@ -1,4 +1,4 @@
-"""ResourceSlices as drivers publish them: whole GPUs, GPUs with their MIG parts and counters, GPUs that many may have.
+"""ResourceSlices as drivers publish them: whole GPUs, GPUs with MIG partitions and counters, GPUs that are shared.
 
 Names and members are those of NVIDIA's driver (dra-driver-nvidia-gpu, partitions.go, mig.go, consumable_shares.go).
 """
@@ -18,7 +18,7 @@ CLASSES = {"gpu.nvidia.com": "gpu", "mig.nvidia.com": "mig"}
 
 
 def classes() -> list[Object]:
-    """The DeviceClasses that NVIDIA's chart makes."""
+    """The DeviceClasses that NVIDIA's chart creates."""
     return [
         {
             "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name},
@@ -30,7 +30,7 @@ def classes() -> list[Object]:
 
 
 def resource_slice(node: str, name: str, *, pool: str = "", count: int = 1, generation: int = 1, **spec: Any) -> Object:
-    """Of a pool that is named as its node, unless it is said."""
+    """A slice of a pool that has the name of its node by default."""
     return {
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"{node}-{name}"},
         "spec": {
@@ -41,7 +41,7 @@ def resource_slice(node: str, name: str, *, pool: str = "", count: int = 1, gene
 
 
 def gpu(minor: int, **more: Any) -> Object:
-    """A whole one."""
+    """A whole GPU."""
     return {
         "name": f"gpu-{minor}",
         "attributes": {
@@ -53,19 +53,19 @@ def gpu(minor: int, **more: Any) -> Object:
 
 
 def many(minor: int, step: str = "1Mi") -> Object:
-    """One that may be allocated many times, each time for some of its memory."""
+    """A GPU that may be allocated multiple times, each time with part of its memory."""
     policy = {"default": step, "validRange": {"min": step, "step": step}}
     return gpu(minor, allowMultipleAllocations=True, capacity={"memory": {"value": "80Gi", "requestPolicy": policy}})
 
 
 def cut_name(profile: str, start: int, minor: int = 0) -> str:
-    """What the driver calls that part."""
+    """The driver's name for that partition."""
     plain = profile.replace(".", "").replace("+", "-")
     return f"gpu-{minor}-mig-{plain}-{PROFILE_IDS[profile]}-{start}"
 
 
 def _counters(profile: MigProfile | None, start: int = 0) -> Object:
-    """None: the whole GPU."""
+    """Consumed counters; None: the whole GPU."""
     compute, size, bytes_ = (7, 8, 80 * GIB) if profile is None else profile[1:4]
     media = 1 if profile is None or profile.media or profile.compute == 7 else 0
     return {
@@ -76,10 +76,10 @@ def _counters(profile: MigProfile | None, start: int = 0) -> Object:
 
 
 def partitionable(node: str, minor: int = 0, *, places: bool = False) -> list[Object]:
-    """An H100 with all parts that it may have, as NVIDIA's driver has it with DynamicMIG: counters, then devices.
+    """An H100 with all possible partitions, as NVIDIA's driver publishes it with DynamicMIG: counters, then devices.
 
-    `places`: with the memory slices of each among its capacity, as KEP-4815 has it and that driver has it of parts
-    that exist.
+    `places`: with the memory slices of each partition in its capacity, as KEP-4815 specifies and the driver does for
+    existing partitions.
     """
     counter_set = f"gpu-{minor}-counter-set"
 
@@ -109,7 +109,7 @@ def partitionable(node: str, minor: int = 0, *, places: bool = False) -> list[Ob
 
 
 def partitionables(node: str, many: int) -> list[Object]:
-    """A node with so many of these."""
+    """A node with that many of these GPUs."""
     counters, devices = partitionable(node)
     for minor in range(1, many):
         more, others = partitionable(node, minor)

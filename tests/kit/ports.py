@@ -1,7 +1,7 @@
-"""Ports for those who are told theirs before they bind it.
+"""Ports for processes that must know their port before they bind it.
 
-Owns which: each once in a run of the tests, in an order of its own, below those that the kernel takes for outgoing
-connections, one of which could have it in between, and no port of a process of tests that runs beside this one.
+Invariants: each port is returned once per test run, in random order. It is below the range of outgoing connections, one
+of which could take it meanwhile, and outside the ranges of concurrent test processes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ HOST = "127.0.0.1"
 
 
 class Ports:
-    """Of a range."""
+    """The ports of a range."""
 
     def __init__(self, among: range) -> None:
         self._order = itertools.cycle(random.sample(among, len(among)))
 
     def take(self, number: int) -> list[int]:
-        """Such that are free now, and that nobody else was given, who may not have bound his yet."""
+        """Returns ports that are free now and were not given to others, who may not have bound theirs yet."""
         found: list[int] = []
         while len(found) < number:
             port = next(self._order)
@@ -37,15 +37,15 @@ class Ports:
 
 
 def part(among: range, environ: Mapping[str, str]) -> range:
-    """Those of one worker of pytest-xdist, which says who it is of how many; without it all."""
+    """The part of the range that belongs to this worker of pytest-xdist; without workers all of it."""
     number = int(environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return among[number :: max(number + 1, int(environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
 
 
 _ours = Ports(part(range(10_240, 20_480), os.environ))
-"""Engines of `pilotlight serve` have those above (autoscaler/drivers/local/ports.py)."""
+"""The engines of `pilotlight serve` use the ports above (autoscaler/drivers/local/ports.py)."""
 
 
 def free_port() -> int:
-    """One of them."""
+    """Returns one free port."""
     return _ours.take(1)[0]

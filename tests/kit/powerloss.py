@@ -1,7 +1,7 @@
-"""A disk that forgets, when the power goes, what nobody had it keep: a model over a real folder.
+"""A model of power loss over a real folder: a disk that loses everything that was not synced.
 
-What a file had at its last sync is there for certain; of what was written after it, any blocks may be, or be zeros. Of
-what names did since their folder's last sync, as many steps as chance has it are there, in order. Folders are names.
+The content of a file at its last sync survives. Of later writes, a random set of blocks survives or is zeroed. Of the
+changes of names since the last sync of their folder, a random number of steps survives, in order. Folders are names.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ BLOCK = 512
 
 
 class PowerLossError(Exception):
-    """The machine is off."""
+    """The machine lost power."""
 
 
 class ForgetfulDisk:
-    """What `disk` is given to; ends the world before its n-th step. `after` builds what the next start finds."""
+    """Implements `disk` and raises before its n-th step. `after` builds the folder that the next start finds."""
 
     def __init__(self, root: Path, steps: int = -1, boot: str | None = None) -> None:
-        """`boot`: as of Disk; None: one of its own."""
+        """`boot`: as in Disk; None: a new one."""
         self.root = root
         self.disk = Disk(self._step, boot=root.name if boot is None else boot)
         self.steps = 0
         self.last = steps
         self._pinned: dict[int, int] = {}
-        """Inodes, held open so that their numbers are not given out again."""
+        """Inodes that are held open so that their numbers are not reused."""
         self._folders: set[int] = set()
         self._synced: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
-        """Of each folder, wherever it has been moved to, as they are known."""
+        """Names in each folder, wherever it has been moved to, as in memory."""
         self._kept: dict[int, dict[str, int]] = {}
-        """As they are on the disk."""
+        """Names in each folder, as on the disk."""
         self._pending: dict[int, list[Callable[[dict[str, int]], object]]] = {}
         self._built: dict[int, Path] = {}
         self._pin(root, root.lstat().st_ino)
         self._look()
-        for folder, pending in self._pending.items():  # what is there at the start is on the disk
+        for folder, pending in self._pending.items():  # what exists at the start is on the disk
             for apply in pending:
                 apply(self._kept.setdefault(folder, {}))
         self._pending = {}
@@ -68,7 +68,7 @@ class ForgetfulDisk:
             self._synced[inode] = _content(self._pinned[inode])
 
     def _look(self) -> None:
-        """At what the step before did, and at what was made without us: files that were opened anew."""
+        """Notes what the previous step did and what was created outside of it, such as files that were reopened."""
         for folder in (self.root, *(path for path in self.root.rglob("*") if path.is_dir())):
             at = folder.lstat().st_ino
             known = self._names.setdefault(at, {})
@@ -96,7 +96,7 @@ class ForgetfulDisk:
         self._pending.setdefault(folder, []).append(apply)
 
     def after(self, into: Path, random: Random) -> None:
-        """The folder as the next start finds it."""
+        """Builds the folder as the next start finds it."""
         self._look()
         self._build(self.root.lstat().st_ino, into, random)
 
@@ -118,12 +118,12 @@ class ForgetfulDisk:
 
 
 def _content(number: int) -> bytes:
-    """Also of a file that was opened to append."""
+    """The content of an open file, even if it was opened for appending."""
     return os.pread(number, 1 << 20, 0)
 
 
 def _mixed(kept: bytes, new: bytes, random: Random) -> bytes:
-    """Blocks of the one and the other, and zeros where the other is not to be."""
+    """A random mix of old and new blocks, with zeros instead of blocks that were lost."""
     size = random.choice([len(kept), len(new)])
     made = bytearray()
     for at in range(0, size, BLOCK):

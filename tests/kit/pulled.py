@@ -1,6 +1,4 @@
-"""A registry, a client of it, and a folder into which blobs are fetched; layouts are small (see the tests of
-`artifacts/download`).
-"""
+"""A registry, its client and a folder for fetched blobs, with small layouts (see the `artifacts/download` tests)."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ PATH = Path("models/a.gguf")
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layouts as with large blobs: spans of one part each, and a line in the sidecar for each."""
+    """Sets up layouts like those of large blobs: spans of one part each, and a line in the sidecar for each."""
     monkeypatch.setattr(spans, "WHOLE_BYTES_MAX", 16384)
     monkeypatch.setattr(spans, "SMALL_PART_BYTES", 4096)
     monkeypatch.setattr(spans, "PART_BYTES", 4096)
@@ -49,11 +47,11 @@ _over: list[tuple[ssl.SSLContext, Callable[[str], Site]]] = []
 
 
 WAYS = ("spliced", "through us", "unsealed")
-"""All ways of a body from the socket into the file."""
+"""All ways to copy a body from the socket into the file."""
 
 
 def go(way: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Bodies go one of the ways; in the folder an authority of TLS may lie."""
+    """Selects the way in which bodies are copied; a TLS authority may be created in the folder."""
     if way == "through us":
         monkeypatch.setattr(ClientAnswer, "take", lambda _: None)
     if way != "unsealed":
@@ -132,7 +130,7 @@ def breaking(one: Place, end: str) -> Answer:
 
 
 def leave(folder: Path, blob: Blob, content: bytes, done: range) -> None:
-    """What an earlier process left."""
+    """Creates the files that an earlier process left."""
     (folder / "partial").mkdir(exist_ok=True)
     (folder / "partial" / blob.digest).write_bytes(content)
     text = progress_file.format_header(blob.digest, blob.size, 4096) + progress_file.format_parts(done)

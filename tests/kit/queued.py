@@ -1,6 +1,6 @@
-"""The other side of Providers that queue, in virtual time: objects in memory, and who carries out ProvisioningRequests.
+"""The system behind queueing Providers, in virtual time: in-memory objects and the controller of ProvisioningRequests.
 
-Owns what tests of both say of nodes, pods and Models.
+Owns the nodes, pods and Models that the tests of both share.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def settings(count: int = 1) -> Settings:
 
 
 class Quotas(PlayedServer):
-    """With ResourceQuotas that count requests, as the quota controller does it."""
+    """A server with ResourceQuotas that counts requests as the quota controller does."""
 
     async def create(self, path: str, body: Object) -> Object:
         """See Server."""
@@ -61,7 +61,7 @@ class Quotas(PlayedServer):
 
 
 class ProvisioningRig:
-    """In virtual time; the played controller looks every 5 s."""
+    """A rig in virtual time; the fake controller polls every 5 s."""
 
     def __init__(self, class_name: str = ATOMIC, max_run_s: float | None = None, count: int = 1) -> None:
         self.class_name, self.max_run_s, self.count = class_name, max_run_s, count
@@ -91,7 +91,7 @@ class ProvisioningRig:
         )
 
     async def go_on(self, seconds: float = 5.0) -> None:
-        """The controller works so long."""
+        """Lets the controller work for that long."""
         for _ in range(max(1, int(seconds / 5.0))):
             await asyncio.sleep(5.0)
             if not self.server.away:
@@ -109,7 +109,7 @@ class ProvisioningRig:
         raise AssertionError(f"it does not come: {shown}")
 
     def bind(self, name: str, node: str = "there", gpus: str = "0") -> None:
-        """The pod that it is for is on a node."""
+        """Binds the pod of the order to a node."""
         labels = {"pool": "l4"}
         if f"/api/v1/nodes/{node}" not in self.server.objects:
             self.server.put(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}, "status": {}})

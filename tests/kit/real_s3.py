@@ -1,7 +1,7 @@
-"""Real stores that speak S3 (MinIO, versitygw) as processes on loopback, and what is written into them.
+"""Real S3-compatible stores (MinIO, versitygw) as processes on loopback, and helpers that write objects into them.
 
-Each is looked for on the PATH, or is what PILOTLIGHT_MINIO or PILOTLIGHT_VERSITYGW names; without it its tests are
-skipped. They are only ever started as programs of their own: nothing of them is in ours.
+Each is searched on the PATH, unless PILOTLIGHT_MINIO or PILOTLIGHT_VERSITYGW names the program; without one its tests
+are skipped. They only run as separate programs: our code includes nothing of them.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ from tests.kit.certificates import OURS, leaf, sides, write
 from tests.kit.ports import free_port
 
 DOMAIN = "s3.test"
-"""Its buckets are also called BUCKET.s3.test."""
+"""The suffix of its virtual-hosted buckets: BUCKET.s3.test."""
 STARTS_S_MAX = 90.0
 
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs."""
+    """A running server."""
 
     name: str
-    """Of its program."""
+    """The name of its program."""
     url: str
     keys: Keys
-    """Its owner's."""
+    """The owner's keys."""
     folder: Path
-    """What it keeps, and what it said."""
+    """The folder of its data and its log."""
     begins: Callable[[], subprocess.Popen[bytes]]
     tls: ssl.SSLContext | None = None
-    """How it is spoken to where it is not plain HTTP."""
+    """The client's TLS context; None: plain HTTP."""
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def env(self, keys: Keys | None = None) -> dict[str, str]:
-        """How it is reached, by AWS's own names."""
+        """The environment variables of AWS for a client of the server."""
         of = keys or self.keys
         token = {"AWS_SESSION_TOKEN": of.session} if of.session else {}
         named = {"AWS_ACCESS_KEY_ID": of.access, "AWS_SECRET_ACCESS_KEY": of.secret, **token}
         return {"AWS_ENDPOINT_URL": self.url, "AWS_REGION": REGION, **named}
 
     def begin(self) -> None:
-        """Returns when it has what it keeps of buckets and keys, too: it answers before that."""
+        """Starts the server; returns when its buckets and keys are loaded, too: it answers earlier than that."""
         process = self.begins()
         self.running.append(process)
         until_s = time.monotonic() + STARTS_S_MAX
@@ -85,14 +85,14 @@ class Server:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         process = self.running.pop()
         process.kill()
         process.wait()
 
 
 class _Begins(NamedTuple):
-    """How one is started."""
+    """How a server is started."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
@@ -119,11 +119,11 @@ _SERVERS = {
     "minio": (_minio, "github.com/minio/minio"),
     "versitygw": (_versitygw, "github.com/versity/versitygw/cmd/versitygw"),
 }
-"""By the names of their programs: how they are started, and what to give `go install`."""
+"""By program name: how each is started, and the argument of `go install`."""
 
 
 def program(name: str) -> str:
-    """Where it lies; else the test is skipped."""
+    """Path of the program; skips the test if it is not installed."""
     variable = f"PILOTLIGHT_{name.upper()}"
     found = os.environ.get(variable) or shutil.which(name)
     if found is None:
@@ -136,7 +136,7 @@ def program(name: str) -> str:
 def serving(
     name: str, folder: Path, more: Mapping[str, str] | None = None, *, secure: bool = False
 ) -> Iterator[Server]:
-    """One that runs until the end, with its own folder. `more`: of its environment. `secure`: MinIO, by TLS."""
+    """Runs a server with its own folder until the context ends. `more`: extra environment. `secure`: MinIO with TLS."""
     found = program(name)
     host = f"127.0.0.1:{free_port()}"
     keys = Keys(secrets.token_hex(8), secrets.token_hex(16))
@@ -162,13 +162,13 @@ def serving(
 
 
 class RealRig:
-    """As `contracts.bucket.Rig`: a bucket of its own on a server that runs."""
+    """Implements `contracts.bucket.Rig`: a bucket of its own on a running server."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.bucket = server, f"models-{secrets.token_hex(4)}"
 
     async def make(self) -> None:
-        """The bucket."""
+        """Creates the bucket."""
         await self._ask("PUT", "")
 
     def env(self) -> dict[str, str]:
@@ -176,7 +176,7 @@ class RealRig:
         return self.server.env()
 
     async def session(self, *reads: str) -> dict[str, str]:
-        """See Rig. `reads`: which objects alone it may read of those that it may list."""
+        """See Rig. `reads`: if given, the only objects that it may read of those that it may list."""
         if self.server.name != "minio":
             pytest.skip(f"{self.server.name} gives no keys that end")
         asks = {"Action": "AssumeRole", "Version": "2011-06-15", "DurationSeconds": "3600"}
@@ -211,7 +211,7 @@ class RealRig:
         await self._ask("PUT", "", policy.encode(), query="policy=")
 
     def _policy(self, may: Mapping[str, Sequence[str]], **who: str) -> str:
-        """`may`: what, and with which parts of the bucket."""
+        """`may`: the actions, and the parts of the bucket for which each is allowed."""
         rows = [
             {
                 "Effect": "Allow",
@@ -231,7 +231,7 @@ class RealRig:
         return await self._sent(asked, "s3")
 
     async def _sent(self, asked: Asked, service: str) -> tuple[str, Element]:
-        """ETag and document of the answer, which is a yes."""
+        """ETag and document of the response, which must be a success."""
         headers = sigv4.sign_request(asked, self.server.keys, Scope(REGION, service), time.time())
         body = io.BytesIO(asked.body) if asked.body else None
         async with (

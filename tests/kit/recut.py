@@ -1,4 +1,4 @@
-"""Nodes whose GPUs may be cut anew, who waits for that, and what a plan says of it."""
+"""Nodes whose GPUs may be repartitioned, Models that wait for that, and Plans that do it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = "as-it-was"
 
 
 def slices(node: str = "n1", **cuts: str) -> list[Slice]:
-    """The Slices of a node with so many of each profile: `_1g_10gb="7"`."""
+    """The Slices of a node with that many of each profile: `_1g_10gb="7"`."""
     from autoscaler.slicing import registry
 
     facts = mig_node(PRODUCT, None, **cuts)._replace(name=NodeId(node))
@@ -33,7 +33,7 @@ def slices(node: str = "n1", **cuts: str) -> list[Slice]:
 
 
 def cuttable(name: str = "n1", **fields: Any) -> MigNode:
-    """One with a GPU, as mig-manager left it."""
+    """A node with one GPU, in the state in which mig-manager left it."""
     told = {"product": PRODUCT, "gpus": 1, "config": CONFIG, "state": "success", "strategy": "mixed", **fields}
     return MigNode(name=name, **told)
 
@@ -42,7 +42,7 @@ def town(
     *nodes: MigNode, there: list[Slice] | None = None, want_gi: float = 30.0, wait_s: float = WAIT_S,
     held: list[Any] | None = None, **fields: Any,
 ) -> World:  # fmt: skip
-    """A Model that fits on no cut of 10 GB, and for which a Call has waited."""
+    """A World with a Model that fits no 10 GB partition, and for which a request has waited."""
     big = model("big", want_gi)
     found = slices(_1g_10gb="7") if there is None else there
     waits = gateway(levels=[level("big", waiting=1, wait_s=wait_s)])
@@ -64,19 +64,19 @@ def why(at: World, now_s: float = T0) -> str:
 
 
 def asked(tries: int = 1, at_s: float = T0 - 1, cuts: tuple[tuple[str, ...], ...] = (("3g.40gb", "3g.40gb"),)) -> Any:
-    """An order that its node shows: the fields of Cuttable."""
+    """An order that its node reports: the fields of Cuttable."""
     config = configs_of(cuts)[0]
     made = CutOrder(node="n1", config=config, cuts=cuts, tries=tries, asked_s=at_s)
     return {"config": config, "order": made}
 
 
 def beside(cores: int, left: int) -> dict[NodeId, HostResources]:
-    """Node n1 with so many cores, and so many that pods of others leave."""
+    """The host resources of node n1, and how many cores the pods of others leave free."""
     return {NodeId("n1"): HostResources(cores * 1000, 64 << 30, left * 1000, 64 << 30)}
 
 
 def many(names: list[str], memory_gi: float = 9.0, **fields: Any) -> dict[str, Any]:
-    """So many Models that Calls have waited for: `models` and `gateways` of a World."""
+    """One Model per name, each with queued requests: `models` and `gateways` of a World."""
     waits = gateway(levels=[level(name, waiting=1, wait_s=WAIT_S) for name in names])
     return {"models": [model(name, memory_gi, **fields) for name in names], "gateways": [waits]}
 

@@ -1,7 +1,7 @@
-"""A RedfishFabric with a played fabric behind it, over real HTTP on loopback; time is the test's own.
+"""A RedfishFabric in front of a fake fabric, over real HTTP on loopback, with the test's own clock.
 
-`Rig` of `tests.contracts.provider`. The clock moves only by what is slept: seconds of a pause pass at once, so what is
-tried again for minutes is over in milliseconds, while requests are real.
+Implements `Rig` of `tests.contracts.provider`. Only sleeps advance the clock, and a pause of seconds returns almost at
+once. So minutes of retries take milliseconds, while requests are real.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.kit import certificates
 from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
 
 TURN_S = 0.002
-"""What a pause really takes."""
+"""The real duration of a pause."""
 WAIT_S = 60.0
-"""A test waits so long for what must come."""
+"""How long a test waits for an expected event."""
 
 
 class MemoryNotes:
-    """Notes, kept beside the service."""
+    """Notes, stored outside the service."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -48,12 +48,12 @@ class MemoryNotes:
 
 
 def terms(provider: str = "rack") -> FabricContext:
-    """Nothing is seen of nodes."""
+    """The terms of a provider that has no observations of nodes."""
     return FabricContext(provider, 6.0, lambda _: 1.0, lambda _: 0, lambda _: True)
 
 
 async def open_sites(nodes: Collection[str]) -> Mapping[str, AttachableNode]:
-    """All of them."""
+    """All nodes."""
     return {one: AttachableNode(one, 64) for one in nodes}
 
 
@@ -65,7 +65,7 @@ class FabricRig:
         self.notes = MemoryNotes() if notes else None
         self.systems: Mapping[str, str] = {f"w{one}": fabric.path(one) for one in fabric.systems}
         self.name = terms().provider
-        """Of what is made from now on."""
+        """The name of the providers that are created from now on."""
         self.used: set[str] = set()
         self.now_s = 0.0
         self.changes = 0
@@ -77,7 +77,7 @@ class FabricRig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FabricRig]:
-        """The fabric serves, and what is made attends."""
+        """Serves the fabric and runs the providers that are created within the context."""
         server = certificates.sides().server if self._tls else None
         async with self.fabric.serving(server), asyncio.timeout(WAIT_S), asyncio.TaskGroup() as self._tasks:
             try:
@@ -104,12 +104,12 @@ class FabricRig:
         return made
 
     def end(self) -> None:
-        """Those that attend do so no more, as when their process has ended."""
+        """Stops the running providers, as when their process ends."""
         for one in self._attending:
             one.cancel()
 
     async def marked(self) -> AcquireOrder:
-        """What a leader ordered for w1, who ended before it was attached."""
+        """An order for w1 by a leader that ended before it was attached."""
         gone = self._new()
         made = order(next(one for one in await gone.offers() if one.node == "w1"))
         await gone.acquire(made)
@@ -122,28 +122,28 @@ class FabricRig:
         return RedfishFabric(reading, around, terms(self.name), open_sites)
 
     def service(self, logins: Logins) -> Service:
-        """A new way to it."""
+        """A new client of the service."""
         return Service(self.fabric.url, logins, self.tls, sleep=self.sleep, may_write=lambda: self.leads)
 
     async def tls(self) -> ssl.SSLContext | None:
-        """Whom we believe."""
+        """The TLS context that trusts our authority."""
         return certificates.sides().client if self._tls else None
 
     async def logins(self) -> Login | None:
-        """Of the fabric."""
+        """The login for the fabric."""
         return Login(USER, self.password) if self.fabric.login != "none" else None
 
     async def sleep(self, s: float) -> None:
-        """Time passes."""
+        """Advances the clock."""
         await asyncio.sleep(TURN_S)
         self.now_s += s
 
     async def in_use(self, node: str, uuids: tuple[str, ...]) -> str:
-        """Whether a test said so."""
+        """Returns the node if the test marked one of the devices as used."""
         return node if not self.used.isdisjoint(uuids) else ""
 
     async def until(self, holds: Callable[[tuple[Listed, ...]], bool]) -> tuple[Listed, ...]:
-        """Until a list of somebody new is like that."""
+        """Waits until the list of a new provider satisfies the predicate; returns it."""
         looking = self._new()
         try:
             while not holds(shown := await looking.list()):

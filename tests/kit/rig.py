@@ -1,6 +1,6 @@
 """A gateway in this process on a free port, with Routes that the test writes, and a raw client.
 
-It is the real front with the real dispatch; only the autoscaler is played by the test.
+It is the real front with the real dispatch; only the autoscaler is simulated by the test.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MODEL = ModelName("m")
 
 
 class Rig:
-    """One gateway. `routes` says which addresses are ready; the model's own name at the engine is `served-m`."""
+    """One gateway. `routes` sets the ready addresses; the engine knows the model as `served-m`."""
 
     def __init__(self, front: Gateway, port: int, tls: Sides | None = None) -> None:
         self.front = front
         self.tls = tls
         self.trust = (tls or sides()).client
-        """What engines that speak TLS are verified with."""
+        """The TLS context that verifies the engines."""
         self.port = port
         self.handshakes: Handshakes | None = None
         self.clients: list[Client] = []
@@ -65,27 +65,27 @@ class Rig:
         self.front.routes(RoutesDelta(epoch=1, version=self._version, full=True, replicas=replicas, models=(route,)))
 
     async def client(self, *, raw: bool = False) -> Client:
-        """A new connection; a `raw` one knows nothing of TLS."""
+        """A new connection; a `raw` one does not use TLS."""
         trust = None if raw or self.tls is None else self.tls.client
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=trust)
         self.clients.append(Client(reader, writer))
         return self.clients[-1]
 
     def in_use(self) -> int:
-        """Slots in use, as the next report says it."""
+        """Slots in use, as in the next report."""
         return sum(use.in_use for use in self.front.report().replicas)
 
     def totals(self) -> tuple[int, int, int]:
-        """(finished, tokens in, tokens out) as the next report says them."""
+        """(finished, tokens in, tokens out) as in the next report."""
         rows = self.front.report().totals
         return sum(r.finished for r in rows), sum(r.tokens_in for r in rows), sum(r.tokens_out for r in rows)
 
     def at_ease(self) -> None:
-        """Whatever this process holds, it is no pressure."""
+        """Ignores the memory use of this process: there is no memory pressure."""
         self.front._scale.limit_bytes = None
 
     async def settled(self) -> None:
-        """Until no Call is here any more."""
+        """Waits until no request is in the gateway any more."""
         async with asyncio.timeout(60):
             while any(waiting or running for _, waiting, running in self.front.dispatch.counts()):
                 await asyncio.sleep(0.001)
@@ -121,14 +121,14 @@ class Client:
         self.writer.write(data)
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Status and headers of the next answer."""
+        """Status and headers of the next response."""
         async with asyncio.timeout(60):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         fields = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         return int(lines[0].split(" ")[1]), fields
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """A whole answer; the body dechunked."""
+        """A complete response; the body dechunked."""
         status, fields = await self.head()
         async with asyncio.timeout(60):
             if status == 204:
@@ -140,25 +140,25 @@ class Client:
             return status, fields, await self.chunks()
 
     async def chunk(self) -> bytes:
-        """The content of the next chunk; nothing at the end."""
+        """The content of the next chunk; empty at the end."""
         async with asyncio.timeout(60):
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
     async def chunks(self) -> bytes:
-        """The content of all chunks, to their end."""
+        """The content of all chunks up to the end."""
         pieces = []
         while piece := await self.chunk():
             pieces.append(piece)
         return b"".join(pieces)
 
     async def rest(self) -> bytes:
-        """All that comes until the gateway closes."""
+        """Reads until the gateway closes."""
         async with asyncio.timeout(60):
             return await self.reader.read()
 
     def leave(self) -> None:
-        """Gone at once."""
+        """Disconnects at once."""
         self.writer.transport.abort()
 
 
@@ -174,7 +174,7 @@ async def rig(
     tls: Sides | None = None,
     host_check: bool = False,
 ) -> AsyncIterator[Rig]:
-    """A gateway with one Model; addresses are its ready Replicas. With `tls` its port and its engines speak it.
+    """Runs a gateway with one Model; addresses are its ready Replicas. `tls`: its port and its engines use TLS.
 
     With `host_check` the gateway knows that its listener is on loopback.
     """
@@ -207,4 +207,4 @@ async def rig(
             client.leave()
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
-        await asyncio.sleep(0.01)  # closed transports say so in the loop's next rounds
+        await asyncio.sleep(0.01)  # closed transports finish in the next iterations of the event loop

@@ -1,4 +1,4 @@
-"""A process that is an engine with TLS: ready at once, and every Call is answered with the scripted answers.
+"""A process that is an engine with TLS: ready at once, with scripted responses to every request.
 
 `python -m tests.kit.secure_engine PORT CERT KEY`; for `engine: command` of a Model with `spec.tls`.
 """
@@ -14,10 +14,10 @@ from tests.kit.engine import OK, STREAM, Script, ScriptedEngine, document
 
 
 class SecureEngine(ScriptedEngine):
-    """Healthy, and streams where it is asked to."""
+    """Healthy, and streams on request."""
 
     def script(self, request: bytes) -> Script:
-        """What is played for a request."""
+        """Returns the script for a request."""
         if request.startswith(b"GET "):
             return (document(b"{}"),)
         return (STREAM,) if b'"stream":true' in request.replace(b" ", b"") else (OK,)

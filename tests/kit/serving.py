@@ -1,8 +1,8 @@
-"""A real `pilotlight serve` for tests: started, looked at from outside, killed in parts, and surely ended.
+"""A real `pilotlight serve` for tests: starts it, inspects it from outside, kills parts of it, and always stops it.
 
-What it tells comes from outside the product: processes by their mark and arguments, the engines' transcripts and logs,
-the operations port, and what was printed. At the end nothing of it may be left: no process with the mark of its state
-directory and no child, else the test fails.
+The information comes from outside the product: processes by their mark and arguments, the engines' transcripts and
+logs, the operations port, and the output. The test fails if a process is left at the end: one with the mark of the
+state directory or a child.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Move(NamedTuple):
     """One transition as `serve` printed it."""
 
     at_s: float
-    """When, by the clock of `serve` (Unix, thousandths)."""
+    """When, by the clock of `serve` (Unix, milliseconds)."""
     model: str
     state: str
     reason: str
 
 
 class Transcribed(NamedTuple):
-    """One Call as a fake engine wrote it down. Times are Unix seconds."""
+    """One request as recorded by a fake engine. Times are Unix seconds."""
 
     pid: int
     id: str
@@ -80,14 +80,14 @@ def model(name: str, **spec: object) -> Document:
 
 
 def fake(folder: Path, name: str, *knobs: str, **spec: object) -> Document:
-    """A Model whose engine is the fake one; its transcript is FOLDER/NAME.jsonl."""
+    """A Model with the fake engine; its transcript is FOLDER/NAME.jsonl."""
     slots = str(spec.get("slots", 4))
     told = ("--name", name, "--port", "{port}", "--slots", slots, "--transcript", str(folder / f"{name}.jsonl"))
     return model(name, engine="command", command=command(*told, *knobs), **spec)
 
 
 def transcript(folder: Path, name: str) -> list[Transcribed]:
-    """What the fake engines of a Model wrote down so far, in the order of the ends."""
+    """What the fake engines of a Model recorded so far, in the order in which requests ended."""
     path = folder / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [
@@ -109,18 +109,18 @@ def shot(
     model: str, *, stream: bool = True, at_s: float = 0.0, timeout_s: float = WITHIN_S, tokens: int = 100,
     headers: tuple[tuple[str, str], ...] = (),
 ) -> Shot:  # fmt: skip
-    """One chat Call."""
+    """One chat request."""
     body = request_body(model, tokens, 30, stream=stream)
     return Shot(model=model, body=body, stream=stream, at_s=at_s, timeout_s=timeout_s, headers=headers)
 
 
 class Serving:
-    """One installation: a state directory, documents, and `serve` on it, which may be started again and again."""
+    """One installation: a state directory, documents, and `serve` on it, which can be restarted."""
 
     def __init__(self, folder: Path, documents: Sequence[Document], *options: str) -> None:
         self.folder = folder
         self.state = Path(tempfile.mkdtemp(prefix="pilotlight-"))
-        """Short, because a Unix socket's path is."""
+        """Short, because the path of a Unix socket is limited."""
         self.options = options
         self.config = folder / "documents.yaml"
         self.config.write_text(yaml.safe_dump_all(documents))
@@ -128,12 +128,12 @@ class Serving:
         self.url, self.ops = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[bytes] | None = None
         self.faults = False
-        """A test injects internal errors; else one that was contained fails the test."""
+        """Whether the test injects internal errors; if not, a contained error fails the test."""
         self.tree: Path | None = None
-        """Where another version of it is; None: here."""
+        """The folder of another version of the product; None: this one."""
         self._sending: list[asyncio.Task[list[Result]]] = []
 
-    # --- its life ----------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     @property
     def argv(self) -> list[str]:
@@ -143,14 +143,14 @@ class Serving:
         return [sys.executable, "-m", "pilotlight", "serve", *given]
 
     def begin_start(self) -> None:
-        """Starts it and waits for nothing."""
+        """Starts it without waiting."""
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.tree
             )
 
     async def start(self) -> None:
-        """Returns when it says that it is ready."""
+        """Starts it; returns when it reports that it is ready."""
         said = self.said().count("ready on")
         self.begin_start()
         await until(
@@ -159,19 +159,19 @@ class Serving:
         assert not self._ended(), self.said()
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ends it in order and gives its exit status."""
+        """Stops it in order; returns its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
         return await self.ended()
 
     async def ended(self) -> int:
-        """Waits for its end; the exit status."""
+        """Waits until it ends; returns the exit status."""
         assert self.process is not None
         await until("serve ends", self._ended, STOP_S)
         return self.process.wait()
 
     async def kill(self) -> None:
-        """SIGKILL for the supervisor; returns when its children are gone too."""
+        """Sends SIGKILL to the supervisor; returns when its children are gone too."""
         children = [self.autoscaler(), *self.gateways().values()]
         assert self.process is not None
         self.process.kill()
@@ -182,7 +182,7 @@ class Serving:
         return self.process is None or self.process.poll() is not None
 
     async def close(self) -> None:
-        """Ends it if it runs, and says what is left of it: that must be nothing."""
+        """Stops it if it runs; fails if anything of it is left."""
         ours: list[psutil.Process] = []
         if self.process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -202,21 +202,21 @@ class Serving:
             if self.process is not None:
                 self.process.kill()
                 self.process.wait()
-            print(self.said())  # pytest shows it for a test that failed
+            print(self.said())  # pytest shows it if the test fails
             shutil.rmtree(self.state)
 
-    # --- its processes -----------------------------------------------------------------------------------------------
+    # --- processes ---------------------------------------------------------------------------------------------------
 
     def autoscaler(self) -> int:
         """The pid of the autoscaler's process; 0 while there is none."""
         return next((pid for pid, line in self._children() if "autoscaler" in line[:4]), 0)
 
     def gateways(self) -> dict[str, int]:
-        """Name -> pid of the gateways' processes that there are."""
+        """Name -> pid of the running gateway processes."""
         return {line[line.index("--id") + 1]: pid for pid, line in self._children() if "gateway" in line[:4]}
 
     def children(self) -> int:
-        """How many children the supervisor has, the dead that nobody has reaped included."""
+        """Number of the supervisor's children, including zombies."""
         assert self.process is not None
         return len(psutil.Process(self.process.pid).children())
 
@@ -229,7 +229,7 @@ class Serving:
         return [(pid, line) for pid, line in found if "pilotlight" in line and running(pid)]
 
     def marked(self) -> list[int]:
-        """Living processes that carry a mark of this state directory, whoever their parent is."""
+        """Running processes that carry a mark of this state directory, whatever their parent is."""
         installation = self.state / "installation"
         if not installation.exists():
             return []
@@ -238,12 +238,12 @@ class Serving:
         return sorted(pid for pid in pids if (read_process_mark(pid) or "").startswith(prefix) and running(pid))
 
     def engines(self, model: str = "") -> list[int]:
-        """The main processes of Replicas (of one Model) that live."""
+        """The main processes of running Replicas (of one Model)."""
         pids = [record.pid or self._leader(record.id) for record in self.records() if model in {"", record.model}]
         return sorted(pid for pid in pids if pid and running(pid))
 
     def _leader(self, replica: str) -> int:
-        """The process of a Replica that leads a session, while its record has no pid yet; 0: there is none."""
+        """The process of a Replica that leads a session, while its record has no pid yet; 0 if there is none."""
         for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
                 if (read_process_mark(pid) or "").endswith(f"/{replica}") and os.getsid(pid) == pid:
@@ -251,9 +251,9 @@ class Serving:
         return 0
 
     def records(self) -> list[ReplicaRecord]:
-        """What the state directory says of Replicas. A record is written beside the old one, which is then removed
-        before the new one gets its name: in between it is found under the other name, or a moment later under its own.
-        """
+        """The records of Replicas in the state directory."""
+        # The old record is removed before the new one, a separate file, gets its name. Meanwhile it is found under its
+        # temporary name, or shortly after under the final one.
         found = dict[str, ReplicaRecord]()
         for pattern in ("*.json", ".*.json.new", "*.json"):
             for path in (self.state / "replicas").glob(pattern):
@@ -264,13 +264,13 @@ class Serving:
         return [found[name] for name in sorted(found)]
 
     def starts(self, model: str) -> int:
-        """Engine processes of a Model that were ever started: each Replica has a log of its own."""
+        """Number of engine processes of a Model that were ever started: each Replica has its own log."""
         return len([*(self.state / "logs").glob(f"{model}-????????-*.log")])
 
-    # --- what it says ------------------------------------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """All that it printed."""
+        """Everything that it printed."""
         return self.output.read_text() if self.output.exists() else ""
 
     def moves(self, model: str) -> list[Move]:
@@ -283,23 +283,23 @@ class Serving:
         return [move.state for move in self.moves(model)]
 
     def get(self, path: str) -> object:
-        """JSON of the operations port."""
+        """JSON of a path of the operations port."""
         return json.loads(self.text(path))
 
     def text(self, path: str) -> str:
-        """What the operations port answers."""
+        """Text of a path of the operations port."""
         with urllib.request.urlopen(self.ops + path, timeout=60) as response:
             return str(response.read().decode())
 
     def answers(self) -> bool:
-        """Whether the operations port answers (it does not while the autoscaler is replaced)."""
+        """Whether the operations port responds (it does not while the autoscaler is replaced)."""
         try:
             return bool(self.get("/api/v1/status"))
         except OSError:
             return False
 
     def demand(self, model: str) -> dict[str, int]:
-        """Calls waiting and running, as the autoscaler knows them."""
+        """Waiting and running requests, as the autoscaler counts them."""
         row = self.get(f"/api/v1/models/{model}")
         assert isinstance(row, dict)
         return dict(row["demand"])
@@ -316,26 +316,26 @@ class Serving:
             return str(json.load(response)["pilotlight"]["state"])
 
     async def ready(self, model: str, count: int = 1) -> None:
-        """Until so many Replicas of the Model are ready."""
+        """Waits until that many Replicas of the Model are ready."""
         await until(f"{count} of {model} ready", lambda: self.replicas(model).get("ready", 0) == count)
 
     async def zero(self, model: str, within_s: float = WITHIN_S) -> None:
-        """Until no Replica of the Model is left."""
+        """Waits until the Model has no Replica."""
         await until(f"{model} at zero", lambda: not self.replicas(model), within_s)
 
     def busy(self, model: str) -> int:
-        """Calls that the engines of a Model are working on, by their own count."""
+        """Requests that the engines of a Model are processing, as they count them."""
         total = 0
         for record in self.records():
             if record.model == model:
-                with contextlib.suppress(OSError):  # it does not listen yet, or not any more
+                with contextlib.suppress(OSError):  # it does not listen yet, or no longer
                     url = f"http://127.0.0.1:{record.port}/metrics"
                     with urllib.request.urlopen(url, timeout=60) as response:
                         found = re.search(rb"requests_processing (\d+)", response.read())
                     total += int(found[1]) if found else 0
         return total
 
-    # --- Calls -------------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     async def send(self, *shots: Shot, on_result: Callable[[Result], None] | None = None) -> list[Result]:
         """The Results of an open-loop run."""
@@ -348,7 +348,7 @@ class Serving:
         return task
 
     async def call(self, model: str, *, stream: bool = True, tokens: int = 100, timeout_s: float = WITHIN_S) -> Result:
-        """One Call's Result."""
+        """Sends one request; returns its Result."""
         (result,) = await self.send(shot(model, stream=stream, tokens=tokens, timeout_s=timeout_s))
         return result
 
@@ -357,7 +357,7 @@ class Serving:
 async def serving(
     folder: Path, *documents: Document, options: Sequence[str] = (), start: bool = True
 ) -> AsyncIterator[Serving]:
-    """`serve` on a fresh state directory, ready; at the end nothing of it may be left."""
+    """Runs `serve` on a fresh state directory until it is ready; at the end no process of it may be left."""
     folder.mkdir(exist_ok=True)
     given = documents if any(d["kind"] == "Settings" for d in documents) else (*documents, settings())
     one = Serving(folder, given, *options)
@@ -370,13 +370,13 @@ async def serving(
 
 
 def running(pid: int) -> bool:
-    """Whether the process lives (a zombie does not)."""
+    """Whether the process is running (a zombie is not)."""
     one = read_process(pid)
     return one is not None and not one.gone
 
 
 def describe(pid: int) -> str:
-    """A process in words."""
+    """A description of a process."""
     try:
         return f"{pid} {' '.join(psutil.Process(pid).cmdline())}"
     except psutil.Error:
@@ -384,14 +384,14 @@ def describe(pid: int) -> str:
 
 
 def _unix_s(clock: str) -> float:
-    """The last moment at which local clocks showed this."""
+    """The last moment at which the local clock showed this time."""
     now = dt.datetime.now().astimezone()
     shown = dt.datetime.combine(now.date(), dt.time.fromisoformat(clock)).astimezone()
     return (shown if shown <= now else shown - dt.timedelta(days=1)).timestamp()
 
 
 def full_s(calls: Sequence[Transcribed], slots: int, since_s: float) -> float:
-    """When, from `since_s` on (Unix), an engine process first took a Call that filled so many Slots; it must have."""
+    """When an engine process, from `since_s` on (Unix), first had that many requests; fails if none had."""
     begins = sorted(call.began_s + call.queued_s for call in calls)
     runs = [(call.began_s + call.queued_s, call.ended_s) for call in calls]
     found = [at_s for at_s in begins if at_s >= since_s and sum(a <= at_s < b for a, b in runs) >= slots]
@@ -400,5 +400,5 @@ def full_s(calls: Sequence[Transcribed], slots: int, since_s: float) -> float:
 
 
 def most_at_once(calls: Sequence[Transcribed]) -> int:
-    """The most Calls that one engine process had at the same time, waiting in it or running, as it counted itself."""
+    """The largest number of concurrent requests in one engine process, waiting or running, by its own count."""
     return max((call.at_once for call in calls), default=0)

@@ -1,4 +1,4 @@
-"""Real models of several architectures, all zeros: small files whose caches and states are as large as a test wants."""
+"""Real models of several architectures, all zeros: small files with caches and states of any size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH, INNER = 64, 128
 
 
 class Written:
-    """A file that llama.cpp serves: its keys and tensors, written in the end."""
+    """A file that llama.cpp can serve; its keys and tensors are written at the end."""
 
     def __init__(self, path: Path, architecture: str, layers: int, context_tokens: int, width: int = WIDTH) -> None:
         self.file = reference.GGUFWriter(str(path), architecture)
@@ -39,15 +39,15 @@ class Written:
         self.file.add_eos_token_id(256)
 
     def tensor(self, name: str, *shape: int) -> None:
-        """Zeros, slowest dimension first."""
+        """A tensor of zeros; slowest dimension first."""
         self.file.add_tensor(name, np.zeros(shape, np.float32))
 
     def ones(self, name: str, *shape: int) -> None:
-        """What norms need."""
+        """A tensor of ones, which norms need."""
         self.file.add_tensor(name, np.ones(shape, np.float32))
 
     def attention(self, layer: int, heads: int, length: int) -> None:
-        """Queries, keys, values and the way out."""
+        """The query, key, value and output projections."""
         for name in ("attn_q", "attn_k", "attn_v"):
             self.tensor(f"blk.{layer}.{name}.weight", heads * length, WIDTH)
         self.tensor(f"blk.{layer}.attn_output.weight", WIDTH, heads * length)
@@ -59,7 +59,7 @@ class Written:
         self.tensor(f"blk.{layer}.ffn_down.weight", WIDTH, INNER)
 
     def end(self) -> None:
-        """Writes it."""
+        """Writes the file."""
         self.file.write_header_to_file()
         self.file.write_kv_data_to_file()
         self.file.write_tensors_to_file()
@@ -69,7 +69,7 @@ class Written:
 def attending(
     path: Path, *, layers: int = 4, heads: int = 8, length: int = 64, context_tokens: int = 65536, window: int = 0
 ) -> Path:
-    """Attention in all layers: llama's, or with a `window` gemma3's, of which every sixth layer keeps all tokens."""
+    """Attention in all layers: llama, or with a `window` gemma3, in which every sixth layer keeps all tokens."""
     made = Written(path, "gemma3" if window else "llama", layers, context_tokens)
     made.file.add_head_count(heads)
     made.file.add_head_count_kv(heads)
@@ -92,7 +92,7 @@ def attending(
 
 
 def recurrent(path: Path, *, layers: int = 4, width: int = 256, state: int = 512, context_tokens: int = 65536) -> Path:
-    """A state in all layers, and no attention: mamba."""
+    """A mamba model: a state in all layers and no attention."""
     inner = 2 * width
     made = Written(path, "mamba", layers, context_tokens, width)
     made.file.add_head_count(0)

@@ -1,4 +1,4 @@
-"""A process that is short of file descriptors, for as long as a test says so."""
+"""Makes this process run out of file descriptors within a context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_file_descriptors() -> Iterator[None]:
-    """Every open, socket and pidfd of this process fails with EMFILE; what is open stays so."""
+    """Every open, socket and pidfd of this process fails with EMFILE; open descriptors stay usable."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:

@@ -1,4 +1,4 @@
-"""Signatures as cosign makes them: the test's own keys, payloads and bundles, as whole or as broken as a test wants."""
+"""Signatures in the formats of cosign: keys, payloads and bundles of the test, valid or broken in chosen ways."""
 
 from __future__ import annotations
 

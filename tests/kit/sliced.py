@@ -1,4 +1,4 @@
-"""Nodes as each kind of Slice finds them: a table that the tests of each kind, and what holds of all, go through."""
+"""Example nodes for each kind of Slice: a table for the tests of each kind and for those of all kinds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class Example(NamedTuple):
-    """A node, who reads it, and what is found."""
+    """A node, the reader for it, and the expected result."""
 
     slicer: Slicer
     node: NodeFacts
@@ -32,7 +32,7 @@ class Example(NamedTuple):
 
 
 def card(uuid: str = "GPU-aaaa", **more: Any) -> dict[str, Any]:
-    """As HAMi 2.10 registers one."""
+    """A card as HAMi 2.10 registers it."""
     return {
         "id": uuid, "index": 0, "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA A100-SXM4-80GB",
         "mode": "hami-core", "health": True, **more,
@@ -40,13 +40,13 @@ def card(uuid: str = "GPU-aaaa", **more: Any) -> dict[str, Any]:
 
 
 def hami_node(*cards: dict[str, Any], labels: Mapping[str, str] | None = None, **annotations: str) -> NodeFacts:
-    """Its cards, and annotations by their last words."""
+    """A node with these cards; the annotations are keyed by their last word."""
     told = {f"hami.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
     return NodeFacts(NODE, labels or {}, {"hami.io/node-nvidia-register": json.dumps(cards), **told})
 
 
 def npu_node(*uuids: str, npu: Npu = NPUS[1], template: str = "") -> NodeFacts:
-    """Ascend NPUs, as HAMi registers them, and the template that Settings name."""
+    """A node with Ascend NPUs as HAMi registers them, and the template that Settings name."""
     told = [card(uuid, devmem=npu.memory_mib, type=npu.word, devcore=npu.cores) for uuid in uuids]
     device = NodeDevice(npu.word, Bytes(npu.memory_mib << 20), len(uuids))
     said = NodeKind(selector={}, device=device, slicing=NodeSlicing("hami", template=template))
@@ -54,7 +54,7 @@ def npu_node(*uuids: str, npu: Npu = NPUS[1], template: str = "") -> NodeFacts:
 
 
 def mig_node(product: str = "NVIDIA-H100-80GB-HBM3", labels: Mapping[str, str] | None = None, **cuts: str) -> NodeFacts:
-    """With so many of each profile, as resources of their own: `1g_10gb`."""
+    """A node with that many of each profile as extended resources: `1g_10gb`."""
     allocatable = {f"nvidia.com/mig-{name.strip('_').replace('_', '.')}": many for name, many in cuts.items()}
     return NodeFacts(NODE, {"nvidia.com/gpu.product": product, **(labels or {})}, {}, allocatable)
 

@@ -1,8 +1,8 @@
-"""A sigstore of a test's own as it is since Rekor v2: a log that says no time, and an authority that stamps signatures.
+"""A private sigstore for tests, as of Rekor v2: a log without timestamps, and an authority that timestamps signatures.
 
-Made to the specifications with keys of this process, so that each test can break one thing; sigstore-python 4.5.1 takes
-what `signed` and `of_bytes` make, given ids, addresses and kinds of keys in `trusted` (its check of the chain of a
-certificate aside, which wants identifiers of keys in it).
+Follows the specifications with keys of this process, so that each test can break one thing. sigstore-python 4.5.1
+accepts the results of `signed` and `of_bytes`, given ids, addresses and kinds of keys in `trusted` (except for its
+check of the certificate chain, which requires key identifiers).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOG = "log2.example"
 
 
 def tlv(tag: int, *parts: bytes) -> bytes:
-    """One value of DER."""
+    """One DER value."""
     content = b"".join(parts)
     size = len(content)
     long = b"" if size < 128 else size.to_bytes((size.bit_length() + 7) // 8)
@@ -51,14 +51,14 @@ def oid(value: bytes) -> bytes:
 
 
 def info(of: bytes, unix_s: float, *, version: int = 1, time: str = "") -> bytes:
-    """TSTInfo: this was there then."""
+    """A TSTInfo: the content existed at that time."""
     said = time or datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d%H%M%SZ")
     imprint = sequence(sequence(oid(SHA256)), tlv(0x04, hashlib.sha256(of).digest()))
     return sequence(number(version), oid(b"\x2a\x03"), imprint, number(7), tlv(0x18, said.encode()))
 
 
 class Second(Sigstore):
-    """One whole installation."""
+    """One complete installation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Second(Sigstore):
     def stamps(
         self, *purposes: x509.ObjectIdentifier, critical: bool = True, by: ec.EllipticCurvePrivateKey | None = None
     ) -> x509.Certificate:
-        """The certificate of who stamps."""
+        """Creates the certificate of the timestamping authority."""
         return (
             x509.CertificateBuilder(name("clocks"), name("clock"), self.clock.public_key(), 9)
             .not_valid_before(SINCE - timedelta(days=1))
@@ -81,12 +81,12 @@ class Second(Sigstore):
 
     @property
     def log_id(self) -> bytes:
-        """As checkpoints name a log of Ed25519 (C2SP signed notes)."""
+        """The id of an Ed25519 log in checkpoints (C2SP signed notes)."""
         raw = self.second.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         return hashlib.sha256(f"{LOG}\n".encode() + b"\x01" + raw).digest()
 
     def trusted(self) -> dict[str, Any]:
-        """As Sigstore."""
+        """See Sigstore."""
         found, start = super().trusted(), "2025-12-01T00:00:00Z"
         public = self.second.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         log = {
@@ -118,7 +118,7 @@ class Second(Sigstore):
         return sequence(sequence(number(status)), sequence(oid(SIGNED_DATA), tlv(0xA0, signed)))
 
     def second_entry(self, body: bytes) -> dict[str, Any]:
-        """An element of `tlogEntries`: of a Rekor v2."""
+        """An element of `tlogEntries` as of Rekor v2."""
         leaves = [b"before", body, b"after"]
         head = f"{LOG}\n{len(leaves)}\n{b64(tree(leaves))}\n"
         checkpoint = b64(self.log_id[:4] + self.second.sign(head.encode()))
@@ -135,11 +135,11 @@ class Second(Sigstore):
         }  # fmt: skip
 
     def vouched(self, document: dict[str, Any], leaf: x509.Certificate, unix_s: int = AT_S) -> dict[str, Any]:
-        """As Sigstore."""
+        """See Sigstore."""
         return self.entered(document, leaf, "hashedrekord", unix_s)
 
     def entered(self, document: dict[str, Any], leaf: x509.Certificate, kind: str, unix_s: int) -> dict[str, Any]:
-        """`kind`: of the entry; an envelope may be logged as either."""
+        """`kind`: the kind of the entry; an envelope may be logged as either."""
         der = b64(leaf.public_bytes(Encoding.DER))
         if "dsseEnvelope" in document:
             inner = document["dsseEnvelope"]
@@ -165,11 +165,11 @@ class Second(Sigstore):
         return document | {"verificationMaterial": material}
 
     def as_dsse(self) -> dict[str, Any]:
-        """A whole bundle, over a statement that is logged as one."""
+        """A complete bundle over a statement that is logged as `dsse`."""
         key = private()
         return self.entered(envelope(key), self.leaf(key), "dsse", AT_S)
 
     def of_bytes(self, content: bytes, unix_s: int = AT_S) -> dict[str, Any]:
-        """A whole bundle over bytes, stamped at that time."""
+        """A complete bundle over bytes, stamped at that time."""
         key = private()
         return self.vouched(message(key, content), self.leaf(key), unix_s)

@@ -1,4 +1,4 @@
-"""A Loop whose steps the test takes itself, over a driver that does nothing: for what reads the World over HTTP."""
+"""A Loop that the test steps itself, over a driver without effects: for tests that read the World over HTTP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.kit.worlds import T0
 
 
 class IdleDriver:
-    """Remembers what it was told to start and to stop."""
+    """Records what it was ordered to start and to stop."""
 
     def __init__(self) -> None:
         self.started: list[Replica] = []
         self.stopped: list[Replica] = []
         self.obstacles: dict[str, str] = {}
-        """Why a start of a Model would surely fail."""
+        """Why a start of a Model is certain to fail."""
         self.on_start: Callable[[Replica], None] = lambda replica: None
 
     async def run(self, observe: Observe) -> None:
@@ -39,7 +39,7 @@ class IdleDriver:
 
 
 class NotingLoop(Loop):
-    """Notes all that it is given to observe."""
+    """Records all observations."""
 
     def __init__(
         self, world: World, driver: IdleDriver, clock: Callable[[], float], writes_s: Callable[[], float]
@@ -63,7 +63,7 @@ class SteppedLoop:
         self.loop = NotingLoop(world, self.driver, lambda: self.now_s, lambda: self.writes_s)
 
     def step(self, *batch: Observation) -> World:
-        """One decision over what is there and `batch`."""
+        """One decision over the current World and `batch`."""
         self.loop.observe(batch)
         self.loop.step()
         return self.loop.world

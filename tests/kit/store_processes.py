@@ -1,8 +1,8 @@
 """Processes that share a store: `python -m tests.kit.store_processes ROLE ROOT`. Each ends by itself or is killed.
 
-`crash`: forks a process for each step of a pull and an eviction, which kills itself there; says how many steps there
-were. `many COUNT`: so many at once, each of which says what it got. `hang`: begins a pull, says so, and stays in it.
-`hold`: holds a Copy, says so, and stays.
+`crash`: for each step of a pull and of an eviction, forks a process that kills itself there; prints the number of
+steps. `many COUNT`: that many concurrent processes, each of which prints its result. `hang`: starts a pull, prints
+that, and never finishes. `hold`: holds a Copy, prints that, and stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT_S_MAX = 60.0
 
 
 def crash(root: Path) -> None:
-    """Until a process came to its end."""
+    """Repeats until a process ran to its end."""
     for number in range(1000):
         pid = os.fork()
         if not pid:
@@ -58,7 +58,7 @@ def _killed_at(root: Path, number: int) -> None:
 
 
 def many(root: Path, count: int) -> None:
-    """The fetch goes on when all have begun."""
+    """The fetch continues once all have started."""
     begun, fetched = root / "begun", root / "fetched"
     pids = []
     for _ in range(count):
@@ -92,7 +92,7 @@ def _append(path: Path) -> None:
 
 
 async def hang(root: Path) -> None:
-    """In the middle of a pull that has its first file."""
+    """Stops in the middle of a pull that has its first file."""
     fetch = fetching(ONE)
 
     async def first(job: Job) -> None:
@@ -107,7 +107,7 @@ async def hang(root: Path) -> None:
 
 
 async def hold(root: Path) -> None:
-    """With a Copy."""
+    """Keeps holding a Copy."""
     with await Store(root, spare_bytes=0).open().ensure(ONE, fetching(ONE), None):
         print("ready", flush=True)
         await asyncio.sleep(WAIT_S_MAX)

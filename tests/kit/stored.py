@@ -1,6 +1,6 @@
-"""A node's store with a fetch that makes up its bytes: what the tests of `artifacts.store.store` share.
+"""A node's store with a fetch that generates the bytes: helpers for the tests of `artifacts.store.store`.
 
-A registry that costs nothing: a file's bytes are its digest's own, so that a size and a seed say them.
+It replaces a registry at no cost: the content of a file is derived from a seed and a size.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from artifacts.store.store import Store
 ORIGIN = "registry.example"
 KIB = 1 << 10
 SLACK = 1 << 20
-"""What a pull reserves beside its files."""
+"""What a pull reserves in addition to its files."""
 
 
 def content(seed: str, size: int) -> bytes:
-    """Bytes that no other seed has."""
+    """Bytes that are unique to the seed."""
     return hashlib.shake_128(seed.encode()).digest(size)
 
 
@@ -34,14 +34,14 @@ def raw(seed: str, size: int = KIB, path: str = "") -> File:
 
 
 def wanted(name: str, *files: File, origin: str = ORIGIN) -> CopySpec:
-    """An artifact called so."""
+    """An artifact with that name."""
     return CopySpec(
         f"oci://{origin}/{name}", CopyKey(origin, digest.compute_digest(name.encode())), files or (raw(name),)
     )
 
 
 class Fetched:
-    """A fetch, and what it was asked for."""
+    """A fake fetch that records its jobs."""
 
     def __init__(self, *seeds: tuple[str, int]) -> None:
         self.known: dict[Digest, tuple[str, int]] = {}
@@ -52,11 +52,11 @@ class Fetched:
             self.knows(seed, size)
 
     def knows(self, seed: str, size: int = KIB) -> None:
-        """It has this file."""
+        """Adds a file that can be fetched."""
         self.known[digest.compute_digest(content(seed, size))] = (seed, size)
 
     async def __call__(self, job: Job) -> None:
-        """Whole files, synced, as a fetch promises."""
+        """Writes whole files and syncs them, as a fetch must."""
         self.jobs.append(tuple(one.path for one in job.files))
         for one in job.files:
             put(job, one, content(*self.known[one.digest]))
@@ -65,7 +65,7 @@ class Fetched:
 
 
 def put(job: Job, file: File, body: bytes) -> None:
-    """One file, under its name only when it is whole."""
+    """Writes one file, which gets its name only when it is complete."""
     aside = job.blobs / "aside"
     aside.write_bytes(body)
     fd = os.open(aside, os.O_RDONLY)
@@ -75,7 +75,7 @@ def put(job: Job, file: File, body: bytes) -> None:
 
 
 def fetching(*of: CopySpec) -> Fetched:
-    """One that has all their files, each made from its path's stem."""
+    """A fetch that has all their files; the seed of each is the stem of its path."""
     found = Fetched()
     for one in of:
         for file in one.files:
@@ -84,17 +84,17 @@ def fetching(*of: CopySpec) -> Fetched:
 
 
 def room_for(count: int, size: int) -> int:
-    """`bytes_max` of a store with room for so many Copies, and for the slack of one pull."""
+    """`bytes_max` of a store with space for that many Copies and the extra space of one pull."""
     return count * size + SLACK
 
 
 def left(free_bytes: int, free_files: int = 1 << 30) -> os.statvfs_result:
-    """A disk with so much left."""
+    """A disk with that much free space."""
     return os.statvfs_result((1, 1, 1 << 50, free_bytes, free_bytes, 1 << 31, free_files, free_files, 0, 255))
 
 
 def whole(store: Store) -> Mapping[str, dict[str, bytes]]:
-    """Every published Copy: its reference -> its files' bytes."""
+    """Every published Copy: its reference -> the content of its files."""
     found = {}
     for record in store.layout.records():
         folder = store.layout.copy(record.key) / "files"

@@ -1,4 +1,4 @@
-"""Lessons for tests, made by hand: they need no minute, and what they teach is plain."""
+"""Handmade placement values for tests: they need no training, and their effect is obvious."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from tests.kit.worlds import T0, device, model, world
 
 
 def lesson(of: TrainingInput, faces: int, *, apart: bool = False) -> PlacementValues:
-    """All room is worth the same; or, `apart`, what is nearly full is all lost: who would fill a Slice goes elsewhere,
-    as no sizes would have it.
-    """
+    """All free memory is worth the same; with `apart` none in nearly full Slices, so Replicas avoid filling Slices."""
     values = np.zeros((faces + 1, BINS, LEVELS + 1), np.dtype("<i4"))
     if apart:
         values[:, :, : LEVELS // 4] = WHOLE * UNITS
@@ -22,7 +20,7 @@ def lesson(of: TrainingInput, faces: int, *, apart: bool = False) -> PlacementVa
 
 
 def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
-    """Nodes of two Devices, and Models a (8 GiB) and b (12 GiB), called just now."""
+    """Nodes of two Devices, and Models a (8 GiB) and b (12 GiB) with recent requests."""
     models = [model("a", 8), model("b", 12)]
     slices = [device(f"g{at}", gi, f"n{at // 2}") for at in range(2 * nodes)]
     known = {name: History(last_activity_s=T0) for name in called or ("a", "b")}
@@ -30,7 +28,7 @@ def cluster(nodes: int = 3, *called: str, gi: float = 24.0) -> World:
 
 
 def exercise_of(one: World) -> TrainingInput:
-    """It has one."""
+    """The training input of the World, which must have one."""
     found = build_training_input(one, T0)
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""Nodes that could be added, for tests of who adds them: the Settings' entry for a T4 of three shares, and an order."""
+"""Nodes that can be added, for tests of providers: a T4 with three shares in Settings, and an order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T4_NODES = (
 
 
 def t4_order(provider: str = "g4") -> AcquireOrder:
-    """For one such node."""
+    """An order for one such node."""
     owner = ModelName("llama-8b")
     offer = Offer(provider=provider, name="g4dn.xlarge/on-demand", product="T4", memory_bytes=16 * GI, parts=3)
     return AcquireOrder(

@@ -1,4 +1,4 @@
-"""Waits for what can be observed, with a deadline for what hangs: no test sleeps for logic."""
+"""Waits for observable conditions, with a timeout for what hangs: no test sleeps to synchronize."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 
 LOOK_EVERY_S = 0.01
 WITHIN_S = 90.0
-"""It finds what hangs, and proves no figure: a machine that is busy with other things may take its time."""
+"""Detects hangs and verifies no performance figure: a busy machine may be slow."""
 
 T = TypeVar("T")
 
 
 async def until(what: str, look: Callable[[], T], within_s: float = WITHIN_S, every_s: float = LOOK_EVERY_S) -> T:
-    """Looks until it finds something true and gives it; fails after `within_s`, saying what was waited for."""
+    """Polls until `look` returns a true value and returns it; fails after `within_s` with `what`."""
     end_s = time.monotonic() + within_s
     while True:
         found = look()

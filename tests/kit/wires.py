@@ -1,4 +1,4 @@
-"""Feeding a RequestReader in every way that bytes can be cut, and comparing what came out."""
+"""Feeds a RequestReader with bytes split in every possible way, and compares the results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ UNFINISHED = "unfinished"
 
 Seen = Request | CallError | str
 SPLITS_MAX = 1024
-"""Longer inputs are split at the first and last of so many offsets."""
+"""Longer inputs are split only at this many first and last offsets."""
 
 
 def read(pieces: Iterable[bytes], body_bytes_max: int = 1 << 20) -> list[Seen]:
-    """What comes out of one connection, in order: Requests, then at most one refusal or UNFINISHED.
+    """The results of one connection, in order: Requests, then at most one error or UNFINISHED.
 
     Like the edge: one Request at a time, and nothing is read after one that is not kept alive.
     """
@@ -37,7 +37,7 @@ def read(pieces: Iterable[bytes], body_bytes_max: int = 1 << 20) -> list[Seen]:
 
 
 def cuts(data: bytes) -> Iterator[list[bytes]]:
-    """Whole, byte by byte, and split in two at every offset."""
+    """The input as a whole, byte by byte, and split in two at every offset."""
     yield [data]
     yield [data[i : i + 1] for i in range(len(data))]
     for at in range(1, len(data)):
@@ -46,7 +46,7 @@ def cuts(data: bytes) -> Iterator[list[bytes]]:
 
 
 def read_every_way(data: bytes, body_bytes_max: int = 1 << 20) -> list[Seen]:
-    """What comes out, after checking that it is the same however the bytes are cut."""
+    """The results, after checking that they do not depend on how the bytes are split."""
     whole = read([data], body_bytes_max)
     expected = [plain(item) for item in whole]
     for pieces in cuts(data):
@@ -55,7 +55,7 @@ def read_every_way(data: bytes, body_bytes_max: int = 1 << 20) -> list[Seen]:
 
 
 def plain(seen: Seen) -> object:
-    """All of it as comparable values."""
+    """The whole result as comparable values."""
     if isinstance(seen, Request):
         head = seen.head
         return (
@@ -72,7 +72,7 @@ def plain(seen: Seen) -> object:
 
 
 def brief(seen: Seen) -> str | int:
-    """As the corpus writes verdicts: "METHOD path body", a status, or "unfinished"."""
+    """The notation of the corpus for verdicts: "METHOD path body", a status, or "unfinished"."""
     if isinstance(seen, Request):
         return f"{seen.head.method.decode()} {seen.head.path.decode()} {in_one(seen.body).decode()}"
     return seen.status if isinstance(seen, CallError) else seen

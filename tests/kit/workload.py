@@ -1,4 +1,4 @@
-"""An adopted workload by hand: what a watch would show of it, its pods in a line, and what is told."""
+"""A handmade adopted workload: what its watch reports, its pods in one line each, and its observations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = WorkloadKey("Deployment", "default", "ada")
 
 
 def annotated(notes: dict[str, str] | None = None, **more: Any) -> WorkloadSeen:
-    """A Deployment that is annotated, at zero, as its manifest has it."""
+    """An annotated Deployment that is scaled to zero, as in its manifest."""
     facts: dict[str, Any] = {
         "key": KEY, "uid": "u", "version": 1, "named_unix_s": 100, "selector": "app=ada", "container": "engine",
         "notes": tuple(sorted((notes or {"pilotlight.dev/models": "ada"}).items())), "replicas": 0, "ours": False,
@@ -25,7 +25,7 @@ def annotated(notes: dict[str, str] | None = None, **more: Any) -> WorkloadSeen:
 
 
 class Bench:
-    """A Workload, what it told, and pods made in a line."""
+    """A Workload, its observations, and pods created in one line each."""
 
     def __init__(self, replicas: int = 0, mode: Mode = Mode.LEVEL, key: WorkloadKey = KEY) -> None:
         self.seen = annotated(replicas=replicas, key=key)
@@ -35,7 +35,7 @@ class Bench:
         self.pods: dict[str, AdoptedPodSeen] = {}
 
     def pod(self, name: str, **more: Any) -> None:
-        """A pod comes, or changes. It runs, unless `more` says otherwise."""
+        """Adds or changes a pod. It runs, unless `more` says otherwise."""
         facts: dict[str, Any] = {
             "name": name, "uid": f"uid-{name}", "rank": 0, "replica": "", "intent": "", "goes_first": False,
             "created": f"2026-01-01T00:00:0{len(self.pods)}Z", "ip": "10.0.0.1", "port": 8080, "probe_port": 8080,
@@ -55,12 +55,12 @@ class Bench:
         del self.pods[name]
 
     def scaled(self, replicas: int, **more: Any) -> None:
-        """The watch shows the workload so."""
+        """The watch reports the workload with that scale."""
         self.seen = self.seen._replace(replicas=replicas, version=self.seen.version + 1, **more)
         self.core.see(self.seen, self.model, self.core.mode, self.now_s)
 
     def write(self) -> int | None:
-        """What the shell writes; the watch shows it at once."""
+        """Returns what the shell writes; the watch reports it at once."""
         level = self.core.level()
         if level is None:
             self.core.nothing_to_write(self.now_s)

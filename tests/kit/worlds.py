@@ -1,6 +1,6 @@
-"""Small Worlds for tests: a few lines make the snapshot of a decision, or let virtual time run over it.
+"""Small Worlds for tests: a few lines create the snapshot of a decision, or run virtual time over it.
 
-`Any` stands where a builder passes any field of a Struct on.
+`Any` marks builders that pass on any field of a Struct.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.kit.observed import seen_of
 
 GI = 1 << 30
 T0 = 1000.0
-"""When tests begin: monotonic clocks do not start at zero."""
+"""Start time of tests: monotonic clocks do not start at zero."""
 
 
 def model(
@@ -57,7 +57,7 @@ def device(name: str = "gpu0", memory_gi: float = 24, node: str = "n0", **fields
 
 
 def replica(of: Model, name: str, on: Iterable[str] = ("gpu0",), state: S = S.READY, **fields: Any) -> Replica:
-    """A Replica of `of`, ready since T0 - 100 unless told otherwise."""
+    """A Replica of `of`, ready since T0 - 100 by default."""
     times = {"since_s": T0 - 100, "created_s": T0 - 110, "started_s": T0 - 110}
     if state in {S.READY, S.UNREADY, S.DRAINING}:
         times["ready_s"] = T0 - 100
@@ -96,7 +96,7 @@ def gateway(
 
 
 def use(name: str, in_use: int) -> ReplicaUse:
-    """Calls on one Replica."""
+    """Requests on one Replica."""
     return ReplicaUse(replica=ReplicaId(name), hold=in_use, in_use=in_use)
 
 
@@ -108,7 +108,7 @@ def world(
     histories: dict[str, History] | None = None,
     **fields: Any,
 ) -> World:
-    """A synced World of a leader of long standing, with its indices; by default one gateway without Calls."""
+    """A synced World of an established leader, with its indices; by default with one gateway without requests."""
     known = (gateway(),) if gateways is None else gateways
     made = World(
         epoch=1,
@@ -153,12 +153,12 @@ def verb(action: Action) -> str:
 class Scene:
     """Virtual time over fold and plan: engines start in `start_s`, end at once, and one gateway reports.
 
-    `demand(now_s, scene)` gives the levels of each report, (model, waiting, running) each; running Calls are spread
-    over its ready Replicas. Where Calls shall be served by whoever is ready, the test does so in `demand`.
+    `demand(now_s, scene)` returns the levels of each report, (model, waiting, running) each; running requests are
+    spread over the ready Replicas. A test that needs any ready Replica to serve its requests does so in `demand`.
     """
 
     planned_twice = True
-    """Each plan is made by a new Planner, too, and compared."""
+    """Whether each plan is also made by a new Planner and compared."""
 
     def __init__(
         self, begin: World, demand: Callable[[float, Scene], Iterable[tuple[str, int, int]]], start_s: float = 5.0
@@ -174,12 +174,12 @@ class Scene:
         self._waits_since: dict[str, float] = {}
 
     def ready(self, name: str) -> list[ReplicaId]:
-        """The Model's Replicas that take Calls."""
+        """The Model's Replicas that accept requests."""
         ids = self.world.by_model.get(ModelName(name), ())
         return [id for id in ids if self.world.replicas[id].state is S.READY]
 
     def run(self, seconds: float, step_s: float = 1.0) -> None:
-        """Lets time pass in steps, each a report and as many plans as have something to do."""
+        """Advances the time in steps; each has a report and as many plans as have Actions."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s += step_s
@@ -244,5 +244,5 @@ class Scene:
 
 
 def refused(name: str, count: int = 1) -> Total:
-    """Calls that were refused because the Model is cold."""
+    """Requests that were rejected because the Model is cold."""
     return Total(model=ModelName(name), tenant=TenantName("acme"), refused_cold=count, retry_after_s=5.0)

@@ -94,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Changed:
-    """Leaves out the test files that reach no change, before they are imported."""
+    """Ignores the test files that reach no change, before they are imported."""
 
     def __init__(self, reached: set[Path]) -> None:
         self.reached = reached
@@ -105,6 +105,6 @@ class Changed:
         node.workerinput["reached"] = [str(path) for path in self.reached]
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Whether to leave out a file; None: the other rules decide."""
+        """Whether to ignore a file; None: the other rules decide."""
         is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
         return True if is_test and collection_path not in self.reached else None

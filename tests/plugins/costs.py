@@ -44,7 +44,7 @@ class Meter:
             self.sockets += 1
 
     def reading(self) -> dict[str, float]:
-        """The counters and the CPU times of now."""
+        """The current counters and CPU times."""
         times = os.times()
         return {
             "cpu_s": times.user + times.system,
@@ -143,7 +143,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measures if asked to; a worker of pytest-xdist measures and leaves the writing to the first process."""
+    """Measures if requested; a worker of pytest-xdist measures and leaves the writing to the first process."""
     file = config.getoption("--costs")
     if not file:
         return

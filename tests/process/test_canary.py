@@ -1,7 +1,7 @@
-"""Case 43: nothing that a client names is ever fetched, opened, resolved or connected to by us.
+"""Case 43: Pilotlight never fetches, opens, resolves or connects to anything that a client names.
 
-A canary server counts connections while Calls that point to it in every way go through a real `serve`. What would send
-a Call elsewhere is refused; all else is text, and reaches the engine byte for byte.
+A canary server counts connections while requests that reference it in every possible field pass through a real `serve`.
+Values that would redirect a request are rejected; all other values are text and reach the engine unchanged.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Json = dict[str, object]
 
 
 class Cage(NamedTuple):
-    """A `serve` with one engine that keeps what it gets, and a canary beside it."""
+    """A `serve` with one engine that records its requests, and a canary server."""
 
     one: Serving
     canary: CanaryServer
     file: Path
-    """Another canary: its content must not turn up anywhere."""
+    """A second canary: its content must not appear anywhere."""
     kept: Path
     client: Client
 
     def baits(self) -> list[str]:
-        """Everything that somebody could be led to look up."""
+        """Every URL, path and address that could trigger a lookup."""
         port = self.canary.port
         return [
             f"http://127.0.0.1:{port}/bait.png", f"http://localhost:{port}/", f"HTTP://LOCALHOST:{port}/A?b=c#d",
@@ -57,17 +57,17 @@ class Cage(NamedTuple):
         ]  # fmt: skip
 
     def asked(self) -> list[parrot.Seen]:
-        """What the engine was sent."""
+        """Return the requests that the engine received."""
         return parrot.seen(self.kept)
 
 
 @asynccontextmanager
 async def cage(tmp_path: Path) -> AsyncIterator[Cage]:
-    """At the end nobody has touched either canary."""
+    """Start the cage; on exit, assert that neither canary was accessed."""
     file, kept = tmp_path / "canary.txt", tmp_path / "kept.jsonl"
     file.write_bytes(SECRET)
     engine = model("tiny", engine="command", command=parrot.command(kept))
-    pages = settings(cors={"origins": ["*"]})  # else the host check refuses a head with Origin
+    pages = settings(cors={"origins": ["*"]})  # otherwise the host check rejects a request with Origin
     async with canary_server() as canary, serving(tmp_path, engine, pages, options=("--gateways", "2")) as one:
         client = await connected(one.url)
         try:
@@ -81,7 +81,7 @@ async def cage(tmp_path: Path) -> AsyncIterator[Cage]:
 
 
 def strangers(one: Serving) -> list[object]:
-    """Connections of our processes to anybody but engines and those who connected to us; half-open ones, too."""
+    """Return our processes' connections, half-open ones included, to peers other than engines and connected clients."""
     engines = {record.port for record in one.records()}
     ours = {int(url.rpartition(":")[2]) for url in (one.url, one.ops)}
     pids = [one.autoscaler(), *one.gateways().values()]
@@ -94,7 +94,7 @@ def strangers(one: Serving) -> list[object]:
 
 
 async def passed(cage: Cage, path: str, body: bytes, kind: str = "application/json") -> None:
-    """The engine gets the very bytes, and says them to the client."""
+    """Assert that the engine receives exactly these bytes and returns them to the client."""
     before = len(cage.asked())
     cage.client.send(request(path, body, kind=kind))
     status, _, answer = await cage.client.answer()
@@ -104,7 +104,7 @@ async def passed(cage: Cage, path: str, body: bytes, kind: str = "application/js
 
 
 async def refused(cage: Cage, sent: bytes, status: int, code: str) -> Json:
-    """One clear error, of which the engine hears nothing; the `error` object."""
+    """Assert one clear error that never reaches the engine; return the `error` object."""
     before = len(cage.asked())
     cage.client.send(sent)
     got, _, answer = await cage.client.answer()
@@ -116,7 +116,7 @@ async def refused(cage: Cage, sent: bytes, status: int, code: str) -> Json:
 
 
 def chats(bait: str) -> Iterator[Json]:
-    """Chat completions that name a thing wherever such a body can."""
+    """Yield chat completion bodies with the bait in every field that can name a resource."""
     parts: list[Json] = [
         {"type": "image_url", "image_url": {"url": bait, "detail": "high"}},
         {"type": "image_url", "image_url": bait},
@@ -140,7 +140,7 @@ def chats(bait: str) -> Iterator[Json]:
 
 
 def messages(bait: str) -> Json:
-    """The same in Anthropic's words."""
+    """Build the same body in Anthropic's format."""
     source = {"type": "url", "url": bait}
     parts = [{"type": kind, "source": source} for kind in ("image", "document")]
     result = {"type": "tool_result", "tool_use_id": bait, "content": [{"type": "image", "source": source}]}
@@ -152,7 +152,7 @@ def messages(bait: str) -> Json:
 
 
 def form(*parts: tuple[str, str]) -> bytes:
-    """A form: after the model one part per pair of name (with what follows it in the disposition) and value."""
+    """Build a form: the model, then one part per (name with further disposition parameters, value) pair."""
     lines = [
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}\r\n\r\n{value}\r\n'
         for name, value in (('model"', "tiny"), *parts)
@@ -163,7 +163,7 @@ def form(*parts: tuple[str, str]) -> bytes:
 @pytest.mark.case("43")
 @pytest.mark.standard
 async def test_urls_in_request_bodies_are_passed_on_as_text(tmp_path: Path) -> None:
-    """OpenAI's chat, completions, embeddings and responses, and Anthropic's messages."""
+    """Covers OpenAI's chat, completions, embeddings and responses, and Anthropic's messages."""
     async with cage(tmp_path) as one:
         for bait in one.baits():
             bodies = [(CHAT, chat) for chat in chats(bait)]
@@ -260,7 +260,7 @@ async def test_headers_and_redirects_cause_no_request_to_another_host(tmp_path: 
 
 @pytest.mark.case("43")
 async def test_client_cache_salt_is_removed_from_the_request_body(tmp_path: Path) -> None:
-    """The one member that is taken out; what stands around it stays as it was written."""
+    """It is the only member that is removed; the text around it is unchanged."""
     async with cage(tmp_path) as one:
         for name in (b"cache_salt", b"cache\\u005fsalt"):
             one.client.send(request(CHAT, b'{"model":"tiny","%b":"canary","messages":[ {"cache_salt":"x"} ]}' % name))

@@ -1,4 +1,4 @@
-"""One generated case of each command through the real entry point, with arguments as bytes."""
+"""Runs one generated case of each command through the real entry point, with arguments as bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit import command_cases
 from tests.kit.command_cases import Case, Ended
 
 DAEMONS = {("serve",), ("gateway",), ("autoscaler",), ("agent",), ("weights", "serve"), ("status",)}
-"""These may run for long: an unknown option ends them."""
+"""These commands may run indefinitely: an unknown option makes them exit."""
 KNOWN = [words for words, _ in command_cases.commands()]
 STANDARD = [("serve",), ("explain", "model"), ("weights", "pack")]
 

@@ -1,4 +1,4 @@
-"""The reading commands and load tests against a real `serve`: by alias, of a Model that failed, watched from a pipe."""
+"""Read-only commands and load tests against a real `serve`: by alias, for a failed Model, and through a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.waiting import until
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command, as a person types it."""
+    """Run a command as a user types it."""
     command = [sys.executable, "-m", "pilotlight", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
@@ -68,10 +68,10 @@ async def test_coldstart_measurement_of_a_failed_model_ends_with_an_error(tmp_pa
 
 
 def watch(one: Serving, folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """`status --watch` into a file."""
+    """Run `status --watch` with its output in a file."""
     with (folder / "watched.txt").open("wb") as output:
         command = [sys.executable, "-m", "pilotlight", "status", "--watch", "--ops", one.ops, *words]
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who started us in the background ignores it
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # SIGINT is ignored in background jobs
         try:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         finally:
@@ -96,7 +96,7 @@ async def test_status_watch_writes_each_state_change_to_a_file(tmp_path: Path) -
 
 @pytest.mark.standard
 async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: Path) -> None:
-    """The host's memory is the Device here: Settings that declare none."""
+    """Without declared devices in Settings, the host's memory is the device."""
     shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)
     weights = {"artifact": f"file://{tmp_path}/ada.gguf", "args": ["--threads=1"], "contextTokens": 1024}
     ada = model("ada", engine="llama.cpp", aliases=["al-ada"], gpu={}, **weights)
@@ -113,7 +113,7 @@ async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: P
         assert "\nvllm takes 90% of its Devices" in share
         assert (await one.call("ada")).ending is Ending.COMPLETED
 
-        def fit() -> dict[str, int]:  # the numbers of it
+        def fit() -> dict[str, int]:  # the numbers in its output
             found = json.loads(run("explain", "fit", "ada", "--output", "json", "--ops", one.ops).stdout)
             return {key: value for key, value in found.items() if isinstance(value, int)}
 

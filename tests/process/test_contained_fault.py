@@ -1,4 +1,4 @@
-"""A Model that makes the running autoscaler raise, and all others that notice nothing."""
+"""A Model that makes the running autoscaler raise an exception does not affect the other Models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a machine with a GPU, as a false NVML tells of one, a llama.cpp wheel without CUDA is told of, or passed over."""
+"""On a machine with a GPU (a fake NVML), a llama.cpp wheel without CUDA is reported or skipped."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ nvmlDeviceGetMPSComputeRunningProcesses = nvmlDeviceGetComputeRunningProcesses
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the false NVML is found, and nothing else of the PATH but what every machine has."""
+    """Return the folder of the fake NVML; PATH otherwise holds only what every machine has."""
     (tmp_path / "pynvml.py").write_text(NVML)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -93,7 +93,7 @@ async def test_model_on_a_gpu_with_a_cpu_only_wheel_logs_a_warning_and_serves(fo
 
 
 async def test_llama_server_is_preferred_to_the_cpu_only_wheel(folder: Path) -> None:
-    """A false one: it writes down how it was called, and fails."""
+    """The server is a fake that records its command line and fails."""
     (folder / "llama-server").write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" >> {folder}/called\nexit 1\n')
     (folder / "llama-server").chmod(0o755)
     async with serving(folder, *documents(folder)) as one:

@@ -1,4 +1,4 @@
-"""The demo as `make demo` runs it: it ends well, says so in its last two lines, shows every step and leaves nothing."""
+"""`make demo` succeeds, says so in its last two lines, shows every step and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 
 from tests.kit.serving import describe, running
 
-pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.standard]  # all tests look at one run
+pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.standard]  # all tests check one run
 ROOT = Path(__file__).resolve().parents[2]
 S_MAX = 180.0
 OURS = "WHOSE_DEMO"
-"""A variable that every process of one run inherits, so that each is found, whoever its parent is."""
+"""An environment variable inherited by every process of one run, so that each is found, whatever its parent."""
 LAST_TWO = re.compile(
     r"device-seconds: (\d+\.\d) used, (\d+\.\d) if both were always on\n"
     r"demo: 40 calls, 40 completed, 0 lost, 0 from the wrong model; "
@@ -29,39 +29,39 @@ LAST_TWO = re.compile(
 )
 STEP = re.compile(r"^\d\d:\d\d:\d\d\.\d{3}  (ada|bob) +(\S+) +(.*)$", re.MULTILINE)
 TOLD = {"parked", "answered", "SIGKILL"}
-"""What the demo says itself; the other steps are said by `serve`."""
+"""Steps that the demo itself prints; `serve` prints the others."""
 THREE_TIMES_FROM_ZERO = 3 * ["starting", "ready", "draining", "stopping", "gone"]
 
 
 class Run(NamedTuple):
-    """One demo that has ended."""
+    """The result of one finished demo."""
 
     status: int
     out: str
     err: str
     left: list[str]
-    """Processes of it that were still there."""
+    """Its processes that were still running."""
 
     def steps(self, model: str, *, told: bool) -> list[str]:
-        """What a model went through, in order, as the demo told it or as `serve` did."""
+        """Return the steps of a model in order: those that the demo printed (`told`), or those that `serve` printed."""
         return [step for name, step, _ in STEP.findall(self.out) if name == model and (step in TOLD) == told]
 
 
 def marked(token: str) -> list[int]:
-    """Living processes with this value of OURS in their environment."""
+    """Return the running processes that have this value of OURS in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(OURS) == token and running(process.pid):
                 found.append(process.pid)
         except psutil.Error:
-            continue  # it ended meanwhile, or is not ours to read
+            continue  # it has exited, or we may not read it
     return found
 
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """One run for all of this module."""
+    """Run the demo once for this module."""
     assert "\t@$(PY) -m examples.demo " in (ROOT / "Makefile").read_text()
     token = uuid.uuid4().hex
     command = [sys.executable, "-m", "examples.demo"]
@@ -101,7 +101,7 @@ def test_each_model_starts_answers_and_scales_to_zero_three_times(run: Run, mode
 
 def test_engine_killed_during_start_is_reported_and_restarted(run: Run) -> None:
     assert run.steps("bob", told=True)[6:] == ["SIGKILL"]
-    steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # it can come after `gone`
+    steps = [step for step in run.steps("bob", told=False) if step != "stopping"]  # it can be printed after `gone`
     at = steps.index("failed")
     assert at >= 13, "three times from zero before"
     assert steps[at - 1] == "starting"
@@ -112,5 +112,5 @@ def test_engine_killed_during_start_is_reported_and_restarted(run: Run) -> None:
 
 def test_running_model_is_drained_so_another_can_use_its_device(run: Run) -> None:
     reasons = {(model, reason.split(":")[0]) for model, step, reason in STEP.findall(run.out) if step == "draining"}
-    # Which of them is served first depends on how soon the killed engine is found; the other gets the device after it.
+    # Which model is served first depends on how soon the killed engine is detected; the other gets the device next.
     assert reasons & {("bob", "make room for ada"), ("ada", "make room for bob")}

@@ -1,4 +1,4 @@
-"""The client against the real registry on loopback: push, pull, ranges, mounts, with passwords and with tokens."""
+"""The client against a real registry on loopback: push, pull, ranges and mounts, with passwords and with tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake engine as a process: it answers like an engine, and every fault is what its name says."""
+"""The fake engine as a process: it answers like a real engine, and each fault behaves as its name says."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def post(engine: FakeEngine, *, path: str = "/v1/chat/completions", **members: o
 
 
 def until(engine: FakeEngine, calls: int) -> list[dict[str, object]]:
-    """The transcript once it has so many lines."""
+    """Return the transcript once it has this many lines."""
     ends = time.monotonic() + WITHIN_S
     while len(engine.calls()) < calls and time.monotonic() < ends:
         time.sleep(0.005)
@@ -57,7 +57,7 @@ def until(engine: FakeEngine, calls: int) -> list[dict[str, object]]:
 
 
 def tells(engine: FakeEngine, words: str) -> None:
-    """Returns when its metrics have these words."""
+    """Wait until the metrics contain this text."""
     ends = time.monotonic() + WITHIN_S
     while words not in (told := get(engine, "/metrics")[1]):
         assert time.monotonic() < ends, told
@@ -242,7 +242,7 @@ def test_dies_on_start_fault_exits_with_its_code_after_the_start_delay() -> None
 
 
 def test_dies_after_fault_exits_at_the_given_time_even_during_start(tmp_path: Path) -> None:
-    with fake_engine(tmp_path, "--fail", "dies-after:0.2") as engine:  # which has said that it listens
+    with fake_engine(tmp_path, "--fail", "dies-after:0.2") as engine:  # which has reported that it listens
         assert engine.process.wait(WITHIN_S) == 1
     done = subprocess.run(
         command("--start-delay", "9", "--fail", "dies-after:0.1"), capture_output=True, timeout=WITHIN_S, check=False

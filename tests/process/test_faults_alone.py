@@ -1,4 +1,4 @@
-"""Nobody is there: no autoscaler for a gateway that comes back, nobody who reads what `serve` says."""
+"""Missing counterparts: a restarted gateway without an autoscaler, and `serve` when nothing reads its output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIPE_BYTES = 4096
 
 @asynccontextmanager
 async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
-    """Inside, it hangs; or it dies as often as it is started, for its documents are broken."""
+    """Disable the autoscaler in the context: it hangs, or exits at each start because its documents are broken."""
     if how == "hangs":
         autoscaler = one.autoscaler()
         freeze(autoscaler)
@@ -48,30 +48,30 @@ async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
         yield
     finally:
         documents.write_bytes(good)
-        await until("another one is there", one.answers)  # or one that read them while broken is who is told to stop
+        await until("another one is there", one.answers)  # or one with broken documents gets the stop
 
 
 async def kept_route(one: Serving) -> None:
-    """Returns when the gateway has kept that a Replica is ready."""
+    """Wait until the gateway has stored that a replica is ready."""
     kept = one.state / "run" / "gateway-1.kept.json"
     await until("the Route is kept", lambda: kept.exists() and b'"ready"' in kept.read_bytes())
 
 
 async def replace_gateway(one: Serving) -> None:
-    """Kills the gateway; returns when there is another process."""
+    """Kill the gateway and wait until another process has replaced it."""
     before = one.gateways()["gateway-1"]
     os.kill(before, signal.SIGKILL)
     await until("it is replaced", lambda: one.gateways().get("gateway-1", before) != before)
 
 
 def listed(url: str) -> list[str]:
-    """The names of the Models that clients are told of."""
+    """Return the names of the models that clients see."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         return [entry["id"] for entry in json.load(response)["data"]]
 
 
 def answers(ops: str) -> bool:
-    """Whether its operations port does."""
+    """Return whether the operations port responds."""
     try:
         with urllib.request.urlopen(f"http://{ops}/healthz", timeout=60) as response:
             return bool(response.status == 200)
@@ -80,7 +80,7 @@ def answers(ops: str) -> bool:
 
 
 def queued_s(result: Result) -> float:
-    """How long the gateway says that the call waited in its queue."""
+    """Return the queue time that the gateway reports for the request."""
     found = re.search(r"queue;dur=([\d.]+)", result.headers["server-timing"])
     assert found is not None
     return float(found[1]) / 1000
@@ -88,7 +88,7 @@ def queued_s(result: Result) -> float:
 
 @pytest.mark.parametrize("how", ["hangs", "dies"])
 async def test_restarted_gateway_serves_ready_models_without_an_autoscaler(tmp_path: Path, how: str) -> None:
-    """It need not find out for itself that the leader is silent: what it kept says nothing of holds anyway."""
+    """The gateway need not detect the silent leader: the stored state contains no slot holds in any case."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
         await kept_route(one)
@@ -112,7 +112,7 @@ async def test_gateway_killed_soon_after_its_start_still_lists_all_models(tmp_pa
 
 
 async def test_gateway_without_an_autoscaler_exits_on_sigterm(tmp_path: Path) -> None:
-    """It does not wait to be informed first."""
+    """It does not wait for data from an autoscaler first."""
     ops = f"127.0.0.1:{free_port()}"
     words = ["gateway", "--autoscaler", f"unix:{tmp_path}/none.sock", "--listen", "127.0.0.1:0", "--ops", ops]
     with subprocess.Popen([sys.executable, "-m", "pilotlight", *words], stderr=subprocess.PIPE) as gateway:
@@ -126,7 +126,7 @@ async def test_gateway_without_an_autoscaler_exits_on_sigterm(tmp_path: Path) ->
 
 
 def full_pipe() -> tuple[int, int]:
-    """A pipe (read end, write end) that takes no byte more: whoever writes into it waits."""
+    """Return a full pipe (read end, write end): a write to it blocks."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.set_blocking(writer, False)
@@ -138,7 +138,7 @@ def full_pipe() -> tuple[int, int]:
 
 
 async def start_into(one: Serving, stdout: int, stderr: int) -> None:
-    """Starts `serve` on other outputs than a file; returns when it answers, and a gateway knows the Models."""
+    """Start `serve` with these outputs; return once it responds and a gateway knows the models."""
     one.process = subprocess.Popen(one.argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
 
     def knows_the_model() -> bool:
@@ -152,7 +152,7 @@ async def start_into(one: Serving, stdout: int, stderr: int) -> None:
 
 
 async def test_full_output_pipes_do_not_block_serve(tmp_path: Path) -> None:
-    """Not the start, not a Call, not a move of a Replica, not a gateway that has something to log, not the stop."""
+    """Start, requests, replica transitions, a gateway's log messages and the stop must all work."""
     out, err = full_pipe(), full_pipe()
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         await start_into(one, out[1], err[1])
@@ -168,7 +168,7 @@ async def test_full_output_pipes_do_not_block_serve(tmp_path: Path) -> None:
 
 
 async def test_closed_output_pipe_does_not_block_serve(tmp_path: Path) -> None:
-    """`serve 2>&1 | head -1`."""
+    """Simulates `serve 2>&1 | head -1`."""
     reader, writer = os.pipe()
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         starting = asyncio.create_task(start_into(one, writer, writer))

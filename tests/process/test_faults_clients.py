@@ -1,6 +1,6 @@
-"""Clients that leave, do not read, are slow, or are too many, on real processes: cases 34 to 37 of reliability, F.
+"""Clients that disconnect, do not read, are slow, or are too many, on real processes: cases 34 to 37 of reliability, F.
 
-What the rows promise in seconds and shares is measured in bench/; here it is what happens, to whom, and how often.
+bench/ measures the seconds and shares that the cases promise; these tests check what happens, to whom and how often.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ BODY_BEGUN = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
 )
 ROOM = 20
-"""Descriptors that are free when the limit comes."""
+"""Free file descriptors when the limit is set."""
 OTHERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
-# --- case 34: clients that leave --------------------------------------------------------------------------------------
+# --- case 34: clients that disconnect ---------------------------------------------------------------------------------
 
 ABORTED_S = 12.0
-"""From a client's leaving to the end of its connection at the engine. Case 34 promises 0.1 s; the rest is for a busy
-machine. Who notices only when there is a byte more to write never does, for the engines hang."""
+"""From a client's disconnect to the end of its engine connection; case 34 promises 0.1 s, the rest is margin.
+The engines hang, so a gateway that detects a disconnect only on a write never detects it."""
 
 
 class Raw:
-    """A client's socket, to leave in every way there is."""
+    """A client socket that can disconnect in every possible way."""
 
     def __init__(self, one: Serving, model: str, *, stream: bool) -> None:
         target = target_of(one.url)
@@ -53,11 +53,11 @@ class Raw:
         self.socket.sendall(request_bytes(target, "POST", "/v1/chat/completions", (("X-Request-Id", "leaver"),), body))
 
     def read_some(self) -> None:
-        """Waits for the first bytes of the answer."""
+        """Wait for the first bytes of the response."""
         assert self.socket.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
     def leave(self, how: str) -> float:
-        """Leaves; the time (Unix) at which it did."""
+        """Disconnect and return the Unix time of it."""
         if how == "half-close":
             self.socket.shutdown(socket.SHUT_WR)
             return time.time()
@@ -76,7 +76,7 @@ def shows(one: Serving, name: str, **numbers: int) -> bool:
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
 @pytest.mark.standard
 async def test_client_disconnect_cancels_the_request_and_frees_its_slot(tmp_path: Path, how: str) -> None:
-    """In prefill (not streaming), mid-stream, parked: the engine's connection ends, the Slot is free, all abandoned."""
+    """In prefill (not streaming), mid-stream or queued: engine connection ends, slot is freed, request is abandoned."""
     ada = fake(tmp_path, "ada", "--fail", "hangs-before-first-byte", slots=1)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", slots=1)
     async with serving(tmp_path, ada, bob) as one:
@@ -105,18 +105,18 @@ async def test_client_disconnect_cancels_the_request_and_frees_its_slot(tmp_path
 STALL_S = 8.0
 SILENT, SLOW = 40, 60
 STALLED_BYTES_MAX = 128 << 10
-"""Of process memory for one client that does not read (the row's figure)."""
+"""Process memory for one client that does not read (the figure of the case)."""
 RECEIVE_BYTES = 4096
 
 
 async def sip(stream: Stream) -> None:
-    """Reads a byte now and then."""
+    """Read a byte now and then."""
     while await stream.reader.read(1):
         await asyncio.sleep(0.1)
 
 
 async def drink(stream: Stream) -> int:
-    """Reads all that comes; how much it was."""
+    """Read everything and return the number of bytes."""
     got = 0
     while data := await stream.reader.read(1 << 16):
         got += len(data)
@@ -127,10 +127,10 @@ async def drink(stream: Stream) -> int:
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
 async def test_clients_that_stop_reading_are_disconnected_after_the_stall_limit(tmp_path: Path) -> None:
-    """100 for the row's 600, with a stall clock of 8 s for 60, on endless answers.
+    """Uses 100 clients for the case's 600, and a stall timeout of 8 s for 60 s, with endless responses.
 
-    40 read nothing, 60 a byte at a time. None costs more than 128 KiB, all are cut, the engine's work for them ends,
-    and who reads is not touched: neither short Calls beside them nor a stream that is longer than the clock.
+    40 clients read nothing, 60 one byte at a time. Each costs at most 128 KiB, all are disconnected and their engine
+    work ends. Reading clients are unaffected: neither short requests nor a stream longer than the timeout.
     """
     ada = model("ada", engine="command", command=endless.command(), slots=SILENT + SLOW + 8)
     limits = {"writeStallSecondsMax": STALL_S}
@@ -167,14 +167,14 @@ async def test_clients_that_stop_reading_are_disconnected_after_the_stall_limit(
 
 @pytest.mark.case("35")
 async def test_slot_is_freed_while_a_slow_client_still_reads_its_response(tmp_path: Path) -> None:
-    """The engine is done with it at once, and nobody cuts it: no clock runs for an answer that is written."""
+    """The engine finishes at once and the client stays connected: no timeout applies to a fully written response."""
     ada = model("ada", engine="command", command=endless.command(), slots=1)
     async with serving(tmp_path, ada, settings(limits={"writeStallSecondsMax": 4})) as one, Crowd(one) as crowd:
         slow = await crowd.connect(receive_bytes=RECEIVE_BYTES)
         slow.writer.write(chat("ada", stream=True, max_tokens=3))
         await until("it is answered", lambda: counted(one, "pilotlight_calls_total", 'outcome="completed"') == 1)
         await until("the last is over", lambda: one.demand("ada") == {"waiting": 0, "running": 0})
-        await asyncio.sleep(6)  # one and a half times the clock
+        await asyncio.sleep(6)  # one and a half times the timeout
         got = b""
         async with asyncio.timeout(60):
             while not got.endswith(b"0\r\n\r\n"):
@@ -194,10 +194,10 @@ SURPLUS = 20
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
 async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_path: Path) -> None:
-    """150 slow heads, 150 slow bodies and 300 idle ones for the row's 2,000, 2,000 and 20,000; clocks of 3, 4 and 9 s.
+    """Uses 150 slow heads, 150 slow bodies, 300 idle connections (case: 2,000, 2,000, 20,000); timeouts 3, 4 and 9 s.
 
-    Bytes that trickle do not set a clock back. One address may have so many connections and the surplus is closed; a
-    client at another address has all its Calls answered meanwhile, and afterwards the first address may come again.
+    Trickling bytes do not reset a timeout. Connections above the per-address limit are closed. Requests from another
+    address are all answered meanwhile, and afterwards the first address may connect again.
     """
     clocks = {"headerSecondsMax": 3, "bodySecondsMax": 4, "idleSecondsMax": 9, "connectionsPerAddressMax": IDLE_MAX}
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
@@ -206,7 +206,7 @@ async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_p
         gateway = one.gateways()["gateway-1"]
         before_bytes = resident_bytes(gateway)
         idle = [await crowd.connect(OTHERS[0]) for _ in range(IDLE_MAX + SURPLUS)]
-        for kept in idle[:10]:  # these are idle after an answer
+        for kept in idle[:10]:  # these are idle after a response
             kept.writer.write(HEALTH)
         ends = [asyncio.ensure_future(stream.rest()) for stream in idle]
         await until("the surplus is closed", lambda: sum(end.done() for end in ends) == SURPLUS)
@@ -235,21 +235,21 @@ async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_p
         assert counted(one, "pilotlight_calls_total", 'outcome="completed"') == served + 2
 
 
-# --- case 37: very many connects, and no more descriptors -------------------------------------------------------------
+# --- case 37: very many connections, and no more file descriptors -----------------------------------------------------
 
 
 def files(pid: int) -> int:
-    """How many descriptors a process has open."""
+    """Return the number of file descriptors that a process has open."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def backlog_max() -> int:
-    """What listen() may get here."""
+    """Return the largest backlog that listen() allows here."""
     return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
 
 
 def begin_connect(one: Serving) -> socket.socket:
-    """A connection that the kernel is making."""
+    """Start a nonblocking connect."""
     target = target_of(one.url)
     sock = socket.socket()
     sock.setblocking(False)
@@ -258,16 +258,16 @@ def begin_connect(one: Serving) -> socket.socket:
 
 
 def established(sock: socket.socket) -> bool:
-    """Whether the kernel has taken it into the accept queue."""
+    """Return whether the kernel has put the connection into the accept queue."""
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
 
 
 @pytest.mark.case("37")
 @pytest.mark.standard
 async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path: Path) -> None:
-    """At the limit new connections are closed unanswered, kept ones are served, streams run on; then all is as before.
+    """At the limit, new connections are closed unanswered while kept ones and streams work; afterwards, all is normal.
 
-    The limit is set on the gateway while four streams run: room for 20 more, and 200 come.
+    The limit is set on the gateway while four streams run: it leaves 20 free descriptors, and 200 clients connect.
     """
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "30", slots=4)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
@@ -298,7 +298,7 @@ async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path:
 
 @pytest.mark.case("37")
 async def test_gateway_raises_its_soft_file_limit_to_the_hard_limit(tmp_path: Path) -> None:
-    """The soft limit that shells give, often 1,024, is less than one address alone may hold."""
+    """The usual soft limit in a shell, often 1,024, is below the connection limit of a single address."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
     try:
@@ -316,9 +316,9 @@ async def test_gateway_raises_its_soft_file_limit_to_the_hard_limit(tmp_path: Pa
 @pytest.mark.case("37")
 @pytest.mark.usefixtures("many_files")
 async def test_resumed_gateway_answers_connections_from_its_listen_backlog(tmp_path: Path) -> None:
-    """All that the backlog holds connect while the gateway does not even run, and each is answered when it does.
+    """Clients fill the backlog while the gateway is stopped (SIGSTOP); each is answered after it resumes.
 
-    The gateway is stopped (SIGSTOP), so what connects is in the queue of listen(): 4,096, or what the kernel allows.
+    Meanwhile the connections wait in the queue of listen(): 4,096, or what the kernel allows.
     """
     count = backlog_max()
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * count:

@@ -25,19 +25,19 @@ from tests.kit.serving import Serving, fake, full_s, most_at_once, running, serv
 from tests.kit.waiting import until
 
 HOLDS_BACK_S = 10.0
-"""What a dead process held is somebody's again within this time."""
+"""Slots held by a dead process are available again within this time."""
 BUSY_S = 12.0
-"""What a busy machine may add to a deadline."""
+"""Margin that a busy machine may add to a deadline."""
 
 
 def kept(one: Serving, gateway: str) -> bytes:
-    """What a gateway has kept on disk, which it writes once a second."""
+    """Return the state that a gateway stores on disk once a second."""
     path = one.state / "run" / f"{gateway}.kept.json"
     return path.read_bytes() if path.exists() else b""
 
 
 class Death(NamedTuple):
-    """Of a gateway, in seconds since the traffic began: it lived before the one, and was seen dead at the other."""
+    """The death of a gateway, in seconds since the traffic began: last seen alive, and first seen dead."""
 
     name: str
     killed_s: float
@@ -45,7 +45,7 @@ class Death(NamedTuple):
 
 
 class Warm:
-    """Steady traffic of short Calls to ada, half of them streams, and the gateways that were killed in it."""
+    """Steady short requests to ada, half of them streams, and the gateways that were killed meanwhile."""
 
     def __init__(self, one: Serving, rate_per_s: float, seconds: float) -> None:
         moments = constant_arrivals(rate_per_s, seconds)
@@ -64,7 +64,7 @@ class Warm:
             self._hurt.append((self._past_s(), result))
 
     async def kill(self, name: str) -> None:
-        """Kill that gateway; returns when another process is in its place."""
+        """Kill a gateway and wait until another process has replaced it."""
         before = self._one.gateways()[name]
         killed_s = self._past_s()
         os.kill(before, signal.SIGKILL)
@@ -73,7 +73,7 @@ class Warm:
         await until(f"{name} is replaced", lambda: self._one.gateways().get(name, before) != before)
 
     async def assert_only_in_flight(self) -> None:
-        """A dead gateway took only what was with it (running or parked) as it died: nothing sent after, no other's."""
+        """Only requests in flight on a dead gateway (running or queued) fail: no later ones, none on other gateways."""
         await self.results
         assert {result.status for _, result in self._hurt} <= {0, 200}, f"an error was made up: {self._hurt}"
         astray = [each for each in self._hurt if not any(_took(death, *each) for death in self._deaths)]
@@ -81,7 +81,7 @@ class Warm:
 
 
 def _took(death: Death, ended_s: float, hurt: Result) -> bool:
-    """Whether that Call was with the gateway at its death."""
+    """Return whether the gateway had this request when it died."""
     its = hurt.headers.get("x-request-id", f"{death.name}-").startswith(f"{death.name}-")
     return its and hurt.at_s + hurt.lateness_s <= death.dead_s and ended_s >= death.killed_s
 
@@ -248,7 +248,7 @@ async def test_killing_the_autoscaler_during_a_cold_start_loses_no_request(tmp_p
 @pytest.mark.case("25")
 @pytest.mark.standard
 async def test_ready_models_serve_requests_while_the_autoscaler_is_paused(tmp_path: Path) -> None:
-    """Static stability, through the silent-leader rule after 5 s; cold Calls are answered at their deadline."""
+    """Static stability by the silent-leader rule after 5 s; requests for cold models fail at their deadline."""
     slots, seconds = 4, 20
     ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
@@ -266,10 +266,10 @@ async def test_ready_models_serve_requests_while_the_autoscaler_is_paused(tmp_pa
                 assert (result.status, result.code) == (503, "model_starting")
                 assert 2.9 < (result.last_byte_s or 0) < 3.0 + BUSY_S, "at its deadline"
                 assert int(result.headers["retry-after"]) >= 1
-            await asyncio.sleep(5)  # now the leader is silent, by the clocks of the gateways
+            await asyncio.sleep(5)  # by now the gateways consider the leader silent
             burst = await one.send(*(shot("ada", tokens=8) for _ in range(20)))
             assert judge_run(20, burst).completed == 20
-            await traffic.kill("gateway-1")  # it comes back knowing only what it kept
+            await traffic.kill("gateway-1")  # it restarts with only its stored state
             await until("it serves from that", lambda: "event=serving_from_kept" in one.said())
             await traffic.assert_only_in_flight()
             late = await one.send(*(shot("ada", at_s=i * 0.02) for i in range(30)))
@@ -287,7 +287,7 @@ async def test_ready_models_serve_requests_while_the_autoscaler_is_paused(tmp_pa
 @pytest.mark.case("30")
 @pytest.mark.standard
 async def test_upgrade_and_rollback_of_serve_keep_the_running_engine(tmp_path: Path) -> None:
-    """Whichever version stops, the other one takes over engine, Models and what was learnt from the state directory."""
+    """Whichever version stops, the other takes over engine, models and learned data from the state directory."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     tree = older(tmp_path)
     async with serving(tmp_path, ada, start=False, options=("--gateways", "2", "--keep-engines")) as one:

@@ -1,4 +1,4 @@
-"""The state directory goes wrong: small files are broken, histories and Call events cannot be written."""
+"""Faults of the state directory: small files are corrupt; histories and request events cannot be written."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ FIXES = {
 
 
 def in_the_way(path: Path) -> None:
-    """A folder that no file can replace and no other folder either, not even for root."""
+    """Create a folder that neither a file nor another folder can replace, not even as root."""
     path.mkdir()
     (path / "something").write_text("")
 
 
 async def warm(one: Serving) -> int:
-    """The pid of ada's engine, which has answered a Call."""
+    """Return the pid of ada's engine after it has answered a request."""
     assert (await one.call("ada")).ending is Ending.COMPLETED
     (engine,) = one.engines()
     return engine
 
 
 def tells(file: Path, word: bytes) -> bool:
-    """Whether the file is within its bound and has the word."""
+    """Return whether the file is within its size limit and contains the word."""
     return file.stat().st_size < BYTES_MAX and word in file.read_bytes()
 
 
 @pytest.mark.parametrize("name", FIXES)
 @pytest.mark.standard
 async def test_corrupt_state_file_fails_the_start_and_keeps_engines_running(tmp_path: Path, name: str) -> None:
-    """Guessed at, engines that run would no longer be known as ours, or gateways would ignore the leader."""
+    """With guessed contents, running engines would not be recognised as ours, or gateways would ignore the leader."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0")) as one:
         engine = await warm(one)
         await one.kill()
@@ -57,7 +57,7 @@ async def test_corrupt_state_file_fails_the_start_and_keeps_engines_running(tmp_
                 done = subprocess.run(one.argv, capture_output=True, text=True, timeout=REFUSED_S, check=False)
                 found = file.read_bytes()
             finally:
-                file.write_bytes(good)  # also for what looks for marks after a failure
+                file.write_bytes(good)  # also for the check for leftover marked processes after a failure
             assert found == content, "it is not replaced by a guess"
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (what, done.stderr)
             for words in (str(file), *FIXES[name]):
@@ -96,7 +96,7 @@ async def test_unusable_history_file_only_logs_a_warning(tmp_path: Path) -> None
         assert one.marked() == []
         in_the_way(aside)
         await one.start()
-        await until("it says so", lambda: f"{file} cannot be read" in one.said())  # gateways may be ready before
+        await until("it says so", lambda: f"{file} cannot be read" in one.said())  # gateways may be ready earlier
         await warm(one)
         assert await one.stop() == 0
         (aside / "something").unlink()
@@ -123,7 +123,7 @@ async def test_unusable_events_file_loses_events_but_no_requests(tmp_path: Path)
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["replaced", "cannot be replaced"])
 async def test_events_file_over_its_size_limit_is_rotated_or_emptied(tmp_path: Path, blocked: bool) -> None:
-    """It becomes FILE.1; where it cannot, it is emptied, for the bound holds on every disk."""
+    """It is renamed to FILE.1, or truncated if that fails, because the size limit holds on every disk."""
     async with serving(tmp_path, fake(tmp_path, "ada", "--tokens-per-s", "0"), start=False) as one:
         file = one.state / "calls" / "gateway-1.log"
         file.parent.mkdir()

@@ -1,4 +1,4 @@
-"""How `serve` ends, and engines that do not want to: drained on SIGTERM, killed whole, kept when asked."""
+"""How `serve` stops, also with engines that resist: drained on SIGTERM, killed as a group, or kept on request."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path
 
 
 async def test_second_signal_during_engine_stop_reports_the_remaining_engine(tmp_path: Path) -> None:
-    """The gateways have ended by then, and the autoscaler waits for an engine that takes its time."""
+    """The gateways have exited by then, and the autoscaler waits for an engine that stops slowly."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "ignores-sigterm")
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

@@ -1,4 +1,4 @@
-"""Case 41 with processes: engines that start well and answer badly, behind a whole `serve`, seen by the load client."""
+"""Case 41 with processes: engines start well but respond badly, behind a whole `serve`, seen by the load client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
 
 
 def models(folder: Path) -> list[Document]:
-    """One for each fault, all on one device."""
+    """Return one Model for each fault, all on one device."""
     small = {"memory": "10Mi"}
     return [fake(folder, name, "--tokens-per-s", "0", *knobs, gpu=small) for name, knobs in FAULTS.items()]
 

@@ -1,4 +1,4 @@
-"""A Model that surely cannot start, on real processes: told at the start, and nobody else makes room for it."""
+"""A Model that cannot start, on real processes: it is reported at startup, and nothing is evicted for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.kit.serving import Document, Serving, fake, model, serving, settings
 from tests.kit.waiting import until
 
 MEMORY = {"memory": "80Mi"}
-"""Of the one device of 100Mi: two such Models never fit together."""
+"""Memory of each Model on the one device of 100Mi: two never fit together."""
 
 
 def pilotlight(one: Serving, *words: str) -> str:
-    """What a command that asks the operations port prints."""
+    """Return the output of a command that queries the operations port."""
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def impossible(folder: Path, how: str) -> tuple[Document, str]:
-    """(a Model that cannot start, why)."""
+    """Return a Model that cannot start, and the reason."""
     file = folder / "bad.gguf"
     if how == "no-program":
         why = "there is no program /nowhere/engine; install it, or correct spec.command"
@@ -60,7 +60,7 @@ async def test_model_that_cannot_start_is_reported_and_evicts_no_other(tmp_path:
 
 
 async def test_weights_file_deleted_before_a_request_causes_no_eviction(tmp_path: Path) -> None:
-    """Nobody can have looked since: it is looked at again before anything makes room."""
+    """No earlier check can have detected it: the file is checked again before anything is evicted."""
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
     bad, why = impossible(tmp_path, "no-file")
     tiny_gguf.make_model(tmp_path / "bad.gguf", "I was there.")
@@ -73,7 +73,7 @@ async def test_weights_file_deleted_before_a_request_causes_no_eviction(tmp_path
 
 
 async def test_model_is_served_after_its_missing_weights_file_appears(tmp_path: Path) -> None:
-    """Nothing of it is known before: the memory that it needs is in its header. Beside it another Model stays."""
+    """Its memory requirement is unknown before, since the file header states it. Another Model keeps running."""
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu={"memory": "1Mi"})
     late = model("late", engine="llama.cpp", artifact=f"file://{tmp_path}/late.gguf", gpu={}, contextTokens=64)
     async with serving(tmp_path, late, good, settings("1Gi")) as one:

@@ -1,4 +1,4 @@
-"""A key that is taken out of the documents of a running `serve`: case 46 of reliability, G."""
+"""A key is removed from the documents of a running `serve`: case 46 of reliability, G."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.kit.serving import API, Document, fake, serving, settings
 
 REVOKED_S_MAX = 10.0
 TRIES = 8
-"""Connections, so that with near certainty each of two gateways is asked."""
+"""Number of connections, so that almost certainly both gateways are reached."""
 
 
 def tenant(*keys: str) -> Document:
-    """The Tenant with these keys."""
+    """Return the Tenant document with these keys."""
     entries = [{"name": f"k{n}", "sha256": hashlib.sha256(key.encode()).hexdigest()} for n, key in enumerate(keys)]
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {"keys": entries}}
 
@@ -29,9 +29,9 @@ def tenant(*keys: str) -> Document:
 @pytest.mark.case("46")
 @pytest.mark.standard
 async def test_revoked_api_key_is_rejected_by_every_gateway_after_a_reload(tmp_path: Path) -> None:
-    """Within 10 s of the SIGHUP; another key of the same Tenant goes on; so does a stream that the key began.
+    """Within 10 s of SIGHUP; another key of the Tenant still works, as does a stream started with the revoked key.
 
-    A key in the query is refused before and after, and none of them is in any file or line of the installation.
+    A key in the query is rejected before and after, and no key appears in any file or line of the installation.
     """
     kept, taken = (f"pl-{secrets.token_urlsafe(32)}" for _ in range(2))
     ada = fake(tmp_path, "ada", "--tokens-per-s", "20", "--tokens", "200", slots=8)

@@ -1,7 +1,7 @@
-"""More Calls than fit, on real processes: cases 3 and 42 of reliability, A and F.
+"""More requests than fit, on real processes: cases 3 and 42 of reliability, A and F.
 
-How fast refusals are and how much of the peak remains is measured in bench/; here it is who is refused, with what, and
-how often engines are asked.
+bench/ measures how fast rejections are and how much of the peak remains; these tests check which requests are rejected,
+with which error, and how often engines are called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.kit.serving import Serving, fake, most_at_once, serving, shot, transc
 from tests.kit.waiting import WITHIN_S, until
 
 BURST = pytest.mark.xdist_group("burst")
-"""At most one test with many Calls at once runs at a time."""
+"""Tests with many concurrent requests run one at a time."""
 
 
 def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
@@ -36,11 +36,11 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
 
 
 def came(result: Result) -> int:
-    """Its number at the gateway: of two that are sent at once either may come first."""
+    """Return its number at the gateway: two requests sent at the same time may arrive in either order."""
     return int(result.headers["x-request-id"].rpartition("-")[2], 16)
 
 
-# --- case 3: capacity + 500 Calls -------------------------------------------------------------------------------------
+# --- case 3: capacity + 500 requests ----------------------------------------------------------------------------------
 
 QUEUE, SURPLUS = 50, 500
 REFUSED = ("pilotlight_calls_total", 'code="queue_full"')
@@ -48,7 +48,7 @@ REFUSED = ("pilotlight_calls_total", 'code="queue_full"')
 
 @asynccontextmanager
 async def nothing_moves(one: Serving, *, warm: bool) -> AsyncIterator[None]:
-    """The Model starts and does not get ready, or is ready and its one Slot is taken; until the context ends."""
+    """Until the context ends, the Model starts but is not ready, or is ready with its one slot in use."""
     async with Crowd(one) as crowd:
         holder = await crowd.connect()
         holder.writer.write(chat("ada", stream=True))
@@ -71,10 +71,10 @@ async def nothing_moves(one: Serving, *, warm: bool) -> AsyncIterator[None]:
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.standard
 async def test_full_queue_rejects_only_the_surplus_requests_with_429(tmp_path: Path, warm: bool) -> None:
-    """The capacity is the queue: the Model starts, or its one Slot is busy.
+    """The capacity is that of the queue: the Model starts, or its one slot is busy.
 
-    Exactly the surplus is refused, while all others still wait, with one clear error; who came first keeps its turn;
-    memory stays.
+    Exactly the surplus is rejected, while all others still wait, with one clear error; earlier requests keep their
+    turn; memory use stays constant.
     """
     knobs = ("--start-delay", "0" if warm else "2", "--tokens-per-s", "20", "--tokens", "2000")
     ada = fake(tmp_path, "ada", *knobs, slots=1, queue={"callsMax": QUEUE})
@@ -98,15 +98,15 @@ async def test_full_queue_rejects_only_the_surplus_requests_with_429(tmp_path: P
     assert done == ids, "admitted Calls keep their order"
 
 
-# --- case 42: busy engines, and clients that try again ----------------------------------------------------------------
+# --- case 42: busy engines, and clients that retry --------------------------------------------------------------------
 
 CLIENTS = 400
 SLOTS, WAITING_MAX = 4, 36
-"""Together a tenth of the clients that come at once."""
+"""Together a tenth of the clients that connect at the same time."""
 
 
 class Answers:
-    """What every single HTTP answer was, also those that the official client tries again and shows to nobody."""
+    """Records every HTTP response, also those that the official client retries and hides from its caller."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
@@ -114,7 +114,7 @@ class Answers:
         self.without_retry_after = 0
 
     async def note(self, response: httpx2.Response) -> None:
-        """One more."""
+        """Record one response."""
         self.statuses[response.status_code] += 1
         if response.status_code != 200:
             await response.aread()
@@ -124,7 +124,7 @@ class Answers:
 
 
 def attempts(one: Serving, name: str) -> int:
-    """How many Calls ever came to the engine of a Model, refused ones with them, by its own count."""
+    """Return how many requests the Model's engine received, rejected ones included, by its own count."""
     (record,) = [record for record in one.records() if record.model == name]
     with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/metrics", timeout=60) as response:
         told = response.read().decode()
@@ -135,11 +135,10 @@ def attempts(one: Serving, name: str) -> int:
 @BURST
 @pytest.mark.standard
 async def test_retries_to_a_busy_engine_stay_within_the_retry_budget(tmp_path: Path) -> None:
-    """400 official clients with their two retries come at once to 4 Slots and a queue of 36; every second answer of
-    the engine is `busy`.
+    """400 official clients with two retries each call 4 slots and a queue of 36 at once.
 
-    Moving to a busy engine again costs at most a tenth more, and the ten saved up; the clients' own retries are Calls
-    of theirs, each of which waits as it was told to.
+    Every second response of the engine is `busy`. Retries by the gateway at a busy engine add at most a tenth, plus the
+    ten saved up. The clients' own retries are separate requests; each waits as long as it was told to.
     """
     knobs = ("--tokens-per-s", "100", "--tokens", "5", "--fail", "busy-503:2")
     ada = fake(tmp_path, "ada", *knobs, slots=SLOTS, queue={"callsMax": WAITING_MAX})
@@ -156,7 +155,7 @@ async def test_retries_to_a_busy_engine_stay_within_the_retry_budget(tmp_path: P
         assert (await one.call("ada")).ending in {Ending.COMPLETED, Ending.FAILED}
         first = attempts(one, "ada")
         http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [answers.note]})
-        patient = httpx2.Timeout(600, connect=WITHIN_S)  # 400 of them share a busy core: connecting takes them over 5 s
+        patient = httpx2.Timeout(600, connect=WITHIN_S)  # 400 clients share a busy core: connecting takes over 5 s
         async with openai.AsyncOpenAI(
             base_url=f"{one.url}/v1", api_key="none", http_client=http, timeout=patient
         ) as api:

@@ -1,6 +1,6 @@
-"""Faults of stopping and moving, on real processes; named after cases of reliability B and C.
+"""Faults while replicas stop and move, on real processes; named after cases of reliability B and C.
 
-What the cases promise exactly is asserted in virtual time, in tests/sim; times here allow for a busy machine.
+tests/sim asserts the exact promises of the cases in virtual time; the times here allow for a busy machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kit.waiting import until
 
 SENTENCE = "Hello, I am ada, asleep until you called."
 TOLD_S = 20.0
-"""Case 16: from the death of an engine to the error of the streams on it. It takes milliseconds on a free machine."""
+"""Case 16: from an engine's death to the error on its streams. This takes milliseconds on an idle machine."""
 
 
 # --- B: stopping and moving -------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ async def test_engine_killed_mid_stream_ends_each_stream_with_one_error(tmp_path
 
 @pytest.mark.case("16")
 async def test_engine_killed_during_a_json_response_resets_the_connection(tmp_path: Path) -> None:
-    """The head promised a length: what is cut must not look whole."""
+    """The head promised a length: a truncated body must not look complete."""
     ada = fake(
         tmp_path, "ada", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", "--once", str(tmp_path / "o")
     )

@@ -1,4 +1,4 @@
-"""The real `pilotlight weights pull` on a disk that fills up, and killed in the middle: case 48 of the fault list."""
+"""The real `pilotlight weights pull` on a disk that fills up, and killed midway: case 48 of the fault list."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLOB = digest_of(LARGE["b.gguf"])
 
 
 class Held:
-    """A registry that gives a blob up to one byte, and the rest when it is told to."""
+    """A registry that sends a blob up to the last byte, and the rest when released."""
 
     def __init__(self, fake: FakeRegistry) -> None:
         self.fake = fake
@@ -64,7 +64,7 @@ class Held:
 
 @contextlib.asynccontextmanager
 async def registry(tmp_path: Path) -> AsyncIterator[Held]:
-    """With both models, raw, under the tags `small` and `large`."""
+    """Serve both models, raw, under the tags `small` and `large`."""
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host)) as client:
             for tag, files in (("small", SMALL), ("large", LARGE)):
@@ -83,7 +83,7 @@ def reference(held: Held, tag: str) -> str:
 
 @pytest.mark.point("13")
 async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: Path) -> None:
-    """One line with the fix; nothing half can be seen; other Copies are as they came; the next goes on from there."""
+    """The error is one line with the fix; no partial copy is visible; other copies are unchanged; a pull resumes."""
     if (able := why_no_mount()) is not None:
         pytest.skip(f"no mount namespace of its own here: {able}")
     disk = tmp_path / "disk"
@@ -123,14 +123,14 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
     assert told["verify again"][0] == 0
     assert ranges[0] == ""
     first, last = (int(one) for one in ranges[1].removeprefix("bytes=").split("-"))
-    assert 0 < first < 2 * PART  # what was on the disk stayed; how much that was, the sockets' buffers decide
+    assert 0 < first < 2 * PART  # the data on disk is kept; the socket buffers determine how much that is
     assert (len(ranges), last) == (2, len(LARGE["b.gguf"]) - 1)
 
 
 @pytest.mark.case("48")
 async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> None:
-    """SIGKILL before the first byte, within a part, between parts, before the last byte; one store all the time. Each
-    goes on where the sidecar says, which is less than a mark behind what came.
+    """SIGKILL before the first byte, within a part, between parts and before the last byte; one store for all.
+    Each pull resumes where the sidecar says, less than one mark behind the received data.
     """
     store = tmp_path / "store"
     size = len(LARGE["b.gguf"])
@@ -159,12 +159,12 @@ async def test_pull_killed_repeatedly_resumes_and_completes(tmp_path: Path) -> N
     there = Store(store).open()
     assert whole(there) == {reference(held, "large"): LARGE}
     assert not list(there.layout.partials.iterdir())
-    assert 0 <= there.stored_bytes() - size < 4096  # its manifest and config are kept, too
+    assert 0 <= there.stored_bytes() - size < 4096  # its manifest and config are stored, too
     assert Digest(BLOB) in next(there.layout.records()).blobs
 
 
 def _remembered_bytes(store: Path, size: int) -> int:
-    """What the sidecar says of them."""
+    """Return the number of bytes that the sidecar records."""
     said = [
         progress_file.parse_progress(one.read_bytes(), Digest(BLOB), size, Disk().boot)
         for one in store.rglob("*.parts")

@@ -1,4 +1,4 @@
-"""What `serve` refuses before it starts anything: one line that names what is wrong, an exit status, nothing left."""
+"""Errors that `serve` rejects before it starts anything: one line names the problem; exit status; nothing is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED_S = 90.0
 
 
 def refused(one: Serving) -> tuple[int, str]:
-    """Exit status and the one line of a `serve` that does not start."""
+    """Return the exit status and the one output line of a `serve` that does not start."""
     done = subprocess.run(one.argv, capture_output=True, text=True, timeout=REFUSED_S, check=False)
     assert done.stdout == ""
     lines = done.stderr.splitlines()
@@ -41,7 +41,7 @@ async def test_unusable_state_directory_fails_the_start_with_one_error_line(tmp_
         elif what == "file-above":
             one.state.write_text("not a folder")
             one.state /= "below"
-        elif what == "unwritable":  # for everybody, root included
+        elif what == "unwritable":  # for every user, root included
             one.state = Path("/proc/pilotlight")
         else:
             one.state.mkdir()
@@ -79,7 +79,7 @@ async def test_port_in_use_fails_the_start(tmp_path: Path, which: str) -> None:
             status, line = refused(one)
         assert status == 1
         assert f"{host}:{port} is taken" in line
-        await one.start()  # the state directory was left as it should be
+        await one.start()  # the state directory is unchanged
         assert (await one.call("ada")).ending is Ending.COMPLETED
 
 
@@ -125,7 +125,7 @@ async def test_second_serve_on_the_same_state_directory_is_rejected(tmp_path: Pa
 
 
 def wrong(what: str, folder: Path) -> tuple[list[Document] | str, str]:
-    """(documents with one mistake, what the line must name)."""
+    """Return documents with one mistake, and what the line must name."""
     ada, bob = fake(folder, "ada"), fake(folder, "bob")
     found: dict[str, tuple[list[Document] | str, str]] = {
         "unknown key": ([model("ada", engine="command", command=["x", "{port}"], idelSeconds=3)], "spec.idelSeconds"),
@@ -187,7 +187,7 @@ async def test_public_listen_address_without_a_tenant_is_rejected(tmp_path: Path
 
 
 def listed(one: Serving) -> set[str]:
-    """The Models that one of the gateways lists."""
+    """Return the models that one of the gateways lists."""
     with urllib.request.urlopen(f"{one.url}/v1/models", timeout=60) as response:
         return {entry["id"] for entry in json.load(response)["data"]}
 

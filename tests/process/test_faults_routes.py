@@ -1,6 +1,6 @@
-"""Faults of gateways on real processes, and of what they know: cases 13 to 15, 18 and 19 of the fault list.
+"""Faults of gateways and of their routes, on real processes: cases 13 to 15, 18 and 19 of the fault list.
 
-The same cases in virtual time are in tests/sim, and in a cluster in tests/cluster/test_faults_*.
+The same cases are tested in virtual time in tests/sim, and in a cluster in tests/cluster/test_faults_*.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SLOTS = 24
 
 
 def through(results: list[Result], gateway: str) -> list[Result]:
-    """Those that went through it: the ids of Calls say so."""
+    """Return the results of requests that went through this gateway, by their request ids."""
     return [one for one in results if one.headers.get("x-request-id", "").startswith(f"{gateway}-")]
 
 
 @pytest.mark.case("13")
 @pytest.mark.standard
 async def test_gateway_disconnected_during_a_drain_loses_only_running_streams(tmp_path: Path) -> None:
-    """A new spec replaces the Replica that its streams are on, and it is not told. The drain waits for it for as long
-    as it may, then its stream has one error, and what has no byte yet moves to the new one.
+    """A new spec replaces the replica that serves its streams; the gateway is not informed.
+    The drain waits for it up to its limit; then its stream gets one error, and requests without a first byte move.
     """
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "100", drainSecondsMax=8)
     changed = fake(tmp_path, "ada", "--tokens-per-s", "0", drainSecondsMax=8)
@@ -65,7 +65,7 @@ async def test_gateway_disconnected_during_a_drain_loses_only_running_streams(tm
 
 
 async def all_run(one: Serving, tokens: int, calls: int) -> asyncio.Task[list[Result]]:
-    """So many streams, on all gateways."""
+    """Start this many streams, spread over all gateways."""
     streams = one.begin(*(shot("ada", tokens=tokens, timeout_s=90) for _ in range(calls)))
     await until("all run", lambda: one.demand("ada")["running"] == calls, within_s=90)
     return streams
@@ -78,7 +78,7 @@ def replaced(one: Serving, gateway: str, pid: int) -> bool:
 @pytest.mark.case("14")
 @pytest.mark.standard
 async def test_replacing_gateways_one_by_one_interrupts_no_stream(tmp_path: Path) -> None:
-    """100 streams on two gateways, where the list has 200 on each: engine, gateways and clients share two cores."""
+    """100 streams on two gateways; the fault list has 200 on each: engine, gateways and clients share two cores."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "120", slots=200)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         streams = await all_run(one, 120, 100)
@@ -107,7 +107,7 @@ async def test_replacing_gateways_one_by_one_interrupts_no_stream(tmp_path: Path
 @pytest.mark.case("15")
 @pytest.mark.standard
 async def test_killing_one_of_three_gateways_loses_only_its_own_requests(tmp_path: Path) -> None:
-    """What it had is lost, and nothing else; its Slots are the others', and no engine works on for it."""
+    """Only its own requests are lost; the others get its slots, and no engine keeps working for it."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "8", "--tokens", "60", slots=SLOTS)
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
         streams = await all_run(one, 60, SLOTS)
@@ -130,7 +130,7 @@ async def test_killing_one_of_three_gateways_loses_only_its_own_requests(tmp_pat
 @pytest.mark.case("18")
 @pytest.mark.standard
 async def test_gateways_detect_a_dead_replica_while_the_autoscaler_hangs(tmp_path: Path) -> None:
-    """Two Replicas, and an autoscaler that hangs while one of them dies: gateways find that out by themselves."""
+    """One of two replicas dies while the autoscaler hangs: the gateways detect it by themselves."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", replicas={"min": 2, "max": 2})
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         await one.ready("ada", 2)
@@ -157,7 +157,7 @@ def both_ready(one: Serving) -> bool:
 @pytest.mark.case("19")
 @pytest.mark.standard
 async def test_address_of_a_dead_engine_is_not_reused_by_another_model(tmp_path: Path) -> None:
-    """Two Models take one device from each other, by deaths too, while both are called all the time."""
+    """Two models keep displacing each other on one device, also by engine deaths, while both receive requests."""
     gpu = {"memory": "64Mi"}
     both = [fake(tmp_path, name, "--tokens-per-s", "0", gpu=gpu, residencySeconds=0) for name in ("ada", "bob")]
     async with serving(tmp_path, *both, options=("--gateways", "2")) as one:

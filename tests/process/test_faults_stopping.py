@@ -1,4 +1,4 @@
-"""SIGTERM at the worst moments: no autoscaler is there, engines are just being adopted, clients go on connecting."""
+"""SIGTERM at the worst moments: no autoscaler runs, engines are being adopted, or clients keep connecting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.serving import Serving, fake, running, serving, shot
 from tests.kit.waiting import until
 
 ANSWERED_S = 15.0
-"""Within this time a new connection is refused or answered during a drain; the drain takes 20 s."""
+"""During a drain, which takes 20 s, a new connection is refused or answered within this time."""
 CONNECTIONS = 12
 
 
@@ -27,7 +27,7 @@ def died(one: Serving, times: int) -> bool:
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not yet noticed"])
 async def test_sigterm_stops_all_engines_when_the_autoscaler_is_dead(tmp_path: Path, noticed: bool) -> None:
-    """`serve` starts one more autoscaler, for nobody else knows how to stop the engines."""
+    """`serve` starts one more autoscaler, because only an autoscaler can stop the engines."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, bob) as one:
@@ -54,7 +54,7 @@ async def test_sigterm_stops_all_engines_when_the_autoscaler_is_dead(tmp_path: P
 
 
 async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None:
-    """A signal that finds the autoscaler before it knows what runs waits until it does."""
+    """If the autoscaler does not know yet which engines run, the signal waits until it does."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60")
     bob = fake(tmp_path, "bob", "--start-delay", "3600")
     async with serving(tmp_path, ada, bob) as one:
@@ -81,13 +81,13 @@ async def test_sigterm_during_adoption_stops_the_engines(tmp_path: Path) -> None
 
 
 def told_to_stop(pid: int) -> bool:
-    """Whether SIGTERM waits for this process (proc_pid_status(5): a mask, bit 0 is signal 1)."""
+    """Return whether SIGTERM is pending for this process (proc_pid_status(5): a mask, bit 0 is signal 1)."""
     pending = re.findall(r"^S\w{2}Pnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in pending)
 
 
 async def knock(url: str) -> bytes:
-    """What a new connection is answered until it is closed; nothing where it is refused. TimeoutError if it hangs."""
+    """Return what a new connection receives until it is closed; nothing if refused. TimeoutError if it hangs."""
     host, _, port = url.removeprefix("http://").partition(":")
     async with asyncio.timeout(ANSWERED_S):
         try:
@@ -104,7 +104,7 @@ async def knock(url: str) -> bytes:
 
 
 async def test_new_connections_are_closed_at_once_during_a_drain(tmp_path: Path) -> None:
-    """The sockets of `serve` itself are closed too: else the kernel connects clients that nobody will ever accept."""
+    """The sockets of `serve` itself are closed, too: else the kernel would accept clients that are never served."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "100")
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada") for _ in range(4)))
@@ -114,7 +114,7 @@ async def test_new_connections_are_closed_at_once_during_a_drain(tmp_path: Path)
         await until("it is stopping", lambda: "stopping: " in one.said())
         async with asyncio.timeout(ANSWERED_S):
             while await knock(one.url):
-                pass  # some gateway still listened
+                pass  # a gateway was still listening
         assert [await knock(one.url) for _ in range(CONNECTIONS)] == [b""] * CONNECTIONS
         assert one.busy("ada") == 4, "all that was during the drain"
         streams.cancel()

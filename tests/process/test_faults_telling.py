@@ -1,7 +1,7 @@
-"""Case 44: a key and a prompt go through every fault, and are told nowhere: not in a log, metric, page, file or error.
+"""Case 44: a key and a prompt pass through every fault and never appear in a log, metric, page, file or error.
 
-One real `serve`, as talkative as Python can make it, is led through the faults; then everything that anybody could
-read is searched for both words in every spelling (`tests.kit.hearing`). The cases whose clients are many are in
+One real `serve`, with Python's most verbose logging, is driven through the faults. Then everything readable is searched
+for both words in every spelling (`tests.kit.hearing`). The cases with many clients are in
 test_faults_telling_crowds.py.
 """
 
@@ -34,10 +34,10 @@ from tests.kit.waiting import until
 
 
 def documents(folder: Path) -> list[Document]:
-    """Models for every kind of fault, and a Tenant with the good key."""
+    """Return Models for every kind of fault, and a Tenant with the valid key."""
     small: Document = {"gpu": {"memory": "10Mi"}}
     limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 5, "bodySecondsMax": 5}
-    # One for each Model, since a device has one start at a time.
+    # One per Model, since a device runs one start at a time.
     devices = [{"name": f"gpu{number}", "memory": "10Mi"} for number in range(6)]
     return [
         repeating(folder, "talks", **CLOCKS), repeating(folder, "mortal"), repeating(folder, "patient"),
@@ -50,7 +50,7 @@ def documents(folder: Path) -> list[Document]:
 
 @pytest.fixture
 def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every Python that is started from here on logs all it has, with asyncio in its debug mode."""
+    """Every Python process started from here on logs everything, with asyncio in debug mode."""
     talk(tmp_path, monkeypatch)
 
 
@@ -74,7 +74,7 @@ async def test_faults_write_no_key_or_prompt_to_logs_metrics_or_files(tmp_path: 
 
 
 async def refused_in_time(heard: Heard) -> None:
-    """Clocks that run out, a full queue, a start that fails, half a request."""
+    """Timeouts, a full queue, a failed start and half a request."""
     body, wait = chat("slow"), "Prefer: wait=1"
     await asyncio.gather(
         heard.suffer(Fault("a full queue", post(CHAT, chat("full")), 429, "queue_full")),
@@ -89,7 +89,7 @@ async def refused_in_time(heard: Heard) -> None:
 
 
 async def to_the_operations_port(heard: Heard) -> None:
-    """Somebody mistakes the port: what is sent there is no more told than elsewhere."""
+    """A client uses the wrong port: what it sends there is not disclosed either."""
     port = int(heard.one.ops.rpartition(":")[2])
     good = f"Host: 127.0.0.1\r\n{GOOD}\r\nConnection: close\r\n"
     body = chat("talks")
@@ -112,7 +112,7 @@ async def to_the_operations_port(heard: Heard) -> None:
 
 
 async def engines_die(heard: Heard) -> None:
-    """Of the Call: mid-stream, and before the first byte twice."""
+    """Engines of the request die: mid-stream, and twice before the first byte."""
     broke = "upstream_error"
     stream, whole = chat("mortal", "dies-mid-stream", stream=True), chat("mortal", "dies")
     await heard.suffer(Fault("an engine dies mid-stream", post(CHAT, stream), 200, broke))
@@ -120,7 +120,7 @@ async def engines_die(heard: Heard) -> None:
 
 
 async def clients_leave(heard: Heard) -> None:
-    """While parked, and before and in the middle of an answer."""
+    """Clients disconnect while queued, and before and during a response."""
     parked = await connected(heard.one.url)
     parked.send(post(CHAT, chat("slow", stream=True)))
     assert (await parked.head())[0] == 200, "with its early head"
@@ -131,7 +131,7 @@ async def clients_leave(heard: Heard) -> None:
 
 
 async def processes_die(heard: Heard) -> None:
-    """The autoscaler and a gateway, each in the middle of a Call, and then once more a Call that fails."""
+    """The autoscaler and a gateway die, each during a request; then another request fails."""
     one = heard.one
     client = await heard.running("patient", stream=True)
     (first, victim), *_ = one.gateways().items()
@@ -144,7 +144,7 @@ async def processes_die(heard: Heard) -> None:
 
 
 async def ends(heard: Heard) -> None:
-    """SIGTERM while Calls run, wait and arrive."""
+    """SIGTERM while requests run, wait and arrive."""
     running = [await heard.running("patient", stream=stream, manner="stalls") for stream in (True, True)]
     running.append(await heard.running("patient", stream=False))
     waiting = await connected(heard.one.url)

@@ -1,7 +1,7 @@
-"""Case 44 where clients are many: the key and the prompt go through cases 35, 36, 37 and 42, and are told nowhere.
+"""Case 44 with many clients: the key and the prompt pass through cases 35, 36, 37 and 42 and are not disclosed.
 
-What each case promises is tested in test_faults_clients.py and test_faults_load.py; here it is made to happen, to a
-`serve` that is as talkative as Python can make it, by clients that all hold both words.
+test_faults_clients.py and test_faults_load.py test what each case promises. These tests only reproduce the cases, on a
+`serve` with Python's most verbose logging, with clients that all send both words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OTHERS = ("127.0.0.2", "127.0.0.3")
 PER_ADDRESS = 100
 SURPLUS = 10
 ROOM, FLOOD = 20, 90
-"""Descriptors that are free when the limit comes, and how many want one."""
+"""Free file descriptors when the limit is set, and the number of clients that need one."""
 CLIENTS = 24
 ABANDONED = ("pilotlight_calls_total", 'outcome="abandoned"')
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -37,12 +37,12 @@ WELL = Fault("a Call beside", post(CHAT, chat("talks")), 200, engine=True)
 
 @pytest.fixture
 def talkative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_files: None) -> None:
-    """Every Python that is started from here on logs all it has."""
+    """Every Python process started from here on logs everything."""
     talk(tmp_path, monkeypatch)
 
 
 def documents(folder: Path) -> list[Document]:
-    """A Model that does what it is asked to, one with few Slots, a Tenant with the good key, and short clocks."""
+    """A Model that does what a request says, one with few slots, a Tenant with the valid key, and short timeouts."""
     limits = {"bodyBytesMax": BODY_BYTES_MAX, "headerSecondsMax": 4, "bodySecondsMax": 4, "idleSecondsMax": 12,
               "writeStallSecondsMax": 4, "connectionsPerAddressMax": PER_ADDRESS}  # fmt: skip
     few = repeating(folder, "few", slots=2, queue={"callsMax": CLIENTS // 4})
@@ -66,7 +66,7 @@ async def test_overload_writes_no_key_or_prompt_to_logs_metrics_or_files(tmp_pat
 
 
 async def they_do_not_read(heard: Heard, crowd: Crowd) -> None:
-    """Case 35: nothing, or a byte now and then, of streams that say the prompt over and over; all are cut."""
+    """Case 35: clients read nothing or a byte now and then of streams that repeat the prompt; all are disconnected."""
     asked = [post(path, chat("talks", "floods", stream=True)) for path in (CHAT, MESSAGES)] * 4
     stalled = [await crowd.connect(receive_bytes=4096) for _ in asked]
     for stream, ask in zip(stalled, asked, strict=True):
@@ -79,13 +79,13 @@ async def they_do_not_read(heard: Heard, crowd: Crowd) -> None:
 
 
 async def sip(stream: Stream) -> None:
-    """Reads a byte now and then."""
+    """Read a byte now and then."""
     while await stream.reader.read(1):
         await asyncio.sleep(0.1)
 
 
 async def they_are_slow(heard: Heard, crowd: Crowd) -> None:
-    """Case 36: heads and bodies that trickle, connections that idle after an answer, and more than an address may."""
+    """Case 36: trickling heads and bodies, connections idle after a response, and more than an address may have."""
     slow = [f"POST {path} HTTP/1.1\r\nHost: gw\r\n{GOOD}\r\nX-Prompt: {PROMPT}" for path in (CHAT, MESSAGES)]
     slow += [post(path, chat("talks", filler="-" * 500))[:-400].decode() for path in (CHAT, MESSAGES)]
     dribbles = [crowd.dribble(first.encode(), OTHERS[0]) for first in slow * 4]
@@ -102,7 +102,7 @@ async def they_are_slow(heard: Heard, crowd: Crowd) -> None:
 
 
 async def they_are_too_many(heard: Heard, crowd: Crowd) -> None:
-    """Case 37: at the limit of descriptors, which the gateway gets while it runs, each comes with a whole Call."""
+    """Case 37: the descriptor limit is set on the running gateway; each client then sends a whole request."""
     gateway = heard.one.gateways()["gateway-1"]
     before = resource.prlimit(gateway, resource.RLIMIT_NOFILE)
     resource.prlimit(gateway, resource.RLIMIT_NOFILE, (psutil.Process(gateway).num_fds() + ROOM, before[1]))
@@ -120,7 +120,7 @@ async def they_are_too_many(heard: Heard, crowd: Crowd) -> None:
 
 
 async def they_come_at_once(heard: Heard) -> None:
-    """Case 37, the other half: all connect and ask while the gateway does not even run (SIGSTOP)."""
+    """Case 37, second half: all clients connect and send requests while the gateway is stopped (SIGSTOP)."""
     gateway = heard.one.gateways()["gateway-1"]
     freeze(gateway)
     try:
@@ -136,11 +136,11 @@ async def they_come_at_once(heard: Heard) -> None:
 
 
 async def engines_are_busy(heard: Heard) -> None:
-    """Case 42: every second answer of the engine is 503 and says the prompt; official clients, with their retries."""
+    """Case 42: every second engine response is a 503 that contains the prompt; official clients retry."""
     statuses = set[int]()
 
     async def note(response: httpx2.Response) -> None:
-        """Every single answer, also those that the official client shows to nobody."""
+        """Record every response, also those that the official client hides from its caller."""
         said = str(response.headers).encode() + await response.aread()
         statuses.add(response.status_code)
         if response.status_code == 200:
@@ -159,7 +159,7 @@ async def engines_are_busy(heard: Heard) -> None:
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
     engine = await few_is_ready(heard)
     async with openai.AsyncOpenAI(base_url=f"{heard.one.url}/v1", api_key=KEY, http_client=http) as api:
-        freeze(engine)  # so that they are there at once, however slowly they come
+        freeze(engine)  # so that all wait at the same time, however slowly they arrive
         try:
             asking = asyncio.gather(*(ask(api) for _ in range(CLIENTS)))
             await until("the queue is full", lambda: 429 in statuses, 90)
@@ -170,7 +170,7 @@ async def engines_are_busy(heard: Heard) -> None:
 
 
 async def few_is_ready(heard: Heard) -> int:
-    """Its engine, which has answered a Call."""
+    """Return the pid of its engine after it has answered a request."""
     await heard.suffer(Fault("the first of few", post(CHAT, chat("few")), 200, engine=True))
     (engine,) = heard.one.engines("few")
     return engine

@@ -1,7 +1,7 @@
 """Faults of waking and waiting, on real processes (reliability, section 5 A), each test named after its case.
 
-What the cases promise in seconds and shares is asserted where time is exact, in tests/sim. Bounds of wall time here are
-wide, for a busy machine: they find what hangs, and prove no figure.
+tests/sim asserts the seconds and shares that the cases promise, where time is exact. The wall-time limits here are
+wide, to allow for a busy machine: they detect hangs and do not prove the figures.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.kit.serving import Document, Serving, fake, model, most_at_once, serv
 from tests.kit.waiting import until
 
 BURST = pytest.mark.xdist_group("burst")
-"""At most one test with many Calls at once runs at a time."""
+"""Tests with many concurrent requests run one at a time."""
 BACK_OFF_S = 60.0
 BUSY_S = 20.0
-"""What a busy machine may add."""
+"""Margin for a busy machine."""
 DIES_S_MAX = 30.0
-"""An engine that dies at once has all its tries within that."""
+"""An engine that exits at once uses up all its start attempts within this time."""
 
 
 def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
@@ -40,7 +40,7 @@ def codes(results: Sequence[Result]) -> set[tuple[int, str]]:
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.standard
 async def test_thousand_simultaneous_requests_start_only_the_planned_replicas(tmp_path: Path, replicas: int) -> None:
-    """A Replica alone needs 5 s or 20 s for all, far longer than a start takes, so as many as allowed are planned."""
+    """One replica would need 5 s or 20 s for all, far longer than a start takes, so the allowed maximum is planned."""
     speed = ("--tokens-per-s", "200" if replicas == 1 else "50")
     ada = fake(tmp_path, "ada", *speed, slots=8, gpu={"memory": "20Mi"}, replicas={"max": replicas})
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
@@ -57,9 +57,9 @@ async def test_thousand_simultaneous_requests_start_only_the_planned_replicas(tm
 
 
 def cannot_start(folder: Path, how: str) -> Document:
-    """A Model whose start cannot succeed."""
+    """Return a Model whose start cannot succeed."""
     start: Document = {"secondsMax": 2.5}
-    if how == "dies":  # its tries end it: none comes too late for them
+    if how == "dies":  # the attempts run out before the deadline
         return fake(folder, "bad", "--fail", "dies-on-start:3", start={"secondsMax": DIES_S_MAX})
     if how == "never-ready":
         return fake(folder, "bad", "--fail", "never-ready", start=start)
@@ -99,7 +99,7 @@ async def test_model_that_cannot_start_fails_its_requests_with_503(tmp_path: Pat
 
 @pytest.mark.case("2")
 async def test_failed_start_is_retried_after_the_back_off(tmp_path: Path) -> None:
-    """What no look beforehand can tell: its engine ends until it is mended."""
+    """The failure cannot be predicted: the engine exits until its cause is fixed."""
     gate = f'test -e {tmp_path}/mended || exit 3; exec "$@"'
     words = command("--name", "bad", "--port", "{port}", "--sentence", "At last I am here.")
     mended = model("bad", engine="command", command=["/bin/sh", "-c", gate, "sh", *words])
@@ -141,7 +141,7 @@ async def test_retrying_clients_complete_after_a_slow_cold_start(tmp_path: Path)
         tries = [await one.call("ada", timeout_s=4.0)]
         while tries[-1].ending is not Ending.COMPLETED:
             assert len(tries) < 20
-            if tries[-1].ending is Ending.FAILED:  # an estimate may refuse it: it comes back when it was told to
+            if tries[-1].ending is Ending.FAILED:  # rejected by an estimate: retry after the given time
                 await asyncio.sleep(int(tries[-1].headers["retry-after"]))
             tries.append(await one.call("ada", timeout_s=4.0))
         return tries

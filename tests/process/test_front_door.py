@@ -1,4 +1,4 @@
-"""`serve` as a person uses it: metrics of all processes, documents and keys read again, a terminal that goes away."""
+"""`serve` as users run it: metrics of all processes, reload of documents and keys, a terminal that closes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ AUTOSCALER = {
 
 
 def hang_up(serve: Serving) -> None:
-    """SIGHUP for the supervisor."""
+    """Send SIGHUP to the supervisor."""
     assert serve.process is not None
     serve.process.send_signal(signal.SIGHUP)
 
 
 def asked(url: str, host: str | None = None) -> int:
-    """The status of a GET under a Host header; 0 while nobody answers."""
+    """Return the status of a GET with this Host header; 0 if there is no response."""
     try:
         with urllib.request.urlopen(
             urllib.request.Request(url, headers={"Host": host} if host else {}), timeout=5
@@ -73,7 +73,7 @@ async def test_one_scrape_returns_metrics_of_every_process(tmp_path: Path) -> No
 
 
 async def test_operations_port_rejects_a_foreign_host_header_with_421(tmp_path: Path) -> None:
-    """DNS rebinding: the browser believes that the loopback is evil.example, and says so."""
+    """DNS rebinding: the browser resolves evil.example to the loopback address and sends that name as Host."""
     port = f"http://127.0.0.1:{free_port()}"
     words = ["gateway", "--autoscaler", f"unix:{tmp_path}/none.sock", "--listen", "127.0.0.1:0"]
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", port.removeprefix("http://")]
@@ -131,7 +131,7 @@ async def test_sighup_applies_an_api_key_added_to_the_state_directory(tmp_path: 
         hang_up(serve)
 
         async with asyncio.timeout(60):
-            while (await serve.call("ada")).status != 401:  # with a Tenant a key is needed
+            while (await serve.call("ada")).status != 401:  # with a Tenant a key is required
                 await asyncio.sleep(0.02)
         (result,) = await serve.send(shot("ada", headers=(("authorization", f"Bearer {key}"),)))
         assert result.code == ""
@@ -149,7 +149,7 @@ async def test_settings_that_need_a_restart_are_logged_on_reload(tmp_path: Path)
 
 
 def keeps_hangups(serve: Serving) -> bool:
-    """Whether SIGHUP is blocked: from the beginning until the supervisor can reload."""
+    """Return whether SIGHUP is blocked: from the start until the supervisor can reload."""
     assert serve.process is not None
     found = re.search(r"SigBlk:\s+(\w+)", Path(f"/proc/{serve.process.pid}/status").read_text())
     return found is not None and int(found[1], 16) & 1 << (signal.SIGHUP - 1) > 0
@@ -169,7 +169,7 @@ async def test_sighup_during_the_start_stops_no_process(tmp_path: Path) -> None:
                     await asyncio.sleep(0.02)
             if hung_up:
                 break
-            await serve.stop()  # it was ready before it was looked at
+            await serve.stop()  # it was ready before the first check
         await until("it heard", lambda: "documents read again" in serve.said())
         assert "is started again" not in serve.said()
 
@@ -188,7 +188,7 @@ def test_closed_terminal_stops_serve_and_all_children(tmp_path: Path) -> None:
         while b"print(answer" not in said:
             said += os.read(terminal, 4096)
         children = supervisor.children(recursive=True)
-        os.close(terminal)  # the kernel sends SIGHUP to the session's leader, and /dev/tty is gone
+        os.close(terminal)  # the kernel sends SIGHUP to the session leader, and /dev/tty is gone
         assert supervisor.wait(60) == 0
         assert children
         assert not any(child.is_running() for child in children)

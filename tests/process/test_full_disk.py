@@ -1,4 +1,4 @@
-"""An engine on a full disk: its end is no failed start, and it starts again when there is space."""
+"""An engine that exits on a full disk does not count as a failed start, and starts again when there is space."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Slots under load, on real processes: several gateways hold those of one Replica (interfaces section 6, Holds).
+"""Slots under load, on real processes: several gateways hold the slots of one replica (interfaces section 6, Holds).
 
-Installations of 1, 2 and 4 gateways; in each one Replica with 1, 4 and 64 Slots, of two kinds: `stay-N` begins an
-answer and never ends it, so a Slot is free when the test says so; `run-N` answers after a time that the Call asks for.
-What is judged was counted by the engine itself (how many it had at once, who began after whom) or seen by the client.
+Installations have 1, 2 and 4 gateways, each with one replica of 1, 4 and 64 slots, of two kinds: `stay-N` starts a
+response and never ends it, so the test decides when a slot becomes free; `run-N` responds after a time set by the
+request. Assertions use the engine's own counts (concurrency, order of requests) and what clients see.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ pytestmark = pytest.mark.xdist_group("holds")  # the installations are started o
 SLOTS = (1, 4, 64)
 TOKENS_PER_S, TOKENS_MAX = 100, 6000
 WAIT_S_MAX = 0.050
-"""I4: for so long a Call may wait while a Slot is free that it may use."""
+"""I4: the longest time that a request may wait while a slot that it may use is free."""
 WAIT_LAPS_MAX = round(WAIT_S_MAX / PAUSE_S)
 MESSAGES_MAX = 5
-"""From a client that leaves to the first byte for another: its leaving, a report, a grant, a Call, its answer."""
+"""From a client's disconnect to another client's first byte: disconnect, report, grant, request, response."""
 TYPICAL_LAPS_MAX = 2
-"""In virtual time 4 ms at the median: less than a lap."""
+"""The median is 4 ms in virtual time: less than a lap."""
 MOVES = 8
-"""How often a Slot changes its Call one at a time."""
+"""How many times a slot passes to another request, one at a time."""
 HOLDS_BACK_S = 10.0
-"""What a dead gateway held is somebody's again within this time."""
+"""Slots held by a dead gateway are available again within this time."""
 A = (("Authorization", f"Bearer {key('a')}"),)
 B = (("Authorization", f"Bearer {key('b')}"),)
 
@@ -60,12 +60,12 @@ class House(NamedTuple):
     gateways: tuple[str, ...]
 
     def noted(self, model: str) -> list[Transcribed]:
-        """What the engine of a Model wrote down so far."""
+        """Return what the engine of a Model has recorded so far."""
         return transcript(self.folder, model)
 
 
 def engines(folder: Path) -> Sequence[dict[str, object]]:
-    """The Models."""
+    """Return the Models."""
     forever: dict[str, object] = {"replicas": {"min": 1}, "gpu": {"memory": "1Mi"}}
     stays = [
         fake(folder, f"stay-{n}", "--tokens-per-s", "0", "--fail", "hangs-after-first-byte", slots=n, **forever)
@@ -77,7 +77,7 @@ def engines(folder: Path) -> Sequence[dict[str, object]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 2, 4], ids=["1gw", "2gw", "4gw"])
 async def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    """`serve` with so many gateways, Tenants a and b of equal weight, and every Model ready."""
+    """Start `serve` with this many gateways, Tenants a and b of equal weight, and every Model ready."""
     folder = tmp_path_factory.mktemp("holds")
     tenants = [{"apiVersion": API, **tenant(name)} for name in ("a", "b")]
     options = ("--gateways", str(request.param))
@@ -89,7 +89,7 @@ async def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 async def settled(house: House, model: str) -> None:
-    """Until nobody is with the Model, as engine and autoscaler know it: what comes next begins alone."""
+    """Wait until engine and autoscaler report no request on the Model, so that the next test starts clean."""
     await until("the engine is left", lambda: house.serve.busy(model) == 0)
     await until("the autoscaler knows", lambda: set(house.serve.demand(model).values()) == {0})
 
@@ -99,7 +99,7 @@ async def settled(house: House, model: str) -> None:
 
 @contextlib.asynccontextmanager
 async def clock(house: House, model: str, gate: Gates) -> AsyncIterator[Laps]:
-    """Laps over all processes on the way of a hold: the gateways, the autoscaler, the engine."""
+    """Count laps over all processes that a hold passes through: the gateways, the autoscaler, the engine."""
     (record,) = [record for record in house.serve.records() if record.model == model]
     visits = [visit_by(await gate.connection(gateway), "/health") for gateway in house.gateways]
     visits.append(await visit(house.serve.ops, "/healthz"))
@@ -109,7 +109,7 @@ async def clock(house: House, model: str, gate: Gates) -> AsyncIterator[Laps]:
 
 
 async def began(calls: Sequence[Sent]) -> list[float]:
-    """When each began; they all must."""
+    """Wait until all requests have started; return their start times."""
     await until("all began", lambda: all(call.began_s is not None for call in calls), every_s=0.001)
     return [call.began_s or 0.0 for call in calls]
 
@@ -117,11 +117,11 @@ async def began(calls: Sequence[Sent]) -> list[float]:
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.standard
 async def test_request_does_not_wait_while_an_eligible_slot_is_free(house: House, slots: int) -> None:
-    """The Slots are with one gateway, the Calls come to another: all at once, and one by one as others leave.
+    """One gateway holds the slots, requests arrive at another: all at once, and one by one as other clients leave.
 
-    Time is counted in laps (`tests.kit.laps`), of which there are five in 50 ms on idle cores, and never more.
-    It fails when holds are not given back, when word of that waits for the next heartbeat (1 s) or for a report that is
-    due later than it should be (100 ms instead of 50 on most moves), and when any Slot stays with who has no Call.
+    Time is counted in laps (`tests.kit.laps`): five in 50 ms on idle cores, and never more. The test fails if holds are
+    not returned, if the report of that waits for the next heartbeat (1 s) or is late (100 ms instead of 50 on most
+    moves), or if a gateway without requests keeps a slot.
     """
     model, here = f"stay-{slots}", house.gateways[0]
     await settled(house, model)
@@ -138,7 +138,7 @@ async def test_request_does_not_wait_while_an_eligible_slot_is_free(house: House
             for step in range(1, MOVES + 1):
                 call = await gate.send(house.gateways[step % len(house.gateways)], shot(model))
                 if step % 2:
-                    await lap.wait(3)  # long known to wait
+                    await lap.wait(3)  # it has been waiting for long
                 assert call.began_s is None, "all Slots are in use"
                 left_s = running.popleft().leave()
                 one_by_one.append(lap.between(left_s, *await began([call])))
@@ -158,9 +158,9 @@ async def test_request_does_not_wait_while_an_eligible_slot_is_free(house: House
 
 
 def crowd(model: str, slots: int) -> list[Shot]:
-    """Calls for three seconds of all Slots, sent within one, in bursts; every fifth client leaves early.
+    """Requests for three seconds of all slots, sent within one, in bursts; every fifth client disconnects early.
 
-    They are long rather than many: all Slots are used also where a client sends slowly.
+    They are long rather than numerous, so that all slots are in use even if a client sends slowly.
     """
     chance = random.Random(slots)
     shots: list[Shot] = []
@@ -176,7 +176,7 @@ def crowd(model: str, slots: int) -> list[Shot]:
 
 @pytest.mark.parametrize("slots", SLOTS)
 async def test_engine_never_runs_more_requests_than_slots(house: House, slots: int) -> None:
-    """Calls of two Tenants arrive in bursts and anywhere, end, and are left by their clients."""
+    """Requests of two Tenants arrive in bursts at any gateway, and complete or are abandoned by their clients."""
     model = f"run-{slots}"
     await settled(house, model)
     before, shots = len(house.noted(model)), crowd(model, slots)
@@ -200,14 +200,14 @@ async def test_engine_never_runs_more_requests_than_slots(house: House, slots: i
 @pytest.mark.parametrize("house", [2], ids=["2gw"], indirect=True)
 @pytest.mark.parametrize("slots", [1, 4])
 async def test_tenant_gets_half_of_the_slots_while_another_floods_a_gateway(house: House, slots: int) -> None:
-    """A floods gateway 1; B comes through gateway 2. While both wait the engine begins as many Calls of the one."""
+    """A floods gateway 1; B uses gateway 2. While both wait, the engine starts as many requests of A as of B."""
     model, few = f"run-{slots}", 30
     await settled(house, model)
     before = len(house.noted(model))
     asked_a, asked_b = (shot(model, tokens=8 * slots, stream=False, headers=who) for who in (A, B))
     async with gates(house.serve.url) as gate:
         await gate.ready("gateway-1", 3 * few)
-        await gate.ready("gateway-2", few)  # so that all of B's wait from the first on
+        await gate.ready("gateway-2", few)  # so that all of B's requests wait from the start
         flood = [await gate.send("gateway-1", asked_a, "a") for _ in range(3 * few)]
         await until("A has all Slots", lambda: house.serve.busy(model) == slots)
         calls = [await gate.send("gateway-2", asked_b, "b") for _ in range(few)]
@@ -223,7 +223,7 @@ async def test_tenant_gets_half_of_the_slots_while_another_floods_a_gateway(hous
 
 
 async def replaced(house: House, gateway: str, before: int) -> None:
-    """Until there is another process, which answers."""
+    """Wait until another process has replaced the gateway and responds."""
     await until("it is replaced", lambda: house.serve.gateways().get(gateway, before) != before)
     async with gates(house.serve.url) as gate:
         await gate.connection(gateway)
@@ -232,7 +232,7 @@ async def replaced(house: House, gateway: str, before: int) -> None:
 @pytest.mark.parametrize("house", [2], ids=["2gw"], indirect=True)
 @pytest.mark.parametrize("slots", SLOTS)
 async def test_slots_of_a_killed_gateway_are_used_by_another_within_10_seconds(house: House, slots: int) -> None:
-    """The other gateway can then use all Slots; where there is but one, the dead one had it."""
+    """Another gateway can then use all slots; if the Model has only one slot, the dead gateway held it."""
     model = f"run-{slots}"
     await settled(house, model)
     before, victim = len(house.noted(model)), house.serve.gateways()["gateway-2"]
@@ -256,7 +256,7 @@ async def test_slots_of_a_killed_gateway_are_used_by_another_within_10_seconds(h
 
 @pytest.mark.parametrize("house", [4], ids=["4gw"], indirect=True)
 async def test_restarted_gateway_serves_ready_models_during_autoscaler_outage(house: House) -> None:
-    """Every Model, and at once; when the leader is silent for all of them, the stated over-commit is not exceeded."""
+    """Every Model at once; once the leader is silent for all, the documented overcommit is not exceeded."""
     one, late = house.serve, "gateway-3"
     before = {slots: len(house.noted(f"run-{slots}")) for slots in SLOTS}
     for slots in SLOTS:
@@ -287,23 +287,23 @@ async def test_restarted_gateway_serves_ready_models_during_autoscaler_outage(ho
 
 
 def brief(slots: int) -> Shot:
-    """A Call that takes a moment of a Slot."""
+    """A request that uses a slot for a moment."""
     return shot(f"run-{slots}", tokens=10, stream=False)
 
 
 def longer(slots: int) -> Shot:
-    """One that takes so long of a Slot that all of many such are there at once."""
+    """A request that uses a slot so long that many of them run at the same time."""
     return shot(f"run-{slots}", tokens=60, stream=False)
 
 
 async def whole(calls: Sequence[Sent]) -> bool:
-    """Whether all are answered as they should be; waits for it."""
+    """Wait for all requests; return whether all completed correctly."""
     await asyncio.wait([call.done for call in calls], timeout=90)
     return all(call.whole for call in calls)
 
 
 def kept_ready(one: Serving, gateway: str) -> set[str]:
-    """Models whose Calls take time of which a gateway has kept that a Replica is ready."""
+    """Return the `run-N` Models for which a gateway has stored that a replica is ready."""
     path = one.state / "run" / f"{gateway}.kept.json"
     routes = json.loads(path.read_bytes())["routes"] if path.exists() else {}
     ready = {route["model"] for route in routes.get("replicas", ()) if route["state"] == "ready"}

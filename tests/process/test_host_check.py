@@ -1,4 +1,4 @@
-"""The host check of a real `serve`: names of containers and proxies are served, a name of a web page is not."""
+"""The host check of a real `serve`: it accepts names of containers and proxies and rejects that of a web page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVIL, PUBLIC = "evil.example", "llm.example"
 
 
 def asked(port: int, host: str, **headers: str) -> tuple[int, str]:
-    """Status and message of a GET /v1/models under a Host header."""
+    """Return status and message of a GET /v1/models with this Host header."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/v1/models", headers={"Host": host, **headers})
@@ -48,7 +48,7 @@ def asked(port: int, host: str, **headers: str) -> tuple[int, str]:
 
 
 def port_of(url: str) -> int:
-    """The port of a URL."""
+    """Return the port of a URL."""
     return int(url.rpartition(":")[2])
 
 
@@ -94,7 +94,7 @@ async def test_unlisted_host_or_origin_is_rejected_until_settings_allow_it(tmp_p
 async def test_requests_through_reverse_proxies_pass_the_host_check(
     tmp_path: Path, name: str, config: str, passes_host: bool
 ) -> None:
-    """A proxy that passes the client's Host on needs its public name in `hosts`."""
+    """A proxy that forwards the client's Host needs its public name in `hosts`."""
     if program(name) is None:
         pytest.skip(f"{name} is not installed")
     given = settings(hosts=[PUBLIC])

@@ -1,6 +1,6 @@
-"""Headers of weight files made to exhaust memory or time: each is read or refused within bounds, in its own process.
+"""Weight file headers made to exhaust memory or time are read or rejected within limits, each in its own process.
 
-The bounds are 64 MiB and twice the header, at most 200 MiB, above what the interpreter and the readers need.
+The memory limit is 64 MiB plus twice the header, at most 200 MiB, in addition to interpreter and readers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.kit.input_limits import CONFIG, GGUF, MIB_MAX, OBJECT, SAFETENSORS, Y
 pytestmark = pytest.mark.standard
 
 CPU_S_MAX = 6.0
-"""The bound is 2 s on a machine with a free core; CI may have a third of one."""
+"""The limit is 2 s on a machine with a free core; CI may have a third of a core."""
 REFUSED = {
     "arrays of many architectures": "more than 16 arrays", "more texts": "texts; at most",
     "more tensors": "tensors; at most", "as many tensors as are allowed": "truncated: its last tensor",
@@ -24,7 +24,7 @@ REFUSED = {
 
 
 def within(header_bytes: int) -> float:
-    """MiB that a header of this size may need."""
+    """Return the MiB that a header of this size may need."""
     return min(float(MIB_MAX), 64 + 2 * header_bytes / (1 << 20))
 
 

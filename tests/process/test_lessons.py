@@ -1,4 +1,4 @@
-"""What room is worth is learnt by a real process beside the autoscaler, kept, and placed by."""
+"""A separate process learns placement values for the autoscaler; they are stored and used for placement."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GPUS = [{"name": name, "model": "tiny", "memory": "100Mi"} for name in ("gpu0", 
 
 
 class House:
-    """A stepped loop with a LearnerRunner whose process is `command`, and what it said."""
+    """A stepped loop with a LearnerRunner whose process is `command`, and its output."""
 
     def __init__(self, folder: Path, one: World, command: Sequence[str] | None = None) -> None:
         self.stepped = SteppedLoop(one)
@@ -44,7 +44,7 @@ class House:
 
     @property
     def lessons(self) -> list[PlacementValues]:
-        """All that was observed."""
+        """Return all observed placement values."""
         return [one.lesson for one in self.stepped.loop.observed if isinstance(one, LessonLearnt)]
 
 
@@ -116,7 +116,7 @@ async def test_cancelled_learning_leaves_no_process(tmp_path: Path) -> None:
 
 
 def gauge(one: Serving, by: str) -> bool:
-    """Whether places are chosen by that, as /metrics says."""
+    """Return whether /metrics reports that placements are chosen by this method."""
     return f'pilotlight_lesson_kinds{{by="{by}"}} 2.0' in one.text("/metrics")
 
 
@@ -136,7 +136,7 @@ async def test_serve_restores_learned_placement_values_after_a_restart(tmp_path:
 
 
 async def test_learning_process_ends_with_the_autoscaler(tmp_path: Path) -> None:
-    """`serve` leaves nothing behind, whether it is killed or stopped meanwhile: `serving` looks."""
+    """`serve` leaves no process behind, whether it is killed or stopped meanwhile: `serving` checks this."""
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, {**settings(), "devices": GPUS}) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
@@ -154,10 +154,10 @@ async def test_learning_process_ends_with_the_autoscaler(tmp_path: Path) -> None
 
 
 def learners(one: Serving) -> list[int]:
-    """Processes that learn for it."""
+    """Return the pids of its learner processes."""
     found = []
     for child in psutil.Process(one.autoscaler()).children():
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+        with contextlib.suppress(psutil.Error):  # it has exited meanwhile
             if "pilotlight.processes.learner" in child.cmdline():
                 found.append(child.pid)
     return found
@@ -169,7 +169,7 @@ SIZES = (("ada", "40Mi"), ("bob", "60Mi"))
 @pytest.mark.parametrize("apart", [False, True], ids=["untaught", "taught"])
 @pytest.mark.standard
 async def test_serve_places_models_by_the_learned_placement_values(tmp_path: Path, apart: bool) -> None:
-    """By sizes alone bob goes to ada, and they fill a device; if it was learnt that what is full is lost, elsewhere."""
+    """By size alone bob is packed with ada and fills a device; a lesson that full devices are a loss separates them."""
     ada, bob = (fake(tmp_path, name, "--tokens-per-s", "0", gpu={"memory": size}, idleSeconds=600)
                 for name, size in SIZES)  # fmt: skip
     async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:

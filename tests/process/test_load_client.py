@@ -1,4 +1,4 @@
-"""The load client against real processes: precise, honest about what broke, and fast enough for crowds."""
+"""The load client against real processes: precise, accurate about failures, and fast enough for many requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def send(url: str, *shots: Shot, reuse: bool = False) -> list[Result]:
 
 @asynccontextmanager
 async def server_saying(*answers: bytes) -> AsyncIterator[str]:
-    """A server that answers each request with the next of these bytes, and closes after an empty or the last one."""
+    """Serve each of these byte strings as the next response; close after an empty or the last one."""
     left = list(answers)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +147,7 @@ async def test_times_are_measured_from_the_planned_send_time(tmp_path: Path) -> 
 
 
 async def longest_without_a_turn_s(task: asyncio.Task[list[Result]]) -> float:
-    """For so long this process did nothing at all, until that was done: what comes then is late, whoever sends it."""
+    """Return the longest time that this process did not run until the task ended: anything due then is late."""
     longest_s, looked_s = 0.0, time.monotonic()
     while not task.done():
         await asyncio.sleep(0.005)

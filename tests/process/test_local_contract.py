@@ -1,4 +1,4 @@
-"""The local driver keeps the contract, with real processes, on both event loops."""
+"""The local driver fulfils the contract, with real processes, on both event loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.standard
 
 
 class TestLocalDriver(DriverContract):
-    """The whole suite."""
+    """The whole contract suite."""
 
     @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
     def rig(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:

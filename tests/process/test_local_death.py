@@ -1,4 +1,4 @@
-"""The local driver's own process dies, or has children of its own: run in a process apart that a test may kill."""
+"""The driver's own process dies, or has other children: it runs in a separate process that a test may kill."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Host:
         self.process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def order(self, order: str) -> None:
-        """One line to it."""
+        """Send it one line."""
         assert self.process.stdin is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
 
     def until(self, start: str) -> str:
-        """The first line that it prints which starts so."""
+        """Return the first output line that starts with this text."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(start):
@@ -61,12 +61,12 @@ class Host:
         raise AssertionError(f"it ended without saying {start}")
 
     def children(self) -> list[int]:
-        """Its children, ended ones included."""
+        """Return its children, including those that have exited."""
         every = [read_process(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [one.pid for one in every if one is not None and one.parent == self.process.pid]
 
     def kill(self) -> None:
-        """SIGKILL; its state directory is free after."""
+        """Send SIGKILL; its state directory is unlocked afterwards."""
         self.process.kill()
         self.process.communicate()
 
@@ -99,7 +99,7 @@ def test_engines_of_a_killed_driver_are_adopted_by_the_next_one(state: Path, tmp
 
 
 def test_exit_reason_of_an_adopted_engine_omits_its_last_output(state: Path, tmp_path: Path) -> None:
-    """Its record says that it never was ready; that is written a moment after its first Calls can have come."""
+    """The record says that it was never ready; readiness is written a moment after its first requests can arrive."""
     host = Host(state, python("import time; print('a prompt', flush=True); time.sleep(60)"))
     host.until("r1 starting")
     log_folder = state / "logs"
@@ -124,7 +124,7 @@ def test_exit_reason_of_an_adopted_engine_omits_its_last_output(state: Path, tmp
 
 
 def test_orphans_of_engines_are_reaped_but_other_children_are_not(state: Path, tmp_path: Path) -> None:
-    """The one that leads its own session is reaped only because the driver has seen it alive."""
+    """The orphan that leads its own session is reaped only because the driver has seen it alive."""
     host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}", str(tmp_path)))
     try:
         host.until("r1 ready")
@@ -132,7 +132,7 @@ def test_orphans_of_engines_are_reaped_but_other_children_are_not(state: Path, t
         unrelated = int(host.until("unrelated").split()[1])
         leader, member = (_wait_for_pid(tmp_path, f"leads-{leads}-") for leads in (True, False))
         (tmp_path / "end-False").touch()
-        children = _wait_while(host, member)  # the driver has looked at all processes, the older one included
+        children = _wait_while(host, member)  # the driver has scanned all processes, the older orphan included
         (main,) = set(children) - {unrelated, leader}
         (tmp_path / "end-True").touch()
         assert sorted(_wait_while(host, leader)) == sorted([main, unrelated])
@@ -154,7 +154,7 @@ def _wait_for_pid(folder: Path, start: str) -> int:
 
 
 def _wait_while(host: Host, child: int) -> list[int]:
-    """The children, once this one has been reaped."""
+    """Return the children once this one has been reaped."""
     deadline_s = time.monotonic() + 60
     while child in (children := host.children()):
         assert time.monotonic() < deadline_s, f"{child} is still one of {children}"

@@ -1,4 +1,4 @@
-"""What real processes do to the local driver: children that escape, reused pids, its own death, floods of output."""
+"""The local driver with real processes: children that escape, reused pids, its own death, floods of output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if os.fork() == 0:
         time.sleep(60)
     os._exit(0)
 """
-"""Leaves a process in a session of its own, whose parent is gone: a daemon."""
+"""Leaves a daemon: a process in a session of its own, whose parent has exited."""
 GOES_ON_TALKING = """
 import threading, time
 def talk():
@@ -55,7 +55,7 @@ threading.Thread(target=talk, daemon=True).start()
 
 
 def once_there_is(file: Path) -> str:
-    """The begin of an engine that does nothing else before."""
+    """Return code that makes an engine wait until this file exists before it does anything else."""
     return f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(0.01)\n"
 
 
@@ -68,22 +68,22 @@ def rig(tmp_path: Path) -> Iterator[LocalRig]:
 
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is nobody's Replica and leads its own session."""
+    """Start a process that belongs to no replica and leads its own session."""
     with subprocess.Popen(python("import time; time.sleep(60)"), start_new_session=True) as process:
-        while read_process_mark(process.pid) == BLANK:  # in the middle of its exec
+        while read_process_mark(process.pid) == BLANK:  # during its exec
             time.sleep(0.001)
         yield process
         process.kill()
 
 
 async def says_yes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers 200 to whoever connects."""
+    """Answer 200 to every connection."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     writer.close()
 
 
 def record(pid: int, start_ticks: int) -> ReplicaRecord:
-    """As a driver before wrote it."""
+    """Return a record as an earlier driver wrote it."""
     return ReplicaRecord(
         id=R1,
         model=ModelName("m"),
@@ -214,7 +214,7 @@ def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) ->
         async with running(driver) as observed:
             driver.start(*replica("r1", ("/nowhere/engine",)))
             assert (await observed.until(R1, Seen.EXITED)).reason == "/nowhere/engine: No such file or directory"
-            driver.start(*replica("r2", ()))  # an empty command: the launch itself is wrong
+            driver.start(*replica("r2", ()))  # an empty command: the launch itself fails
             assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason
             assert not rig.state.records()[0]
 
@@ -222,7 +222,7 @@ def test_missing_program_or_launch_exception_is_a_failed_start(rig: LocalRig) ->
 
 
 def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_path: Path) -> None:
-    """A program may be given by its path, or be found on the PATH that the engine itself will get."""
+    """A program may be given by its path, or found on the PATH that the engine itself will get."""
     driver, program = rig.driver(), tmp_path / "engine"
     fix = "install it, or correct spec.command"
 
@@ -245,7 +245,7 @@ def test_engine_log_is_trimmed_without_blocking_the_engine(rig: LocalRig, monkey
     flood = "import sys\nfor i in range(200_000): print(i, 'x' * 80)\nsys.stdout.flush()\n"
 
     def newest_of_little() -> str:
-        """Its last line, once the log is within its bound. A line of the very moment of a trim may be lost."""
+        """Return the last line once the log is within its limit. A line written during a trim may be lost."""
         log = rig.state.log(R1)
         return engine_logs.last_line(log) if log.stat().st_size <= engine_logs.BYTES_MAX else ""
 

@@ -1,4 +1,4 @@
-"""The local driver on GPUs, as a fake NVML tells of them: what engines see, and the proof of clean that is measured."""
+"""The local driver on GPUs of a fake NVML: what engines see, and the measurement that a device is clean."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ if worker == 0:
 with open(sys.argv[2], "w") as written:
     written.write(str(worker))
 """
-"""A worker in the engine's group that holds the memory: it does not end with the main process."""
+"""A worker in the engine's group that holds the memory and does not exit with the main process."""
 
 
 @pytest.mark.case("20")
@@ -93,8 +93,8 @@ with open(sys.argv[2], "w") as written:
 def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """SIGKILL of the main process: its worker is killed with its group. NVML shows the memory of the worker on, as it
-    does while a driver is stuck: that is said every ALARM_S, and it is not clean until it is free.
+    """After SIGKILL of the main process, its worker is killed with its group, but NVML still reports the memory.
+    This also happens while a driver is stuck. It is logged every ALARM_S; the device is not clean until it is free.
     """
     monkeypatch.setattr(cleanup, "ALARM_S", 0.2)
     written = tmp_path / "worker"
@@ -173,7 +173,7 @@ def test_memory_growth_of_a_starting_engine_is_reported(rig: LocalRig, monkeypat
 def test_gpu_memory_use_of_a_ready_engine_is_reported(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each Device that it is on, and nothing of the host's memory."""
+    """It is reported for each device of the engine, without host memory."""
     monkeypatch.setattr("autoscaler.drivers.local.readiness.WEIGH_READY_S", 0.05)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Weights that are brought before an engine is started: waited for, inherited, let go, or not wanted any more."""
+"""Weights fetched before an engine starts: waited for, inherited, released, or no longer needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.standard
 
 
 class Brought:
-    """Weights as a Supply brings them: a file that is open."""
+    """Weights as a Supply provides them: an open file."""
 
     def __init__(self, model: Model, path: Path) -> None:
         paths = (path, path.with_name(f"{path.name}-adapter"))
@@ -40,7 +40,7 @@ class Brought:
 
 
 class Bringer:
-    """A Supply that waits until it is told."""
+    """A Supply that waits until it is released."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -179,7 +179,7 @@ def test_replica_that_needs_no_weights_pull_starts_at_once(rig: LocalRig, tmp_pa
         at = LocalDriver(rig.state, launch, Devices((GPU0,)), supply=lambda _model, _told: None)
         async with running(at):
             at.start(one, model)
-            await until("it runs", lambda: rig.exists(one.id))  # its mark can be read a moment after its exec
+            await until("it runs", lambda: rig.exists(one.id))  # its mark becomes readable a moment after its exec
             assert not bringer.brought
 
     rig.run(scenario())

@@ -1,4 +1,4 @@
-"""`pilotlight weights login` against the real registry on loopback, with its passwords and with tokens of a realm."""
+"""`pilotlight weights login` against a real registry on loopback, with its passwords and with tokens of a realm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def registry(folder: Path, manner: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where logins go. Not by REGISTRY_AUTH_FILE: the registry takes it for a setting of its own."""
+    """Return the logins file. REGISTRY_AUTH_FILE is not used: the registry reads it as a setting of its own."""
     for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -1,4 +1,4 @@
-"""A Model that fits on no device, on real processes: its Call gets `no_capacity`, and why is told at any time."""
+"""A Model that fits on no device: its requests get `no_capacity`, and the reason can be queried at any time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER = "needs 200Mi on one device; the largest has 100Mi"
 
 
 def pilotlight(one: Serving, *words: str) -> str:
-    """What a command that asks the operations port prints."""
+    """Return the output of a command that queries the operations port."""
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 

@@ -1,8 +1,8 @@
-"""The official `openai` client in bulk: a thousand streams at once through two gateways, each whole and word for word.
+"""The official `openai` client in bulk: a thousand concurrent streams through two gateways, each complete and exact.
 
-The client is as it comes, retries and connection pool included (it holds 1,000 connections); only its 5 s for a
-connection are more, since it opens all of them in one thread, on cores that others use, too. No setting of ours is
-needed for so many: `limits.connectionsPerAddressMax` is 2,000 for each gateway, a queue takes 1,000 Calls in each.
+The client has its defaults, retries and connection pool (1,000 connections) included; only its 5 s connect timeout is
+raised, since it opens all connections in one thread on shared cores. No setting of ours needs to change:
+`limits.connectionsPerAddressMax` is 2,000 per gateway, and a queue holds 1,000 requests in each.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.kit.serving import fake, serving, settings, transcript
 STREAMS = 1000
 SENTENCE = [f"word{number}" for number in range(10)]
 TIMEOUT_S = 600.0
-"""For an answer that is the client's own."""
+"""Timeout of a response; it is the client's default."""
 FILES = 8192
-"""Descriptors that this process, and an engine that has all streams at once, may need; 1,024 is what shells give."""
+"""Descriptors that this process, and an engine that serves all streams at once, may need; shells allow 1,024."""
 
 
 @pytest.fixture(autouse=True)
 def _many_files() -> Iterator[None]:
-    """What a service manager would give; `serve` and its engines inherit it from here."""
+    """Set the limit that a service manager would set; `serve` and its engines inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < FILES:
         pytest.skip(f"only {hard} descriptors may be open here")
@@ -41,9 +41,8 @@ def _many_files() -> Iterator[None]:
 async def test_thousand_concurrent_official_streams_complete_with_exact_text(
     tmp_path: Path, slots: int, tokens_per_s: int
 ) -> None:
-    """None is read before all have begun; each asks for a length of its own, so that no two neighbours are alike.
-
-    Those who wait have their head early, and comments before their first event.
+    """No stream is read before all have started. Neighbouring requests ask for different lengths.
+    Waiting requests have early response heads, and comments before their first event.
     """
     ada = fake(tmp_path, "ada", "--sentence", " ".join(SENTENCE), "--tokens-per-s", str(tokens_per_s), slots=slots)
     documents = (ada, settings(stream={"keepaliveSeconds": 0.2}))
@@ -54,7 +53,7 @@ async def test_thousand_concurrent_official_streams_complete_with_exact_text(
         begun = asyncio.Barrier(STREAMS)
 
         async def read(number: int) -> tuple[str, str | None]:
-            """The text of one stream, and how it ended."""
+            """Return the text of one stream, and how it ended."""
             stream = await client.chat.completions.create(
                 model="ada", stream=True, max_tokens=1 + number % len(SENTENCE),
                 messages=[{"role": "user", "content": f"call {number}"}],

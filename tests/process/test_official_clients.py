@@ -1,6 +1,6 @@
-"""The official `openai` and `anthropic` clients as they are, through `serve`, with the real engine and two real models.
+"""Unmodified official `openai` and `anthropic` clients, through `serve`, with the real engine and two real models.
 
-The device holds only one of the two, so every change of the Model is a cold start that the clients know nothing about.
+The device holds only one model at a time, so each switch is a cold start that is transparent to the clients.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SENTENCES = {
     "bob": "Bob here, I wake whenever somebody asks for me.",
 }
 ASK: Any = {"role": "user", "content": "Who is there?"}
-"""A message; each of the two clients has a type of its own for it."""
+"""A message; each of the two clients has its own type for it."""
 KEYS = {"acme": "pl-acme-key", "lab": "pl-lab-key"}
 
 
 def real(folder: Path, name: str, *args: str, memory: str = "64Mi", **spec: object) -> Document:
-    """A Model of the real engine that says its sentence."""
+    """Return a Model of the real engine that generates its sentence."""
     tiny_gguf.make_model(folder / f"{name}.gguf", SENTENCES.get(name, f"Only {name} says this."))
     artifact = f"file://{folder}/{name}.gguf"
     return model(
@@ -43,7 +43,7 @@ def real(folder: Path, name: str, *args: str, memory: str = "64Mi", **spec: obje
 
 
 class Clients(NamedTuple):
-    """Both clients of one `serve`, with their own defaults but for the key."""
+    """Both clients of one `serve`, with their own defaults except for the key."""
 
     one: Serving
     openai: openai.AsyncOpenAI
@@ -52,7 +52,7 @@ class Clients(NamedTuple):
 
 @asynccontextmanager
 async def clients_of(one: Serving, key: str = "none-needed", max_retries: int = 2) -> AsyncIterator[Clients]:
-    """Both clients, closed at the end; 2 is their own default."""
+    """Create both clients and close them at the end; 2 is their own default."""
     async with (
         openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=key, max_retries=max_retries) as first,
         anthropic.AsyncAnthropic(base_url=one.url, api_key=key, max_retries=max_retries) as second,
@@ -62,7 +62,7 @@ async def clients_of(one: Serving, key: str = "none-needed", max_retries: int = 
 
 @pytest.fixture
 async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
-    """Two Models that cannot run together, and one that embeds."""
+    """Serve two Models that cannot run together, and one for embeddings."""
     documents = [
         real(tmp_path, "ada", aliases=["gpt-4o-mini", "lab/ada:v1"]),
         real(tmp_path, "bob"),
@@ -174,7 +174,7 @@ async def test_http_errors_raise_the_matching_exception_of_each_client(clients: 
 
 
 def tenant(name: str, **spec: object) -> Document:
-    """A Tenant with its key."""
+    """Return a Tenant document with its key."""
     keys = [{"name": "only", "sha256": hashlib.sha256(KEYS[name].encode()).hexdigest()}]
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": keys, **spec}}
 
@@ -204,7 +204,7 @@ async def test_tenant_key_gives_access_only_to_the_models_of_its_tenant(tmp_path
 
 
 async def permitted(acme: Clients, lab: Clients) -> None:
-    """Each sees and calls what it may."""
+    """Assert that each Tenant sees and calls what it may."""
     assert [entry.id for entry in (await acme.openai.models.list()).data] == ["ada", "bob"]
     assert [entry.id for entry in (await lab.openai.models.list()).data] == ["bob"]
     with pytest.raises(openai.NotFoundError) as hidden:
@@ -231,7 +231,7 @@ async def test_failed_start_and_full_queue_raise_the_matching_client_errors(tmp_
 
 
 async def test_engine_killed_mid_stream_raises_one_api_error(tmp_path: Path) -> None:
-    """The fake engine, since the real one has said its sentence before anybody can kill it."""
+    """Uses the fake engine, since the real one finishes its sentence before it can be killed."""
     slow = fake(tmp_path, "slow", "--tokens-per-s", "1")
     async with serving(tmp_path, slow) as one, clients_of(one) as clients:
         stream = await clients.openai.chat.completions.create(model="slow", messages=[ASK], stream=True)

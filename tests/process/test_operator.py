@@ -1,4 +1,4 @@
-"""An operator acts on a real `serve`: wake, stop, cordon, drain, by the commands that people type."""
+"""Operator commands on a real `serve`: wake, stop, cordon and drain, through the CLI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPUS = [{"name": name, "model": "tiny", "memory": "100Mi"} for name in ("gpu0", 
 
 
 async def pilotlight(one: Serving, *words: str, status: int = 0, **environ: str) -> str:
-    """What a command prints, on both streams; its exit status must be `status`."""
+    """Return a command's output from both streams; its exit status must be `status`."""
     command = [sys.executable, "-m", "pilotlight", *words, "--ops", one.ops]
     done = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environ}
@@ -30,7 +30,7 @@ async def pilotlight(one: Serving, *words: str, status: int = 0, **environ: str)
 
 
 def on(one: Serving) -> dict[str, str]:
-    """Model -> the device that it is on."""
+    """Return a mapping from each Model to its device."""
     rows = one.get("/api/v1/devices")
     assert isinstance(rows, list)
     return {held["model"]: row["device"] for row in rows for held in row["replicas"]}
@@ -86,7 +86,7 @@ async def test_cordon_survives_a_restart_and_drain_moves_the_replica(tmp_path: P
 
 @pytest.mark.standard
 async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path: Path) -> None:
-    """One of two that fit on the one device only one at a time runs, and is idle: it would go for the other."""
+    """Two Models fit on the device only one at a time. The one that runs is idle: it would be stopped for the other."""
     ada, bob = (
         fake(tmp_path, name, "--tokens-per-s", "0", idleSeconds=600, gpu={"memory": "60Mi"}) for name in ("ada", "bob")
     )

@@ -1,6 +1,6 @@
-"""Independent clients in both directions, over the real registry: skopeo, oras-py and oras-go, byte for byte.
+"""Independent clients in both directions, over a real registry: skopeo, oras-py and oras-go, byte for byte.
 
-What we push they pull, and what they push we pull into the store. A client that this machine has not got is skipped.
+They pull what we push, and we pull what they push into the store. Clients that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.kit import docker_registry, packed
 from tests.kit.packed import FILES, NAME
 
 FLAT = {path.replace("/", "-"): content for path, content in FILES.items()}
-"""oras-py keeps no folders."""
+"""oras-py does not support folders."""
 ORAS_GO = ROOT / "bench" / "weights" / "oras"
 SECONDS_MAX = 240.0
 
@@ -44,7 +44,7 @@ def layout(tmp_path: Path, form: Form, files: dict[str, bytes] | None = None) ->
 
 
 async def pulled(tmp_path: Path, host: str, tag: str) -> tuple[str, dict[str, bytes]]:
-    """Into a store of ours: the digest, and all files."""
+    """Pull into a store of ours; return the digest and all files."""
     store = Store(tmp_path / "store", spare_bytes=0).open()
     of = reference.parse_reference(f"oci://{host}/{NAME}:{tag}")
     with await registry.fetch_from_registry(of, store, Registries(login(host))) as copy:
@@ -61,7 +61,7 @@ def below(folder: Path) -> dict[str, bytes]:
 
 
 async def ran(*words: str | Path) -> str:
-    """A program, which ends well."""
+    """Run a program, which must succeed."""
     done = await asyncio.to_thread(
         subprocess.run, words, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
@@ -78,7 +78,7 @@ def skopeo() -> str:
 
 @pytest.mark.parametrize("form", ["modelpack", "modelpack-raw"])
 async def test_artifact_copied_with_skopeo_is_pulled_with_the_same_files(tmp_path: Path, form: Form) -> None:
-    """Of an index it writes one of its own, without types of artifacts; all else keeps its bytes."""
+    """Skopeo rewrites an index without artifact types; all other content is unchanged."""
     program, ours, rewritten = skopeo(), layout(tmp_path, form), form == "modelpack"
     creds = f"{docker_registry.USER}:{docker_registry.PASSWORD}"
     copy = (program, "--insecure-policy", "copy", "--all", *([] if rewritten else ["--preserve-digests"]))

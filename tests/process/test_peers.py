@@ -1,4 +1,4 @@
-"""Weights between nodes from the command line: `weights serve` on one, `weights pull --peer` on another."""
+"""Weights between nodes through the CLI: `weights serve` on one node, `weights pull --peer` on another."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pull(tmp_path: Path, host: str, name: str, *words: str, asked: str = ":v1") 
 
 @contextlib.contextmanager
 def serving(tmp_path: Path, name: str, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The store `name` given to others: its URL, and the process."""
+    """Serve the store `name` to peers; yield its URL and the process."""
     what = ("serve", "--store", str(tmp_path / name), "--listen", "127.0.0.1:0", *words)
     with subprocess.Popen(
         [*WORDS, *what], cwd=ROOT, env=environment(tmp_path), stderr=subprocess.PIPE, text=True

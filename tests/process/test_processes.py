@@ -1,4 +1,4 @@
-"""Processes told apart and found again: odd names, wiped environments, reused sessions, those that will not end."""
+"""Identification of processes: odd names, wiped environments, reused sessions, processes that survive SIGKILL."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(subprocess.Popen([sys.executable, "-S", "-E", "-c", "{SLEEP}"], env={{}}, 
 
 @contextmanager
 def running(argv: Sequence[str | Path], env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that leads its session and has come through its exec."""
+    """Start a process that leads its session and has completed its exec."""
     with subprocess.Popen(argv, env=env, start_new_session=True) as process:
         try:
             deadline_s = time.monotonic() + 0.05 if env == {} else time.monotonic() + 10
@@ -59,7 +59,7 @@ def marked() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def of(pid: int) -> Facts:
-    """Its facts, once it runs what it was spawned for."""
+    """Return its facts once it runs its final program."""
     now = read_process(pid)
     assert now is not None
     return now
@@ -140,7 +140,7 @@ async def test_process_that_survives_sigkill_is_reported_and_waited_for(
     really_send, told = processes.send_signal, list[str]()
     monkeypatch.setattr(
         cleanup, "send_signal", lambda _targets, _number: None
-    )  # as a process in an uninterruptible sleep
+    )  # as with a process in an uninterruptible sleep
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
     clearer = asyncio.create_task(kill_all(ProcessSelector(R1), reaper, time.monotonic, told.append))

@@ -1,4 +1,4 @@
-"""What was packed and pushed to the real registry, with its login, is pulled from there into the store."""
+"""An artifact pushed to a real registry with a login is pulled from there into the store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_pushed_artifact_is_pulled_unchanged_with_a_password(tmp_path: Pat
 async def test_repeated_push_stores_chunk_checksums_once_as_an_oci_referrer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a registry that keeps no referrers itself."""
+    """The registry does not index referrers itself."""
     small(monkeypatch)
     layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", "modelpack-raw")
     async with docker_registry.registry(tmp_path) as host, Client(Site(host)) as client:

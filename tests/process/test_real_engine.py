@@ -1,4 +1,4 @@
-"""The real llama.cpp server, started as a driver would start it: what it answers is what the engine's entry says."""
+"""The real llama.cpp server, started as by a driver: its responses match the description in the engine catalogue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
 def started(
     folder: Path, *args: str, file: str = "ada.gguf", slots: int = 2, context_tokens: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
-    """The process, its port, and the statuses that its readiness path answered on the way to 200 (or to its end)."""
+    """Yield the process, its port, and the statuses of its readiness path until 200 (or until it exits)."""
     spec = ModelSpec(
         engine="llama.cpp",
         artifact=f"file://{folder / file}",
@@ -133,7 +133,7 @@ def test_engine_closes_the_connection_after_a_stream_despite_keep_alive(port: in
 def test_engine_exits_with_status_0_on_sigterm(folder: Path) -> None:
     with started(folder) as (process, port, _):
         assert process.stdout is not None
-        timer = threading.Timer(START_S, process.kill)  # a line that does not come shall not hold up the tests
+        timer = threading.Timer(START_S, process.kill)  # a missing line must not block the tests
         timer.start()
         listening = f"listening on http://127.0.0.1:{port}\n"
         assert any(line == listening for line in iter(process.stdout.readline, ""))

@@ -1,4 +1,4 @@
-"""How much memory the real llama.cpp server takes, against what was counted before it started."""
+"""Memory use of the real llama.cpp server, compared with the estimate made before its start."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.process.test_real_engine import started
 
 MIB = 1 << 20
 FIXED_BYTES = 320 * MIB
-"""By so much, beside half of the rest, the estimate may be too high: the overhead that is kept for any process."""
+"""Allowed excess of the estimate, on top of half of the used memory: the overhead reserved for any process."""
 
 
 def model(folder: Path, slots: int, context_tokens: int, *args: str) -> Model:
-    """The Model that `started` starts."""
+    """Return the Model that `started` starts."""
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{folder / 'ada.gguf'}", context_tokens=context_tokens, args=args
     )
@@ -29,7 +29,7 @@ def model(folder: Path, slots: int, context_tokens: int, *args: str) -> Model:
 
 
 def asked(port: int, turns: int, tokens: int, slots: int) -> None:
-    """A conversation of so many turns on each slot, each turn so many tokens longer: it leaves checkpoints behind."""
+    """Hold a conversation on each slot, each turn so many tokens longer: it leaves context checkpoints behind."""
     for turn in range(1, turns + 1):
         for slot in range(slots):
             told = {"prompt": "abcdefghij"[slot] + "x" * (tokens * turn), "max_tokens": 4, "id_slot": slot}
@@ -73,7 +73,7 @@ def test_memory_estimate_covers_the_use_of_the_real_engine(
 
 
 def test_memory_of_context_checkpoints_stays_within_its_estimate(tmp_path: Path) -> None:
-    """By itself llama.cpp keeps 32 of each slot; told fewer, it keeps fewer."""
+    """By default llama.cpp keeps 32 for each slot; with a lower setting it keeps fewer."""
     shapes.attending(tmp_path / "ada.gguf", layers=6, length=128, window=256)
     used_bytes = []
     for many in (0, 3):

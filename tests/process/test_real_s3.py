@@ -1,4 +1,4 @@
-"""Real stores that speak S3 keep the contract that the played one keeps, and do what only real ones can."""
+"""Real S3 servers fulfil the contract of the fake one, and support what only real servers can do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.kit.cloud_services import Services
 from tests.kit.real_s3 import DOMAIN, RealRig, Server
 
 CLIENT, SECRET = "models", "s3cretOfTheAuthority"
-pytestmark = pytest.mark.xdist_group("s3")  # one of each server for all
+pytestmark = pytest.mark.xdist_group("s3")  # one server of each kind for all tests
 
 
 @pytest.fixture(scope="module", params=["minio", "versitygw"])
@@ -54,7 +54,7 @@ class TestRealS3(BucketContract):
 
 @pytest.mark.parametrize("query", ["", "list-type=2&max-keys=10&prefix=a%20b%2B%2F"])
 async def test_real_server_accepts_our_signature_for_a_virtual_hosted_bucket(rig: RealRig, query: str) -> None:
-    """As AWS's own are asked; which address a name has is not the signature's."""
+    """Requests have the form used for AWS; the address that a name resolves to does not affect the signature."""
     await rig.put("a b+/ü.txt", b"words")
     host, port = f"{rig.bucket}.{DOMAIN}", URL(rig.server.url).port
     path = f"/?{query}" if query else f"/{sigv4.encode_uri('a b+/ü.txt', path=True)}"
@@ -103,7 +103,7 @@ async def test_pull_resumes_after_the_object_store_restarts(rig: RealRig, tmp_pa
 
 
 async def test_web_identity_token_grants_the_access_of_its_role(tmp_path: Path) -> None:
-    """Keys by the server's own STS, for a token of an authority that it trusts; over TLS, as a token must."""
+    """The server's own STS issues keys for a token of an authority that it trusts, over TLS as tokens require."""
     async with Services().serving() as authority:
         authority.says = {
             "/config": (200, {"issuer": authority.url, "jwks_uri": f"{authority.url}/keys"}),
@@ -138,7 +138,7 @@ async def test_web_identity_token_grants_the_access_of_its_role(tmp_path: Path) 
 
 
 def _token(issuer: str, secret: str) -> str:
-    """A JSON web token by HS256, which the server knows by its client."""
+    """Return an HS256 JSON web token, which the server recognises by its client."""
     claims = {"iss": issuer, "sub": "pod", "aud": CLIENT, "exp": int(time.time()) + 3600}
     parts = ({"alg": "HS256", "typ": "JWT", "kid": CLIENT}, claims)
     text = b".".join(_base64(json.dumps(one).encode()) for one in parts)

@@ -1,6 +1,6 @@
-"""Adapters through a real `serve`: `model:adapter` says another sentence than its model, to those who may call it.
+"""Adapters through a real `serve`: `model:adapter` generates another sentence than its model, for permitted callers.
 
-The engine is the real llama.cpp server with real LoRA adapters; a parrot shows what an engine of one's own is sent.
+The engine is the real llama.cpp server with real LoRA adapters; a parrot records what a custom engine receives.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ADAPTED = {"polite": "Hello, you called. I am Ada,", "curt": "Hello, until calle
 SAID = {"ada": SENTENCE, **{f"ada:{name}": sentence for name, sentence in ADAPTED.items()}}
 KEYS = {"acme": "pl-acme-key", "lab": "pl-lab-key"}
 ASK: Any = {"role": "user", "content": "Who is there?"}
-"""A message; the client has a type of its own for it."""
+"""A message; the client has its own type for it."""
 
 
 def files(folder: Path) -> list[dict[str, str]]:
-    """Writes the model and its adapters; the adapters as a document lists them."""
+    """Write the model and its adapters; return the adapters as a document lists them."""
     folder.mkdir(exist_ok=True)
     tiny_gguf.make_model(folder / "ada.gguf", SENTENCE)
     for name, sentence in ADAPTED.items():
@@ -50,14 +50,14 @@ def files(folder: Path) -> list[dict[str, str]]:
 
 
 def ada(folder: Path, elsewhere: Mapping[str, str] | None = None, **spec: object) -> Document:
-    """The Model with both adapters. `elsewhere`: where adapters lie that are no files."""
+    """Return the Model with both adapters. `elsewhere`: the locations of adapters that are not files."""
     adapters = [one | {"artifact": (elsewhere or {}).get(one["name"], one["artifact"])} for one in files(folder)]
     weights = {"artifact": f"file://{folder}/ada.gguf", "args": ["--threads=1"], "adapters": adapters}
     return model("ada", engine="llama.cpp", **weights, **spec)
 
 
 def tenant(name: str, **spec: object) -> Document:
-    """A Tenant with its key."""
+    """Return a Tenant document with its key."""
     keys = [{"name": "only", "sha256": hashlib.sha256(KEYS[name].encode()).hexdigest()}]
     return {"apiVersion": API, "kind": "Tenant", "metadata": {"name": name}, "spec": {"keys": keys, **spec}}
 
@@ -70,13 +70,13 @@ async def client(one: Serving, key: str = "none-needed") -> AsyncIterator[openai
 
 
 async def said(api: openai.AsyncOpenAI, name: str, **extra: object) -> str | None:
-    """What a Model, or an adapter of it, says."""
+    """Return the text that a Model, or one of its adapters, generates."""
     answer = await api.chat.completions.create(model=name, messages=[ASK], extra_body=extra)
     return answer.choices[0].message.content
 
 
 async def test_request_for_an_adapter_is_answered_by_that_adapter(tmp_path: Path) -> None:
-    """By the Model's name and by an alias, whole and streamed, small and large, one after the other in one slot."""
+    """By the Model's name and an alias, complete and streamed, small and large, one after the other in one slot."""
     async with serving(tmp_path, ada(tmp_path, aliases=["gpt"], slots=1)) as one, client(one) as api:
         for name, sentence in [*SAID.items(), *SAID.items()]:
             assert await said(api, name) == sentence
@@ -96,7 +96,7 @@ async def test_request_for_an_adapter_is_answered_by_that_adapter(tmp_path: Path
 @pytest.mark.case("45")
 @pytest.mark.standard
 async def test_adapter_of_a_forbidden_model_is_rejected_with_404(tmp_path: Path) -> None:
-    """To B what A has does not exist: not by name, not in the list, not by an engine's own way to choose it."""
+    """For B, A's Model does not exist: not by name, not in the list, not by an engine's own adapter selection."""
     bob = model("bob", engine="command", command=command(tmp_path / "seen.jsonl"))
     documents = (ada(tmp_path), bob, tenant("acme", models=["ada"]), tenant("lab", models=["bob"]))
     async with serving(tmp_path, *documents, options=("--gateways", "2")) as one, Crowd(one) as crowd:
@@ -144,7 +144,7 @@ async def test_command_engine_receives_the_adapter_name_in_the_model_field(tmp_p
 
 
 def pushed(folder: Path, file: Path) -> Path:
-    """A layout of an artifact that has this file alone."""
+    """Create the layout of an artifact that contains only this file."""
     source = packed.model(folder / f"{file.stem}.model", {f"lora-{file.name}": file.read_bytes()})
     packed.packed(source, folder / f"{file.stem}.layout")
     return folder / f"{file.stem}.layout"
@@ -153,8 +153,8 @@ def pushed(folder: Path, file: Path) -> Path:
 async def test_pulled_adapter_is_in_use_until_its_engine_stops(
     tmp_path: Path,
 ) -> None:
-    """One adapter is a file, as before; the other is pulled, beside nothing. The second start asks the registry
-    nothing at all.
+    """One adapter is a local file, as before; only the other one is pulled.
+    The second start sends no request to the registry.
     """
     seen_there = list[str]()
     files(tmp_path)
@@ -196,12 +196,12 @@ async def test_missing_adapter_file_fails_the_start_with_its_path(tmp_path: Path
         assert f"Model ada cannot start: {tmp_path}/curt.gguf: there is no such adapter" in one.said()
 
 
-# --- the engine alone: why every Call says which adapter applies ------------------------------------------------------
+# --- the engine alone: why every request selects its adapter ---------------------------------------------------------
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[openai.OpenAI]:
-    """One slot of the real server, without a gateway."""
+    """Start the real server with one slot and without a gateway."""
     adapters = tuple(Adapter(**adapter) for adapter in files(tmp_path))
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{tmp_path}/ada.gguf", args=("--threads=1",), adapters=adapters
@@ -218,7 +218,7 @@ def engine(tmp_path: Path) -> Iterator[openai.OpenAI]:
 
 
 def prompted(engine: openai.OpenAI, content: str, lora: object) -> tuple[str | None, int]:
-    """What it says, and how many tokens of the prompt it took from what it had computed before."""
+    """Return the generated text, and how many prompt tokens were reused from the cache."""
     extra = {} if lora is None else {"lora": lora}
     messages: Any = [{"role": "user", "content": content}]
     answer = engine.chat.completions.create(model="ada", messages=messages, extra_body=extra)
@@ -231,8 +231,8 @@ def choice(position: int, scale: int) -> object:
 
 
 def test_prompt_cache_is_not_shared_between_adapters(engine: openai.OpenAI) -> None:
-    """As `model_entry` has gateways say it, and with the host's memory for prompts off. Word by word, since a prompt of
-    another adapter's is computed anew, and one of the same adapter's is not.
+    """The options are those of `model_entry` for gateways, with the host memory prompt cache off.
+    Responses are exact, since the prompt of another adapter is recomputed and one of the same adapter is reused.
     """
     first, second = "one " * 40, "two " * 40
     for lora, sentence in (
@@ -250,7 +250,7 @@ def test_prompt_cache_is_not_shared_between_adapters(engine: openai.OpenAI) -> N
 
 
 def test_request_without_an_adapter_choice_may_reuse_an_adapter_prompt(engine: openai.OpenAI) -> None:
-    """Why every Call has to say it. Should this fail, the engine has learnt it, and `ModelEntry.lora` may go."""
+    """It is why every request selects its adapter. If this test fails, `ModelEntry.lora` may be unnecessary."""
     content = "one " * 40
     assert prompted(engine, content, choice(0, 1))[1] == 0
     assert prompted(engine, content, None)[1] > 100

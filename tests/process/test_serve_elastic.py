@@ -1,5 +1,5 @@
-"""A Model that makes do with less, or makes use of more, through a real `serve` and the real llama.cpp server: it gets
-the hole that there is, or what is of no use to others, and its engine a cache that fits into it.
+"""Models with elastic memory or growth through a real `serve` and the real llama.cpp server.
+A Model gets the free memory that is left, or memory of no use to others, and its engine a cache that fits into it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.xdist_group("real engine")
 
 SENTENCE = "Hello, I am Ada, asleep until you called."
 CONTEXT_TOKENS = 1 << 20
-"""Of a token of it the tiny model keeps 128 bytes: 128 MiB, or 32 MiB of each of four slots."""
+"""The tiny model keeps 128 bytes of each token: 128 MiB in all, or 32 MiB in each of four slots."""
 FIXED = {"contextTokens": CONTEXT_TOKENS // 4}
-"""Of each slot."""
+"""The context of each slot."""
 MIB = 1 << 20
 
 
 def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
-    """The document, and how much it asks for."""
+    """Return the document and its memory request."""
     file = folder / "ada.gguf"
     tiny_gguf.make_model(file, SENTENCE, context_tokens=CONTEXT_TOKENS)
     told = {"elastic": gpu.elastic_percent} if gpu.elastic_percent else {"growth": gpu.growth_percent}
@@ -43,7 +43,7 @@ def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
 
 
 def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
-    """How the engine of ada was started, and what it says of its slots."""
+    """Return the command line of ada's engine, and what it reports of its slots."""
     (record,) = [record for record in one.records() if record.model == "ada"]
     with urllib.request.urlopen(f"http://127.0.0.1:{record.port}/slots", timeout=60) as response:
         return psutil.Process(record.pid).cmdline(), json.load(response)
@@ -79,7 +79,7 @@ async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_p
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["more slots", "more context"])
 async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp_path: Path, *, fixed: bool) -> None:
-    """Of 72 MiB that nobody has 32 are bob's, who was never called; the rest does for one slot more, and not two."""
+    """Of 72 MiB free, 32 are reserved for bob, which was never called; the rest suffices for one more slot, not two."""
     document, asked = ada(tmp_path, Gpu(growth_percent=50), **(FIXED if fixed else {}))
     bob = fake(tmp_path, "bob", gpu={"memory": "32Mi"})
     spare = 40 * MIB

@@ -1,4 +1,4 @@
-"""A driver that is short of file descriptors: it takes nothing for gone, ends nothing, says so once, and goes on."""
+"""A driver without free file descriptors does not infer exits, ends nothing, reports it once and continues."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_health_probe_waits_while_no_file_descriptor_is_free() -> None:
 
 
 def test_engine_stop_completes_after_a_file_descriptor_shortage(tmp_path: Path) -> None:
-    """And it makes no engine unready that only it cannot ask."""
+    """No engine becomes unready because the driver cannot probe it."""
     rig, r1 = LocalRig(tmp_path), ReplicaId("r1")
 
     async def scenario() -> None:

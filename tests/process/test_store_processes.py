@@ -1,4 +1,4 @@
-"""One store and many processes: one fetch, nothing half, and what a process held is free when it has died."""
+"""One store shared by processes: one fetch, no partial copies, and locks of a dead process are released."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_fetch_killed_at_any_step_leaves_a_complete_copy_or_none(tmp_path: Path)
     seen = set()
     for number in range(steps):
         before = Store(tmp_path / str(number))
-        published = whole(before)  # as another process sees it that was there all the time
+        published = whole(before)  # as seen by a process that was running all the time
         assert published.items() <= BOTH.items(), number
         store = before.open()
         assert whole(store) == published, number

@@ -1,4 +1,4 @@
-"""A Model whose weights lie in a registry: packed, pushed, served from zero by the real llama.cpp; and without it."""
+"""A Model with weights in a registry: packed, pushed, and served from zero by the real llama.cpp, also in an outage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.kit.waiting import until
 pytestmark = pytest.mark.xdist_group("real engine")
 
 OUTAGE_S = float(os.environ.get("OUTAGE_SECONDS", "0"))
-"""The registry is away so long, for two starts at least; in the fault list 5 min: by hand with OUTAGE_SECONDS=300."""
+"""Duration of the registry outage, at least two starts; the fault list has 5 min: set OUTAGE_SECONDS=300 for it."""
 SENTENCE = "Hello, I am Ada, asleep until you called."
 ASK: Any = {"role": "user", "content": "Who is there?"}
 
@@ -53,24 +53,24 @@ async def said(one: Serving) -> str | None:
 
 
 def phases(one: Serving) -> dict[str, float]:
-    """Of the start that ended last."""
+    """Return the phases of the last finished start."""
     found: Any = one.get("/api/v1/models/ada")
     return dict(found["last_start_phases"])
 
 
 def memory(one: Serving) -> int:
-    """What one Replica is counted with."""
+    """Return the memory counted for one replica."""
     found: Any = one.get("/api/v1/models/ada")
     return int(found["memory_bytes"])
 
 
 def cold_first_bytes(one: Serving) -> float:
-    """How many Calls waited for a start and were answered."""
+    """Return how many requests waited for a start and were answered."""
     return counted(one, "pilotlight_first_byte_seconds_count", 'cold="1"')
 
 
 def rows(one: Serving) -> list[dict[str, Any]]:
-    """Of `pilotlight status`."""
+    """Return the rows of `pilotlight status`."""
     found: Any = one.get("/api/v1/status")
     return list(found)
 
@@ -95,14 +95,14 @@ async def test_model_restarts_from_stored_weights_during_a_registry_outage(
             assert row.in_use
             await at_zero(one)
             assert not store.rows()[0].in_use
-            stack.close()  # the registry is away
+            stack.close()  # the registry is unavailable
             assert await said(one) == SENTENCE
             assert one.starts("ada") == 2
             print(first, phases(one))
 
 
 async def coldstart(one: Serving, since: str) -> dict[str, Any]:
-    """What the command says of one round."""
+    """Return what the command reports for one round."""
     load = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pilotlight", "load", "coldstart", "--url", one.url, "--model", "ada", "--rounds", "1",
         "--from", since, "--ops", one.ops, "--output", "json",
@@ -128,7 +128,7 @@ async def test_coldstart_measures_every_phase_with_and_without_cached_weights(tm
 
 
 async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> None:
-    """The pull of a second start is counted by what it does not do: no request at all."""
+    """The pull phase of a second start sends no request at all."""
     asked = list[str]()
     with packed.served(layout(tmp_path), asked) as host:
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:
@@ -152,7 +152,7 @@ async def test_second_start_sends_no_request_to_the_registry(tmp_path: Path) -> 
 @pytest.mark.case("48")
 @pytest.mark.parametrize("away", ["closed", "hangs"])
 async def test_model_with_stored_weights_starts_without_a_registry_connection(tmp_path: Path, away: str) -> None:
-    """From the first start of the process on: nothing of it waits for a registry that is gone, or that says nothing."""
+    """From the first start of the process on, no step waits for a registry that is down or does not respond."""
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host), start=False) as one:
@@ -174,7 +174,7 @@ async def test_model_with_stored_weights_starts_without_a_registry_connection(tm
 
 
 async def test_every_start_from_stored_weights_succeeds_in_a_registry_outage(tmp_path: Path) -> None:
-    """Each from zero, one after the other, until the time is over; nothing grows slower, and no start fails."""
+    """Consecutive starts from zero until the time is over; none becomes slower, and none fails."""
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
         async with serving(tmp_path, settings("4Gi"), ada(host)) as one:

@@ -1,4 +1,4 @@
-"""TLS through a real `serve`: official clients, certificates that are replaced, engines that speak it, bad files."""
+"""TLS through a real `serve`: official clients, certificate rotation, engines with TLS, invalid files."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ REFUSED_S = 90.0
 
 
 def secured(folder: Path) -> dict[str, str]:
-    """The Settings key `tls` with files of our authority."""
+    """Return the Settings key `tls` with files of our authority."""
     pair = write(folder, "edge", leaf(OURS))
     return {"certFile": str(pair.cert), "keyFile": str(pair.key)}
 
 
 def address(one: Serving) -> tuple[str, int]:
-    """Where its inference port is."""
+    """Return the address of its inference port."""
     host, _, port = one.url.removeprefix("http://").partition(":")
     return host, int(port)
 
 
 @asynccontextmanager
 async def official(one: Serving, ca: Path) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, which believes one authority."""
+    """The official client, which trusts one authority."""
     url = one.url.replace("http://", "https://")
     context = ssl.create_default_context(cafile=str(ca))
     async with (
@@ -53,7 +53,7 @@ async def official(one: Serving, ca: Path) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def shown(one: Serving) -> bytes:
-    """The certificate that a new client is shown, whoever has certified it."""
+    """Return the certificate that a new client receives, whoever issued it."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection(*address(one), ssl=context)
@@ -121,7 +121,7 @@ async def test_request_to_an_engine_with_an_untrusted_certificate_fails(tmp_path
 
 
 def is_ready(operations: int) -> bool:
-    """Whether the gateway with this operations port knows the Models."""
+    """Return whether the gateway with this operations port knows the Models."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{operations}/readyz", timeout=60) as response:
             return bool(response.status == 200)
@@ -130,11 +130,11 @@ def is_ready(operations: int) -> bool:
 
 
 def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
-    """Whether the contract answers a caller that shows this certificate, or none."""
+    """Return whether the contract endpoint accepts a caller with this certificate, or without one."""
     context = ssl.create_default_context(cafile=str(ca))
     if pair is not None:
         context.load_cert_chain(pair.cert, pair.key)
-    try:  # TLS 1.3 tells a client that is not let in so with its first answer
+    try:  # with TLS 1.3 a rejected client learns so with its first response
         with (
             socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
             context.wrap_socket(plain, server_hostname="127.0.0.1") as one,
@@ -148,7 +148,7 @@ def let_in(port: int, ca: Path, pair: Pair | None) -> bool:
 @pytest.mark.parametrize("by", ["token", "certificate"])
 @pytest.mark.standard
 async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Path, by: str) -> None:
-    """The two parts by hand, as on two machines; who they are a token says, or a certificate of each."""
+    """Both components started by hand, as on two machines, authenticated by a token or by a certificate each."""
     pair, ca = write(tmp_path, "scaler", leaf(OURS)), write_authority(tmp_path, OURS)
     mine, strange = write(tmp_path, "gateway", leaf(OURS)), write(tmp_path, "stranger", leaf(THEIRS))
     token = tmp_path / "token"
@@ -190,7 +190,7 @@ async def test_gateway_connects_to_an_autoscaler_over_tcp_with_tls(tmp_path: Pat
 
 
 def refused(one: Serving) -> str:
-    """The one line of a `serve` that does not start, with exit status 2."""
+    """Return the one output line of a `serve` that does not start, with exit status 2."""
     done = subprocess.run(one.argv, capture_output=True, text=True, timeout=REFUSED_S, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     return done.stderr.removeprefix("pilotlight: ").rstrip()

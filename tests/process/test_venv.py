@@ -1,4 +1,4 @@
-"""scripts/venv.sh: whichever Python there is, and one clear line when none will do. Nothing is downloaded."""
+"""scripts/venv.sh: works with any suitable Python; one clear error if there is none. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NO_ENSUREPIP = f"""#!/bin/sh
 case "$*" in *ensurepip*) exit 1;; esac
 exec {sys.executable} "$@"
 """
-"""As Debian's python3 without python3-venv."""
+"""Like Debian's python3 without python3-venv."""
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone with an empty lock, in a folder with a space; `python3` is a stub that notes what it is told."""
+    """A clone with an empty lock file, in a folder with a space; `python3` is a stub that records its arguments."""
     folder = tmp_path / "a clone"
     (folder / "scripts").mkdir(parents=True)
     (folder / "requirements").mkdir()
@@ -79,7 +79,7 @@ def test_missing_pip_is_reported_and_leaves_the_environment_not_ready(clone: Pat
 
 @pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python has no ensurepip, so there is no pip to ask")
 def test_locked_packages_for_other_platforms_are_skipped(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheels of atheris are for one kind of machine: its line in the lock has hashes, and says for which."""
+    """The wheels of atheris exist for one platform only: its line in the lock file has hashes and a platform marker."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lock = clone / "requirements" / "dev.lock"
     lock.write_text("none==1.0 ; platform_machine == 'pdp11' \\\n    --hash=sha256:" + "0" * 64 + "\n")
@@ -101,7 +101,7 @@ def test_make_targets_depend_on_a_ready_virtual_environment() -> None:
     rules = dict(
         line.split(":", 1) for line in text.splitlines() if line[:1].isalpha() and ":" in line and ":=" not in line
     )
-    needing = {name for name in rules if name not in {"venv", "clean", "lock", "SEEDS"}}  # lock: what venv needs itself
+    needing = {name for name in rules if name not in {"venv", "clean", "lock", "SEEDS"}}  # lock: needed by venv itself
     ready = {"venv", "check", "compiled"}
     assert all(ready & set(rules[name].split("##")[0].split()) for name in needing), needing
     assert rules["venv"].split("##")[0].strip() == ".venv/ready"

@@ -1,4 +1,4 @@
-"""Weights on the disk come into the page cache when the first Call of a Model waits, whatever its engine reads."""
+"""The first request for a Model loads its weights from disk into the page cache, whatever its engine reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 8 << 20
 
 
 def resident(path: Path) -> int:
-    """How many of the file's bytes lie in memory (mincore(2)); looking brings none there."""
+    """Return how many bytes of the file are in the page cache (mincore(2)); the check itself loads none."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_COPY) as view:
         pages = (ctypes.c_ubyte * (SIZE // mmap.PAGESIZE))()
         first = (ctypes.c_char * SIZE).from_buffer(view)
@@ -29,7 +29,7 @@ def resident(path: Path) -> int:
 
 
 def forgotten(path: Path) -> bool:
-    """The file system of it keeps files elsewhere than in memory."""
+    """Drop the file from the page cache; return whether that worked (it cannot on a file system in memory)."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,7 @@
-"""The wheel as users get it: what is in it, and that it serves from an empty environment with what it declares.
+"""The wheel as users get it: its contents, and that it serves from an empty environment with its dependencies.
 
-Needs no network: the declared dependencies (with what those declare, and nothing else) are linked from the environment
-that runs the tests, so a dependency that was forgotten in pyproject.toml is missed here.
+Needs no network: the declared dependencies (with theirs, and nothing else) are linked from the environment that runs
+the tests, so that a dependency missing in pyproject.toml is detected here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WITHIN_S = 90.0
 
 
 class Installed(NamedTuple):
-    """A virtual environment with nothing but the wheel and its dependencies."""
+    """A virtual environment that contains only the wheel and its dependencies."""
 
     python: Path
     command: Path
@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pip() -> list[str]:
-    """A pip that can install into another environment; this one may have none (scripts/venv.sh)."""
+    """Return a pip that can install into another environment; this one may lack pip (scripts/venv.sh)."""
     for python in (sys.executable, "python3"):
         command = [python, "-m", "pip"]
         if subprocess.run([*command, "--version"], capture_output=True, check=False).returncode == 0:
@@ -84,7 +84,7 @@ def head(wheel: Path) -> email.message.Message:
 
 
 def distributions(of: Requirement, requires: list[Requirement]) -> dict[str, metadata.Distribution]:
-    """What is needed, directly or not, by name."""
+    """Return all required distributions by name, transitive ones included."""
     found: dict[str, metadata.Distribution] = {}
     due = [(one, extra) for one in requires for extra in (*of.extras, "")]
     while due:
@@ -98,7 +98,7 @@ def distributions(of: Requirement, requires: list[Requirement]) -> dict[str, met
 
 
 def link(needed: dict[str, metadata.Distribution], place: Path) -> None:
-    """Makes their packages and modules importable from `place`, and no others."""
+    """Make their packages and modules, and no others, importable from `place`."""
     for one in needed.values():
         base = Path(str(one.locate_file("")))
         tops = {file.parts[0] for file in one.files or () if file.parts[0] not in {"..", "__pycache__"}}
@@ -150,7 +150,7 @@ def test_missing_kubernetes_extra_is_an_error_with_the_pip_command(installed: In
 
 @pytest.fixture
 def state() -> Iterator[Path]:
-    """Short, because a Unix socket's path is."""
+    """Yield a short path, because the path of a Unix socket is limited."""
     path = Path(tempfile.mkdtemp(prefix="pilotlight-"))
     yield path
     shutil.rmtree(path)
@@ -177,7 +177,7 @@ def test_installed_wheel_serves_outside_of_the_source_checkout(
 
 
 def answer(url: str) -> str:
-    """What the model says to one Call, as soon as somebody listens."""
+    """Return the model's response to one request, as soon as the server listens."""
     body = json.dumps({"model": "ada", "messages": [{"role": "user", "content": "Who?"}]}).encode()
     call = urllib.request.Request(f"http://{url}/v1/chat/completions", body, {"content-type": "application/json"})
     end_s = time.monotonic() + WITHIN_S

@@ -1,4 +1,4 @@
-"""The compiled wheel holds what carries Calls, and nothing that C would change the meaning of."""
+"""The compiled wheel holds the modules of the request path, and no code that compilation would change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GATEWAY = Path(str(gateway.__file__)).parent
 STRUCTS = {"control/snapshot_file", "dispatch/effects", "http/json_types", "limits"}
 """Modules of msgspec Structs."""
 AWAITING = {"control/client", "control/discovery", "control/sync", "memory/guard", "ops", "server/tls"}
-"""Modules that wait for the autoscaler, people, files and handshakes: nothing there is per Call."""
+"""Modules that wait for the autoscaler, people, files and handshakes: none runs per request."""
 
 
 def test_every_gateway_module_is_compiled_or_explicitly_excluded() -> None:
@@ -32,7 +32,7 @@ def test_every_gateway_module_is_compiled_or_explicitly_excluded() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_compiled_modules_define_no_msgspec_structs(module: str) -> None:
-    """Compiled, a class loses the words beside its bases (`frozen=True`), and msgspec its annotations."""
+    """Compilation drops a class's keyword arguments (`frozen=True`), and the annotations that msgspec needs."""
     tree = ast.parse((GATEWAY.parent / module).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -41,7 +41,7 @@ def test_compiled_modules_define_no_msgspec_structs(module: str) -> None:
 
 
 def test_imported_modules_match_the_compiled_flag() -> None:
-    """In build/compiled all of them are C; in a clone none is."""
+    """In build/compiled all of them are C extensions; in a clone none is."""
     kinds = {Path(str(__import__(name, fromlist=["x"]).__file__)).suffix for name in map(dotted, MODULES)}
     assert kinds == ({".so"} if COMPILED else {".py"})
     assert (ROOT.name == "compiled") == COMPILED

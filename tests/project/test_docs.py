@@ -1,4 +1,4 @@
-"""The documents say what is true: modules, states, keys, metrics, commands and links are compared with the code."""
+"""The documents match the code: modules, states, keys, metrics, commands and links."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading of the second level."""
+    """The text under a heading of the second level."""
     return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The rows of a table whose first cell is one word of code: that word -> the other cells."""
+    """The rows of a table whose first cell is one code word: that word -> the other cells."""
     found = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
     return {key: [cell.strip() for cell in rest.split(" | ")] for key, rest in found}
 
 
 def block(mark: str) -> str:
-    """What stands in a generated block of ARCHITECTURE.md."""
+    """The content of a generated block of ARCHITECTURE.md."""
     return ARCHITECTURE.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
 
 
 def leaves(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """(key path, its schema) of every key that holds no keys of its own; `[]` stands for the items of a list."""
+    """(key path, its schema) of every key without nested keys; `[]` stands for the items of a list."""
     for key, value in schema["properties"].items():
         path = f"{at}{key}"
         if "properties" in value:
@@ -64,7 +64,7 @@ def leaves(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
+    """The anchor of a heading, as GitHub generates it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""The gates themselves: each violation is found."""
+"""The checks of the project's gates detect each violation."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_differences_between_installed_packages_and_lock_are_described(found: li
 
 
 def test_package_that_differs_from_the_lock_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything of it is taken into the image."""
+    """The build fails before it takes any of the package into the image."""
     locked = tmp_path / "debian.lock"
     locked.write_text(image.LOCK_HEAD + f"{' '.join(A._replace(architecture=image.architecture()))}\n")
     monkeypatch.setattr(image, "ROOT", tmp_path)

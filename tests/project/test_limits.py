@@ -1,6 +1,6 @@
-"""The table of bounds (ARCHITECTURE.md, section 11) is what the code has: every row, every value, every error.
+"""The table of bounds (ARCHITECTURE.md, section 11) matches the code: every row, every value, every error.
 
-A bound of a gateway that is not in the table fails here: give it a row, or say below why it bounds nothing for others.
+A gateway bound that is missing in the table fails here: add a row, or explain below why it needs none.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "starts at once on a Device": (),
     "a registry: connect, head, between two reads; a blob's pace": (),
 }
-"""Each row's first cell, and the bounds that it tells; none where it is a rule or the machine's own number."""
+"""Each row's first cell, and the bounds that it documents; none for a rule or a number of the machine."""
 
 NOT_TOLD = {
     "gateway.control.discovery.ADDRESSES_MAX": "autoscalers behind one name: an installation has few",
@@ -145,19 +145,19 @@ NOT_TOLD = {
 
 
 class Row(NamedTuple):
-    """One bound as the page tells it."""
+    """One bound as the page documents it."""
 
     value: str
     reached: str
 
 
 def told() -> dict[str, Row]:
-    """The table."""
+    """The table by the first cell of its rows."""
     return {first: Row(value, reached) for first, value, reached in _ROW.findall(SECTION)}
 
 
 def value_of(path: str) -> float:
-    """What a bound is: a module's name, or the default of a Struct's field."""
+    """The value of a bound: a module constant, or the default of a Struct's field."""
     module, _, last = path.rpartition(".")
     owner = module.rpartition(".")[2]
     if owner[:1].isupper():
@@ -167,19 +167,19 @@ def value_of(path: str) -> float:
 
 
 def spellings(path: str, value: float) -> set[str]:
-    """How a page may say it: `64 KiB`, `15 s`, `1,000`, `16 million`."""
+    """Spellings of a value that a page may use: `64 KiB`, `15 s`, `1,000`, `16 million`."""
     number = int(value)
     if "BYTES" in path.upper():
         units = ((0, "B"), (10, "KiB"), (20, "MiB"), (40, "TiB"))
         return {f"{number >> shift} {unit}" for shift, unit in units if number >> shift}
-    if re.search(r"_S\b|_S_|SECONDS|SWEEPS", path.upper()):  # upstreams are swept once a second
+    if re.search(r"_S\b|_S_|SECONDS|SWEEPS", path.upper()):  # upstreams are swept once per second
         return {f"{value:g} s", f"{value:g} to ", f"{value:g} a second"}
     millions = {f"{number / 1e6:g} million", f"{number >> 20} million", "a million"} if number >= 1_000_000 else set()
     return {f"{number:,}", *millions}
 
 
 def bounds(path: Path) -> Iterator[str]:
-    """The bounds of a module, by the form of their names."""
+    """The bounds of a module, recognised by their names."""
     module = name(path).replace("/", ".").removesuffix(".__init__")
     for node in ast.parse(path.read_text()).body:
         targets = (
@@ -192,7 +192,7 @@ def bounds(path: Path) -> Iterator[str]:
 
 
 def errors_of_gateways() -> set[tuple[str, str]]:
-    """(status, code) of every error that a gateway makes; 503 has also the codes that an autoscaler gives it."""
+    """(status, code) of every error that a gateway raises; 503 also has the codes of an autoscaler."""
     found = set()
     for node in ast.walk(ast.parse((ROOT / "gateway" / "errors.py").read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CallError":

@@ -1,7 +1,7 @@
-"""Case 30: messages of another version are read: every change of the contract adds, and what is unknown is ignored.
+"""Case 30: messages of another version are read: the contract only grows, and unknown fields are ignored.
 
-`tests/contracts/messages.json` holds the fields of all messages as the version before this one had them. After a
-release it is written anew: python -m tests.project.test_mixed_versions > tests/contracts/messages.json
+`tests/contracts/messages.json` holds the fields of all messages of the previous version. After a release it is
+regenerated: python -m tests.project.test_mixed_versions > tests/contracts/messages.json
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SENT = (
     contract.CatalogueDelta, contract.RoutesDelta, contract.Report, contract.ReportAnswer, contract.NodeReport,
     contract.NodeAnswer,
 )  # fmt: skip
-"""Whole messages; all others are parts of them."""
+"""Top-level messages; all others are parts of them."""
 BOUNDS = {"minimum", "maximum", "pattern", "minLength", "maxLength", "maxItems"}
 IGNORED = {"title", "description", "default", *BOUNDS}
 UNKNOWN = {"of_the_next_version": {"deep": [1, {"more": None}]}}
@@ -35,8 +35,8 @@ def fields() -> dict[str, dict[str, Any]]:
 
 
 def shape(schema: Any) -> Any:
-    """What a reader depends on: no words for people, no defaults, which are the sender's to leave out, and no bounds,
-    which no sender reaches.
+    """The parts of a schema that a reader depends on.
+    Left out are descriptions, defaults, which the sender may omit, and bounds, which no sender reaches.
     """
     if isinstance(schema, dict):
         return {key: shape(value) for key, value in schema.items() if key not in IGNORED}
@@ -44,7 +44,7 @@ def shape(schema: Any) -> Any:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """As the version before this one had them."""
+    """The fields in the previous version."""
     found: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text())
     return found
 
@@ -52,7 +52,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 @pytest.mark.case("30")
 @pytest.mark.parametrize("name", sorted(recorded()))
 def test_message_schema_changes_only_by_optional_additions(name: str) -> None:
-    """Nothing goes, changes its type or becomes required, and nothing new is required: the older one never sends it."""
+    """No field is removed, changes its type or becomes required, and no new one is required: older senders omit it."""
     before, now = recorded()[name], fields()[name]
     assert set(now.get("required", ())) == set(before.get("required", ()))
     for field, schema in before.get("properties", {}).items():
@@ -62,7 +62,7 @@ def test_message_schema_changes_only_by_optional_additions(name: str) -> None:
 @pytest.mark.case("30")
 @pytest.mark.parametrize("kind", SENT, ids=lambda kind: kind.__name__)
 def test_unknown_message_fields_are_ignored_at_every_level(kind: type[Message]) -> None:
-    """A message of the next version, with something new in each of its parts."""
+    """A message of the next version, with a new field in each of its parts."""
     whole = example(kind)
     read = contract.make_decoder(kind)
     assert read(json.dumps(whole).encode()) == read(json.dumps(grown(whole)).encode())
@@ -70,14 +70,14 @@ def test_unknown_message_fields_are_ignored_at_every_level(kind: type[Message]) 
 
 
 def example(kind: type[Message]) -> dict[str, Any]:
-    """A message with every field set, of the schema's own types."""
+    """A message with every field set, with values of the schema's types."""
     _, parts = msgspec.json.schema_components((kind,))
     made: dict[str, Any] = value(parts[kind.__name__], parts)
     return made
 
 
 def value(schema: dict[str, Any], parts: dict[str, Any]) -> Any:
-    """Something of that type."""
+    """A value of that type."""
     if "$ref" in schema:
         return value(parts[schema["$ref"].rpartition("/")[2]], parts)
     if "anyOf" in schema:
@@ -94,7 +94,7 @@ def value(schema: dict[str, Any], parts: dict[str, Any]) -> Any:
 
 
 def grown(whole: Any) -> Any:
-    """With fields that nobody knows in every part; maps of names to numbers are no parts."""
+    """Add unknown fields to every part; maps of names to numbers are not parts."""
     if isinstance(whole, list):
         return [grown(one) for one in whole]
     if not isinstance(whole, dict) or set(whole) == {"a"}:

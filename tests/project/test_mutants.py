@@ -1,4 +1,4 @@
-"""`make mutants`: which mutants count, and which tests they are run against."""
+"""`make mutants`: which mutants count, and which tests run against them."""
 
 from __future__ import annotations
 

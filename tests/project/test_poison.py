@@ -1,4 +1,4 @@
-"""The poisoned objects of the cluster tests are of every kind that Pilotlight lists or watches."""
+"""The malformed objects of the cluster tests cover every kind that Pilotlight lists or watches."""
 
 from __future__ import annotations
 

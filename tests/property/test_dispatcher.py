@@ -1,4 +1,4 @@
-"""Dispatch under any sequence of events: what must hold after each (research names them I1, I4, I12)."""
+"""Dispatch under any sequence of events: the invariants after each (I1, I4 and I12 in research)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS_MAX = 6
 
 
 class Gateway(RuleBasedStateMachine):
-    """One gateway, one Model, up to three Replicas; a plain recount beside it."""
+    """One gateway, one Model, up to three Replicas; compared with a plain recount."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Gateway(RuleBasedStateMachine):
         self.totals: dict[str, tuple[int, ...]] = {}
 
     def play(self, effects: list[Effect]) -> None:
-        """Performs the Effects, checking each."""
+        """Perform the Effects, checking each."""
         for effect in effects:
             if isinstance(effect, Grant):
                 hold = self.script.dispatch._routes.holds[effect.replica]
@@ -111,7 +111,7 @@ class Gateway(RuleBasedStateMachine):
         self.heard(lambda: self.script.routes(RoutesDelta(epoch=0, version=0, gateways=2)))
 
     def heard(self, say: object) -> None:
-        """Plays what Routes bring; Script says words, so the Effects are seen through the Calls' states."""
+        """Apply Routes. Script returns descriptions, so the Effects are checked through the requests' states."""
         assert callable(say)
         say()
         for call in [call for call in self.known if call.state is CallState.ENDED]:
@@ -124,7 +124,7 @@ class Gateway(RuleBasedStateMachine):
 
     @rule()
     def report(self) -> None:
-        """Levels equal a recount, so do totals and uses."""
+        """Levels, totals and uses equal a recount."""
         report = self.script.report()
         waiting, running = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
         for call in self.known:

@@ -1,4 +1,4 @@
-"""Properties of the fold: indices never drift, and the order in which levels are told does not show."""
+"""Properties of the fold: indices never drift, and the order in which levels arrive has no effect."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ truths = st.tuples(
 def test_state_does_not_depend_on_order_or_repeats_of_observations(
     truth: tuple[list[ReplicaSeen], list[Reported]], order: object, size: int
 ) -> None:
-    """All but the version, which counts batches."""
+    """All fields but the version, which counts batches."""
     sights, said = truth
     newest = {(r.report.gateway, r.report.sequence): r for r in said}
     fixed: list[Observation] = [*sights, *newest.values(), DocumentsSeen(models=(DOC,)), Synced()]
@@ -148,7 +148,7 @@ def test_state_does_not_depend_on_order_or_repeats_of_observations(
 
 
 def quiet(at: World) -> World:
-    """What does not depend on the way there: not the count of batches, nor peaks of demand that was seen on the way."""
+    """The path-independent part of a World: without the count of batches, and without intermediate peaks of demand."""
     gateways = {id: replace(g, in_epoch=False) for id, g in at.gateways.items()}
     return replace(
         at, version=0, histories={}, attained={}, undivided=frozenset(), handed_over=False, gateways=gateways

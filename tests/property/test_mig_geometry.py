@@ -1,8 +1,8 @@
-"""What mig-parted is told are counts: each layout that our geometry has is one that it finds, in some order.
+"""Each layout of our MIG geometry can be reached from the instance counts that mig-parted gets, in some order.
 
-mig-parted makes the instances of a GPU one after the other, each where the driver puts it, and tries another order
-when one does not fit (`SetMigConfig`, iteratePermutationsUntilSuccess). The driver is played: it takes the first start
-that is free, from whichever end. A node is told only when nobody is on it, so each GPU is empty when that begins.
+mig-parted creates the instances of a GPU one after the other, each where the driver puts it, and tries another order if
+one does not fit (`SetMigConfig`, iteratePermutationsUntilSuccess). The driver is simulated: it takes the first free
+start, from either end. A node is repartitioned only while it is idle, so each GPU is empty at the beginning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Counts = tuple[tuple[str, int], ...]
 
 
 def legal(geometry: Geometry) -> set[Counts]:
-    """How many of each profile, of all layouts."""
+    """Instance counts per profile, of all layouts."""
     seen, found, left = set[Layout](), set[Counts](), list[Layout]([()])
     while left:
         on = left.pop()
@@ -33,7 +33,7 @@ def legal(geometry: Geometry) -> set[Counts]:
 
 
 def orders(geometry: Geometry, counts: Counts, end: int, on: Layout = ()) -> Iterator[tuple[str, ...]]:
-    """All orders in which a driver that begins at that end (0, or -1 for the last start) has room for each."""
+    """All orders in which a driver that starts at that end (0, or -1 for the last start) has room for each."""
     if not counts:
         yield ()
     for at, (name, many) in enumerate(counts):
@@ -53,7 +53,7 @@ def test_every_layout_is_reachable_in_some_creation_order(name: str, end: int) -
 
 
 def test_some_creation_orders_do_not_reach_the_layout() -> None:
-    """Else the test above would hold for anything."""
+    """Guards against a test above that would accept anything."""
     geometry = GEOMETRIES["H100-80"]
     balanced = (("1g.10gb", 2), ("2g.20gb", 1), ("3g.40gb", 1))
     found = {*orders(geometry, balanced, 0)}

@@ -1,5 +1,6 @@
-"""What the packer and the plan promise of every World: nothing is over-committed, nobody goes in vain or for more room,
-and the same World has the same Plan.
+"""Properties of the packer and the plan for every World.
+
+No over-commit, no unnecessary eviction, no eviction because of added capacity, and the same Plan for the same World.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ MAY_BE: dict[S, tuple[Seen, ...]] = {
     S.STOPPING: (Seen.READY, Seen.EXITED),
     S.SCRUBBING: (Seen.EXITED, Seen.CLEAN),
 }
-"""What a driver may see of a Replica that the World believes to be so."""
+"""States that a driver may report for a Replica in this phase of the World."""
 
 
 @QUICK
 @given(worlds(), st.integers(0, 1 << 30))
 def test_slices_are_never_overcommitted_including_scrubbing_replicas(begin: World, seed: int) -> None:
-    """Engines die, linger and are scrubbed in any order; what is not proven clean holds what it held."""
+    """Engines die, linger and are scrubbed in any order; memory counts as held until it is proven clean."""
     rng, at, now_s = Random(seed), begin, T0
     for _ in range(12):
         now_s += rng.choice((0.5, 30.0, 700.0))
@@ -106,7 +107,7 @@ def test_plan_does_not_depend_on_input_order(begin: World, rng: Random) -> None:
 
 
 def more(at: World, *sizes_gi: int, now_s: float = T0) -> World:
-    """The same with that many Devices more, on a node of their own and on one that there is."""
+    """The same World with these Devices added, on a node of their own and on an existing one."""
     added = [
         device(f"{'a' if number % 2 else 'z'}{number}", one, f"n{number % 2}") for number, one in enumerate(sizes_gi)
     ]
@@ -120,8 +121,8 @@ ADDED = st.lists(st.sampled_from([6, 12, 24, 80]), min_size=1, max_size=3)
 @LONG
 @given(worlds(), ADDED)
 def test_adding_capacity_never_makes_a_placed_replica_unplaced(begin: World, sizes: list[int]) -> None:
-    """Whoever is somewhere is left there, whatever is added: nobody goes who would not go without it, but for a Model
-    that waits and for which there is no room with it either.
+    """Adding capacity drains no Replica that would stay without it.
+    An exception is a victim for a Model that waits and has no room either way.
     """
     before, after = plan(begin, T0), plan(more(begin, *sizes), T0)
     went = {action.replica for action in before.actions if isinstance(action, DrainReplica | StopReplica)}
@@ -148,9 +149,7 @@ def test_added_capacity_never_unplaces_a_replica_that_fitted_before(
 
 
 def test_added_device_goes_to_the_longest_waiting_replica_first() -> None:
-    """The order of PlacementRequests is kept, so a set of PlacementRequests may change: the first one never fitted
-    before.
-    """
+    """The order of PlacementRequests is kept, so the set of placed ones may change: the first never fitted before."""
     first, second = want("first", 24, devices=2, force=EvictionLevel.NONE), want("second", 24, unserved_since_s=1.0)
     assert placed(run([first, second], [shelf(device("g0"))])) == [("second", "g0")]
     assert placed(run([first, second], [shelf(device("g0")), shelf(device("g1"))])) == [("first", "g0", "g1")]
@@ -166,7 +165,7 @@ def without(shelves: list[Bin], gone: set[ReplicaId]) -> list[Bin]:
 @QUICK
 @given(wanted(), benches())
 def test_victims_evicted_for_one_replica_are_a_minimal_set(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
-    """No proper subset of them makes the room, and all of them do."""
+    """No proper subset of the victims frees enough room, and all of them do."""
     for one in wants:
         chosen = {victim.replica for victim in run([one], shelves).victims}
         leave = {i.replica for at in shelves for i in at.incumbents if i.leaving and not i.stuck}
@@ -184,7 +183,7 @@ SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 def test_victims_evicted_for_several_replicas_on_one_device_are_minimal(
     asked: list[int], there: list[int], busy: list[bool]
 ) -> None:
-    """Who went for the first of them may stay where those who go for a later one make room enough for both."""
+    """A victim of an earlier request stays if the victims of a later one free enough room for both."""
     while sum(there) > 24:
         there = there[1:]
     on_it = [on(f"x{number}", size, busy=busy[number]) for number, size in enumerate(there)]
@@ -211,7 +210,7 @@ def test_victim_made_redundant_by_a_later_victim_is_not_evicted() -> None:
     ]  # fmt: skip
 
 
-# --- what cannot be ---------------------------------------------------------------------------------------------------
+# --- invalid input ----------------------------------------------------------------------------------------------------
 
 NOT_AMOUNTS = [nan, inf, -inf, -1, -0.5, 0.5, 1 << 101]
 
@@ -238,7 +237,7 @@ def test_invalid_growth_amount_raises_an_error_that_names_the_field(amount: Any)
 
 @pytest.mark.parametrize("field", ["priority", "unserved_since_s"])
 def test_nan_priority_or_wait_time_raises_an_error_that_names_the_field(field: str) -> None:
-    """It would sort anywhere, so that the order of the input showed."""
+    """NaN would sort anywhere, so that the result would depend on the input order."""
     never: dict[str, Any] = {field: nan}
     with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
         run([want("a"), want("b")._replace(**never)], [shelf(device())])
@@ -250,7 +249,7 @@ def test_replica_without_a_model_name_raises_value_error() -> None:
 
 
 def test_nan_as_the_current_time_raises_value_error() -> None:
-    """No residency would ever be over, or all of them."""
+    """With NaN no residency would ever be over, or all of them."""
     with pytest.raises(ValueError, match=r"^now_s is nan: expected a time in seconds$"):
         pack((want("a"),), SliceIndex([shelf(device())]), frozenset(), RestartCosts(), nan)
 
@@ -273,7 +272,7 @@ def test_invalid_price_raises_an_error_that_names_the_node(price: float) -> None
 
 @pytest.mark.parametrize("amount", [nan, inf, -1, 0, 1 << 101])
 def test_invalid_slice_is_skipped_and_others_are_used(amount: Any) -> None:
-    """Inventory is what others tell: one wrong Slice is no reason to place nothing."""
+    """The inventory is external input: one invalid Slice must not prevent all placements."""
     odd = shelf(replace(device("g0"), memory_bytes=amount), locked=False)
     assert placed(run([want("a")], [odd, shelf(device("g1"))])) == [("a", "g1")]
     if amount != 0:

@@ -1,4 +1,4 @@
-"""A store against a model of it: whatever is done in whatever order, the same Copies are there, and the bound holds."""
+"""A store compared with a model of it: after any sequence of operations it has the same Copies, within the bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kit.stored import fetching, raw, wanted, whole
 
 UNIT = 64 << 10
 RECORD = 32 << 10
-"""Small beside a file, so that a byte that nobody reserved is seen."""
+"""Small compared with a file, so that a byte without a reservation is detected."""
 ARTIFACTS = (
     wanted("a", raw("p", UNIT), raw("q", UNIT)),
     wanted("b", raw("q", UNIT), raw("r", 2 * UNIT)),
@@ -39,7 +39,7 @@ def blobs(*of: CopySpec) -> dict[str, int]:
 
 
 def on_disk(root: Path) -> int:
-    """All files, each once however many names it has."""
+    """Bytes of all files, each counted once whatever its number of names."""
     found = {}
     for folder, _, names in os.walk(root):
         for name in names:
@@ -49,7 +49,7 @@ def on_disk(root: Path) -> int:
 
 
 class Machine(RuleBasedStateMachine):
-    """`here`, `pins` and `used` are what must be true."""
+    """`here`, `pins` and `used` are the expected state."""
 
     def __init__(self) -> None:
         super().__init__()

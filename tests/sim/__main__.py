@@ -1,6 +1,6 @@
 """Replays seeds: `python -m tests.sim SEED [SEED ...]` or `FIRST-LAST`; `--trace` prints the notes, too.
 
-A note is the virtual second and what happened then; the hash that ends a run is of all its notes.
+A note is a virtual second and an event; the hash at the end of a run covers all its notes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def seeds(text: str) -> range:
 
 
 def main() -> int:
-    """Exit status 1 when a seed breaks something."""
+    """Exit status 1 if a seed violates an invariant."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim")
     parser.add_argument("seeds", nargs="+", type=seeds, metavar="SEED", help="one, or FIRST-LAST")
     parser.add_argument("--trace", action="store_true", help="print the notes of each run, too")

@@ -1,8 +1,8 @@
-"""Calls as they arrive: those of GenTD26, its days laid over one another, or made ones that are like them.
+"""Request arrivals: those of GenTD26 with all days overlaid, or generated ones with similar properties.
 
-GenTD26 (Alibaba, cluster-trace-v2026-GenAI, `lora_request_trace.csv`) is 26,823 requests for 87 models over 24 days of
-a part of a service. Its days are laid over one another by the time of day, so that the load is of a whole cluster, and
-the shape of a day and the bursts are as they were. What a request took is its Call's time on a Slot.
+GenTD26 (Alibaba, cluster-trace-v2026-GenAI, `lora_request_trace.csv`) has 26,823 requests for 87 models over 24 days of
+a part of a service. Its days are overlaid by time of day, so that the load is that of a whole cluster while the daily
+profile and the bursts are kept. A request of the trace occupies a Slot for its recorded duration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAY_S = 86_400.0
 
 
 class Arrival(NamedTuple):
-    """One Call: when it comes, how long it has a Slot, whom it calls."""
+    """One request: arrival time, time on a Slot, model."""
 
     at_s: float
     takes_s: float
@@ -29,9 +29,9 @@ class Arrival(NamedTuple):
 
 
 def gentd26(folder: Path, days: int | None = None) -> list[Arrival]:
-    """Of the trace in a folder, from midnight on. `days`: the busiest so many; None: all.
+    """Requests of the trace in a folder, from midnight on. `days`: only that many of the busiest days; None: all.
 
-    Raises FileNotFoundError, and ValueError where the file is another.
+    Raises FileNotFoundError, and ValueError if the file has another format.
     """
     by_day: dict[int, list[Arrival]] = defaultdict(list)
     with (folder / FILE).open(newline="") as file:
@@ -51,7 +51,7 @@ def gentd26(folder: Path, days: int | None = None) -> list[Arrival]:
 
 
 def made(seed: int, *, long_s: float = 5400.0, mean: float = 3.0, models: int = 6) -> list[Arrival]:
-    """Such that are like them: few Models have most Calls, one calls several times in a row, and there are surges."""
+    """Similar generated arrivals: few Models get most requests, one sends several in a row, and there are surges."""
     rng = random.Random(seed)
     found: list[Arrival] = []
     at_s, takes = 0.0, 28.0
@@ -64,7 +64,7 @@ def made(seed: int, *, long_s: float = 5400.0, mean: float = 3.0, models: int = 
 
 
 def peak(calls: Iterable[Arrival]) -> int:
-    """The most of them at once, if none had to wait."""
+    """Maximum number of concurrent requests if none had to wait."""
     ends: list[float] = []
     most = 0
     for one in calls:
@@ -76,5 +76,5 @@ def peak(calls: Iterable[Arrival]) -> int:
 
 
 def names(calls: Sequence[Arrival]) -> list[str]:
-    """Of the Models, those that are called most first."""
+    """Names of the Models, most requested first."""
     return [name for name, _ in Counter(one.model for one in calls).most_common()]

@@ -1,8 +1,8 @@
-"""What must hold while a town lives (reliability, section 3: I2, I4 to I6, I12; the hold rule of interfaces section 6).
+"""Invariants of a running town (reliability, section 3: I2, I4 to I6, I12; the hold rule of interfaces section 6).
 
-Owns the Watcher only. It looks at the machine's and the clients' truth and at what gateways have told
-(`tests.sim.told`), never at what the World believes, except where the invariant is about the World. What must hold at
-the end is in `tests.sim.ends`, and what must happen in time in `tests.sim.liveness`.
+The Watcher checks the true state of the machine and the clients and the reports of gateways (`tests.sim.told`), never
+the World's assumptions, except where the invariant is about the World. Invariants at the end of a run are in
+`tests.sim.ends`, and those with a time limit in `tests.sim.liveness`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.sim.town import Journey, Town
 
 SAMPLE_S = 0.010
 CONSERVATION_S = 0.050
-"""I4: the longest that a Call may wait while a Slot it may use is free, when nothing is lost (interfaces section 6)."""
+"""I4: the longest that a request may wait while a usable Slot is free, without faults (interfaces section 6)."""
 TRAVEL_S = 0.1
-"""What decides and what is told of it may be so far apart: a step of the loop, or a sample."""
+"""Maximum delay between a decision and the observation of it: a step of the loop, or a sample."""
 STOP_S = 1.0
-"""A stop is that long on its way to an API server, at most, while a start that was ordered with it is quicker."""
+"""Maximum latency of a stop on its way to an API server, while a start that was ordered with it may be quicker."""
 COLD_S_MIN = 10.0
-"""A Call that was refused because its Model is cold asks for a start so long, or for twice its Retry-After."""
+"""A request that was rejected because its Model is cold wants a start for this long, or for twice its Retry-After."""
 
 
 class Watcher:
-    """Watches a town while it lives. `conserve`: nothing fails, so no Call waits beside a free Slot (I4)."""
+    """Watches a running town. `conserve`: nothing fails, so no request waits while a Slot is free (I4)."""
 
     def __init__(self, town: Town, *, strict: bool) -> None:
         self._town = town
@@ -69,7 +69,7 @@ class Watcher:
             listener(engine, what)
 
     def listen(self, listener: Callable[[FakeEngine, str], None]) -> None:
-        """Tells of every engine that starts, gets ready, dies or is gone."""
+        """Register a callback for every engine that starts, gets ready, dies or is gone."""
         self._listeners.append(listener)
 
     def _model(self, name: str) -> Model:
@@ -78,7 +78,7 @@ class Watcher:
     # --- starts and drains ---
 
     def _slices_hold(self, engine: FakeEngine) -> None:
-        """I5: what engines hold, scrubbing included, never exceeds a Slice."""
+        """I5: memory held by engines, scrubbing included, never exceeds a Slice."""
         machine = self._town.machine
         for slice_ in machine.slices:
             held = [
@@ -90,9 +90,9 @@ class Watcher:
                 self.broken.append(f"I5: {slice_.id} is over-committed by the start of {engine.replica.id}")
 
     def _no_more_than_planned(self, engine: FakeEngine) -> None:
-        """I6: when a Replica starts, no more of its Model are alive than it may have, or than the Calls fill of which
-        the leader was told; those that drain are leaving, and so are those whose stop has just been ordered, or that
-        go with their node when another is there. Without such Calls, one was refused of late.
+        """I6: a starting Replica exceeds neither its Model's maximum nor the requests reported to the leader.
+        Not counted are those that drain, those whose stop was just ordered, and those that leave with their node once a
+        replacement exists. Without such requests, one was rejected recently.
         """
         town, model = self._town, self._model(engine.replica.model)
         known = town.autoscaler.loop.world.replicas if town.autoscaler is not None else {}
@@ -120,7 +120,7 @@ class Watcher:
             self.broken.append(f"I6: {engine.replica.id} starts and nobody asked for it")
 
     def _refused_cold(self, model: str) -> bool:
-        """Whether a Call was refused so lately that a start may still be owed to it."""
+        """Whether a request was rejected so recently that a start may still be owed to it."""
         now_s = self._town.now()
         for journey in self._town.journeys.values():
             error = journey.ended[0].error if journey.call.model == model and journey.ended else None
@@ -145,9 +145,9 @@ class Watcher:
                 self._resided(replica.model, replica.id, action.victim_of)
 
     def _all_have_told(self, name: str, replica: str) -> None:
-        """Unknown is never zero: nothing drains for its own sake while a gateway that lives has told this leader
-        nothing for as long as a report counts. One that came back after the leader began is known when it connects.
-        Only what is above `replicas.max` goes at once: a new leader may find one that was to go, and its successor.
+        """Unknown is never zero: no Replica drains for lack of demand while a living gateway is silent.
+        Silent: no report to this leader for a report's expiry time. A gateway that returned after the leader began is
+        known when it connects. Only a surplus above `replicas.max` drains at once, such as one that a new leader finds.
         """
         town, model = self._town, self._model(name)
         now_s, told = town.now(), town.told
@@ -161,7 +161,7 @@ class Watcher:
                     self.broken.append(f"unknown is not zero: {replica} drains, and {gateway.id} has not told")
 
     def _idle_for_long_enough(self, name: str, replica: str) -> None:
-        """I6: what goes to zero for its own sake was idle for its window, as the clients have it."""
+        """I6: a Replica that scales to zero for lack of demand was idle for its window, as the clients see it."""
         town, idle_s = self._town, self._model(name).spec.idle_seconds
         now_s = town.now()
         if not self._strict or idle_s == "auto":
@@ -173,7 +173,7 @@ class Watcher:
                 self.broken.append(f"I6: {replica} drains as idle, and there is {journey!r}")
 
     def _resided(self, name: str, replica: str, other: str) -> None:
-        """I6: what makes room for another Model had its residency, and somebody asked for the other one."""
+        """I6: a Replica evicted for another Model had its residency, and there were requests for the other Model."""
         town, stays_s = self._town, self._model(name).spec.residency_seconds
         ready_s = self._ready_s.get(replica)
         if ready_s is not None and stays_s != "auto" and town.now() - ready_s < stays_s - 1e-6:
@@ -182,7 +182,7 @@ class Watcher:
             self.broken.append(f"I6: {replica} makes room for {other}, which nobody asked for")
 
     def churned(self) -> list[str]:
-        """I6: over time no Model starts more often than it is called; those that broke are tried again."""
+        """I6: over time no Model starts more often than it is called; failed starts are retried."""
         town, broken = self._town, []
         for model in town.models:
             calls = sum(journey.call.model == model.name for journey in town.journeys.values())
@@ -191,10 +191,10 @@ class Watcher:
                 broken.append(f"I6: {starts} starts of {model.name} for {calls} Calls, {broke} broke")
         return broken
 
-    # --- Calls ---
+    # --- requests ---
 
     def _on_arrive(self, journey: Journey) -> None:
-        """I12: the bounds of the queue that it came to. Calls that an engine failed come back whatever the bounds."""
+        """I12: the bounds of the queue that it entered. Requests that an engine failed return whatever the bounds."""
         town, model = self._town, self._model(journey.call.model)
         parked = [
             j.call
@@ -207,8 +207,8 @@ class Watcher:
             self.broken.append(f"I12: {waiting} ({waiting_bytes} bytes) wait for {model.name} at {journey.gateway.id}")
 
     def _on_end(self, journey: Journey) -> None:
-        """I2: an answer breaks off only with its gateway, with an engine that a fault ended, or at the end of a drain's
-        grace while its gateway is cut off.
+        """I2: a response breaks off only with its gateway, with its engine by a fault, or at the end of a drain.
+        The last only at the end of the drain's grace while its gateway is cut off.
         """
         end, gateway = journey.ended[-1], journey.gateway
         if end.error is None or end.error.code != "queue_full":
@@ -224,7 +224,7 @@ class Watcher:
             self.broken.append(f"I2: {journey!r} was cut on {replica}, which no fault ended")
 
     def _on_grant(self, replica: str) -> None:
-        """The hold rule: in use per Replica never above the slots; above the stated bound never, even while silent."""
+        """The hold rule: in use per Replica never exceeds the slots; nor, even during silence, the stated bound."""
         town = self._town
         engine = next((e for e in town.machine.engines.values() if e.replica.id == replica), None)
         if engine is None:
@@ -239,12 +239,12 @@ class Watcher:
             self.broken.append(f"hold rule: {used} on {replica} of {slots} slots is above the stated over-commit")
 
     def _look_for_silence(self) -> None:
-        """What a gateway granted while it heard no leader stays until it is served, whoever is heard meanwhile."""
+        """Grants that a gateway made without a leader stay until they are served, even if a leader returns."""
         town, now_s = self._town, self._town.now()
         if any(now_s - g.heard_s >= LEADER_SILENT_S - 1e-6 for g in town.gateways if g.alive):
             self._silent_until_s = now_s + town.machine.manners.serve_s[1] + 1.0
 
-    # --- what is looked at now and then ---
+    # --- periodic checks ---
 
     async def _sample(self) -> None:
         while True:
@@ -255,9 +255,9 @@ class Watcher:
             await asyncio.sleep(SAMPLE_S)
 
     def _demand_was_told(self) -> None:
-        """Demand expires (section 6): the leader believes in no more Calls than gateways told of whom it heard of late.
+        """Demand expires (section 6): the leader counts no more requests than recently heard gateways reported.
 
-        What came in since the last sample may not be folded yet, and what it replaced was true then.
+        Reports since the last sample may not be folded yet, and the values that they replaced were true then.
         """
         town, before = self._town, self._told_before
         if town.autoscaler is None:
@@ -269,7 +269,7 @@ class Watcher:
             before[model] = told
 
     def _work_is_conserved(self, now_s: float) -> None:
-        """I4."""
+        """I4: no request waits while a Slot that it may use is free."""
         town = self._town
         control = town.autoscaler
         world = control.loop.world if control is not None else None
@@ -288,5 +288,5 @@ class Watcher:
                 self.gaps_s.append(now_s - began_s)
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         self._task.cancel()

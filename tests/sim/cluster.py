@@ -1,7 +1,7 @@
-"""A cluster in virtual time: a town whose autoscalers are elected by a Lease and act on an API server, and one node.
+"""A cluster in virtual time: a town whose autoscalers elect a leader by a Lease and act on an API server, and one node.
 
-Everything that decides or writes is the real code: loop, Kubernetes driver, watches, elector. Played are the API server
-(`tests.sim.objects`), the kubelet, and the probes of engines. Owns the wiring, and what is done to the autoscalers.
+Everything that decides or writes is the real code: loop, Kubernetes driver, watches, elector. Simulated are the API
+server (`tests.sim.objects`), the kubelet and the probes of engines. This module wires them and injects faults.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from tests.sim.virtual import run
 
 NODE = "node"
 BIND_S = 0.005
-"""Scheduler and kubelet: from a pod to its engine's process."""
+"""Delay of scheduler and kubelet: from a pod to the process of its engine."""
 T = TypeVar("T")
 
 
 class Skewed(datetime):
-    """The wall clock of whose code asks."""
+    """The wall clock of the current process, with its skew."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Skewed:
@@ -57,8 +57,8 @@ class Skewed(datetime):
 
 
 class Elected(Autoscaler):
-    """One autoscaler process of a cluster, as `pilotlight.processes.cluster` composes it; made inside of its
-    `process`.
+    """One autoscaler process of a cluster, composed as in `pilotlight.processes.cluster`.
+    Create it inside its `process`.
     """
 
     def __init__(self, town: Cluster, name: str, own: Process) -> None:
@@ -105,7 +105,7 @@ class Elected(Autoscaler):
 
 
 class ClusterLink(SimLink):
-    """A gateway's way to the autoscaler of that name."""
+    """A gateway's connection to the autoscaler of that name."""
 
     def __init__(self, town: Cluster, gateway: GatewayId, name: str) -> None:
         super().__init__(town, gateway)
@@ -168,7 +168,7 @@ class Kubelet(Machine):
         self.start(replica, next(one for one in self.models if one.name == found.model))
 
     def delete_by_force(self, replica: ReplicaId, runs_on_s: float = 0.0) -> None:
-        """Its pod is gone at once; its process, of which nothing is said any more, too, or so long after."""
+        """Delete the pod at once; its process, of which no status is reported any more, ends `runs_on_s` later."""
         self._server.put(PODS, self._server.objects[PODS][pods.format_pod_name(replica)], "DELETED")
         if runs_on_s:
             self._loop.call_later(runs_on_s, self.kill, replica)
@@ -176,7 +176,7 @@ class Kubelet(Machine):
             self.kill(replica)
 
     def evict(self, replica: ReplicaId) -> None:
-        """Its process is ended for its node's sake; its pod is kept, without an address."""
+        """Evict the pod by node pressure: its process ends; the pod is kept, without an address."""
         pod = self._server.objects[PODS][pods.format_pod_name(replica)]
         pod["status"] = {"phase": "Failed", "reason": "Evicted"}
         self._server.put(PODS, pod, "MODIFIED")
@@ -203,7 +203,7 @@ class Kubelet(Machine):
             self._server.put(PODS, pod, "MODIFIED")
 
     async def probe(self, host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
-        """As `probes.probe_engine`."""
+        """Replacement for `probes.probe_engine`."""
         del path, tls_name
         await asyncio.sleep(0.0005)
         found = [one for one in self.engines.values() if one.address == f"{host}:{port}" and one.alive]
@@ -219,7 +219,7 @@ def _now() -> str:
 
 
 class Cluster(Town):
-    """The installation; its autoscalers are `a`, `b` ..."""
+    """The installation; its autoscalers are named `a`, `b`, ..."""
 
     def __init__(
         self, seed: int, models: tuple[Model, ...], *, names: str, gateways: int, gpus: int, manners: Manners,
@@ -231,7 +231,7 @@ class Cluster(Town):
         self._skews_s = dict(zip(names, skews_s, strict=False))
         self._killed: list[Elected] = []
         self.epochs: list[tuple[str, int]] = []
-        """Who led, in which epoch."""
+        """Each leader with its epoch."""
         labels = {MEMORY_MIB: str(16 * GIB >> 20)}
         self.server.put(NODES, {
             "metadata": {"name": NODE, "labels": labels}, "spec": {},
@@ -250,12 +250,12 @@ class Cluster(Town):
         return [ClusterLink(self, gateway, name) for name in self.names]
 
     def start_autoscaler(self) -> None:
-        """All of them."""
+        """Start all of them."""
         for name in self.names:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """One process (again)."""
+        """Start or restart one process."""
         own = Process(self._skews_s.get(name, 0.0))
         self.processes[name] = own.run(lambda: Elected(self, name, own))
 
@@ -264,24 +264,24 @@ class Cluster(Town):
         control.told.take(report, self.now())
 
     def leads(self, one: Elected, epoch: int) -> None:
-        """A process was elected; it knows what it was told before."""
+        """A process was elected; it knows the reports that it received before."""
         self.autoscaler, self.told = one, one.told
         self.told.since_s = self.now()
         self.epochs.append((one.name, epoch))
         one.process.on_stop = lambda: self._stopped(one)
 
     def _stopped(self, one: Elected) -> None:
-        """Who does not run believes nothing."""
+        """A process that is stopped believes nothing."""
         if self.autoscaler is one:
             self.autoscaler = None
 
     @property
     def leader(self) -> Elected:
-        """Who was elected last."""
+        """The process that was elected last."""
         return self.processes[self.epochs[-1][0]]
 
     def kill(self, name: str) -> None:
-        """SIGKILL: its connections break; what it sent is carried out."""
+        """SIGKILL: its connections break; requests that it has sent are carried out."""
         one = self.processes.pop(name)
         one.process.stop()
         self._killed.append(one)
@@ -303,7 +303,7 @@ def play(
     act: Callable[[Stage, Cluster], Coroutine[Any, Any, T]], *models: Model, seed: int = 1, names: str = "ab",
     gateways: int = 2, gpus: int = 1, manners: Manners = QUICK, skews_s: tuple[float, ...] = (),
 ) -> T:  # fmt: skip
-    """Plays one act in virtual time, once somebody leads; then checks every invariant that holds always."""
+    """Run one scenario in virtual time once there is a leader; then check every invariant that holds always."""
 
     async def whole() -> T:
         process.install()
@@ -325,7 +325,7 @@ def play(
             await town.close()
         return result
 
-    random.seed(seed)  # of pauses: the product's own
+    random.seed(seed)  # for the product's own jitter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leader_election, "datetime", Skewed)
         return run(whole())

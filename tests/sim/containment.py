@@ -1,4 +1,4 @@
-"""A fault in one Model at a point that a seed draws, and the invariant that no other Model notices (I14).
+"""Injects a fault for one Model at a point drawn by the seed, and checks that no other Model is affected (I14).
 
 Every third seed with a storm injects one: from a random second of the storm until its end, a function of the planner,
 the fold, the driver or the publisher raises for one Model. Then an operator wakes that Model, and it must serve again.
@@ -20,11 +20,11 @@ from tests.sim.town import Town
 
 EVERY = 3
 SAFETY = ("I1:", "I2:", "I3:", "I5:", "I12:", "hold rule:")
-"""Invariants that hold also for a Model at which a fault was injected."""
+"""Invariants that hold even for a Model with an injected fault."""
 
 
 class Contained:
-    """Of one run. `seed` None: nothing is injected."""
+    """The fault of one run. `seed` None: nothing is injected."""
 
     def __init__(self, town: Town, patch: pytest.MonkeyPatch, seed: int | None) -> None:
         self._town, self._patch = town, patch
@@ -41,7 +41,7 @@ class Contained:
             self.broken.append(f"I14: {model or 'no Model'} is at fault in {what}: {reason}")
 
     async def inject(self) -> None:
-        """At a random moment of the storm."""
+        """Inject the fault at a random time of the storm."""
         if self._model is None:
             return
         await asyncio.sleep(self._rng.uniform(0.0, 15.0))
@@ -50,18 +50,18 @@ class Contained:
         self._faults = inject(self._patch, point, concerns(self._model), expected=False)
 
     def stop(self) -> None:
-        """The fault is gone; an operator wakes the Model."""
+        """End the fault; an operator wakes the Model."""
         if self._faults is not None and self._model is not None:
             self._faults.stop()
             if self._town.autoscaler is not None:
                 self._town.autoscaler.loop.observe((ModelWoken(model=self._model),))
 
     def hit(self, model: str) -> bool:
-        """Whether a fault was injected into this Model: its Calls are refused."""
+        """Whether a fault was injected into this Model, so that its requests fail."""
         return self._faults is not None and model == self._model
 
     def of_others(self, broken: list[str]) -> list[str]:
-        """What is broken of Models at which no fault was injected, and what holds for the faulty Model, too."""
+        """The violations of Models without an injected fault, and the safety violations of the faulty Model."""
         if self._faults is None:
             return broken
         return [line for line in broken if line.startswith(SAFETY) or not re.search(rf"\b{self._model}\b", line)]

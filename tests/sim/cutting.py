@@ -1,7 +1,7 @@
-"""Nodes with a GPU that a played mig-manager cuts: what it says, how long it takes, and what goes wrong with it.
+"""Nodes with a GPU that a simulated mig-manager repartitions: its labels, durations and failures.
 
-Owns the truth about these nodes: told, state and cuts, which outlive autoscalers as labels do, and whether anybody's
-engine was on a node when it was cut.
+Holds the true state of these nodes, which outlives autoscalers as labels do, and records whether an engine of anybody
+was running on a node when it was repartitioned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.sim.town import Autoscaler, Town
 
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
 CUT_S = 90.0
-"""So long mig-manager takes."""
+"""Time that mig-manager takes."""
 
 
 @dataclass(eq=False)
@@ -36,12 +36,12 @@ class Node:
     state: str = SUCCESS
     order: CutOrder | None = None
     fate: Callable[[int], str] = lambda tries: SUCCESS
-    """What becomes of an order, by its tries: success, failed, or a state in which it stays."""
+    """Result of an order as a function of its number of tries: success, failed, or a state that persists."""
     orders: list[CutOrder] = field(default_factory=list)
-    """All that were given."""
+    """All orders that were given."""
 
     def slices(self) -> tuple[Slice, ...]:
-        """As its device plug-in shows them: none while it is being cut."""
+        """The Slices that its device plug-in reports: none during repartitioning."""
         if self.state not in {SUCCESS, FAILED}:
             return ()
         many = {f"_{one.replace('.', '_')}": str(self.cuts.count(one)) for one in self.cuts}
@@ -50,7 +50,7 @@ class Node:
         return tuple(replace(one, labels_known=True) for one in found)
 
     def shown(self) -> MigNode:
-        """As its labels show it."""
+        """The node as its labels describe it."""
         return MigNode(
             name=self.name, product=PRODUCT, gpus=1, config=self.config, state=self.state, strategy="mixed",
             order=self.order,
@@ -58,28 +58,28 @@ class Node:
 
 
 class CutTown(Town):
-    """Two nodes, each with a GPU in seven small cuts."""
+    """Two nodes, each with a GPU that is partitioned into seven small instances."""
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
         """Its Slices are those of the nodes."""
         del slices
         self.nodes = {name: Node(name, ("1g.10gb",) * 7) for name in ("n1", "n2")}
         self.others: dict[str, int] = {}
-        """What pods of others have of the nodes, by `Slice.counted`."""
+        """Number of devices in use by pods of other owners on the nodes, by `Slice.counted`."""
         self.managers: list[MigManager] = []
         self.harmed: list[str] = []
-        """Engines that were on a node when it was cut."""
+        """Engines that were running on a node when it was repartitioned."""
         return super().make_machine(self._there(), manners)
 
     def cutter(self, autoscaler: Autoscaler) -> Cutter:
-        """Of that process."""
+        """The MigManager of that process."""
         manager = MigManager(self, autoscaler)
         self.managers.append(manager)
         asyncio.get_running_loop().call_soon(manager.tell)
         return manager
 
     def show(self) -> None:
-        """All that watch hear what there is."""
+        """Publish the Slices and nodes to all watchers."""
         self.machine.slices = self._there()
         for observe in self.machine.watching:
             observe((SlicesSeen(slices=self.machine.slices, others=dict(self.others)),))
@@ -87,7 +87,7 @@ class CutTown(Town):
             manager.tell()
 
     def on_node(self, name: str) -> list[str]:
-        """Engines there."""
+        """Engines on that node."""
         return [id for id, one in self.machine.engines.items() if one.replica.slices[0].startswith(f"{name}/")]
 
     def _there(self) -> tuple[Slice, ...]:
@@ -95,19 +95,19 @@ class CutTown(Town):
 
 
 class MigManager:
-    """What one autoscaler process has of it."""
+    """The view of mig-manager in one autoscaler process."""
 
     def __init__(self, town: CutTown, autoscaler: Autoscaler) -> None:
         self._town = town
         self._autoscaler = autoscaler
 
     def tell(self) -> None:
-        """Its process sees all nodes."""
+        """Report all nodes to its process."""
         nodes = tuple(node.shown() for node in self._town.nodes.values())
         self._autoscaler.loop.observe([CuttableSeen(nodes=nodes)])
 
     def cut(self, order: CutOrder) -> None:
-        """As the label that the real one writes: only where the node is still as it was thought to be."""
+        """Repartition the node, as by the real driver's label: only if the node is still in the expected state."""
         node = self._town.nodes[order.node]
         if node.config != order.before:
             self._autoscaler.loop.observe([CutRefused(node=order.node, reason="somebody else has it cut")])

@@ -1,7 +1,7 @@
-"""What must hold at the end of a run (reliability, section 3: I1 to I3, I8, I12).
+"""Invariants at the end of a run (reliability, section 3: I1 to I3, I8, I12).
 
-Owns checks that look back at everything that happened, and at what is left when nobody calls any more. They return
-what is broken, each as one line that names the invariant.
+These checks inspect the whole history of a run and the state that remains after the last request. They return the
+violations, one line each, which starts with the invariant.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tests.sim.town import Town
 from tests.sim.virtual import VirtualLoop
 
 TASKS_MAX = (8, 7)
-"""I12: tasks at a quiet time: so many, and so many more per gateway. A gateway has its sync (five) and two streams."""
+"""I12: maximum number of tasks at a quiet time: base, and per gateway (five for its sync, and two streams)."""
 TIMERS_MAX = (8, 4)
-"""I12: timers at a quiet time, likewise."""
+"""I12: maximum number of timers at a quiet time: base, and per gateway."""
 CALM_CODES = frozenset({"queue_full", "model_starting", "overloaded"})
-"""What Calls may be told when nothing breaks: no room, or no Slot before their deadline."""
+"""Error codes that are allowed in a run without faults: no room, or no Slot before the deadline."""
 STORM_CODES = frozenset({"model_start_failed", "upstream_error"})
 STARTS_MAX, PEAKS_MAX, BOOTS_MAX = 32, 13, 8
-"""I12: what is remembered per Model of its starts and peaks, and per gateway of its dead boots."""
+"""I12: maximum number of recorded starts and peaks per Model, and of dead boots per gateway."""
 
 
 def everybody_was_answered(town: Town) -> list[str]:
-    """I1 to I3: one Outcome per Call; completed only when the engine was done; bytes from one Replica only."""
+    """I1 to I3: one Outcome per request, completed only after the engine finished, bytes from one Replica only."""
     broken = []
     for journey in town.journeys.values():
         if len(journey.ended) != 1:
@@ -40,14 +40,14 @@ def everybody_was_answered(town: Town) -> list[str]:
 
 
 def only_such_errors(town: Town, *, calm: bool) -> list[str]:
-    """Nobody hears of a failure where nothing fails, and nobody ever that a Model which is there is not."""
+    """In a run without faults no request fails, and no request is ever told that an existing Model does not exist."""
     known = CALM_CODES if calm else CALM_CODES | STORM_CODES
     errors = ((j, j.ended[0].error) for j in town.journeys.values() if j.ended)
     return [f"one clear error: {j!r}" for j, error in errors if error is not None and error.code not in known]
 
 
 def nothing_is_left(town: Town) -> list[str]:
-    """I8: no process and no Replica of ours, nothing waiting or running, and nobody believes otherwise."""
+    """I8: no process, Replica, or waiting or running request remains, and the World agrees."""
     broken = [f"I8: {e.replica.id} is left" for e in town.machine.engines.values()]
     assert town.autoscaler is not None
     world = town.autoscaler.loop.world
@@ -59,7 +59,7 @@ def nothing_is_left(town: Town) -> list[str]:
 
 
 def nothing_has_grown(town: Town) -> list[str]:
-    """I12, at a quiet time: tasks, timers, and what the leader keeps of Models and gateways are within their bounds."""
+    """I12, at a quiet time: tasks, timers and the leader's records of Models and gateways are within their bounds."""
     assert town.autoscaler is not None
     loop, world, many = asyncio.get_running_loop(), town.autoscaler.loop.world, len(town.gateways)
     assert isinstance(loop, VirtualLoop)

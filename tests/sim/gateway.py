@@ -1,4 +1,4 @@
-"""One gateway process in virtual time: real dispatch and sync; edge, upstream and the way to the autoscaler played."""
+"""One gateway process in virtual time: real dispatch and sync; edge, upstream and autoscaler connection simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROOF_OF_DEATH_S = 0.002
 
 
 class SimLink:
-    """A gateway's way to the autoscaler over the network (`gateway.control.sync.Link`)."""
+    """A gateway's connection to the autoscaler over the network (`gateway.control.sync.Link`)."""
 
     def __init__(self, town: Town, gateway: GatewayId) -> None:
         self._town = town
@@ -36,7 +36,7 @@ class SimLink:
         self.reachable = True
 
     def there(self) -> Autoscaler | None:
-        """The process at its end, if it lives."""
+        """The process at the other end, if it is alive."""
         return self._town.autoscaler
 
     async def lines(self, path: str) -> AsyncIterator[bytes]:
@@ -69,23 +69,23 @@ class SimLink:
             pumping.cancel()
 
     def serves(self, control: Autoscaler, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """What the process at the other end does for us."""
+        """Run work of the process at the other end on our behalf."""
         del control
         return self._town.task(work)
 
     def arrives(self, control: Autoscaler, take: Callable[[], None]) -> None:
-        """A message is at the process at the other end, which takes it."""
+        """Deliver a message to the process at the other end."""
         del control
         take()
 
     def cut(self) -> None:
-        """Breaks all streams; what was under way is lost."""
+        """Break all streams; messages in transit are lost."""
         for stream, queue in self.streams:
             stream.cut()
             queue.put_nowait(None)
 
     async def report(self, report: Report) -> ReportAnswer:
-        """Posts over the network; lost ones time out."""
+        """Post a report over the network; a lost one times out."""
         answered: asyncio.Future[ReportAnswer] = asyncio.get_running_loop().create_future()
         sent = msgspec.json.encode(report)
 
@@ -120,7 +120,7 @@ class SimLink:
 
 
 class SimGateway:
-    """One gateway process: the real dispatch and sync, with a played edge and upstream."""
+    """One gateway process: the real dispatch and sync, with a simulated edge and upstream."""
 
     def __init__(self, town: Town, number: int) -> None:
         self._town = town
@@ -128,7 +128,7 @@ class SimGateway:
         self.boots = 0
         self.alive = False
         self.informed = False
-        """It has heard the catalogue: it is ready, as its operations port says."""
+        """It has received the catalogue, so that its operations port reports it as ready."""
         self.started_s = 0.0
         self.heard_s = 0.0
         self.running: dict[str, Grant] = {}
@@ -136,7 +136,7 @@ class SimGateway:
         self.start()
 
     def start(self) -> None:
-        """A new boot."""
+        """Start a new boot."""
         self.boots += 1
         self.alive, self.informed = True, False
         self.started_s = self._town.now()
@@ -150,7 +150,7 @@ class SimGateway:
         self.heard_s = self._town.now()
 
     def crash(self) -> None:
-        """SIGKILL: its Calls break at the client, its engine connections close, its process is gone."""
+        """SIGKILL: client connections and engine connections break, and the process ends."""
         self.alive = False
         self.task.cancel()
         if self._timer is not None:
@@ -165,10 +165,10 @@ class SimGateway:
             gone = GatewayGone(gateway=self.id, boot=f"boot-{self.boots}")
             asyncio.get_running_loop().call_later(PROOF_OF_DEATH_S, control.loop.observe, (gone,))
 
-    # --- the shell of dispatch ---
+    # --- I/O around dispatch ---
 
     def arrive(self, call: Call) -> None:
-        """A Call from a client; who knows nothing yet says so."""
+        """A request from a client; a gateway without a catalogue fails it."""
         if not self.informed:
             self._town.end(call, Outcome.FAILED, errors.gateway_starting())
             return
@@ -182,18 +182,18 @@ class SimGateway:
         self._perform(self.dispatch.leave(call, self._town.now()))
 
     def first_byte(self, call: Call) -> None:
-        """The commit point of a Call here."""
+        """The commit point of a request here."""
         self._town.committed(call, self.running[call.id].replica)
         self._perform(self.dispatch.heard(call, self._town.now()))
 
     def done(self, call: Call) -> None:
-        """An answer is complete."""
+        """A response is complete."""
         del self.running[call.id]
         self._town.end(call, Outcome.COMPLETED, None)
         self._perform(self.dispatch.finish(call, self._town.now(), Outcome.COMPLETED))
 
     def broke(self, call: Call, reason: str) -> None:
-        """An engine broke under a Call."""
+        """An engine failed while serving a request."""
         if self.running.pop(call.id, None) is None:
             return
         if self._town.is_committed(call):
@@ -243,18 +243,18 @@ class SimGateway:
         self._perform(self.dispatch.routes(delta, self._town.now()))
 
     def restored(self, catalogue: CatalogueDelta, routes: RoutesDelta) -> None:
-        """Nothing is kept in virtual time."""
+        """Nothing is persisted in virtual time."""
         raise NotImplementedError
 
     def report(self) -> Report:
-        """The levels."""
+        """The reported levels."""
         self.reports_s.append(self._town.now())
         return self.dispatch.report(self._town.now())
 
     def answered(self, sequence: int, answer: ReportAnswer) -> None:
-        """A report was taken."""
+        """A report was accepted."""
         self.dispatch.answered(sequence, answer)
 
     def busy(self) -> bool:
-        """Whether anything waits."""
+        """Whether any request waits."""
         return self.dispatch.busy()

@@ -1,8 +1,8 @@
-"""Several installations on one API server, in virtual time: each has two autoscaler processes, as the product composes
-them (`pilotlight.processes.cluster.Cluster`).
+"""Several installations on one API server, in virtual time.
 
-Played are the API server (`tests.sim.objects`), one node with its kubelet, and one gateway of each installation, which
-reports Calls of every Model to all of that installation's processes.
+Each has two autoscaler processes, composed as in the product (`pilotlight.processes.cluster.Cluster`). Simulated are
+the API server (`tests.sim.objects`), one node with its kubelet, and one gateway per installation, which reports
+requests of every Model to all of its installation's processes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tests.sim.process import Process
 
 NODE = "node"
 BIND_S, END_S = 0.5, 1.0
-"""From a pod to its running container, and from its deletion to its end."""
+"""Delay from a pod to its running container, and from its deletion to its end."""
 REPORT_S = 1.0
 MODELS = f"/apis/{API_VERSION}/namespaces/{{}}/models"
 
 
 class Breach(NamedTuple):
-    """Something that must not happen."""
+    """A violated invariant."""
 
     at_s: float
     what: str
 
 
 class SharedCluster:
-    """One API server and one node. `breaches`: pods that another installation deleted, Models served twice."""
+    """One API server and one node. `breaches`: pods deleted by another installation, Models served twice."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
         """`models`: namespace by name."""
@@ -50,7 +50,7 @@ class SharedCluster:
         self.models = models
         self.breaches: list[Breach] = []
         self.made: dict[str, set[str]] = {}
-        """By Model, the installations that made pods."""
+        """The installations that created pods, by Model."""
         self._addresses = itertools.count(2)
         self.server.put(NODES, {
             "metadata": {"name": NODE, "uid": "node-uid"}, "spec": {},
@@ -63,7 +63,7 @@ class SharedCluster:
             self.server.put(MODELS.format(namespace), model(name, namespace), "ADDED")
 
     def pods(self) -> list[Object]:
-        """Of all namespaces."""
+        """Pods of all namespaces."""
         return [
             pod for collection, found in self.server.objects.items() if collection.endswith("/pods")
             for pod in found.values()
@@ -105,7 +105,7 @@ class SharedCluster:
         self.breaches.append(Breach(asyncio.get_running_loop().time(), what))
 
     def elsewhere(self) -> dict[str, list[str]]:
-        """By Model, what its conditions say of the installations that do not serve it."""
+        """By Model, the messages of its conditions about the installations that do not serve it."""
         found = {name: self.server.objects[MODELS.format(at)][name]["status"] for name, at in self.models.items()}
         return {
             name: [one["message"] for one in status.get("conditions", ()) if one["type"] == ELSEWHERE]
@@ -119,7 +119,7 @@ class SharedCluster:
 
 
 def model(name: str, namespace: str) -> Object:
-    """Its custom resource: an engine that needs no GPU."""
+    """A Model's custom resource: an engine that needs no GPU."""
     spec: Object = {
         "engine": "vllm", "artifact": "hf://org/name", "image": "vllm:1", "gpu": {"count": 0}, "idleSeconds": 60,
     }  # fmt: skip
@@ -154,12 +154,12 @@ class Running:
 
 
 class Installed:
-    """One installation: processes that come and go, and the reports of its gateway."""
+    """One installation: processes that start and end, and the reports of its gateway."""
 
     def __init__(self, cluster: SharedCluster, options: ClusterOptions, processes: int = 2) -> None:
         self.options = options
         self.called: set[str] = set()
-        """Models that have Calls now."""
+        """Models that have requests now."""
         self._cluster = cluster
         self._numbers, self._sequences = itertools.count(1), itertools.count(1)
         self.processes: list[Running] = []
@@ -169,7 +169,7 @@ class Installed:
         self._reports = asyncio.create_task(self._report())
 
     def start(self) -> None:
-        """One more process."""
+        """Start one more process."""
         self.processes.append(Running(self._cluster, self.options, f"process-{next(self._numbers)}"))
 
     def kill(self, number: int) -> None:
@@ -179,7 +179,7 @@ class Installed:
         self._gone.append(one)
 
     async def close(self) -> None:
-        """Ends all tasks."""
+        """End all tasks."""
         self._reports.cancel()
         for one in (*self.processes, *self._gone):
             await one.process.buried()
@@ -200,7 +200,7 @@ class Installed:
 
 
 def probe_of(cluster: SharedCluster) -> Callable[..., object]:
-    """As `probes.probe_engine`: an engine answers while its pod runs."""
+    """Replacement for `probes.probe_engine`: an engine answers while its pod runs."""
 
     async def probe(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
         del port, path, tls_name

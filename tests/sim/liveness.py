@@ -1,8 +1,7 @@
-"""What must happen in time (reliability, section 3: I7): who waits when the faults stop is served, and so is who calls
-when all is quiet.
+"""Liveness (reliability, section 3: I7): after faults, and at a quiet time, requests are served in time.
 
-Owns both bounds, each derived from what may rightly come before a Call, and the probe. The bounds know the town's own
-figures (how long starts and answers take at most) and nothing of how the product decides.
+Contains both time bounds, each derived from the work that may legitimately precede a request, and the probe. The bounds
+use the town's own parameters (longest start and response times) and none of the product's decisions.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from tests.sim.checks import Watcher
 from tests.sim.town import Journey, Town
 
 WITHIN_S = 5.0
-"""I7: beyond the longest start."""
+"""I7: allowance beyond the longest start."""
 SERVES_FIRST_S = 1.0
-"""However short its residency, a Replica that has got ready stays so long for those who wait for it."""
+"""Minimum time that a ready Replica stays for its waiting requests, however short its residency."""
 TRY_AGAIN_S = 1.0
-"""The longest pause before a failed start is tried again. A start that was drawn in the storm may die after it."""
+"""The longest pause before a failed start is retried. A start that was drawn in the storm may die after it."""
 SETTLED_S = 5.0
-"""I4 holds again so long after everything is back: who leads has heard everybody."""
+"""I4 holds again this long after recovery: the leader has received reports from all gateways."""
 POLL_S = 0.1
 PROBE_WAIT_S = 600.0
-"""The deadline of a probe: far beyond its bound, so that no deadline hides a Call that starves."""
+"""The deadline of a probe: far beyond its bound, so that no deadline hides a starving request."""
 SLACK_S = 1.0
-"""Of a probe's bound: reports, Routes, drains and stops on a network without faults."""
+"""Allowance in a probe's bound for reports, Routes, drains and stops on a network without faults."""
 
 
 def whole(town: Town) -> bool:
-    """Whether everything is back: an autoscaler leads, and every gateway lives and reaches it."""
+    """Whether everything has recovered: an autoscaler leads, and every gateway lives and reaches it."""
     return town.autoscaler is not None and all(g.alive and g.link.reachable for g in town.gateways)
 
 
 async def after_storm(town: Town, watcher: Watcher) -> list[str]:
-    """I7: every Call that waits once everything is back is granted or ended within `bound_s` of its Model, and then
-    none runs longer than an answer takes. From `SETTLED_S` on no Call waits beside a free Slot, either (I4).
+    """I7: every request that waits after recovery is granted or ended within `bound_s` of its Model.
+    Then none runs longer than a response takes, and from `SETTLED_S` on none waits while a Slot is free (I4).
     """
     while not whole(town):
         await asyncio.sleep(POLL_S)
@@ -63,11 +62,11 @@ async def after_storm(town: Town, watcher: Watcher) -> list[str]:
 
 
 def bound_s(town: Town, model: Model) -> float:
-    """The longest that a Call of the Model may wait when the storm is over: 5 s and a start, as I7 has it, and what may
-    rightly come before it. In the worst case all Models take turns on one Device: its own Calls need so many rounds
-    of answers; before each of them every other Model that still has Calls (before the first: every other one) may have
-    a turn: its residency, its last answers, its stop and the next start. Starts of which a refused client was told are
-    kept for twice its Retry-After, and one start of each Model may still die of the storm.
+    """The longest that a request of the Model may wait after the storm.
+    That is 5 s and a start, as in I7, plus the work that may legitimately precede it. In the worst case all Models take
+    turns on one Device. Before each round of its own responses every other Model with requests (before the first: every
+    other Model) may have a turn: its residency, last responses, stop and next start. Starts announced to a rejected
+    client are kept for twice its Retry-After, and one start of each Model may still die of the storm.
     """
     manners = town.machine.manners
     start_s, serve_s, swap_s = manners.start_s[1], manners.serve_s[1], manners.start_s[1] + 2 * manners.stop_s[1]
@@ -83,22 +82,22 @@ def bound_s(town: Town, model: Model) -> float:
 
 
 def owed_s(town: Town, model: Model) -> float:
-    """How long a start is still kept for those who were refused: until twice their Retry-After is over."""
+    """How long a start is still kept for rejected clients: twice their Retry-After."""
     ends = (j.ended[0] for j in town.journeys.values() if j.call.model == model.name and j.ended)
     until = [e.at_s + 2.0 * (e.error.retry_after_s or 0.0) for e in ends if e.error is not None]
     return max(0.0, max(until, default=0.0) - town.now())
 
 
 async def probe(town: Town) -> list[str]:
-    """I7: when all is quiet, Models that fit on the Devices together are called at once, and those that do not, in
-    turn: each answers all Calls of a small burst of both Tenants within a stated bound.
+    """I7: at a quiet time, call Models that fit on the Devices together at once, and the groups in turn.
+    Each answers all requests of a small burst of both Tenants within a stated bound.
     """
     late = [journey for company in companies(town) for journey in await burst(town, company)]
     return [f"I7: at a quiet time {journey!r} was not completed in time" for journey in late]
 
 
 def companies(town: Town) -> list[list[Model]]:
-    """The Models in groups of which one Replica each fits: each into the first group with room on some Device."""
+    """Groups of Models of which one Replica each fits: each Model joins the first group with room on some Device."""
     groups: list[tuple[list[Model], list[int]]] = []
     for model in sorted(town.models, key=lambda model: -model.memory_bytes):
         size = model.memory_bytes
@@ -113,10 +112,10 @@ def companies(town: Town) -> list[list[Model]]:
 
 
 async def burst(town: Town, models: Sequence[Model]) -> list[Journey]:
-    """Calls each Model for all Slots of a Replica twice and once more; returns Calls that are not completed in time.
+    """Send each Model two requests per Slot of a Replica and one more; return those that are not completed in time.
 
-    In time: whoever is resident may stay its residency, one Model starts after another, and the answers follow each
-    other in each Slot.
+    The time limit: a resident Replica may stay for its residency, Models start one after another, and the responses
+    follow each other in each Slot.
     """
     manners, began_s = town.machine.manners, town.now()
     residency_s = max(other.residency_s(None) for other in town.models)

@@ -1,7 +1,7 @@
 """The machine that engines run on, in virtual time: they start slowly, serve, die, and outlive the autoscaler.
 
-Owns the truth that the World only believes. Which engines exist and what becomes of them is a FakeMachine's, whose
-driver keeps the contract of all drivers; here is what a seed decides of it, and which Calls are on them.
+Holds the true state that the World only assumes. A FakeMachine, whose driver fulfils the contract of all drivers, keeps
+the engines and their states; this module adds the seed's decisions and the requests on each engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.kit.fakedriver import FakeEngine, FakeMachine, Fate
 
 
 class Manners(NamedTuple):
-    """How engines behave."""
+    """Timing and failure behaviour of engines."""
 
     start_s: tuple[float, float] = (0.2, 2.0)
     first_byte_share: float = 0.3
@@ -31,29 +31,29 @@ QUICK = Manners()
 
 
 class Owner(Protocol):
-    """Who sent a Call to an engine (a gateway)."""
+    """The sender of a request to an engine (a gateway)."""
 
     def first_byte(self, call: Call) -> None:
         """The commit point."""
 
     def done(self, call: Call) -> None:
-        """The answer is complete."""
+        """The response is complete."""
 
     def broke(self, call: Call, reason: str) -> None:
-        """The engine refused the connection (`connect`) or went away (`reset`)."""
+        """The engine refused the connection (`connect`) or closed it (`reset`)."""
 
 
 class Served(NamedTuple):
-    """One Call on an engine."""
+    """One request on an engine."""
 
     call: Call
     owner: Owner
     timers: tuple[asyncio.TimerHandle, asyncio.TimerHandle]
-    """Its first byte and its last."""
+    """Timers of its first and its last byte."""
 
 
 class Machine(FakeMachine):
-    """All engines of one installation, and the Calls on them."""
+    """All engines of one installation, and the requests on them."""
 
     def __init__(self, rng: random.Random, slices: tuple[Slice, ...], manners: Manners) -> None:
         super().__init__(asyncio.get_running_loop(), slices, self._draw)
@@ -61,16 +61,16 @@ class Machine(FakeMachine):
         self.manners = manners
         self.calls: dict[ReplicaId, dict[str, Served]] = {}
         self.killed: set[ReplicaId] = set()
-        """Those that a fault ended."""
+        """Replicas that were killed by an injected fault."""
         self._at: dict[str, ReplicaId] = {}
 
     def kill(self, replica: ReplicaId) -> None:
-        """A fault ends it."""
+        """Kill a Replica by a fault."""
         self.killed.add(replica)
         super().kill(replica)
 
     def _draw(self, replica: Replica, model: Model) -> Fate:
-        """What becomes of a start."""
+        """Draw the fate of a start."""
         del replica, model
         rng, manners = self._rng, self.manners
         start_s = rng.uniform(*manners.start_s)
@@ -83,7 +83,7 @@ class Machine(FakeMachine):
         )
 
     def changed(self, engine: FakeEngine, what: str) -> None:
-        """Keeps the Calls: those on an engine that ends break."""
+        """Update the requests: those on an engine that ends break."""
         id = engine.replica.id
         if what == "start":
             self.calls[id] = {}
@@ -120,5 +120,5 @@ class Machine(FakeMachine):
 
 
 def one_device(memory_bytes: int, name: str = "gpu0") -> Slice:
-    """A shared Slice that is a whole Device."""
+    """A shared Slice that covers a whole Device."""
     return Slice(id=SliceId(name), device=DeviceId(name), node=NodeId("local"), memory_bytes=memory_bytes)

@@ -1,8 +1,8 @@
-"""Where the replay's capacity comes from, what it costs, and what goes wrong with it.
+"""Capacity offers of the replay: prices, delivery times and failures.
 
-Owns the prices, watts and times of a fabric that attaches GPUs to nodes of ours and of a cloud that adds nodes, and
-what becomes of each order: a function of the seed and of the order's number there alone, so that every rule meets the
-same luck. Money is billed from when an order cannot be taken back any more until it has ended.
+Models a fabric that attaches GPUs to owned nodes and a cloud that adds nodes. The fate of each order depends only on
+the seed and the order's number at its provider, so that every policy meets the same failures. Capacity is billed from
+the moment when its order can no longer be cancelled until it has ended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.kit.worlds import GI
 MEMORY_GI = 16
 KINDS = ("refused", "never", "half", "elsewhere", "deaf", "lost_reply", "late", "fails", "slow")
 FAULTS = 0.1
-"""The part of all orders with which something goes wrong."""
+"""Fraction of all orders that fail in some way."""
 AWAY_S = ((4 * 3600.0, 3600.0), (13 * 3600.0, 3600.0))
-"""From when on, and how long, each provider is away; the second one two hours later."""
+"""Start and length of each provider's outages; those of the second provider are two hours later."""
 BILLED_S_MIN = 60.0
 
 
 class Source(NamedTuple):
-    """One provider. Times: the median from an order until it is there; prices: of a Device for an hour."""
+    """One provider. Times: median from order to delivery; prices: per device and hour."""
 
     name: str
     takes_s: float
@@ -36,12 +36,12 @@ class Source(NamedTuple):
     many: int = 1
     pool: int = 64
     commits: float = 0.2
-    """Which part of the time passes before it cannot be taken back."""
+    """Fraction of the delivery time after which the order cannot be cancelled any more."""
     bought: Any = "on-demand"
 
 
 class Market(NamedTuple):
-    """What there is to be had. Figures: docs of clouds' small inference GPUs, and fabric.md section 11."""
+    """The available capacity. Figures: documentation of clouds' small inference GPUs, and fabric.md section 11."""
 
     name: str
     fabric: Source
@@ -71,7 +71,7 @@ MARKETS = {
 
 
 def offers(source: Source, nodes: Iterable[str] = ()) -> tuple[Offer, ...]:
-    """What it could have: Devices for each of these nodes; none: nodes of its own."""
+    """The provider's possible offers: devices for each of these nodes; without nodes, new nodes."""
     said: dict[str, Any] = {
         "provider": source.name, "product": "A10", "memory_bytes": MEMORY_GI * GI, "devices_max": source.devices_max,
         "devices_min": source.devices_min, "many": source.many, "expected_s": source.takes_s, "bought": source.bought,
@@ -82,7 +82,7 @@ def offers(source: Source, nodes: Iterable[str] = ()) -> tuple[Offer, ...]:
 
 
 def fate(source: Source, seed: int, number: int, faults: float) -> Fate:
-    """What becomes of the order of that number."""
+    """The fate of the order with this number."""
     rng = random.Random(f"{seed}/{source.name}/{number}")
     took_s = source.takes_s * rng.lognormvariate(0.0, 0.35)
     usual = Fate(after_s=took_s, commits_s=took_s * source.commits)
@@ -103,7 +103,7 @@ def fate(source: Source, seed: int, number: int, faults: float) -> Fate:
 
 
 class Bill(NamedTuple):
-    """What was added, over a whole run."""
+    """Cost of the added capacity over a whole run."""
 
     cost: float = 0.0
     device_hours: float = 0.0
@@ -111,7 +111,7 @@ class Bill(NamedTuple):
 
 
 def bill(paid: Iterable[tuple[Held, float]], end_s: float) -> Bill:
-    """Of what was given, each since when it is paid."""
+    """Cost of the delivered capacity, each item with the time from which it is billed."""
     bills = [_billed(one, since_s, end_s) for one, since_s in paid]
     return Bill(*(sum(amounts) for amounts in zip(*bills, strict=True))) if bills else Bill()
 
@@ -122,7 +122,7 @@ def _billed(one: Held, since_s: float, end_s: float) -> Bill:
     offer, many = one.order.offer, one.order.devices
     if one.fate.half and offer.node:
         many //= 2
-    # watts are those of as few Devices as it comes with
+    # watts are those of the smallest number of devices that it comes with
     return Bill(
         hours * many * offer.price_per_hour, hours * many, hours * offer.watts * many / offer.devices_min / 1000
     )

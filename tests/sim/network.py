@@ -1,7 +1,7 @@
-"""Messages between processes, as a seed has it: late, lost, doubled, out of order. Owns every fault of the network.
+"""Messages between processes with every fault of a network: delayed, lost, duplicated, reordered.
 
-`post` carries single messages (reports): each has its own fate. `Stream` carries ordered ones (Routes, catalogue): they
-arrive in order or, after a cut, not at all.
+`post` carries single messages (reports), each with its own fate. `Stream` carries ordered ones (Routes, catalogue):
+they arrive in order or, after a cut, not at all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Rates(NamedTuple):
-    """How often things go wrong: probabilities per message, and the usual and the worst delay in seconds."""
+    """Frequency of faults: probabilities per message, and the usual and the worst delay in seconds."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -34,7 +34,7 @@ class Network:
         self.rates = rates
 
     def post(self, deliver: Callable[[], None], lost: Callable[[], None]) -> None:
-        """Delivers once, twice or never; exactly one of the two is called at least once."""
+        """Deliver once, twice or never; exactly one of the two callbacks is called at least once."""
         rates, rng = self.rates, self._rng
         loop = asyncio.get_running_loop()
         if rng.random() < rates.lost:
@@ -50,7 +50,7 @@ class Network:
 
 
 class Stream:
-    """An ordered stream to one gateway; `cut` loses everything that is under way."""
+    """An ordered stream to one gateway; `cut` drops all messages in transit."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -58,9 +58,9 @@ class Stream:
         self._generation = 0
 
     def send(self, deliver: Callable[[], None]) -> None:
-        """Delivers after a delay and never before what was sent earlier."""
+        """Deliver after a delay and never before an earlier message."""
         loop = asyncio.get_running_loop()
-        later_s = math.nextafter(self._last_s, math.inf)  # two timers of one moment have no order
+        later_s = math.nextafter(self._last_s, math.inf)  # two timers of the same time have no order
         at_s = max(loop.time() + self._network.delay_s(), later_s)
         self._last_s = at_s
         generation = self._generation
@@ -72,5 +72,5 @@ class Stream:
         loop.call_at(at_s, arrive)
 
     def cut(self) -> None:
-        """Everything under way is lost."""
+        """Drop all messages in transit."""
         self._generation += 1

@@ -1,8 +1,8 @@
-"""An API server in virtual time: objects with versions, watches that resume, preconditions; and it may be away or busy.
+"""An API server in virtual time: versioned objects, resumable watches, preconditions, outages and overload.
 
-Owns what is there and every write that came, in order. Clients use the product's own `Api`, of which only the sending
-is played: budget, fence, patience and refusals are the real ones. A request that was sent is carried out, whether or
-not its process lives to hear of it.
+Holds the objects and, in order, every write that arrived. Clients use the product's own `Api` with simulated sending:
+its budget, fencing, timeouts and error handling are the real ones. A request that was sent is carried out even if its
+process does not live to see the response.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.kubernetes.watch import GONE, INITIAL_END
 
 WAY_S = 0.001
-"""Of a request there, and of its answer back."""
+"""One-way latency of a request or a response."""
 NODES, PODS = "/api/v1/nodes", "/api/v1/namespaces/town/pods"
 PATH = re.compile(
     r"(?P<group>/api/v1|/apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)"
@@ -33,7 +33,7 @@ PATH = re.compile(
 )
 SELECTED = re.compile(r"(?P<key>[^=!]+)(?P<sign>!?=)(?P<value>.*)")
 BEGAN_UNIX_S = 1_767_225_600.0
-"""True time, when a virtual loop's is 0."""
+"""True time when a virtual loop's time is 0."""
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -55,11 +55,11 @@ class Server:
         self.objects: dict[str, dict[str, Object]] = {}
         self.asked: list[Asked] = []
         self.refuses: Callable[[], ApiError | None] = lambda: None
-        """Asked for each request; what it gives is the answer."""
+        """Called for each request; a returned error is the response."""
         self.on_pod: Callable[[Object, str], None] = lambda pod, event: None
-        """The kubelet's: hears of a pod that is made (`ADDED`), or to be deleted (`LEAVES`)."""
+        """The kubelet's callback for a pod that is created (`ADDED`), or marked for deletion (`LEAVES`)."""
         self.loses: Callable[[str, str], bool] = lambda collection, event: False
-        """Of which changes no watch ever tells."""
+        """Whether no watch ever reports this change."""
         self._away = False
         self._versions = itertools.count(1)
         self.version = next(self._versions)
@@ -74,31 +74,31 @@ class Server:
         """True time."""
         return BEGAN_UNIX_S + asyncio.get_running_loop().time()
 
-    # --- moods --------------------------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Its process is gone: connections break, and new ones are refused."""
+        """The process ends: connections break, and new ones are refused."""
         self._away = True
         self.cut()
 
     def come_back(self) -> None:
-        """With all that it had, and nothing of what happened before."""
+        """The process restarts with all of its objects and an empty watch history."""
         self._away = False
         self._events.clear()
 
     def cut(self) -> None:
-        """All watches end."""
+        """End all watches."""
         self._cuts += 1
         self._wake()
 
     def writes(self, of: str = PODS) -> list[Asked]:
-        """Those to a collection, in order."""
+        """Writes to one collection, in order."""
         return [one for one in self.asked if one.method in WRITES and one.path.startswith(of)]
 
-    # --- what a kubelet does ------------------------------------------------------------------------------------------
+    # --- kubelet ------------------------------------------------------------------------------------------------------
 
     def put(self, collection: str, found: Object, event: str) -> Object:
-        """An object is so from now on, with a new version."""
+        """Store an object with a new version."""
         self.version = next(self._versions)
         found["metadata"]["resourceVersion"] = str(self.version)
         there = self.objects.setdefault(collection, {})
@@ -118,7 +118,7 @@ class Server:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def carry_out(self, who: str, method: str, path: str, body: Any, query: Mapping[str, str] = NOTHING) -> Object:
-        """One request. Raises ApiError, OSError."""
+        """Carry out one request. Raises ApiError, OSError."""
         found_path = PATH.fullmatch(path)
         name = found_path["name"] if found_path else ""
         self._arrives(who, "LIST" if method == "GET" and not name else method, path, body)
@@ -147,7 +147,7 @@ class Server:
         return self.put(collection, wanted, "MODIFIED")
 
     def _in(self, collection: str) -> list[Object]:
-        """The objects of a collection, also of one of all namespaces."""
+        """The objects of a collection, also of a collection in all namespaces."""
         return [found for one in self.objects if _within(one, collection) for found in self.objects[one].values()]
 
     def _apply(self, collection: str, found: Object, body: Object, query: Mapping[str, str]) -> Object:
@@ -226,7 +226,7 @@ class Server:
 
 
 def _within(collection: str, asked: str) -> bool:
-    """Whether it is that collection, or a namespace's part of it."""
+    """Whether the path is that collection or its part in a namespace."""
     return collection == asked or re.sub(r"/namespaces/[^/]+(?=/)", "", collection) == asked
 
 
@@ -235,7 +235,7 @@ def _id(found: Object) -> str:
 
 
 def _selects(query: Mapping[str, str], found: Object) -> bool:
-    """By labels and by fields."""
+    """Whether the label and field selectors match."""
     labels = found["metadata"].get("labels") or {}
     asked = [one for one in query.get("labelSelector", "").split(",") if one]
     values = [(one, labels) for one in asked] + [
@@ -259,7 +259,7 @@ def _holds(requirement: str, of: Mapping[str, str]) -> bool:
 
 
 def _as_selected(query: Mapping[str, str], event: str, found: Object, shown: set[str]) -> str:
-    """The event for a client that sees a selection; empty: none."""
+    """The event as a client with a selector sees it; empty: none."""
     was, there = _id(found) in shown, event != "DELETED" and _selects(query, found)
     (shown.add if there else shown.discard)(_id(found))
     if there:
@@ -272,14 +272,14 @@ def _event(kind: str, found: Object) -> Object:
 
 
 def _same(found: Object, wanted: Mapping[str, Any]) -> None:
-    """Preconditions: 409 where it is another, or has changed."""
+    """Preconditions: 409 if the object is another one or has changed."""
     for key in ("uid", "resourceVersion"):
         if wanted.get(key) is not None and str(wanted[key]) != found["metadata"].get(key):
             raise ApiError(409, "Conflict", f"{key} is another")
 
 
 def _merged(found: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     merged = dict(found) if isinstance(found, dict) else {}
@@ -292,7 +292,7 @@ def _merged(found: Any, patch: Any) -> Any:
 
 
 class SimApi(Api):
-    """A client of the server, by its name: all but the sending is the real one."""
+    """A client of the server, identified by its name: only the sending is simulated."""
 
     def __init__(self, server: Server, who: str, writes_s: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__(ApiAccess(client.Configuration(host="http://sim")), writes_s)
@@ -303,7 +303,7 @@ class SimApi(Api):
     def unix_s(self) -> float:
         return self._server.unix_s()
 
-    async def _send(  # noqa: PLR0917  as its base
+    async def _send(  # noqa: PLR0917  as in its base class
         self, method: str, path: str, data: bytes | None, query: Mapping[str, str], headers: Mapping[str, str],
         within_s: float,
     ) -> bytes:  # fmt: skip

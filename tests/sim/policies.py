@@ -1,9 +1,9 @@
-"""Rules for which Offer is taken and how long it is kept: ours, and those of others in its place, in the same ledger.
+"""Policies for which Offer is taken and how long capacity is kept: ours and competing ones, on the same provisioner.
 
-Owns them. All know the same: Offers with prices and learnt times, who waits and until when. Whatever else the ledger
-does (nothing ordered twice, what does not come given up, what nobody waits for taken back) the others have, too. Theirs
-is a fixed time for which what is idle is kept, as Settings' `keepSeconds` say it; ours is that or `auto`, and who is on
-what costs goes home when the surge is over.
+All of them have the same information: Offers with prices and learned times, and the waiting requests with their
+deadlines. The provisioner's other rules (no double orders, overdue orders fail, unneeded orders are cancelled) apply to
+all. Competing policies keep idle capacity for a fixed time, as `keepSeconds` in Settings; ours does that or uses
+`auto`, and consolidates Replicas from paid capacity after a surge.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Auto
 
 DDS_S = 600.0
-"""So long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
+"""How long Dynamic Device Scaling leaves a Device idle, and Cluster Autoscaler a node."""
 FIXED_S = (30.0, 120.0, 300.0, DDS_S, 1800.0)
 KEEP_S = (30.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 86_400.0, 31_536_000.0)
-"""Of ours, Settings' `keepSeconds`, beside what it is by itself."""
+"""Values of `keepSeconds` for our policy, in addition to `auto`."""
 
 
 class Policy(NamedTuple):
-    """One point. `first`: what is tried before anything else; `keep`: the Settings' `keepSeconds`; `ours`: all of it is
-    as users of ours may set it.
+    """One policy.
+    `first`: the kind tried first; `keep`: `keepSeconds` of Settings; `ours`: the whole product with these settings.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Policy(NamedTuple):
 
 OURS = Policy("ours", ours=True)
 RULES = {"GPU first": "gpu", "node first": "node", "cheapest": ""}
-"""What is ordered first. DDS attaches wherever a Device would do, and lets a node be added only where none does."""
+"""The kind that is ordered first. DDS attaches a Device wherever one suffices, and only otherwise adds a node."""
 
 
 def points() -> list[Policy]:
-    """All: ours, and the others with each timeout, and without end."""
+    """All policies: ours, and the others with each timeout and with none."""
     found = [OURS, *(Policy(f"ours, keepSeconds {keep_s:.0f}", keep=keep_s, ours=True) for keep_s in KEEP_S)]
     for rule, first in RULES.items():
         found += [Policy(f"{rule}, {kept_s:.0f} s", first, kept_s) for kept_s in FIXED_S]
@@ -53,7 +53,7 @@ def points() -> list[Policy]:
 
 @contextmanager
 def acting(policy: Policy) -> Iterator[None]:
-    """While this lasts every plan of this process goes by it."""
+    """Apply the policy to every plan of this process while the context is active."""
     ours = offer_selection.rated_offer_sort_key
 
     def order(one: RatedOffer) -> Any:

@@ -1,8 +1,8 @@
 """Processes in virtual time: all tasks of one can be stopped and continued (SIGSTOP, SIGCONT) or killed (SIGKILL).
 
-Owns the gate that each task of a process passes whenever it goes on after an `await`. Tasks that a task of a process
-makes are the same process's. A process that is killed never goes on, not even to clean up; `buried` ends its tasks when
-the test is over. At each such step `on_step` is told, so that a test can interrupt a process at any await point.
+Each task of a process passes a gate whenever it resumes after an `await`. Tasks created by a task belong to the same
+process. A killed process never resumes, not even to clean up; `buried` ends its tasks at the end of the test. `on_step`
+is called at each step, so that a test can interrupt a process at any await point.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class Process:
-    """One process. `skew_s`: how far its wall clock is off."""
+    """One process. `skew_s`: offset of its wall clock."""
 
     def __init__(self, skew_s: float = 0.0) -> None:
         self.skew_s = skew_s
         self.on_step: Callable[[str], None] = lambda name: None
-        """Told of each step, before it is taken, with the name of its task's coroutine."""
+        """Called before each step with the name of the task's coroutine."""
         self.on_stop: Callable[[], None] = lambda: None
         self._running = asyncio.Event()
         self._running.set()
@@ -29,11 +29,11 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """It was not stopped."""
+        """Whether it is not stopped."""
         return self._running.is_set()
 
     def stop(self) -> None:
-        """SIGSTOP; and SIGKILL, if it never goes on."""
+        """SIGSTOP; also SIGKILL, if it is never continued."""
         self._running.clear()
         self.on_stop()
 
@@ -42,7 +42,7 @@ class Process:
         self._running.set()
 
     def run(self, make: Callable[[], T]) -> T:
-        """Calls `make`; tasks that it makes are this process's."""
+        """Call `make`; tasks that it creates belong to this process."""
 
         def within() -> T:
             _current.set(self)
@@ -51,11 +51,11 @@ class Process:
         return copy_context().run(within)
 
     async def awake(self) -> None:
-        """Returns when it runs: what is sent to a process that does not waits in a buffer of the kernel."""
+        """Return when the process runs: data sent to a stopped process waits in a buffer of the kernel."""
         await self._running.wait()
 
     async def buried(self) -> None:
-        """Ends what is left of it."""
+        """Cancel its remaining tasks."""
         self.go_on()
         self.on_step = lambda name: None
         for task in self._tasks:
@@ -63,7 +63,7 @@ class Process:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def make(self, work: Coroutine[Any, Any, T], context: Context) -> asyncio.Task[T]:
-        """A task of this process."""
+        """Create a task of this process."""
         task = asyncio.Task(_through(self, work), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -74,12 +74,12 @@ _current: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def current() -> Process | None:
-    """Whose code this is."""
+    """The process of the current code."""
     return _current.get()
 
 
 def install() -> None:
-    """From now on this event loop has processes."""
+    """Enable processes on the running event loop."""
     asyncio.get_running_loop().set_task_factory(_make)
 
 
@@ -113,7 +113,7 @@ class _Steps(Generic[T]):
             while not process.runs:
                 try:
                     yield from process.awake().__await__()
-                except asyncio.CancelledError as cancelled:  # it hears of that when it goes on
+                except asyncio.CancelledError as cancelled:  # raised in the coroutine when it resumes
                     error = cancelled
             try:
                 waits = work.send(None) if error is None else work.throw(error)
@@ -123,5 +123,5 @@ class _Steps(Generic[T]):
             error = None
             try:
                 yield waits
-            except BaseException as thrown:  # noqa: BLE001  it is the coroutine's
+            except BaseException as thrown:  # noqa: BLE001  raised in the coroutine
                 error = thrown

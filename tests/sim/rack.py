@@ -1,6 +1,6 @@
-"""A town with a fabric: Devices that are attached to its node when they are ordered, and go when they are given back.
+"""A town with a fabric: Devices are attached to its node when they are ordered and detached when they are released.
 
-Owns the wiring of a played Provider (`tests.kit.fakeprovider`) to the machine's Slices; what orders is the real code.
+Connects a fake Provider (`tests.kit.fakeprovider`) to the machine's Slices; the real code places the orders.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ADDED = Offer(
 
 
 class RackTown(Town):
-    """One node, to which Devices can be attached. `taints`: of nodes."""
+    """One node to which Devices can be attached. `taints`: by node."""
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
-        """Beside its own it has what is attached."""
+        """A machine with its own Devices and the attached ones."""
         self.own = slices
         loop = asyncio.get_running_loop()
         self.rack = FakeProvider(
@@ -47,22 +47,22 @@ class RackTown(Town):
         return super().make_machine(slices, manners)
 
     def supplying(self, autoscaler: Autoscaler) -> ProviderRunner:
-        """Of that process."""
+        """The ProviderRunner of that process."""
 
         def observe(seen: tuple[Told, ...]) -> None:
-            autoscaler.loop.observe(seen)  # which is there by the time that something is seen
+            autoscaler.loop.observe(seen)  # the loop exists by the time of the first observation
 
         return ProviderRunner(self.providers, observe, self.now)
 
     def show(self) -> None:
-        """All that watch hear what there is."""
+        """Publish the Slices and nodes to all watchers."""
         there = (*self.own, *(one for provider in self.providers.values() for one in provider.slices))
         self.machine.slices = tuple(replace(one, taints=self.taints.get(one.node, ())) for one in there)
         for observe in self.machine.watching:
             observe((SlicesSeen(slices=self.machine.slices),))
 
     def taint(self, node: str, key: str) -> None:
-        """Whoever removes nodes says that it will."""
+        """Taint a node, as a component does that is going to remove it."""
         self.taints[node] = (Taint(key, "", "NoSchedule"),)
         self.show()
 
@@ -72,10 +72,10 @@ class RackTown(Town):
 
 
 class CloudTown(RackTown):
-    """Nodes can be added as well, which cost more and take longer."""
+    """Nodes can be added as well; they cost more and take longer."""
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
-        """See RackTown."""
+        """As in RackTown, with nodes that can be added."""
         made, loop = super().make_machine(slices, manners), asyncio.get_running_loop()
         self.cloud = FakeProvider(
             "cloud", loop.time, loop.call_later, (ADDED,), 4, lambda order: Fate(after_s=CLOUD_S, commits_s=10.0),

@@ -1,8 +1,8 @@
-"""Calls as they arrived, replayed in virtual time over fold and plan, on a cluster that is too small for their peak.
+"""Replays recorded requests in virtual time over fold and plan, on a cluster that is too small for their peak.
 
-Owns one run: Devices of our own for a part of the peak, a Market for the rest, a gateway that gives each Call to a
-Replica, and what came of it: waits, money, energy. Nothing sleeps: time goes from one event to the next, and a plan is
-made at each, as the loop of an autoscaler does. One run: `python -m tests.sim.replay MARKET POLICY [DAYS]`.
+A run has owned devices for a part of the peak, a Market for the rest, and a gateway that assigns each request to a
+Replica. It reports waiting times, cost and energy. Time jumps from one event to the next, and a plan is made at each,
+as in the loop of an autoscaler. One run: `python -m tests.sim.replay MARKET POLICY [DAYS]`.
 """
 
 from __future__ import annotations
@@ -51,47 +51,47 @@ from tests.sim.market import MARKETS, Bill, Market, Source
 from tests.sim.policies import Policy, acting, points
 
 SHARE = 0.6
-"""Of the peak: so many Devices are our own."""
+"""Number of owned devices, as a fraction of the peak."""
 PER_NODE = 4
 LIST_S, ALL_S = 5.0, 60.0
-"""From one list to the next while something is on its way, and else; Offers come every ALL_S."""
+"""Interval between lists while an order is in flight, and otherwise; Offers are read every ALL_S."""
 REPORT_S = 5.0
 START_S, START_SPREAD = 23.0, 0.48
-"""A start: median, and spread of its logarithm, of GenTD26's `basemodel_update_latency` (90th percentile 42 s)."""
+"""Start time: median, and spread of its logarithm, of GenTD26's `basemodel_update_latency` (90th percentile 42 s)."""
 GATEWAY, TENANT = GatewayId("g1"), TenantName("acme")
 PLANS_MAX = 16
-"""At one moment."""
+"""Maximum number of plans at one point in time."""
 TAIL_S = 7200.0
-"""What was added is watched, and billed, for so long after the last Call came."""
+"""Time after the last request during which added capacity is still watched and billed."""
 
 
 class Outcome(NamedTuple):
-    """What came of a run."""
+    """Results of a run."""
 
     market: str
     policy: str
     calls: int
     waits_s: tuple[float, ...]
-    """Of each Call until it had a Slot, in order of size; of one that gave up as long as it waited."""
+    """Time until each request had a Slot, sorted; for a request that gave up, the time that it waited."""
     gave_up: int
     bill: Bill
     orders: int
     broken: tuple[str, ...] = ()
 
     def p(self, share: float) -> float:
-        """A quantile of the waits."""
+        """A quantile of the waiting times."""
         return self.waits_s[min(len(self.waits_s) - 1, int(share * len(self.waits_s)))] if self.waits_s else 0.0
 
 
 class Waiting(NamedTuple):
-    """A Call without a Slot."""
+    """A request without a Slot."""
 
     since_s: float
     takes_s: float
 
 
 class Replay:
-    """One run, up to its end by `go`."""
+    """One run; `go` executes it."""
 
     def __init__(
         self,
@@ -162,13 +162,13 @@ class Replay:
         heapq.heappush(self._timers, (self.now_s + delay_s, next(self._numbers), what))
 
     def go(self) -> None:
-        """Until TAIL_S after the last Call came, whatever the rule: all are billed for the same time."""
+        """Run until TAIL_S after the last request, whatever the policy: all are billed for the same time."""
         self.end_s = T0 + max(one.at_s for one in self.calls) + TAIL_S
         while self.now_s < self.end_s:
             self._step()
 
     def left(self) -> int:
-        """Leases that are alive."""
+        """Number of Leases that are alive."""
         return sum(len(one.alive) for one in self.providers.values())
 
     def _step(self) -> None:
@@ -190,7 +190,7 @@ class Replay:
                 self._act(action)
         self.broken.append(f"the plan does not come to rest: {self.plan.actions[0]}")
 
-    # --- Calls --------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _arrive(self, one: Arrival) -> None:
         self.waiting[one.model].append(Waiting(self.now_s, one.takes_s))
@@ -218,7 +218,7 @@ class Replay:
     def _finish(self, id: ReplicaId, took_s: float) -> None:
         name = self.running.pop(id, None)
         if name is None:
-            return  # its Replica went before
+            return  # its Replica has already ended
         known = self.totals[name]
         busy_us = known.busy_slot_us + int(took_s * 1e6)
         self._total(replace(known, finished=known.finished + 1, busy_slot_us=busy_us))
@@ -333,10 +333,10 @@ class Replay:
     def _in_use(self, slices: tuple[Slice, ...]) -> bool:
         return any(self.world.by_slice.get(one.id) for one in slices)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def paid(self) -> list[tuple[Held, float]]:
-        """What was added and is to be paid, each since when."""
+        """Added capacity that is billed, each item with the time from which it is billed."""
         return [
             (self.providers[name].ever[number], since_s)
             for name, known in self._committed.items()
@@ -347,7 +347,7 @@ class Replay:
 def play(
     calls: Sequence[Arrival], of: Market, policy: Policy, *, seed: int = 1, faults: float = market.FAULTS
 ) -> Outcome:
-    """One run by one policy."""
+    """Run one policy."""
     with acting(policy):
         run = Replay(calls, of, seed, faults, policy.keep)
         run.go()

@@ -1,8 +1,8 @@
-"""One whole run from one seed: a town drawn from it, a stormy phase, a calm one, and what must hold after each.
+"""One whole run from one seed: a random town, a stormy phase, a calm one, and the invariants after each.
 
-First safety (anything may be lost, late, doubled, killed), then liveness (all is healed: everybody is answered, and
-when nobody asks any more nothing is left), as TigerBeetle's VOPR does. Replay one: `python -m tests.sim SEED`, with
-`--trace` to read all that happened.
+First safety (messages may be lost, late or duplicated, processes killed), then liveness (all faults end: every request
+gets an outcome, and without requests nothing is left), as in TigerBeetle's VOPR. Replay one:
+`python -m tests.sim SEED`, with `--trace` to print all events.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.sim.virtual import run as run_virtual
 MIB, GIB = 1 << 20, 1 << 30
 STORM_S = 20.0
 HEAL_S = 40.0
-"""After the storm: reports that were late arrive (30 s), expire (10 s)."""
+"""After the storm: late reports arrive (30 s) and expire (10 s)."""
 
 QUIET_S = 300.0
-"""After the last Call: the idle window, or twice the longest Retry-After that was given (2 x 120 s), then the stop."""
+"""After the last request: the idle window, or twice the longest Retry-After (2 x 120 s), then the stop."""
 
 WAITS_S = (1.0, 30.0, 120.0, 600.0, 600.0)
-"""Deadlines: most are far beyond the storm and all that follows it, so that expiry hides no Call that starves."""
+"""Deadlines: most are far beyond the storm and the phases after it, so that expiry hides no starving request."""
 
 
 class Result(NamedTuple):
-    """What came of a seed; `calls`, `completed` and `full` (refused by a full queue) are without probes."""
+    """Results of a seed; `calls`, `completed` and `full` (rejected by a full queue) are without probes."""
 
     broken: list[str]
     trace: str
@@ -51,13 +51,13 @@ class Result(NamedTuple):
 
 
 def play(seed: int, on_note: Callable[[str], None] = lambda _line: None) -> Result:
-    """The whole run of a seed. `on_note` gets every note: the virtual second, and what happened."""
+    """Run one seed. `on_note` gets every note: the virtual second and the event."""
     with pytest.MonkeyPatch.context() as patch:
         return run_virtual(_play(seed, on_note, patch))
 
 
 def draw(seed: int, rng: random.Random) -> tuple[Town, bool]:
-    """A town, and whether it is one without faults."""
+    """A town, and whether it has no faults."""
     calm = rng.random() < 0.25
     models = tuple(
         Model(
@@ -131,7 +131,7 @@ async def _play(seed: int, on_note: Callable[[str], None], patch: pytest.MonkeyP
 
 
 async def silence(town: Town) -> list[str]:
-    """Waits until nothing is left and no start is held back any more by those that failed, QUIET_S at most; what is."""
+    """Wait until nothing is left and no failed start delays a retry, QUIET_S at most; return what is left."""
     began_s = town.now()
     while town.now() < began_s + QUIET_S:
         histories = town.autoscaler.loop.world.histories.values() if town.autoscaler is not None else ()
@@ -143,7 +143,7 @@ async def silence(town: Town) -> list[str]:
 
 
 async def clients(town: Town, rng: random.Random) -> None:
-    """Open-loop arrivals in phases: steady, bursts, silence; some leave early, some have short deadlines."""
+    """Open-loop arrivals in phases: steady, bursts, silence; some clients leave early, some have short deadlines."""
     while True:
         model = rng.choice(town.models).name
         kind = rng.random()
@@ -185,12 +185,12 @@ async def faults(town: Town, rng: random.Random) -> None:
 
 
 def restart(gateway: SimGateway) -> None:
-    """A gateway process comes back, unless it has."""
+    """Restart a gateway process that is down."""
     if not gateway.alive:
         gateway.start()
 
 
 def heal(town: Town) -> None:
-    """All faults end; what is down comes up by itself (its restart is already set)."""
+    """End all faults; processes that are down restart by themselves (their restart is already scheduled)."""
     town.network.rates = CALM
     town.machine.manners = town.machine.manners._replace(dies_at_start=0.0)

@@ -1,4 +1,4 @@
-"""A small stage for single cases: Models and towns with the usual values, and waiting in virtual time."""
+"""Helpers for single cases: Models and towns with the usual values, and waiting in virtual time."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def model(
 
 
 class Stage:
-    """A town with its watcher, settled and ready for Calls."""
+    """A town with its watcher, settled and ready for requests."""
 
     def __init__(self, town: Town, watcher: checks.Watcher) -> None:
         self.town = town
         self.watcher = watcher
 
     def starts(self, name: str = "a") -> int:
-        """Processes of a Model that were ever started."""
+        """Number of processes of a Model that were ever started."""
         return sum(id.startswith(f"{name}-") for id in self.town.machine.started)
 
     def replicas(self, name: str = "a") -> int:
-        """Processes of a Model now."""
+        """Number of processes of a Model now."""
         return sum(e.replica.model == name for e in self.town.machine.engines.values())
 
     async def until(self, what: Callable[[], bool], within_s: float = 600.0, step_s: float = 0.005) -> float:
-        """Waits for a condition; returns the seconds it took."""
+        """Wait for a condition; return the seconds that it took."""
         began_s = self.town.now()
         while not what():
             assert self.town.now() - began_s < within_s, f"not within {within_s} virtual seconds"
@@ -58,7 +58,7 @@ class Stage:
         return self.town.now() - began_s
 
     async def answered(self, journeys: list[Journey], within_s: float = 600.0) -> Counter[str]:
-        """Waits for the outcomes of these Calls; counts them by outcome or error code."""
+        """Wait for the outcomes of these requests; count them by outcome or error code."""
         await self.until(lambda: all(j.ended for j in journeys), within_s)
         return Counter(j.ended[0].error.code if j.ended[0].error else j.ended[0].outcome.value for j in journeys)
 
@@ -68,7 +68,7 @@ def play(
     devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True, kind: type[Town] = Town,
     shared: str = "",
 ) -> T:  # fmt: skip
-    """Plays one act in virtual time, then checks every invariant that holds always."""
+    """Run one scenario in virtual time, then check every invariant that holds always."""
 
     async def whole() -> T:
         slices = tuple(replace(one_device(16 * GIB, f"gpu{number}"), kind=shared) for number in range(devices))
@@ -87,7 +87,7 @@ def play(
 
 
 def cut_off(stage: Stage, number: int) -> None:
-    """A gateway reaches no autoscaler any more and is not reached; nothing proves that it is dead."""
+    """Cut a gateway off from all autoscalers in both directions; nothing proves that it is dead."""
     link = stage.town.gateways[number].link
     link.reachable = False
     link.cut()

@@ -1,8 +1,8 @@
-"""Surges beyond what a cluster has, in virtual time over fold and plan, with Providers that do all that goes wrong.
+"""Surges beyond a cluster's capacity, in virtual time over fold and plan, with all kinds of Provider failures.
 
-Owns one run from one seed: a few Devices of our own, a fabric and a cloud, Models that each need Devices of their own,
-and Calls that come and go. What must hold is looked up in the truth of the Providers: for each lack one Lease is on its
-way, nothing goes that is used, and nothing is left that nobody needs. Replay one: `python -m tests.sim.surges SEED`.
+A run is drawn from a seed: a few owned Devices, a fabric and a cloud, Models that each need Devices of their own, and
+varying demand. Checked against the true state of the Providers: one Lease is in flight per unplaced Replica, no
+capacity in use is released, and no unneeded capacity is left. Replay one: `python -m tests.sim.surges SEED`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from tests.kit.worlds import GI, T0, Scene, device, model, world
 
 LIST_S, OFFERS_S = 5.0, 60.0
 ORPHAN_S = 120.0
-"""What is alive so long after its need ended is an orphan, whether or not the World knows it. The need of what has come
-ends when nobody has been on it for as long as it is worth keeping (`autoscaler.capacity.lead_times.keep_s`).
+"""Capacity alive for this long after its need ended is an orphan, whether or not the World knows it.
+The need of delivered capacity ends after its idle keep time (`autoscaler.capacity.lead_times.keep_s`).
 """
 BLIND_S = 2 * UNLISTED_S
-"""A new leader may not know for so long what the one before had on its way."""
+"""For how long a new leader may not know its predecessor's in-flight orders."""
 DOUBLE, ORPHAN = "double supply", "orphan"
 STORM_S = 900.0
 LONG_S = 400.0
-"""Longer than whatever is ordered takes when nothing goes wrong."""
+"""Longer than any delivery without faults."""
 KINDS = ("refused", "never", "half", "elsewhere", "deaf", "lost_reply", "late", "late", "fails", "slow")
 
 
 class Need(NamedTuple):
-    """Calls for one Model, from then until then; so many Replicas' worth."""
+    """Demand for one Model during an interval, in Replicas."""
 
     model: str
     from_s: float
@@ -62,18 +62,18 @@ class Need(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of a seed."""
+    """Results of a seed."""
 
     broken: list[str]
     orders: int
     released: int
     served: bool
-    """Everybody who waited for LONG_S had a Replica at some moment of that."""
+    """Whether every Model that waited for LONG_S had a Replica at some time in that interval."""
     hedges: int = 0
-    """Of the orders those beside another for the same lack."""
+    """Number of orders that hedged another one for the same unplaced Replica."""
 
     def many(self, what: str) -> int:
-        """So many times DOUBLE, or ORPHAN."""
+        """Number of violations of this kind: DOUBLE or ORPHAN."""
         return sum(line.startswith(what) for line in self.broken)
 
 
@@ -104,7 +104,7 @@ class Surge(Scene):
         if faulty:
             self._trouble()
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- inventory ----------------------------------------------------------------------------------------------------
 
     def _need(self, of: Model) -> Need:
         from_s = T0 + self.rng.uniform(5.0, 300.0)
@@ -163,7 +163,7 @@ class Surge(Scene):
     def _trouble(self) -> None:
         rng = self.rng
         for provider in self.providers.values():
-            if rng.random() < 0.5:  # when what came is given back as well as when it is ordered
+            if rng.random() < 0.5:  # around the times of orders and of releases
                 need = rng.choice(self.needs)
                 begin_s = max(0.0, rng.choice([need.from_s, need.to_s, need.to_s + 100.0]) + rng.uniform(-5, 60) - T0)
                 self._at(begin_s, partial(setattr, provider, "away", True))
@@ -182,8 +182,8 @@ class Surge(Scene):
             provider.detach(self.rng.choice(idle))
 
     def hand_over(self) -> None:
-        """Another leads, who stood by all the while or has just begun: it knows what the driver and the Providers say,
-        and what was learnt.
+        """Another process leads, a standby or a new one.
+        It knows the reports of the driver and the Providers, and the learned values.
         """
         replicas, epoch, learnt = dict(self.world.replicas), self.world.epoch + 1, dict(self.world.capacity.learnt)
         if self.rng.random() < 0.5:
@@ -203,12 +203,12 @@ class Surge(Scene):
         heapq.heappush(self.timers, (self.now_s + delay_s, len(self.timers) + self.rng.randrange(1 << 30), what))
 
     def go(self, until_s: float) -> None:
-        """Steps of at most 5 s, less where something happens."""
+        """Advance in steps of at most 5 s, less if an event is due."""
         while self.now_s < until_s:
             alive = any(one.alive for one in self.providers.values())
             if not alive and not self.world.capacity.leases and self.now_s > T0 + STORM_S:
                 if not self.timers:
-                    return  # nothing is left that could happen
+                    return  # no event is left
                 self.now_s = min(max(self.now_s, self.timers[0][0] - 5.0), until_s - 5.0)
             step_s = 1.0 if (self._left() or alive) and self.now_s < T0 + STORM_S else 5.0
             self.run(step_s, step_s)
@@ -262,10 +262,10 @@ class Surge(Scene):
     def _in_use(self, slices: tuple[Slice, ...]) -> bool:
         return any(self.world.by_slice.get(one.id) for one in slices)
 
-    # --- what must hold -----------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     def _never_twice(self, action: AcquireLease) -> None:
-        """What is really on its way, and counted on, was less than what is lacking."""
+        """The capacity that is truly in flight and counted on was less than the lack."""
         if action.order.hedge or action.reason.startswith("nobody has seen it"):
             return
         lack, known = self._lack, self.world.capacity.leases
@@ -281,9 +281,9 @@ class Surge(Scene):
             self.broken.append(f"{DOUBLE}: {devices} Devices were on their way for {lack}: {ids}, {action.order.id}")
 
     def _needed(self, one: Held, key: tuple[str, int], lack: int) -> bool:
-        """Somebody is on it, or lacks any; it is paid for, has not come, and nobody can take it back; or it is worth
-        keeping. Who begins to lead knows of no time before that; what its provider says is there, and nobody sees, is
-        waited for as long as what is on its way.
+        """Whether capacity is in use, lacking, within its keep time, or paid for, undelivered and not cancellable.
+        A new leader knows nothing of earlier times. Capacity that its provider reports and no inventory shows is waited
+        for like an in-flight order.
         """
         if self._in_use(one.slices) or lack > 0 or one.phase != "here":
             self._idle_s.pop(key, None)
@@ -297,7 +297,7 @@ class Surge(Scene):
         return idle_s < keep_s(learnt, estimate_lead_time(offer, learnt).p50_s, idle_s)
 
     def _truly_coming(self) -> list[Held]:
-        """Such that nobody has taken back, of Providers whose answers can be read."""
+        """In-flight orders that were not cancelled, of Providers whose answers are readable."""
         heard = [one for one in self.providers.values() if not (one.away or one.garbage)]
         there = (one for provider in heard for one in provider.alive)
         return [one for one in there if one.phase == "coming" and not one.cancelled]
@@ -306,7 +306,7 @@ class Surge(Scene):
         return list(self.world.models.values())
 
     def _lacking(self) -> int:
-        """Replicas that are wanted, and neither there nor about to start by this Plan."""
+        """Number of wanted Replicas that neither exist nor are started by this Plan."""
         starts = sum(isinstance(one, StartReplica) for one in self.plan.actions)
         live = {one.name: len(desired_replicas.list_live_replicas(self.world, one.name)) for one in self._models()}
         return (
@@ -327,8 +327,8 @@ class Surge(Scene):
                     self._lost_s.pop(key, None)
                 elif self.now_s > self._lost_s.setdefault(key, self.now_s) + ORPHAN_S:
                     self.broken.append(f"{ORPHAN}: nobody knows of {one.order.id}")
-                    self._lost_s[key] = inf  # it is told once
-                if hidden:  # who begins to lead meanwhile hears of it when that ends
+                    self._lost_s[key] = inf  # reported only once
+                if hidden:  # a leader that begins meanwhile learns of it when that ends
                     self._idle_s.pop(key, None)
                 if hidden or self._needed(one, key, lack):
                     self._unneeded_s.pop(key, None)
@@ -345,7 +345,7 @@ class Surge(Scene):
 
 
 def _calls(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
-    """Each Replica takes one Call; the others wait."""
+    """Each Replica serves one request; the others wait."""
     assert isinstance(scene, Surge)
     found = []
     for name in sorted({need.model for need in scene.needs}):
@@ -356,7 +356,7 @@ def _calls(now_s: float, scene: Scene) -> list[tuple[str, int, int]]:
 
 
 def play(seed: int, *, faulty: bool = True, planned_twice: bool = True) -> Result:
-    """The whole run of a seed."""
+    """Run one seed."""
     surge = Surge(seed, faulty=faulty)
     surge.planned_twice = planned_twice
     surge.go(T0 + STORM_S)

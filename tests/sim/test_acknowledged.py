@@ -1,4 +1,4 @@
-"""Reliability section 5, case 10, in virtual time: who must have heard of a drain before the stop is ordered."""
+"""Reliability section 5, case 10, in virtual time: gateways acknowledge a drain before the stop is ordered."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.sim.town import Town
 
 
 class Acknowledgements:
-    """Who was told of a drain and said so, read off the messages alone: Routes as they come in, reports as they do."""
+    """Notified and acknowledged drains, derived from the messages alone: arriving Routes and arriving reports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.told: set[tuple[str, str]] = set()
         """(gateway, Replica) of Routes that have arrived in which it drains."""
         self.heard: set[tuple[str, str]] = set()
-        """Those of reports that have arrived and were made after it."""
+        """The same pairs of reports that have arrived and were made later."""
         self.late: list[tuple[str, str]] = []
-        """Grants by a gateway that was told."""
+        """Grants by a gateway that had been notified."""
         self._said: dict[tuple[str, int], set[tuple[str, str]]] = {}
         routes, report, granted = SimGateway.routes, SimGateway.report, Town.granted
 
@@ -72,7 +72,7 @@ def test_stop_waits_until_every_gateway_has_acknowledged_the_drain(monkeypatch: 
 
     async def act(stage: Stage) -> None:
         town = stage.town
-        await asyncio.sleep(3.0)  # the gateways have been told of the Model
+        await asyncio.sleep(3.0)  # the gateways have received the Model
         stopped: list[tuple[str, set[str]]] = []
 
         def on_change(engine: FakeEngine, what: str) -> None:

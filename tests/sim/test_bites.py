@@ -1,4 +1,4 @@
-"""The checks see what they are for: each of these faults, put into the product, breaks what it should in some seed."""
+"""Mutation tests of the checks: each fault injected into the product violates the expected invariant in some seed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.sim.gateway import SimGateway
 from tests.sim.scenario import play
 
 SEEDS = range(1, 31)
-"""As far as is looked; each is found long before."""
+"""Upper bound of the search; each fault is found long before."""
 DEAF_S = 30.0
 
 
 def deaf_gateways(patch: pytest.MonkeyPatch) -> None:
-    """A gateway that came back takes no Routes for 30 s, though it hears its leader."""
+    """A restarted gateway ignores Routes for 30 s although it receives them from its leader."""
     routes = SimGateway.routes
 
     def later(gateway: SimGateway, delta: RoutesDelta) -> None:
@@ -69,7 +69,7 @@ def bytes_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_the_newest_grant_counts(patch: pytest.MonkeyPatch) -> None:
-    """Holds are raised before those who had them have acknowledged, and while their Calls still run."""
+    """Holds are raised before their previous owners have acknowledged, while requests still use them."""
     patch.setattr(slots, "compute_claimed_slots", slots.read_latest_hold)
 
 

@@ -1,6 +1,6 @@
-"""Case 23 of reliability section 5 in virtual time: a pod is deleted by force, and its engine runs on.
+"""Case 23 of reliability section 5 in virtual time: a pod is force-deleted while its engine keeps running.
 
-Loop, Kubernetes driver, watches and gateways are the real ones; two autoscalers, of which one leads.
+Loop, Kubernetes driver, watches and gateways are the real ones; two autoscalers, one of which leads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.sim.cluster import Cluster, Kubelet, play
 from tests.sim.stage import GIB, Stage, model
 
 LOOK_S = 3.0
-"""Between two reports of an agent."""
+"""Interval between two reports of an agent."""
 RUNS_ON_S = 120.0
 A = model("a", idle_s=3600.0)
 
 
 async def watched(town: Cluster, node: str, replica: ReplicaId) -> None:
-    """The agent of the node sees one Device, and that it is that Replica's for as long as its process runs."""
+    """The node's agent reports one Device, in use by that Replica while its process runs."""
     for sequence in count(1):
         runs = replica in town.machine.engines
         device = DeviceReport(id="GPU-0", memory_bytes=16 * GIB, used_bytes=10 * GIB if runs else 0)
@@ -35,8 +35,8 @@ async def watched(town: Cluster, node: str, replica: ReplicaId) -> None:
 
 
 async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
-    """How long after the process of a force-deleted pod ended, its only Device is used again. While it runs the Device
-    is not: the watcher looks at what holds it (I5).
+    """Seconds from the process end of a force-deleted pod until its only Device is used again.
+    The Device is not used before: the watcher checks its true occupancy (I5).
     """
     await stage.answered([town.call("a")])
     (replica,) = town.machine.engines

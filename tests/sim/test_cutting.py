@@ -1,4 +1,4 @@
-"""Reliability section 5 C in virtual time: nodes that are cut anew (case 24)."""
+"""Reliability section 5 C in virtual time: repartitioned nodes (case 24)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sim.stage import Stage, model, play
 
 MANNERS = Manners(start_s=(0.5, 0.5), serve_s=(0.1, 0.2))
 RETRY_S, CUT_S_MAX = (100.0, 150.0), 240.0
-"""As `autoscaler.queries.mig_status` has them, but shorter: nothing else depends on how long they are."""
+"""The times of `autoscaler.queries.mig_status`, shortened: nothing else depends on them."""
 SMALL, BIG = model("small", memory_gib=5, idle_s=60.0), model("big", memory_gib=30, idle_s=60.0)
 
 
@@ -34,22 +34,22 @@ def town_of(stage: Stage) -> CutTown:
 
 
 def told(stage: Stage, name: str = "big") -> str:
-    """What `explain` says of a Model."""
+    """The reason that `explain` gives for a Model."""
     assert stage.town.autoscaler is not None
     loop = stage.town.autoscaler.loop
     return " ".join(explain_model(loop.world, loop.plan, Log(), ModelName(name), stage.town.now()).sentences)
 
 
 def orders(stage: Stage) -> dict[str, int]:
-    """By node: how many were given."""
+    """Number of orders by node."""
     return {name: len(node.orders) for name, node in town_of(stage).nodes.items()}
 
 
 @pytest.mark.case("24")
 @pytest.mark.parametrize("whose", ["ours", "others"])
 def test_mig_node_in_use_is_repartitioned_only_when_it_is_idle(whose: str) -> None:
-    """Both nodes are in use, one by a Replica that has Calls, one by a pod of others. Who waits is told so, and not
-    refused; the first that is idle is cut, once, and all are served.
+    """One node is in use by a Replica that has requests, one by a pod of another owner.
+    `explain` has the reason; waiting requests are not rejected. The first idle node is repartitioned; all are served.
     """
 
     async def act(stage: Stage) -> None:
@@ -109,7 +109,7 @@ def test_node_with_failing_repartitioning_is_excluded_after_max_tries() -> None:
 @pytest.mark.case("24")
 @pytest.mark.parametrize("ends", ["up again", "never"])
 def test_second_node_is_repartitioned_only_if_the_first_stays_in_reboot(ends: str) -> None:
-    """mig-manager had its machine rebooted. It comes back cut, or it never does."""
+    """mig-manager had the machine rebooted. It comes back repartitioned, or never does."""
 
     async def act(stage: Stage) -> None:
         town = town_of(stage)

@@ -21,8 +21,8 @@ START_S = 3.0
 
 
 def alone_or_dead(stage: Stage) -> None:
-    """From now on an engine looks what is free when it starts and takes it all, as vLLM does: a second one that starts
-    on its Device meanwhile finds nothing and dies.
+    """From now on an engine takes all free memory when it starts, as vLLM does.
+    A second one that starts on its Device at the same time finds none and dies.
     """
     machine = stage.town.machine
 
@@ -40,8 +40,8 @@ def alone_or_dead(stage: Stage) -> None:
 @pytest.mark.case("21")
 @pytest.mark.parametrize("models", [2, 4])
 def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
-    """One plan wants them all, on one shared Device with room for all: each is ready at its first try, and what was
-    claimed for it is never more than is there.
+    """One plan starts all of them on one shared Device with room for all.
+    Each is ready at its first try, and the memory claimed never exceeds the device's.
     """
     names = [f"m{number}" for number in range(models)]
 
@@ -83,7 +83,7 @@ def test_replicas_on_different_devices_start_in_parallel() -> None:
 
 
 LOOK_S = 3.0
-"""Between two reports of an agent."""
+"""Interval between two reports of an agent."""
 
 
 async def watched(stage: Stage, lost: set[str]) -> None:
@@ -99,15 +99,15 @@ async def watched(stage: Stage, lost: set[str]) -> None:
 
 
 def on_device(stage: Stage, name: str) -> set[str]:
-    """Engines there."""
+    """Engines on that Device."""
     return {id for id, engine in stage.town.machine.engines.items() if name in engine.replica.slices}
 
 
 @pytest.mark.case("22")
 @pytest.mark.parametrize("engines", ["die with it", "answer on"])
 def test_lost_device_gets_no_requests_and_its_models_move(engines: str) -> None:
-    """With three Replicas on it: their MPS server dies and they with it, or they answer their probes on, as if nothing
-    were. Within 10 s no Call goes there, and each that was there moved or has one error.
+    """The Device has three Replicas: their MPS server and they die, or they still answer their probes.
+    Within 10 s no request is sent there, and each request on it moved or failed with one error.
     """
 
     async def act(stage: Stage) -> None:
@@ -163,7 +163,7 @@ def test_lost_device_gets_no_replica_until_it_recovers() -> None:
 
 @pytest.mark.case("22")
 def test_device_of_a_dead_mps_server_gets_one_trial_start_before_others() -> None:
-    """Nothing new is put there for a while, then one start is tried; the others follow when it got ready."""
+    """No start is placed there for a while, then one is tried; the others follow when it is ready."""
 
     async def act(stage: Stage) -> None:
         town, names, begun_s = stage.town, ["a", "b", "c"], list[float]()

@@ -1,4 +1,4 @@
-"""A GPU that a DRA driver gives out in parts, in virtual time: those on the parts leave for who needs all of it."""
+"""A GPU that a DRA driver allocates in parts, in virtual time: its parts are drained for a Replica of the whole GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.unit.autoscaler.placement.test_partitioned_gpus import there
 SERVE_S = 5.0
 MANNERS = Manners(start_s=(0.5, 0.5), serve_s=(SERVE_S, SERVE_S))
 TOLD_S = 1.0
-"""So long after a claim has come or gone the ResourceSlices are read anew."""
+"""Delay from an added or deleted claim until the ResourceSlices are read again."""
 
 
 class PartTown(Town):
-    """A node with one GPU, of which somebody had a part at first."""
+    """A node with one GPU, part of which another workload holds at first."""
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
-        """Its Slices are what the claims of engines leave of the GPU."""
+        """Its Slices are the parts of the GPU that the claims of engines leave free."""
         del slices
         self.shown: tuple[str, ...] = (cut_name("1g.10gb", 0),)
         self.task(self._tell())

@@ -12,11 +12,11 @@ from tests.sim.stage import Stage, model, play
 A, B = model("a", idle_s=3.0), model("b", idle_s=3.0)
 """Only one of them fits on the device."""
 ORDERS = 4
-"""Starts and stops of the act without a kill."""
+"""Starts and stops of the scenario without a kill."""
 
 
 class Dies:
-    """Kills the leader at its n-th order, before or after that is carried out; whoever follows leads at once."""
+    """Kills the leader at its n-th order, before or after it is carried out; the successor leads at once."""
 
     def __init__(self, stage: Stage, number: int, *, before: bool) -> None:
         self.orders = 0
@@ -38,7 +38,7 @@ class Dies:
 
 
 async def both_are_called_one_after_the_other(stage: Stage) -> None:
-    """One from zero; the other, for which it makes room; and back to zero."""
+    """Model `a` starts from zero, is evicted for `b`, and both scale to zero."""
     for name in ("a", "b"):
         calls = [stage.town.call(name) for _ in range(6)]
         assert await stage.answered(calls) == {"completed": 6}
@@ -58,7 +58,7 @@ def test_run_without_a_kill_has_the_expected_number_of_starts_and_stops() -> Non
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, ORDERS + 1))
 def test_leader_kill_at_any_start_or_stop_causes_no_duplicate_start(number: int, before: bool) -> None:
-    """No Call is lost, nothing is started twice, and nothing is left at the end."""
+    """No request is lost, nothing is started twice, and nothing is left at the end."""
 
     async def act(stage: Stage) -> None:
         stage.town.stand_by()

@@ -1,8 +1,8 @@
-"""An hour of virtual time with two installations in one cluster, which both are called for the same Models.
+"""An hour of virtual time with two installations in one cluster that both receive requests for the same Models.
 
-Case K07. Processes are killed, started and paused at random, and the API server goes away
-for a minute. No installation deletes the pod of another, no Model is served twice, and at rest the status of a
-Model is written at most once a minute.
+Case K07. Processes are killed, started and paused at random, and the API server is unavailable for a minute. No
+installation deletes a pod of the other, no Model is served twice, and at rest the status of a Model is written at most
+once a minute.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.sim.installations import Installed, SharedCluster, probe_of
 from tests.sim.virtual import run
 
 HOUR_S, REST_S = 3600.0, 900.0
-"""The last quarter of the hour is at rest: no Calls come, and no process comes or goes."""
+"""The last quarter of the hour is at rest: no requests arrive, and no process starts or ends."""
 SETTLED_S = 300.0
-"""After the last Call: what ran idle has ended, and statuses say so."""
+"""Time after the last request: idle engines have ended, and statuses are up to date."""
 CLUSTER, NAMESPACE = {"scope": "cluster"}, {"scope": "namespace"}
 SCOPES = {
     "both of the cluster": (CLUSTER, CLUSTER), "one of the cluster": (CLUSTER, NAMESPACE),
@@ -39,7 +39,7 @@ SECOND = {
 
 
 async def disturb(dice: random.Random, installed: list[Installed], cluster: SharedCluster) -> None:
-    """Calls of random Models at both; processes that are killed, started, paused; an API server that is away."""
+    """Requests for random Models at both; processes are killed, started, paused; outages of the API server."""
     one = dice.choice(installed)
     match dice.choice(["call", "call", "call", "kill", "pause", "away"]):
         case "call":
@@ -58,7 +58,7 @@ async def disturb(dice: random.Random, installed: list[Installed], cluster: Shar
 
 
 async def lived(scopes: str, second: str, seconds: float) -> tuple[SharedCluster, Counter[str]]:
-    """The cluster, and the writes of statuses at rest."""
+    """The cluster, and the status writes at rest."""
     process.install()
     cluster, dice = SharedCluster({"ada": "town", "bob": "town", "cat": "other"}), random.Random(1)
     first_words, second_words = SCOPES[scopes]

@@ -1,6 +1,6 @@
-"""Reliability section 5 D in virtual time, with all that really leads and writes: Lease, watches, Kubernetes driver.
+"""Reliability section 5 D in virtual time, with the real code of leader and writers: Lease, watches, Kubernetes driver.
 
-A leader is killed or paused wherever it can be while it acts, clocks are wrong, the API server goes, all restart.
+Leaders are killed or paused at each possible point, clocks are wrong, the API server fails, all processes restart.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ ASKED_PER_S_MAX = 10.0
 A, B = model("a", idle_s=3.0), model("b", idle_s=3.0)
 """Only one of them fits on the device."""
 STEPS = 10
-"""Await points of all orders of the act without a fault: two starts, two stops."""
+"""Await points of all orders of the scenario without a fault: two starts, two stops."""
 PAUSED_S = 60.0
 SKEWS_S = (3600.0, -3600.0)
 AWAY_S = 900.0
 SILENT_S = 8.0
-"""Less than a report counts for, and more than the idle window."""
+"""Shorter than a report's expiry, and longer than the idle window."""
 
 
 class Interrupts:
-    """Does something to who leads at the n-th step of its orders, before that step is taken."""
+    """Calls a function on the leader at the n-th step of its orders, before that step is taken."""
 
     def __init__(self, town: Cluster, number: int, does: Callable[[str], None]) -> None:
         self.steps = 0
@@ -50,7 +50,7 @@ class Interrupts:
 
 
 async def both_are_called_one_after_the_other(stage: Stage) -> None:
-    """One from zero; the other, for which it makes room; and back to zero."""
+    """Model `a` starts from zero, is evicted for `b`, and both scale to zero."""
     for name in ("a", "b"):
         calls = [stage.town.call(name) for _ in range(6)]
         assert await stage.answered(calls) == {"completed": 6}
@@ -58,12 +58,12 @@ async def both_are_called_one_after_the_other(stage: Stage) -> None:
 
 
 def left(town: Cluster) -> list[str]:
-    """Pods that are there."""
+    """Pods that exist."""
     return list(town.server.objects["/api/v1/namespaces/town/pods"])
 
 
 def deletes(town: Cluster) -> list[Asked]:
-    """Stops that were asked for."""
+    """Requested pod deletions."""
     return [one for one in town.server.asked if one.method == "DELETE"]
 
 
@@ -79,7 +79,7 @@ def test_run_without_a_fault_has_the_expected_number_of_await_points() -> None:
 @pytest.mark.case("26")
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
 def test_leader_kill_at_any_await_point_causes_no_duplicate_start(number: int) -> None:
-    """The next one adopts what there is and ends what was begun: no second start, no Call lost, nothing left."""
+    """The next one adopts Replicas and finishes pending stops: no second start, no lost request, nothing left."""
 
     async def act(stage: Stage, town: Cluster) -> None:
         interrupts = Interrupts(town, number, town.kill)
@@ -95,8 +95,8 @@ def test_leader_kill_at_any_await_point_causes_no_duplicate_start(number: int) -
 @pytest.mark.case("25")
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
 def test_paused_leader_writes_nothing_after_resuming(number: int) -> None:
-    """For 60 s, and the clocks of the two are two hours apart. Its next request is refused, by itself or by the server;
-    gateways that hear of its old epoch go on with the new one.
+    """For 60 s, and the clocks of the two are two hours apart.
+    Its next request is rejected, by itself or by the server; gateways that see its old epoch follow the new leader.
     """
 
     async def act(stage: Stage, town: Cluster) -> None:
@@ -122,7 +122,7 @@ def test_paused_leader_writes_nothing_after_resuming(number: int) -> None:
         assert {one.epoch for one in stale} == {1}
         for gateway, late in zip(town.gateways, stale, strict=True):
             acts_on = gateway.dispatch.report(town.now())
-            gateway.routes(late)  # what it had said before it was paused
+            gateway.routes(late)  # sent before it was paused
             after = gateway.dispatch.report(town.now())
             assert (after.epoch, after.version, after.replicas) == (2, acts_on.version, acts_on.replicas)
         assert {name for name, _ in town.epochs} == {"a", "b"}
@@ -134,8 +134,8 @@ def test_paused_leader_writes_nothing_after_resuming(number: int) -> None:
 
 @pytest.mark.case("27")
 def test_ready_replicas_keep_serving_during_an_api_server_outage() -> None:
-    """Warm Calls go on, cold ones hear once, at their deadline, when to come back; who leads then reads everything
-    first, and stops nothing before each gateway has reported to it.
+    """Requests to ready Replicas are served, others fail once at their deadline with a Retry-After.
+    The next leader reads everything first, and stops nothing before each gateway has reported to it.
     """
 
     async def act(stage: Stage, town: Cluster) -> None:
@@ -176,7 +176,7 @@ def test_ready_replicas_keep_serving_during_an_api_server_outage() -> None:
 
 @pytest.mark.case("28")
 def test_overloaded_api_server_gets_at_most_ten_requests_per_second() -> None:
-    """429 with a Retry-After, then 500: both processes keep to it, at different moments, and then know all there is."""
+    """429 with a Retry-After, then 500: both processes comply, at different times, and then know the whole state."""
 
     async def act(stage: Stage, town: Cluster) -> None:
         assert await stage.answered([town.call("a")]) == {"completed": 1}
@@ -200,7 +200,7 @@ def test_overloaded_api_server_gets_at_most_ten_requests_per_second() -> None:
 
 @pytest.mark.case("29")
 def test_restart_of_all_autoscalers_at_full_load_stops_no_replica() -> None:
-    """Within 30 s, and one gateway is not heard of at first: nothing is scaled down before all are; no Call is lost."""
+    """Within 30 s, while one gateway is silent at first: no scale-down before all have reported; no request is lost."""
 
     async def act(stage: Stage, town: Cluster) -> None:
         calls = list[Journey]()

@@ -1,4 +1,4 @@
-"""Reliability section 5 A in virtual time: levels that swing, and levels that nobody renews (cases 6 and 7)."""
+"""Reliability section 5 A in virtual time: oscillating demand, and reported demand that expires (cases 6 and 7)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.sim.told import COUNTS_S
 
 RESIDENCY_S = 30.0
 EXACT_S = 0.05
-"""Of a time in virtual seconds: reports and Routes travel some milliseconds, and conditions are polled."""
+"""Tolerance in virtual seconds: reports and Routes take some milliseconds, and conditions are polled."""
 
 
 class Lives:
-    """When each engine of a Stage got ready and ended."""
+    """The times at which each engine of a Stage became ready and ended."""
 
     def __init__(self, stage: Stage) -> None:
         self.ready_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
         self.changes: list[float] = []
-        """Starts and ends."""
+        """Times of starts and ends."""
         self._stage = stage
         stage.watcher.listen(self._on_change)
 
@@ -43,7 +43,7 @@ class Lives:
             self.changes.append(now_s)
 
     def stayed_s(self) -> list[float]:
-        """From ready to the end, of those that ended; negative infinity for one that never was ready."""
+        """Seconds from ready to the end, of ended engines; negative infinity for one that never was ready."""
         return [end_s - self.ready_s.get(id, math.inf) for id, end_s in self.ended_s.items()]
 
 
@@ -52,7 +52,7 @@ class Lives:
     "shape", ["square", pytest.param("sine", marks=pytest.mark.deep), pytest.param("poisson", marks=pytest.mark.deep)]
 )
 def test_oscillating_demand_causes_at_most_six_replica_changes_an_hour(shape: str) -> None:
-    """Around the threshold between one and two Replicas; the changes of the number of Replicas are counted."""
+    """Demand crosses the threshold between one and two Replicas; changes of the number of Replicas are counted."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -83,7 +83,7 @@ def test_oscillating_demand_causes_at_most_six_replica_changes_an_hour(shape: st
 
 
 async def keep_one_running(stage: Stage) -> None:
-    """One Call after another, so that one Replica is wanted all the time."""
+    """Send one request after another, so that one Replica is wanted all the time."""
     while True:
         await stage.answered([stage.town.call("a")])
 
@@ -119,7 +119,7 @@ def test_starting_replica_is_stopped_before_a_ready_one() -> None:
 
 @pytest.mark.case("6")
 def test_idle_replica_is_not_stopped_before_its_minimum_residency() -> None:
-    """With a window of 0.5 s the second Replica would go 10 s after it was started, if its residency were shorter."""
+    """With an idle window of 0.5 s and a shorter residency, the second Replica would end 10 s after its start."""
 
     async def act(stage: Stage) -> None:
         town, lives = stage.town, Lives(stage)
@@ -141,23 +141,23 @@ def test_idle_replica_is_not_stopped_before_its_minimum_residency() -> None:
 
 
 def believed(stage: Stage, name: str = "a") -> tuple[int, int]:
-    """(waiting, running) of a Model as the leader believes."""
+    """(waiting, running) of a Model as the leader knows it."""
     assert stage.town.autoscaler is not None
     load = stage.town.autoscaler.loop.world.loads.get(model(name).name)
     return (load.waiting, load.running) if load is not None else (0, 0)
 
 
 def true(stage: Stage, name: str = "a") -> tuple[int, int]:
-    """(waiting, running) of a Model at all gateways that live."""
+    """(waiting, running) of a Model at all living gateways."""
     counts = [(w, r) for g in stage.town.gateways if g.alive for m, w, r in g.dispatch.counts() if m == name]
     return sum(w for w, _ in counts), sum(r for _, r in counts)
 
 
 @pytest.mark.case("7")
 def test_demand_of_a_silent_gateway_expires_after_its_last_report() -> None:
-    """Not proven dead: its demand is believed in for ten seconds after its last report, and no longer.
+    """Not proven dead: its demand counts for ten seconds after its last report, and no longer.
 
-    At the next quiet point the sum is the truth, and stays it while late reports still come in.
+    At the next quiet point the sum is the truth, and remains so while late reports still arrive.
     """
 
     async def act(stage: Stage) -> None:
@@ -194,7 +194,7 @@ def test_demand_of_a_silent_gateway_expires_after_its_last_report() -> None:
 
 @pytest.mark.case("7")
 def test_demand_of_a_dead_gateway_is_removed_at_once() -> None:
-    """And keeps no engine for longer than the idle window, however late its reports come."""
+    """And keeps no engine for longer than the idle window, however late its reports arrive."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -221,7 +221,7 @@ def test_demand_of_a_dead_gateway_is_removed_at_once() -> None:
 def test_expired_demand_of_an_unreachable_gateway_evicts_no_replica() -> None:
     """Clients of the other Model leave a gateway that is cut off.
 
-    When the residency of the Model that runs is over, ten seconds have passed as well: it is not drained for them.
+    When the residency of the running Model is over, ten seconds have passed as well: it is not drained for them.
     """
 
     async def act(stage: Stage) -> None:

@@ -1,5 +1,5 @@
-"""What goes wrong between us and a provider of capacity, in virtual time with all of the real code (issue "More
-capacity", Faults). What a Provider breaks of its own word is case 31 (`tests.sim.test_providers`).
+"""Faults between the autoscaler and a capacity provider (issue "More capacity", Faults), in virtual time.
+Providers that break their own promises are case 31 (`tests.sim.test_providers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 
 def test_device_delivered_to_another_node_is_used_there() -> None:
-    """It is listed where it is: whose Device is there counts, and it goes like any other."""
+    """The Device is listed at its actual node: it counts there, and is released like any other."""
 
     async def act(stage: Stage) -> None:
         town = rack(stage)
@@ -53,8 +53,8 @@ def test_lost_reply_to_a_capacity_order_causes_no_second_order() -> None:
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_request_is_served_although_the_provider_replies_are_unreadable(comes: bool) -> None:
-    """It took the order and says nothing that can be read. What comes all the same is seen, and serves; else the next
-    Offer does. Nothing of it is given back before it can be read again.
+    """The provider took the order, and its replies are unreadable.
+    Delivered capacity is detected and serves; else the next Offer is used. Nothing is released while replies are bad.
     """
 
     async def act(stage: Stage) -> None:
@@ -76,7 +76,7 @@ def test_request_is_served_although_the_provider_replies_are_unreadable(comes: b
 
 @pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_provider_outage_of_an_hour_loses_no_request_and_no_order(busy: bool) -> None:
-    """What it lent serves on, and is known and given back when it is there again; lacks meanwhile are another's."""
+    """Its delivered capacity keeps serving, and is released after the outage; meanwhile others deliver new capacity."""
 
     async def act(stage: Stage) -> None:
         town = rack(stage)
@@ -102,7 +102,7 @@ def test_provider_outage_of_an_hour_loses_no_request_and_no_order(busy: bool) ->
 
 
 def test_manually_detached_device_is_noticed_and_another_is_ordered() -> None:
-    """While nobody is on it: its Lease is gone with the next lists, and the next surge has one of its own."""
+    """The Device is idle: its Lease disappears with the next lists, and the next surge orders a new one."""
 
     async def act(stage: Stage) -> None:
         town = rack(stage)
@@ -146,7 +146,7 @@ def test_manual_detach_under_a_replica_fails_only_its_running_request() -> None:
 
 
 def test_node_lost_while_weights_load_costs_one_extra_start() -> None:
-    """No notice came before it."""
+    """The node is lost without notice."""
 
     async def act(stage: Stage) -> None:
         town = rack(stage)

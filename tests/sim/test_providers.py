@@ -1,5 +1,5 @@
-"""Reliability section 5 E in virtual time: Providers that break their word, nodes that are taken, and a fabric that
-does not let go of what it is to detach (cases 31 to 33).
+"""Reliability section 5 E in virtual time: Providers, nodes and fabrics that fail (cases 31 to 33).
+Providers break their promises, nodes are removed, and a fabric fails to detach a device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BROKEN = {
     "loses the order": Fate(deaf=True),
 }
 GIVEN_UP_S = 120.0
-"""Three times as long as it is expected to take, half a minute at least, and what lists and retries take."""
+"""Three times the expected time, at least 30 s, plus the time for lists and retries."""
 MODELS = (model("a", residency_s=600.0), model("b", residency_s=600.0))
 
 
@@ -44,7 +44,7 @@ def cloud(stage: Stage) -> FakeProvider:
 
 
 def now(stage: Stage) -> World:
-    """As who leads has it."""
+    """The World of the current leader."""
     assert stage.town.autoscaler is not None
     return stage.town.autoscaler.loop.world
 
@@ -54,12 +54,12 @@ def leases(stage: Stage) -> list[Lease]:
 
 
 def replicas(stage: Stage, name: str) -> dict[ReplicaId, Replica]:
-    """A Model's."""
+    """The Replicas of a Model."""
     return {id: one for id, one in now(stage).replicas.items() if one.model == name}
 
 
 async def crowded(stage: Stage) -> Journey:
-    """A Call that has the Device that is there."""
+    """A request that occupies the only Device."""
     first = stage.town.call("a")
     await stage.until(lambda: first.first_byte_s is not None)
     return first
@@ -131,7 +131,7 @@ SPOT, CONSOLIDATED = "aws-node-termination-handler/spot-itn", "karpenter.sh/disr
 
 
 async def added(stage: Stage) -> tuple[Journey, Journey, str]:
-    """A Call on the Device that is there, one for which a node comes, and that node."""
+    """A request on the existing Device, one for which a node is added, and that node."""
     rack(stage).rack.closed = "nothing is free"
     rack(stage).rack.pool = 0
     first = await crowded(stage)

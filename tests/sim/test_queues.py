@@ -1,4 +1,4 @@
-"""Requests that wait in a queue, and Calls that do not wait for them: in virtual time, all of the real code."""
+"""Capacity requests that wait in a queue, and requests that do not wait for them, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.sim.stage import Stage, model, play
 from tests.sim.test_providers import cloud, leases, now, rack
 
 OPEN_S = 900.0
-"""It stays open so long; three days are in tests that do not have to live through them
-(`tests/unit/autoscaler/provisioning/test_provisioner.py`).
+"""How long the order stays open.
+Tests that simulate less use three days (`tests/unit/autoscaler/provisioning/test_provisioner.py`).
 """
 QUICK = Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0))
 DWS = Offer(
     provider="rack", name="dws", product="H100", memory_bytes=80 * GIB, many=4, bought="flex", price_per_hour=0.5,
     expected_s=None,
 )  # fmt: skip
-"""A queue of a cloud: what it gives is the cheapest, and it cannot say when."""
+"""A cloud's queue: the cheapest offer, without a delivery time."""
 AT_ONCE_S = 1.0
 
 
 def test_requests_fail_at_once_while_a_long_capacity_order_is_open() -> None:
-    """Meanwhile other Models are served by other rungs, and who asks for this one is told at once."""
+    """Meanwhile other Models are served by other offers, and requests for this Model fail at once."""
 
     async def act(stage: Stage) -> None:
         town = rack(stage)
@@ -38,7 +38,7 @@ def test_requests_fail_at_once_while_a_long_capacity_order_is_open() -> None:
         began_s = town.now()
         while town.now() < began_s + OPEN_S - 200.0:
             waits, first, second = town.call("big", wait_s=3600.0), town.call("a"), town.call("b")
-            # mypy infers no type for a default of a lambda, which binds this turn's Call
+            # mypy infers no type for a default of a lambda, which binds this iteration's request
             await stage.until(lambda one=waits: bool(one.ended), within_s=AT_ONCE_S)  # type: ignore[misc]
             assert await stage.answered([waits, first, second]) == {"no_capacity": 1, "completed": 2}
             await asyncio.sleep(60.0)
@@ -54,7 +54,7 @@ def test_requests_fail_at_once_while_a_long_capacity_order_is_open() -> None:
 
 
 def test_request_with_short_deadline_fails_at_once_if_capacity_comes_later() -> None:
-    """Ten minutes is what is said of it, and a Model whose Calls may wait for so long waits."""
+    """The expected delivery takes ten minutes; a Model whose requests may wait for that long waits."""
 
     async def act(stage: Stage) -> None:
         town = rack(stage)

@@ -1,4 +1,4 @@
-"""From Calls that find no room to a Device that is attached, serves them, and goes again: all of the real code."""
+"""A Device is attached for requests without room, serves them, and is released, with only the fabric simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG = Manners(start_s=(1.0, 1.0), serve_s=(16.0, 16.0))
 
 
 def held(stage: Stage) -> list[Held]:
-    """What the fabric has given, or is about to."""
+    """Capacity that the fabric has delivered or is about to deliver."""
     assert isinstance(stage.town, RackTown)
     return stage.town.rack.alive
 

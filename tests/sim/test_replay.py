@@ -1,4 +1,4 @@
-"""Calls replayed through the plan on a cluster that is too small for their peak: all are served, all is given back."""
+"""Replayed requests on a cluster that is too small for their peak: all are served, all capacity is released."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = "gmt_create,exec_time_seconds,checkpoint_model_version_id\n"
 
 @cache
 def outcome(policy: Policy = OURS, market: str = "fabric cheaper", faults: float = 0.3) -> Outcome:
-    """Each run once."""
+    """Results of a run; each combination runs once."""
     return play(CALLS, MARKETS[market], policy, faults=faults)
 
 

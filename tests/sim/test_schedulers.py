@@ -1,6 +1,6 @@
-"""Case 23 of reliability section 5 in virtual time: what schedulers and kubelets do is not what was chosen, or is late.
+"""Case 23 of reliability section 5 in virtual time: schedulers and kubelets deviate from the placement, or are late.
 
-Loop, driver, watches and gateways are the real ones; HAMi's scheduler, and what allocates claims, are played.
+Loop, driver, watches and gateways are the real ones; HAMi's scheduler and the allocator of claims are simulated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def told(town: Cluster) -> list[ModelEvent]:
 
 
 def scheduled(town: Cluster, decide: Callable[[Object], bool]) -> Callable[[Object, str], None]:
-    """`decide` writes onto a new pod what a scheduler would; False: it does not bind it now. Gives what binds it."""
+    """Returns a function that binds a pod. `decide` writes the decision onto a new pod; False: do not bind it now."""
     binds = town.server.on_pod
 
     def hears(pod: Object, event: str) -> None:
@@ -56,13 +56,13 @@ def scheduled(town: Cluster, decide: Callable[[Object], bool]) -> Callable[[Obje
 
 
 async def known(stage: Stage, town: Cluster) -> None:
-    """The leader has seen what there is, and has told it."""
+    """Wait until the leader has seen the inventory and has published it."""
     await stage.until(lambda: bool(town.leader.loop.world.slices))
     await asyncio.sleep(2.0)
 
 
 async def cards(stage: Stage, town: Cluster, *uuids: str) -> None:
-    """HAMi registers these on the node."""
+    """HAMi registers these devices on the node."""
     node = town.server.objects[NODES][NODE]
     node["metadata"]["annotations"] = {NVIDIA.register: json.dumps([card(one, devmem=16384) for one in uuids])}
     town.server.put(NODES, node, "MODIFIED")
@@ -83,7 +83,7 @@ async def served(stage: Stage, town: Cluster, name: str) -> None:
 
 
 def places(town: Cluster) -> dict[str, tuple[str, ...]]:
-    """Model -> where its Replica really is, as the leader knows."""
+    """Model -> the actual location of its Replica, as the leader knows it."""
     return {str(one.model): one.slices for one in town.leader.loop.world.replicas.values()}
 
 

@@ -1,4 +1,4 @@
-"""Seeded whole-system runs. `SEEDS` (default 500) says how many; a failing seed prints how to replay it.
+"""Seeded whole-system runs. `SEEDS` (default 500) sets their number; a failing seed prints how to replay it.
 
 `make test` runs the first seeds, `make test-deep` all of them.
 """
@@ -19,7 +19,7 @@ BATCH = 10
 """Seeds in one test, so that a progress dot means something."""
 
 COMPLETED_SHARE = 0.6
-"""Of a batch's Calls that found room in their queue, storms and short deadlines included; 0.65 to 0.87 is usual."""
+"""Of a batch's requests that entered a queue, storms and short deadlines included; 0.65 to 0.87 is usual."""
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ COMPLETED_SHARE = 0.6
     [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SEEDS + 1, BATCH)],
 )
 def test_seeded_runs_keep_all_invariants(first: int) -> None:
-    """Safety in the storm, liveness after it, nothing left at the end; and even in the storm Calls complete."""
+    """Safety in the storm, liveness after it, nothing left at the end; and even in the storm requests complete."""
     calls = completed = 0
     for seed in range(first, min(first + BATCH, SEEDS + 1)):
         result = play(seed)
@@ -38,14 +38,14 @@ def test_seeded_runs_keep_all_invariants(first: int) -> None:
 
 
 def test_at_least_one_of_ten_seeds_fills_a_queue() -> None:
-    """I12 is looked at where a queue is full: some seed fills one."""
+    """I12 is checked with a full queue: some seed fills one."""
     assert any(play(seed).full for seed in range(1, 11))
 
 
 def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`python -m tests.sim 3 --trace` prints every note that its hash is of."""
+    """`python -m tests.sim 3 --trace` prints every note that is part of the hash."""
     monkeypatch.setattr("sys.argv", ["tests.sim", "3", "--trace"])
     assert main() == 0
     *notes, last = capsys.readouterr().out.splitlines(keepends=True)

@@ -1,6 +1,6 @@
-"""Reliability section 5 B, C and F in virtual time: stopping, moving, dying, leaving (cases 10 to 13, 16 and 34).
+"""Reliability section 5 B, C and F in virtual time: stops, moves, crashes, departures (cases 10 to 13, 16 and 34).
 
-Times are exact here: what a case promises in seconds is asserted in virtual ones.
+Times are exact here: limits that a case states in seconds are asserted in virtual ones.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.sim.town import Journey
 
 STREAMS = Manners(start_s=(0.5, 0.5), serve_s=(8.0, 20.0))
 HEARD_S = 0.01
-"""From a decision until every gateway has heard of it: Routes travel 2 ms at most."""
+"""From a decision until every gateway has received it: Routes take at most 2 ms."""
 SEEDS = 1000
 
 
 class Drains:
-    """What the machine saw of drains: the Calls on each engine when its drain was decided, and when it ended."""
+    """Drains as the machine sees them: the requests on each engine when its drain was decided, and when it ended."""
 
     def __init__(self, stage: Stage) -> None:
         self.drained: dict[str, int] = {}
@@ -52,7 +52,7 @@ class Drains:
             self.stopped[engine.replica.id] = len(self._town.machine.calls[engine.replica.id])
 
     def nothing_is_cut(self, calls: list[Journey]) -> None:
-        """Every stream is complete, every stop met an idle engine, nothing was granted once a drain was heard of."""
+        """Every stream is complete, every stop met an idle engine, nothing was granted after a drain was received."""
         assert {j.ended[0].outcome for j in calls} == {Outcome.COMPLETED}, "no stream is cut"
         assert not any(self.stopped.values()), "stopped only when nothing runs"
         for journey in calls:
@@ -70,7 +70,7 @@ async def four_full(stage: Stage) -> list[Journey]:
 
 @pytest.mark.case("10")
 def test_lower_replica_maximum_in_the_model_interrupts_no_stream() -> None:
-    """A document says that one is enough: three drain with all their streams on them, and the fourth serves on."""
+    """The document allows only one: three drain with all their streams on them, and the fourth keeps serving."""
 
     async def act(stage: Stage) -> None:
         town, drains = stage.town, Drains(stage)
@@ -81,7 +81,7 @@ def test_lower_replica_maximum_in_the_model_interrupts_no_stream() -> None:
         town.autoscaler.loop.observe([DocumentsSeen(models=town.models)])
         await stage.until(lambda: len(drains.drained) == 3, within_s=HEARD_S)
         assert list(drains.drained.values()) == [20] * 3
-        for _ in range(100):  # one Call after another keeps one Replica wanted
+        for _ in range(100):  # one request after another keeps one Replica wanted
             calls.append(town.call("a"))
             await asyncio.sleep(0.5)
             assert stage.replicas() >= 1
@@ -94,7 +94,7 @@ def test_lower_replica_maximum_in_the_model_interrupts_no_stream() -> None:
 
 @pytest.mark.case("10")
 def test_scale_down_from_four_to_one_replica_interrupts_no_stream() -> None:
-    """As 80 streams at once become 20 at most, three of four Replicas go; those that still have streams drain first."""
+    """As 80 concurrent streams become 20 at most, three of four Replicas end; those with streams drain first."""
 
     async def act(stage: Stage) -> None:
         town, drains = stage.town, Drains(stage)
@@ -113,7 +113,7 @@ def test_scale_down_from_four_to_one_replica_interrupts_no_stream() -> None:
 @pytest.mark.case("11")
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))
 def test_request_arriving_around_the_last_drain_is_completed(first: int) -> None:
-    """A Call arrives 0 to 5 ms around the moment in which the idle Replica is drained, in 1000 seeds."""
+    """A request arrives 0 to 5 ms around the time at which the idle Replica is drained, in 1000 seeds."""
     for seed in range(first, first + 100):
 
         async def act(stage: Stage, seed: int = seed) -> None:
@@ -131,7 +131,7 @@ def test_request_arriving_around_the_last_drain_is_completed(first: int) -> None
 
 @pytest.mark.case("11")
 def test_draining_replica_is_revived_by_a_new_request() -> None:
-    """While an acknowledgement is still missing (a gateway is cut off), a new Call brings the Replica back."""
+    """While an acknowledgement is still missing (a gateway is cut off), a new request revives the Replica."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -206,7 +206,7 @@ def test_unreachable_gateway_delays_a_replica_stop_at_most_37_seconds() -> None:
 @pytest.mark.case("13")
 @pytest.mark.parametrize("new_leader", [False, True])
 def test_engine_used_by_a_silent_gateway_is_not_stopped(new_leader: bool) -> None:
-    """Cut off for longer than a report counts, an idle window and a drain's grace together; unknown is not zero."""
+    """Cut off for longer than a report's expiry, an idle window and a drain's grace together; unknown is not zero."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -269,7 +269,7 @@ def test_killed_replica_fails_only_a_request_in_mid_stream(moment: str) -> None:
 @pytest.mark.case("34")
 @pytest.mark.parametrize("moment", ["parked", "before the first byte", "mid-stream"])
 def test_abandoned_request_is_removed_at_once_and_frees_its_slot(moment: str) -> None:
-    """Its Slot is the next Call's in the same instant, and the leader knows within 100 ms."""
+    """Its Slot goes to the next request at the same instant, and the leader knows within 100 ms."""
 
     async def act(stage: Stage) -> None:
         town = stage.town

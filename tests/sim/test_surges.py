@@ -1,4 +1,4 @@
-"""Surges with all that goes wrong. `SURGES` (default 30) says how many; a failing seed prints how to replay it.
+"""Surges with all kinds of faults. `SURGES` (default 30) sets their number; a failing seed prints how to replay it.
 
 `make test` runs the first seeds, `make test-deep` all of them.
 """

@@ -1,6 +1,6 @@
-"""Case 18 of reliability section 5 in virtual time: a pod is gone, and the watch does not tell, or not at once.
+"""Case 18 of reliability section 5 in virtual time: a pod is gone, and the watch reports it late or never.
 
-Loop, Kubernetes driver, watches and gateways are the real ones; two autoscalers, of which one leads.
+Loop, Kubernetes driver, watches and gateways are the real ones; two autoscalers, one of which leads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.sim.stage import Stage, model
 from tests.sim.town import Journey
 
 ROUTES_S_MAX = 30.0
-"""Within which a Replica that is gone is in no gateway's Routes."""
+"""Time limit until a vanished Replica is in no gateway's Routes."""
 CUT_EVERY_S = 10.0
 FREE_S_MAX = FORCED_S + 100.0
-"""When the device of a pod that was deleted by force is taken to be free, without an agent, grace included."""
+"""Time limit until the device of a force-deleted pod counts as free, without an agent, grace included."""
 ENDS = (PODS, "DELETED")
 COUNT = 2
 ONE = model("a", slots=4, replicas=COUNT)
@@ -34,17 +34,17 @@ A = replace(ONE, spec=replace(ONE.spec, replicas=ReplicaRange(min=COUNT, max=COU
 
 
 def held(town: Cluster, replica: ReplicaId) -> bool:
-    """Whether a gateway has it in its Routes, for Calls."""
+    """Whether a gateway has the Replica in its Routes for new requests."""
     return any(use.replica == replica for one in town.gateways for use in one.dispatch.report(town.now()).replicas)
 
 
 def all_ready(town: Cluster) -> bool:
-    """As many engines as there should be."""
+    """Whether the expected number of engines is ready."""
     return sum(engine.ready for engine in town.machine.engines.values()) == COUNT
 
 
 def tries(calls: list[Journey], gateway: SimGateway, replica: ReplicaId, since_s: float) -> list[float]:
-    """When a gateway sent Calls to a Replica."""
+    """The times at which a gateway sent requests to a Replica."""
     granted = [
         each for one in calls if one.gateway is gateway for each in zip(one.granted_s, one.granted_to, strict=True)
     ]
@@ -52,7 +52,7 @@ def tries(calls: list[Journey], gateway: SimGateway, replica: ReplicaId, since_s
 
 
 def goes(town: Cluster, how: str, replica: ReplicaId) -> None:
-    """That Replica, with all its Calls."""
+    """Remove that Replica with all its requests."""
     assert isinstance(town.machine, Kubelet)
     if how == "evicted":
         town.machine.evict(replica)
@@ -61,14 +61,14 @@ def goes(town: Cluster, how: str, replica: ReplicaId) -> None:
 
 
 async def calls_all_the_time(town: Cluster, calls: list[Journey]) -> None:
-    """Fewer at once than one Replica has Slots, as a rule."""
+    """Usually fewer at once than one Replica has Slots."""
     while True:
         calls.append(town.call("a"))
         await asyncio.sleep(town.rng.uniform(0.05, 0.2))
 
 
 async def cuts(town: Cluster) -> None:
-    """All watches, now and again and again."""
+    """Cut all watches repeatedly."""
     while True:
         town.server.cut()
         await asyncio.sleep(CUT_EVERY_S)
@@ -78,8 +78,8 @@ async def cuts(town: Cluster) -> None:
 @pytest.mark.parametrize("how", ["its end is not told", "watches are cut", "evicted"])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_unanswered_requests_of_a_vanished_pod_move_to_another_replica(how: str, seed: int) -> None:
-    """No Call is lost that had no byte yet; another takes its place, once. A gateway whose connect failed tries it no
-    more but once in a while. What is evicted is deleted by us, and that is not told either.
+    """No request without a first byte is lost, and one Replica is started as replacement.
+    A gateway whose connect failed retries the Replica only rarely. We delete evicted pods, again without an event.
     """
 
     async def act(stage: Stage, town: Cluster) -> None:

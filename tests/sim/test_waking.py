@@ -1,6 +1,6 @@
-"""Reliability section 5 A in virtual time: waking and waiting (cases 1 to 5, 8 and 9; 6 and 7 are in test_levels).
+"""Reliability section 5 A in virtual time: starts and waiting (cases 1 to 5, 8 and 9; 6 and 7 are in test_levels).
 
-Times are exact here: what a case promises in seconds is asserted in virtual ones.
+Times are exact here: limits that a case states in seconds are asserted in virtual ones.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tests.sim.town import Journey
 
 SLOW = Manners(start_s=(3.0, 3.0), serve_s=(0.2, 0.6))
 SWAPS = Manners(start_s=(0.5, 0.5), serve_s=(0.2, 1.0))
-"""Of case 9."""
+"""Engine behaviour in case 9."""
 NEVER = Manners(start_s=(0.1, 0.2), dies_at_start=1.0)
 EXACT_S = 0.05
-"""Of a time in virtual seconds: reports and Routes travel some milliseconds, and conditions are polled."""
+"""Tolerance in virtual seconds: reports and Routes take some milliseconds, and conditions are polled."""
 
 
 def first_bytes_s(calls: list[Journey], tenant: str) -> float:
-    """Seconds between the first and the last first byte of a Tenant's Calls."""
+    """Seconds between the first and the last first byte of a Tenant's requests."""
     times = [j.first_byte_s for j in calls if j.call.tenant == tenant and j.first_byte_s is not None]
     return max(times) - min(times)
 
 
 def test_autoscaler_kill_loses_only_the_last_minute_of_history() -> None:
-    """The back-off of a Model that cannot start: lost with the leader that has just learnt it, kept a minute later."""
+    """The back-off of a Model that cannot start: lost with a leader that has just learned it, kept a minute later."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -110,7 +110,7 @@ def test_repeatedly_failing_start_rejects_requests_and_backs_off() -> None:
 
 @pytest.mark.case("2")
 def test_start_that_never_becomes_ready_fails_at_its_time_limit() -> None:
-    """Every Call that waits is told within min(its deadline, the start limit)."""
+    """Every waiting request fails within min(its deadline, the start limit)."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -125,7 +125,7 @@ def test_start_that_never_becomes_ready_fails_at_its_time_limit() -> None:
 
 @pytest.mark.case("2")
 def test_start_with_a_known_obstacle_is_not_tried_and_evicts_nothing() -> None:
-    """There is one device; `b` has it and is idle. Once nothing is in the way any more, `a` gets it within a minute."""
+    """There is one device; `b` has it and is idle. Once the obstacle is removed, `a` gets it within a minute."""
 
     async def act(stage: Stage) -> None:
         town = stage.town
@@ -291,7 +291,7 @@ def test_request_of_another_tenant_overtakes_five_hundred_queued_requests(gatewa
         first = [int(j.call.id.split("-")[1]) for j in long if j.granted_to]
         assert first == sorted(first)[: len(first)] == list(range(len(first))), "the others keep their order"
 
-    within_s = 0.0 if gateways == 1 else 0.02  # a Slot that goes to the other gateway travels
+    within_s = 0.0 if gateways == 1 else 0.02  # a Slot that goes to the other gateway takes a report and Routes
     play(act, model(slots=slots), seed=seed, gateways=gateways, manners=Manners(serve_s=(0.5, 1.5)))
 
 

@@ -1,7 +1,7 @@
 """A whole installation in virtual time: gateways, one autoscaler, a machine, a network, and clients.
 
 Everything that decides is the real code: dispatch, sync, loop, fold, plan, shares, publish. Only engines, network and
-clients are played. Owns the wiring and the faults that can be done to it; what must hold is in `tests.sim.checks`.
+clients are simulated. This module wires them and injects faults; the invariants are in `tests.sim.checks`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.sim.told import Told
 
 
 class Ended(NamedTuple):
-    """How a Call ended, as its client saw it."""
+    """How a request ended, as its client saw it."""
 
     outcome: Outcome
     at_s: float
@@ -44,7 +44,7 @@ class Ended(NamedTuple):
 
 
 class Journey:
-    """One Call as its client sees it."""
+    """One request as its client sees it."""
 
     def __init__(self, call: Call, gateway: SimGateway) -> None:
         self.call = call
@@ -89,10 +89,10 @@ class Autoscaler:
                 tasks.create_task(self.supplying.run())
 
     async def more(self) -> None:
-        """What else a process does."""
+        """Hook for further tasks of the process."""
 
     async def _save(self, town: Town, in_s: float) -> None:
-        """Keeps what was learnt as `HistoryFile` does: once in a minute. `in_s`: how much of this minute is left."""
+        """Save the learned values once a minute, as `HistoryFile` does. `in_s`: seconds until the first save."""
         while True:
             await asyncio.sleep(in_s)
             histories = self.loop.world.histories
@@ -119,13 +119,13 @@ class Town:
         self.models = models
         self.tenants = tenants
         self.histories: dict[ModelName, History] = {}
-        """The file of histories: up to a minute older than what the autoscaler knows."""
+        """The file of histories: up to a minute older than the autoscaler's state."""
         self.network = Network(self.rng, rates)
         self.machine = self.make_machine(slices, manners)
         self.machine.on_change = lambda engine, what: self.note(f"{engine.replica.id} {what}")
         self.journeys: dict[str, Journey] = {}
         self.open: dict[str, Journey] = {}
-        """Those without an outcome."""
+        """Requests without an outcome."""
         self.trace = hashlib.sha256()
         self.on_note: Callable[[str], None] = lambda line: None
         self.on_arrive: Callable[[Journey], None] = lambda journey: None
@@ -133,11 +133,11 @@ class Town:
         self.on_end: Callable[[Journey], None] = lambda journey: None
         self.on_step: Callable[[LoopStep], None] = lambda step: None
         self.crashes: list[BaseException] = []
-        """What no fault of ours explains: an exception in any task."""
+        """Exceptions in any task, which no injected fault explains."""
         self.autoscaler: Autoscaler | None = None
-        """The one that leads."""
+        """The leader."""
         self.standby: Autoscaler | None = None
-        """One that follows: every report reaches it, too."""
+        """A follower: every report reaches it, too."""
         self.told = Told(self.now())
         self._epoch = 0
         self.gateways: list[SimGateway] = []
@@ -145,21 +145,21 @@ class Town:
         self.gateways = [SimGateway(self, number) for number in range(1, gateways + 1)]
 
     def make_machine(self, slices: tuple[Slice, ...], manners: Manners) -> Machine:
-        """Where engines run."""
+        """The machine on which engines run."""
         return Machine(self.rng, slices, manners)
 
     def cutter(self, autoscaler: Autoscaler) -> Cutter | None:
-        """Who has nodes cut anew for it; here nobody."""
+        """The component that repartitions nodes for it; none here."""
         del autoscaler
         return None
 
     def supplying(self, autoscaler: Autoscaler) -> ProviderRunner | None:
-        """Who orders capacity for it; here nobody."""
+        """The component that orders capacity for it; none here."""
         del autoscaler
         return None
 
     def links(self, gateway: GatewayId) -> list[SimLink]:
-        """A gateway's ways to the autoscalers."""
+        """A gateway's connections to the autoscalers."""
         return [SimLink(self, gateway)]
 
     @staticmethod
@@ -168,7 +168,7 @@ class Town:
         return asyncio.get_running_loop().time()
 
     def task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """A task whose unexpected end is remembered."""
+        """A task whose unexpected end is recorded."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -179,7 +179,7 @@ class Town:
         return task
 
     def note(self, *events: str) -> None:
-        """Adds to the trace, by which two runs are compared (I13)."""
+        """Add to the trace, by which two runs are compared (I13)."""
         for event in events:
             line = f"{self.now():.6f} {event}"
             self.trace.update(f"{line}\n".encode())
@@ -188,17 +188,17 @@ class Town:
     # --- faults ---
 
     def start_autoscaler(self) -> None:
-        """A new leader, in a new epoch."""
+        """Start a new leader, in a new epoch."""
         self._epoch += 1
         self.told = Told(self.now())
         self.autoscaler = Autoscaler(self, self._epoch)
 
     def stand_by(self) -> None:
-        """Another process comes, which follows."""
+        """Start another process that follows."""
         self.standby = Autoscaler(self, 0)
 
     def take_over(self) -> None:
-        """The leader is killed, and the one that follows leads."""
+        """Kill the leader; the follower leads."""
         assert self.standby is not None
         self.crash_autoscaler()
         self._epoch += 1
@@ -207,7 +207,7 @@ class Town:
         self.autoscaler.driver.lead()
 
     def crash_autoscaler(self) -> None:
-        """SIGKILL: engines and gateways live on, and what was learnt since the file was written is lost."""
+        """SIGKILL: engines and gateways live on, and values learned since the file was written are lost."""
         assert self.autoscaler is not None
         self.autoscaler.task.cancel()
         self.autoscaler = None
@@ -226,7 +226,7 @@ class Town:
         priority: int = 0,
         body_bytes: int = 0,
     ) -> Journey:
-        """A client calls now, through a gateway that is ready if there is one, else through one that lives."""
+        """Send a request now, through a ready gateway if there is one, otherwise through one that is alive."""
         living = [g for g in self.gateways if g.alive]
         living = [g for g in living if g.informed] or living
         through = self.rng.choice(living) if gateway is None else self.gateways[gateway]
@@ -241,16 +241,16 @@ class Town:
         return journey
 
     def leave(self, journey: Journey) -> None:
-        """The client goes away, if it has no answer yet."""
+        """The client disconnects, if it has no response yet."""
         if not journey.ended:
             self.end(journey.call, Outcome.ABANDONED, None)
             journey.gateway.leave(journey.call)
 
     def open_journeys(self, gateway: SimGateway | None = None) -> list[Journey]:
-        """Calls without an outcome."""
+        """Requests without an outcome."""
         return [j for j in self.open.values() if gateway in {None, j.gateway}]
 
-    # --- what happened ---
+    # --- events ---
 
     def tell(self, control: Autoscaler, report: Report) -> None:
         """A report reached that process."""
@@ -258,11 +258,11 @@ class Town:
         self.told.take(report, self.now())
 
     def stepped(self, step: LoopStep) -> None:
-        """A leader decided; whoever watches by now is told."""
+        """A leader decided; notify the watchers."""
         self.on_step(step)
 
     def granted(self, grant: Grant, gateway: SimGateway) -> None:
-        """A Call got a Slot."""
+        """A request got a Slot."""
         journey = self.journeys[grant.call.id]
         journey.granted_to.append(grant.replica)
         journey.granted_s.append(self.now())
@@ -270,17 +270,17 @@ class Town:
         self.on_grant(grant.replica)
 
     def committed(self, call: Call, replica: str) -> None:
-        """A Call's first byte reached its client."""
+        """A request's first byte reached its client."""
         journey = self.journeys[call.id]
         journey.first_byte_s = self.now()
         journey.served_by.add(replica)
 
     def is_committed(self, call: Call) -> bool:
-        """Whether a first byte went out."""
+        """Whether a first byte was sent."""
         return self.journeys[call.id].first_byte_s is not None
 
     def end(self, call: Call, outcome: Outcome, error: CallError | None) -> None:
-        """A Call ended, as its client saw it."""
+        """A request ended, as its client saw it."""
         journey = self.journeys[call.id]
         journey.ended.append(Ended(outcome, self.now(), error))
         self.open.pop(call.id, None)
@@ -288,11 +288,11 @@ class Town:
         self.on_end(journey)
 
     def used(self, replica: str) -> int:
-        """Calls on a Replica now, over all gateways."""
+        """Number of requests on a Replica now, over all gateways."""
         return sum(grant.replica == replica for g in self.gateways for grant in g.running.values())
 
     async def close(self) -> None:
-        """Ends all tasks."""
+        """End all tasks."""
         tasks = [g.task for g in self.gateways] + [a.task for a in (self.autoscaler, self.standby) if a is not None]
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""An asyncio event loop in virtual time: nothing waits, and the same program gives the same run.
+"""An asyncio event loop in virtual time: nothing sleeps, and the same program gives the same run.
 
-Time moves only when nothing is ready, and then straight to the next timer. There is no I/O: a program that waits for
-something that no timer will bring is a deadlock and raises.
+Time advances only when no callback is ready, and then directly to the next timer. There is no I/O: a program that waits
+without any timer set is a deadlock, and raises.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class DeadlockError(Exception):
-    """Nothing is ready, no timer is set, and the program has not ended."""
+    """No callback is ready, no timer is set, and the program has not ended."""
 
 
 class _Selector(selectors.BaseSelector):
-    """Selects nothing; a wait moves the clock."""
+    """Selects nothing; a wait advances the clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -41,10 +41,10 @@ class _Selector(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop. `time()` starts at 1,000 s, so that code that takes 0 for "never" is found out."""
+    """The loop. `time()` starts at 1,000 s, to expose code that treats 0 as "never"."""
 
     _scheduled: list[asyncio.TimerHandle]
-    """Of asyncio's own loop, which has no public way to count timers."""
+    """An attribute of asyncio's own loop, which has no public way to count timers."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -55,11 +55,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return 1000.0 + self._virtual.now_s
 
     def timers(self) -> int:
-        """Timers that are set and not cancelled."""
+        """Number of timers that are set and not cancelled."""
         return sum(not timer.cancelled() for timer in self._scheduled)
 
 
 def run(main: Coroutine[object, object, T]) -> T:
-    """Runs `main` to its end in virtual time."""
+    """Run `main` to its end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

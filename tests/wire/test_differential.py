@@ -1,7 +1,7 @@
-"""What we accept, independent HTTP servers read as we do; and what we forward can be read in one way only.
+"""Independent HTTP servers parse accepted input as the gateway does; forwarded requests have only one interpretation.
 
-Inputs are the corpus and seeded mutations of valid requests. `tests.kit.origins` are the servers; nginx and HAProxy
-stand in front of one of them where they are installed.
+Inputs are the corpus and seeded mutations of valid requests. `tests.kit.origins` are the servers; nginx and HAProxy are
+placed in front of one of them if installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("differential")  # the servers are started 
 CORPUS = Path(__file__).parent / "corpus"
 SEED, MUTATIONS = 4, 1200
 AT_ONCE = 8
-"""Connections to one server."""
+"""Maximum concurrent connections to one server."""
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: gw\r\nConnection: close\r\n\r\n"
 LAST = ("GET", "/sentinel", "")
 DIRECT = ("aiohttp", "uvicorn-h11", "uvicorn-httptools", "hypercorn", "waitress")
@@ -38,7 +38,7 @@ SERVERS = (*DIRECT, "aiohttp-python", *PROXIES)
 
 
 class Quirk(NamedTuple):
-    """Where servers read other requests than we do, and why that cannot harm: `about` is never in what we forward."""
+    """Servers that parse other requests than we do, and why this is harmless: `about` never matches what we forward."""
 
     servers: tuple[str, ...]
     about: re.Pattern[bytes]
@@ -60,17 +60,17 @@ QUIRKS = (
 
 
 class Accepted(NamedTuple):
-    """Bytes that we read at least one request of."""
+    """Input from which we parse at least one request."""
 
     name: str
     data: bytes
     requests: list[Request]
     whole: bool
-    """All of them were read, as requests."""
+    """Whether all of the input was parsed as requests."""
 
     @property
     def ours(self) -> list[tuple[str, str, str]]:
-        """The requests, as a Reading's `bare`."""
+        """Return the requests, as a Reading's `bare`."""
         return [
             Reading(head.method.decode(), (head.path + b"?" + head.query).decode(), in_one(body).decode("latin-1")).bare
             for head, body in ((request.head, request.body) for request in self.requests)
@@ -79,7 +79,7 @@ class Accepted(NamedTuple):
 
 @cache
 def accepted() -> list[Accepted]:
-    """All inputs that we accept."""
+    """Return all inputs that we accept."""
     inputs = [(path.name, path.read_bytes()) for path in sorted(CORPUS.glob("*.http"))]
     inputs += [(f"mutation {number}", data) for number, data in enumerate(mutated(SEED, MUTATIONS))]
     found = []
@@ -93,7 +93,7 @@ def accepted() -> list[Accepted]:
 
 @cache
 def sent() -> list[tuple[bytes, bytes]]:
-    """All that engines get of them: heads and bodies, each once."""
+    """Return everything that engines receive for these inputs: distinct pairs of head and body."""
     every = (forwarded(request) for item in accepted() for request in item.requests)
     return list(dict.fromkeys(one for one in every if one is not None))
 
@@ -108,7 +108,7 @@ def direct() -> Iterator[dict[str, int]]:
 def server(
     request: pytest.FixtureRequest, direct: dict[str, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, int]]:
-    """One server's name and port."""
+    """Return the name and port of one server."""
     name = request.param
     if name not in PROXIES:
         yield name, direct[name]
@@ -131,7 +131,7 @@ def test_forwarded_heads_contain_no_known_parser_quirk() -> None:
 
 @pytest.mark.case("39")
 async def test_other_http_servers_parse_forwarded_requests_like_the_gateway(server: tuple[str, int]) -> None:
-    """One after another on one connection, as an engine gets them, so that no byte of one may reach the next."""
+    """Requests are sent in sequence on one connection, as to an engine, so that no byte of one may reach the next."""
     name, port = server
     heard = await ask(port, *((head + body, 1) for head, body in sent()), (SENTINEL, 2))
     wanted = [meant(head, body) for head, body in sent()]
@@ -146,7 +146,7 @@ async def test_other_http_servers_parse_forwarded_requests_like_the_gateway(serv
 
 
 def meant(head: bytes, body: bytes) -> Reading:
-    """What a head and body of ours say."""
+    """Return the meaning of one of our heads and bodies."""
     line, *fields = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, _ = line.split(" ")
     pairs = sorted((name, value) for name, _, value in (field.partition(": ") for field in fields))
@@ -178,10 +178,10 @@ async def test_other_http_servers_find_no_request_the_gateway_did_not_find(serve
 
 
 async def asked(port: int, item: Accepted) -> tuple[Heard, list[tuple[str, str, str]]]:
-    """What the server reads of the raw bytes, and what it should.
+    """Return what the server parses from the raw bytes, and what it should parse.
 
-    Where we read them all, one more request follows them, so that what is left over or was smuggled would show.
-    HTTP/1.0 may be kept alive by others; we just close.
+    If we parse all of the input, another request follows it, so that leftover or smuggled bytes become visible. Other
+    servers may keep an HTTP/1.0 connection alive; the gateway closes it.
     """
     ours, last = item.ours, item.requests[-1].head
     if not item.whole or last.minor == 0:
@@ -195,7 +195,7 @@ async def asked(port: int, item: Accepted) -> tuple[Heard, list[tuple[str, str, 
     "xllamacpp" not in find_installed_programs(), reason="the llama.cpp server is not installed (extra llama)"
 )
 def test_llama_cpp_gives_one_response_per_forwarded_request(tmp_path: Path) -> None:
-    """It closes after errors and streams. Where it does not, the next answer is the next request's."""
+    """It closes after errors and streams. If it does not, the next response belongs to the next request."""
     kept = 0
     with llama(tmp_path) as port:
         for head, body in sent():
@@ -207,7 +207,7 @@ def test_llama_cpp_gives_one_response_per_forwarded_request(tmp_path: Path) -> N
 
 
 def answers(port: int, data: bytes) -> list[bytes]:
-    """The bodies of all answers, as h11 reads them."""
+    """Return the bodies of all responses, as h11 parses them."""
     received, bodies = b"", list[bytes]()
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)

@@ -1,4 +1,4 @@
-"""What a head alone decides is answered before the body; and bodies that find no room wait for it, or are refused."""
+"""Requests that the head alone decides are answered before the body; bodies wait for memory budget or are rejected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def begin(client: Client, length: int, *lines: str, path: str = "chat/completions", kind: str = "json") -> None:
-    """Sends a head and one byte of its body."""
+    """Send a head and one byte of its body."""
     head = [f"POST /v1/{path} HTTP/1.1", "host: x", f"content-type: application/{kind}", *lines]
     client.send("\r\n".join([*head, f"content-length: {length}", "", ""]).encode())
 
@@ -92,10 +92,10 @@ async def test_large_body_on_a_path_without_a_body_gets_413() -> None:
         assert (status, fields["connection"]) == (413, "close")
 
 
-# --- room ------------------------------------------------------------------------------------------------------------
+# --- memory budget ---------------------------------------------------------------------------------------------------
 
 TIGHT = Limits(memory_bytes=16 * MIB)
-"""6 MiB for large bodies. No step is taken: a test's process is far above it."""
+"""6 MiB for large bodies. Memory pressure is disabled, because the test process is far above the limit."""
 
 
 async def empty(one: Rig) -> None:
@@ -206,12 +206,12 @@ async def test_disconnect_during_a_body_releases_its_memory_budget() -> None:
             await empty(one)
 
 
-# --- sent ahead ------------------------------------------------------------------------------------------------------
+# --- pipelined bytes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ahead", [0, AHEAD_BYTES_MAX - 100, AHEAD_BYTES_MAX + 10_000])
 async def test_disconnect_is_detected_after_pipelined_bytes(ahead: int) -> None:
-    """Case 34, whatever came after the Call: reading never stops while it runs."""
+    """Case 34, for any bytes after the request: reading never stops while the request runs."""
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call()

@@ -1,4 +1,4 @@
-"""Parked streams, answers that need no engine, bounds of connections, and stopping."""
+"""Queued streams, responses without an engine, connection limits, and shutdown."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ async def test_100_continue_is_sent_once_for_a_split_body() -> None:
 
 
 async def test_data_after_a_rejection_is_dropped_until_the_linger_timeout() -> None:
-    """Else a reset would overtake the answer, and destroy it."""
+    """Otherwise a reset would overtake the response and destroy it."""
     async with rig(limits=Limits(body_bytes_max=10)) as one:
         client = await one.client()
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000\r\n\r\n{")
@@ -255,7 +255,7 @@ async def test_data_after_a_rejection_is_dropped_until_the_linger_timeout() -> N
 
 @pytest.mark.parametrize("wish", ["connection: close", "host: y", "x: y"])
 async def test_error_that_closes_the_connection_sends_connection_close(wish: str) -> None:
-    """Of a Call that was answered with one, of a request that is none, and of one that cannot be read."""
+    """Covers a request that gets an error, an unsupported request, and one that cannot be parsed."""
     gone = (b"HTTP/1.1 200 OK\r\n", CLOSE)
     kept = wish == "x: y"
     lines = f"host: x\r\ncontent-type: application/json\r\n{wish}\r\n"
@@ -333,7 +333,7 @@ async def test_drain_finishes_running_requests_and_rejects_queued_ones() -> None
         assert not draining.done()
         engine.release.set()
         assert b"[DONE]" in await running.rest()
-        await asyncio.wait_for(draining, 60)  # and not the 90 s that it may take
+        await asyncio.wait_for(draining, 60)  # not the 90 s that it may take
 
 
 async def test_drain_timeout_ends_running_stream_with_one_error() -> None:
@@ -356,7 +356,7 @@ async def test_drain_does_not_wait_for_an_incomplete_request() -> None:
         assert b'"shutting_down"' in await client.rest()
 
 
-# --- what must not be told -------------------------------------------------------------------------------------------
+# --- no disclosure ---------------------------------------------------------------------------------------------------
 
 
 async def test_events_metrics_and_errors_contain_no_key_prompt_or_address(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Engines that fail, clients that are slow or leave: who hears what, and that nothing is left behind."""
+"""Failing engines and slow or disconnecting clients: which error each client gets, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_reset_on_reused_connection_is_retried_on_a_fresh_one() -> None:
 
 
 async def test_request_that_kills_its_engine_is_sent_to_at_most_two_engines() -> None:
-    """Also where it went out on a kept connection: the engine that is not there any more may have died of it."""
+    """It includes requests on a reused connection: the engine may have crashed because of the request."""
     async with (
         ScriptedEngine((OK,), (HOLD,)) as engine,
         ScriptedEngine((OK,)) as other,
@@ -139,7 +139,7 @@ async def test_failure_before_the_first_body_byte_is_retried_transparently(scrip
 
 
 async def test_http_1_0_client_gets_a_reset_when_the_response_is_truncated() -> None:
-    """HTTP/1.0, and an engine that dies within a body in chunks: a plain close would make half an answer whole."""
+    """With HTTP/1.0 and a chunked body cut by the engine, a plain close would make a partial response look complete."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     async with ScriptedEngine((head + b'5\r\n{"ok"\r\n', HOLD, CLOSE)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -158,7 +158,7 @@ async def test_second_failure_before_the_first_byte_gives_502() -> None:
         status, _, body = await client.answer()
         assert status == 502
         assert ERROR in body
-        client.call()  # the connection is still good
+        client.call()  # the connection is still usable
         assert (await client.answer())[0] == 502
         assert one.in_use() == 0
 
@@ -241,7 +241,7 @@ async def test_silent_engine_gives_504(stream: bool) -> None:
         client = await one.client()
         client.call(stream=stream)
         assert (await client.answer())[0] == 504
-        await asyncio.wait_for(engine.left.wait(), 60)  # which is before its stall is found
+        await asyncio.wait_for(engine.left.wait(), 60)  # before its stall is detected
         assert one.in_use() == 0
 
 
@@ -285,7 +285,7 @@ async def test_slow_requests_and_idle_connections_time_out(sent: bytes, status: 
     ],
 )
 async def test_slow_request_head_gets_408_in_the_api_format_of_its_path(sent: bytes, anthropic: bool) -> None:
-    """Also after a request that was whole, and however the head came."""
+    """Covers also a head after a complete request, and every way in which the head arrives."""
     async with rig(limits=Limits(header_seconds_max=1.0)) as one:
         client = await one.client()
         client.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + sent[:9])
@@ -327,9 +327,9 @@ LEAVING: list[Script] = [(HOLD,), (STREAM_HEAD, HOLD), (STREAM_HEAD + delta("a")
 @pytest.mark.parametrize("how", ["reset", "end", "half"])
 @pytest.mark.parametrize("script", LEAVING, ids=["waiting", "head", "stream", "document"])
 async def test_client_disconnect_ends_engine_work_at_once(script: Script, how: str) -> None:
-    """Case 34, at every stage of an answer; over TLS and on uvloop's transports, too (tests/wire).
+    """Case 34, at every stage of a response; tests/wire also runs it over TLS and on uvloop's transports.
 
-    It promises 100 ms; the rest here is for a busy machine. How long it really takes is measured in bench/.
+    It promises 100 ms; the larger limit here is for a busy machine. bench/ measures the real duration.
     """
     async with ScriptedEngine(script) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -362,7 +362,7 @@ async def test_request_of_a_client_that_left_the_queue_reaches_no_engine() -> No
 
 
 def until_close(body: bytes) -> tuple[bytes | Word, ...]:
-    """A JSON answer that only the end of the connection ends."""
+    """Return a JSON response that is terminated only by the end of the connection."""
     return (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + body, CLOSE)
 
 

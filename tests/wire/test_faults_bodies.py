@@ -1,7 +1,7 @@
 """Hostile bodies on real sockets: case 38 of reliability, F.
 
-Each gets one clear error, before it was kept whole where that can be known; no engine is asked; memory is given back;
-and while one is judged, everybody else is served. How long the loop is held in milliseconds is measured in bench/.
+Each gets one clear error, before it is fully buffered if possible; no engine is called; memory is released; and all
+other requests are served meanwhile. bench/ measures how many milliseconds the loop is blocked.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ MIB, GIB = 1 << 20, 1 << 30
 MILLION = 1_000_000
 LIMIT_BYTES = MIB
 SOCKETS_BYTES = 16 * MIB
-"""What the kernel may hold between the two ends of a connection."""
+"""The most that the kernel may buffer between the two ends of a connection."""
 SLACK_BYTES = 16 * MIB
 HELD_S_MAX = 1.0
-"""CPU time for one hostile body of up to 14 MB. The row says 20 ms for the loop, which bench/ looks at; what is not
-linear in the body takes minutes.
+"""CPU time for one hostile body of up to 14 MB.
+The case says 20 ms for the loop, which bench/ checks; work that is not linear in the body takes minutes.
 """
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nContent-Type: application/json\r\n"
 
 
 def posted(body: bytes, *lines: bytes) -> bytes:
-    """One chat Call with this body."""
+    """Return one chat request with this body."""
     return b"".join([HEAD, *(line + b"\r\n" for line in lines), b"Content-Length: %d\r\n\r\n" % len(body), body])
 
 
 def keys(count: int) -> bytes:
-    """So many members, each small."""
+    """Return this many small members."""
     return b",".join(b'"k%d":0' % number for number in range(count))
 
 
@@ -74,14 +74,14 @@ WRONG: dict[str, tuple[bytes, str]] = {
 
 
 def code_of(answer: bytes) -> str:
-    """The code of an error as clients read it."""
+    """Return the error code of a response, as clients read it."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 4"), head
     return str(json.loads(body)["error"]["code"])
 
 
 async def served(one: Rig) -> None:
-    """Somebody else is answered."""
+    """Assert that another client is served."""
     other = await one.client()
     other.call()
     assert (await other.answer())[0] == 200
@@ -91,7 +91,7 @@ async def served(one: Rig) -> None:
 @pytest.mark.case("38")
 @pytest.mark.parametrize("what", WRONG)
 async def test_invalid_body_gets_400_and_the_connection_stays_usable(what: str) -> None:
-    """400 for each, cheaply, and the connection is good for the next Call."""
+    """Each gets a cheap 400, and the connection is usable for the next request."""
     body, code = WRONG[what]
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -109,7 +109,7 @@ async def test_invalid_body_gets_400_and_the_connection_stays_usable(what: str) 
 
 @pytest.mark.case("38")
 async def test_body_with_a_million_nested_keys_is_forwarded_unchanged() -> None:
-    """It is read step by step, and nothing is made of its members: the engine gets it as it came."""
+    """The body is scanned incrementally without building its members: the engine receives it unchanged."""
     body = MODEL + b'"metadata":{' + keys(MILLION) + b"}}"
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -119,7 +119,7 @@ async def test_body_with_a_million_nested_keys_is_forwarded_unchanged() -> None:
 
 
 async def pour(client: Client, piece: bytes) -> tuple[int, bytes]:
-    """Sends the same piece for as long as the gateway says nothing; how much it sent, and what it was told."""
+    """Send the piece until the gateway responds; return the number of bytes sent, and the response."""
     sent, answer = 0, asyncio.ensure_future(client.rest())
     while not answer.done():
         client.send(piece)
@@ -142,7 +142,7 @@ async def pour(client: Client, piece: bytes) -> tuple[int, bytes]:
     ids=["1 GiB", "one byte too many", "chunks without an end", "small chunks without an end"],
 )
 async def test_oversized_or_endless_body_is_rejected_without_buffering(lines: bytes, piece: bytes) -> None:
-    """413 as soon as it is known: from the head alone, or when the limit (1 MiB here) is passed; nothing is kept."""
+    """413 as early as possible: from the head alone, or once the limit (1 MiB here) is exceeded; no buffering."""
     limits = Limits(body_bytes_max=LIMIT_BYTES)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=limits) as one:
         await served(one)
@@ -191,7 +191,7 @@ BOMB = gzip.compress(b"a" * (64 * MIB))
 @pytest.mark.case("38")
 @pytest.mark.parametrize("coding", [b"gzip", b"GZIP", b"deflate", b"br", b"zstd", b"gzip, gzip"])
 async def test_compressed_body_gets_415_without_being_decompressed(coding: bytes) -> None:
-    """415 with the head alone on its way; with the body, too, nothing grows: nobody here can unpack."""
+    """415 after the head alone; also with the body, memory does not grow, since the gateway never decompresses."""
     head = HEAD + b"Content-Encoding: " + coding + b"\r\n"
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         await served(one)
@@ -216,7 +216,7 @@ async def test_compressed_transfer_encoding_is_rejected() -> None:
 
 @pytest.mark.case("38")
 async def test_other_requests_are_served_while_hostile_bodies_arrive() -> None:
-    """Four at once, piece by piece, and a Call of somebody else's after each round of pieces."""
+    """Four hostile bodies arrive in pieces, with another client's request after each round of pieces."""
     body = posted(WRONG["10^6 keys"][0])
     step = len(body) // 8 + 1
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
@@ -232,7 +232,7 @@ async def test_other_requests_are_served_while_hostile_bodies_arrive() -> None:
 
 @pytest.mark.case("38")
 def test_hostile_bodies_have_their_intended_sizes() -> None:
-    """The rows above are what they say."""
+    """The cases above have the sizes that they claim."""
     big = [body for what, (body, _) in WRONG.items() if what.startswith("10^6")]
     assert min(map(len, big)) >= MILLION
     assert len(BOMB) < 100_000

@@ -1,7 +1,7 @@
-"""Case 39 on real sockets: what can be read in two ways is refused and ends the connection; all else is one Call each.
+"""Case 39 on real sockets: ambiguous input is rejected and ends the connection; all else is one request each.
 
-What the reader makes of the corpus however it is cut is in test_wire.py, what independent servers make of what we
-accept and forward in test_differential.py. Here the same bytes go through the whole gateway, with an engine behind it.
+test_wire.py covers how the parser reads the corpus at any split, test_differential.py how independent servers read what
+we accept and forward. Here the same bytes pass through the whole gateway, with an engine behind it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.kit.wires import UNFINISHED, Seen, read
 CORPUS = Path(__file__).parent / "corpus"
 SEED, MUTATIONS = 39, 500
 LIMITS = Limits(body_bytes_max=1 << 20)
-"""As `tests.kit.wires` has it."""
+"""The limit that `tests.kit.wires` uses."""
 SENTINEL = b"GET /sentinel HTTP/1.1\r\nHost: gw\r\nConnection: close\r\n\r\n"
 OURS = re.compile(
     rb"POST (?:/[a-z0-9_]+)+ HTTP/1\.1\r\nhost: [0-9.:]+\r\ncontent-length: [0-9]+\r\nx-request-id: [A-Za-z0-9._-]+\r\n"
     rb"(?:(?:content-type|accept|accept-language|user-agent|anthropic-version|anthropic-beta|openai-beta|traceparent"
     rb"|tracestate): [\t\x20-\x7e\x80-\xff]*\r\n)*\r\n"
 )
-"""A head that is entirely ours: one host, one length, no framing but that, and nothing of a client but these."""
+"""A head written entirely by us: one host, one length, no other framing, and no other client header than these."""
 REFUSED = {"message", "type", "code", "param"}
 
 
 class Heard(NamedTuple):
-    """What came back on one connection."""
+    """The responses on one connection."""
 
     statuses: list[int]
     bodies: list[bytes]
@@ -47,15 +47,15 @@ class Heard(NamedTuple):
 
 
 async def hear(client: Client, seen: list[Seen], data: bytes) -> Heard:
-    """An answer to every request and refusal that there should be; and whether the connection has ended then."""
+    """Return a response for every expected request and rejection, and whether the connection has ended then."""
     heard = Heard([], [], closed=False)
     for item in seen:
         if item == UNFINISHED:
             return heard
-        if isinstance(item, Request) and item.head.method == b"HEAD":  # its answer is the connection's last
+        if isinstance(item, Request) and item.head.method == b"HEAD":  # it is the connection's last
             heard.statuses.append((await client.head())[0])
             break
-        if isinstance(item, CallError) and b"HEAD " in data:  # perhaps it is one, and then the answer has no body
+        if isinstance(item, CallError) and b"HEAD " in data:  # it may be a HEAD request, whose response has no body
             heard.statuses.append((await client.head())[0])
             heard.bodies.extend(body for body in [await client.rest()] if body)
             return heard._replace(closed=True)
@@ -66,7 +66,7 @@ async def hear(client: Client, seen: list[Seen], data: bytes) -> Heard:
 
 
 async def played(one: Rig, engine: ScriptedEngine, data: bytes) -> list[bytes]:
-    """Sends bytes and judges all that becomes of them; what the engine got."""
+    """Send the bytes and check all results; return what the engine received."""
     seen = read([data + SENTINEL]) if read([data])[-1:] != [UNFINISHED] else read([data])
     before = len(engine.requests)
     client = await one.client()
@@ -86,7 +86,7 @@ async def played(one: Rig, engine: ScriptedEngine, data: bytes) -> list[bytes]:
 
 
 def ours(request: bytes) -> tuple[bytes, bytes]:
-    """Head and body of what an engine got, without what differs each time; both must be ours and agree."""
+    """Split what an engine received into head and body, without variable headers; both must be ours and consistent."""
     head, _, body = request.partition(b"\r\n\r\n")
     assert OURS.fullmatch(head + b"\r\n\r\n"), head
     assert b"\r\ncontent-length: %d\r\n" % len(body) in head
@@ -96,20 +96,20 @@ def ours(request: bytes) -> tuple[bytes, bytes]:
 @pytest.mark.case("39")
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "with a Call before it"])
 async def test_corpus_input_never_becomes_a_smuggled_request(whole: bool) -> None:
-    """Bodies of the corpus are no JSON: whatever reaches the engine but the Call before it was smuggled."""
+    """Corpus bodies are not JSON: anything that reaches the engine, except the request before it, was smuggled."""
     call = request("/v1/chat/completions", b'{"model":"m","messages":[]}')
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=LIMITS) as one:
         for path in sorted(CORPUS.glob("*.http")):
             data = path.read_bytes()
             if not whole and len(data) > AHEAD_BYTES_MAX:
-                continue  # so much behind a Call refuses the Call (test_unread)
+                continue  # this many bytes after a request reject it (test_unread)
             sent = await played(one, engine, data if whole else call + data)
             assert len(sent) == (not whole), path.name
 
 
 @pytest.mark.case("39")
 async def test_mutated_request_reaches_the_engine_only_as_the_gateway_writes_it() -> None:
-    """Mutations of good requests: most are refused or no Calls any more, and the others arrive as they were meant."""
+    """Mutations of valid requests: most are rejected or are no engine requests; the others arrive as intended."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=LIMITS) as one:
         for data in mutated(SEED, MUTATIONS):
             await played(one, engine, data)

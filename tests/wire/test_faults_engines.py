@@ -1,7 +1,7 @@
-"""Case 41: engines that answer what no client should see. Each answer is passed on faithfully, or ends in one error.
+"""Case 41: engines with responses that no client should see. Each is relayed unchanged, or ends in one error.
 
-For every script: who reads the answer with another HTTP library sees an end only where the engine's own end came (I2),
-the odd connection is never used again, no exception is left to the event loop, and the next Call is served.
+For every script: a client with another HTTP library sees an end only where the engine's own end came (I2), the faulty
+connection is never reused, no exception reaches the event loop, and the next request is served.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ MANY = 4000
 
 @pytest.fixture(autouse=True)
 async def _no_unhandled_exception() -> AsyncIterator[None]:
-    """What the loop would only log fails the test."""
+    """Fail the test on exceptions that the loop would only log."""
     seen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
     yield
     assert seen == []
 
 
-# --- answers that cannot be read: one 502 ----------------------------------------------------------------------------
+# --- responses that cannot be parsed: one 502 ------------------------------------------------------------------------
 
 
 def head(*lines: str, status: str = "HTTP/1.1 200 OK", body: bytes = b'{"a":1}') -> bytes:
-    """A response head as it stands, then a body."""
+    """Return a response head with exactly these lines, then a body."""
     return "\r\n".join([status, "Content-Type: application/json", *lines, "", ""]).encode() + body
 
 
@@ -104,14 +104,14 @@ ODD: dict[str, bytes] = {
     "a last chunk with a bad trailer": STREAM_HEAD + b"0\r\nX A: b\r\n\r\n",
     "endless trailers": STREAM_HEAD + b"0\r\n" + b"X-A: b\r\n" * MANY,
 }
-"""Answers that break before a first byte of a body could go on."""
+"""Responses that fail before any byte of a body could be relayed."""
 
 
 @pytest.mark.case("41")
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("name", ODD)
 async def test_malformed_engine_response_is_retried_once_and_then_gives_502(name: str, stream: bool) -> None:
-    """The Call moves once; then one clear error, in which nothing of the engine is told."""
+    """The request is retried once; then one clear error, which discloses nothing about the engine."""
     async with ScriptedEngine((ODD[name],), (ODD[name],), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.call(stream=stream)
@@ -139,14 +139,14 @@ async def test_redirect_is_neither_followed_nor_forwarded(status: int, stream: b
 
 
 async def serves_on(one: Rig, client: Client) -> None:
-    """Slots are free, and the same client gets the next answer."""
+    """Assert that slots are free, and that the same client gets the next response."""
     await one.settled()
     assert one.in_use() == 0
     client.call()
     assert (await client.answer())[::2] == (200, b'{"ok":true}')
 
 
-# --- answers that can: passed on as they are -------------------------------------------------------------------------
+# --- responses that can be parsed: relayed unchanged -----------------------------------------------------------------
 
 FRAME = b"data: " + b"0123456789abcdef" * 655_360 + b"\n\n"
 """10 MiB."""
@@ -158,12 +158,12 @@ MIXED = (b"data: a\n\r\n", b"data: b\r\n\r", b"data: c\n\r", b"data: d\r\r\n", b
 
 
 def bytewise(content: bytes) -> Script:
-    """Each byte in a chunk and a write of its own."""
+    """Send each byte in its own chunk and write."""
     return (STREAM_HEAD, *(chunk(content[at : at + 1]) for at in range(len(content))), END)
 
 
 def in_pieces(content: bytes, size: int) -> bytes:
-    """In chunks of so many bytes."""
+    """Split into chunks of this many bytes."""
     return STREAM_HEAD + b"".join(chunk(content[at : at + size]) for at in range(0, len(content), size)) + END
 
 
@@ -188,7 +188,7 @@ FAITHFUL: dict[str, tuple[Script, bytes]] = {
 @pytest.mark.case("41")
 @pytest.mark.parametrize("name", FAITHFUL)
 async def test_valid_engine_stream_is_relayed_unchanged(name: str) -> None:
-    """No word is added to it, `[DONE]` least of all, and it ends because the engine ended it."""
+    """Nothing is added to it, least of all `[DONE]`, and it ends because the engine ended it."""
     script, content = FAITHFUL[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -216,7 +216,7 @@ DOCUMENTS: dict[str, tuple[Script, int, bytes]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["document", "stream"])
 @pytest.mark.parametrize("name", DOCUMENTS)
 async def test_non_streaming_engine_response_is_relayed_unchanged(name: str, stream: bool) -> None:
-    """Also where a stream was asked for."""
+    """It applies also if a stream was requested."""
     script, status, content = DOCUMENTS[name]
     async with ScriptedEngine(script, (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -226,7 +226,7 @@ async def test_non_streaming_engine_response_is_relayed_unchanged(name: str, str
         await serves_on(one, client)
 
 
-# --- answers that break after their first byte: one error, and never an end ------------------------------------------
+# --- responses that fail after their first byte: one error, and never an end -----------------------------------------
 
 BROKEN: dict[str, Script] = {
     "closes": (CLOSE,), "resets": (RESET,), "a chunk that is none": (b"zz\r\n",),
@@ -254,7 +254,7 @@ async def test_broken_stream_ends_with_one_error_event_and_no_last_chunk(name: s
         engine.release.set()
         rest = await client.rest()
         assert not rest.endswith(END)
-        huge = name.startswith("a frame")  # inside an event nothing can be told: there the connection breaks
+        huge = name.startswith("a frame")  # no error fits inside an event: the connection breaks
         assert rest.count(ERROR) == (0 if huge else 1)
         assert b"[DONE]" not in rest or name in SAID_DONE
         if not huge:
@@ -268,7 +268,7 @@ async def test_broken_stream_ends_with_one_error_event_and_no_last_chunk(name: s
 @pytest.mark.parametrize("ending", [CLOSE, RESET])
 @pytest.mark.parametrize("framing", ["length", "chunks", "close"])
 async def test_truncated_non_streaming_response_is_incomplete_for_the_client(framing: str, ending: Word) -> None:
-    """No error fits into a document that has begun: its reader is left without the end that was promised."""
+    """No error fits into a document that has begun: the client does not receive the promised end."""
     body = b'{"choices": [{"mess'
     begun = {
         "length": document(body + b" " * 10)[:-10],
@@ -297,7 +297,7 @@ async def test_close_delimited_stream_without_done_gets_an_error_event() -> None
         assert not rest.endswith(END)
 
 
-# --- anything at all -------------------------------------------------------------------------------------------------
+# --- random responses ------------------------------------------------------------------------------------------------
 
 TRIES, AT_ONCE = 300, 8
 WORDS = (
@@ -307,16 +307,16 @@ WORDS = (
 
 
 class Babbling(ScriptedEngine):
-    """Answers each request with something near an answer, cut anywhere, then closes or does not."""
+    """Answers each request with something similar to a response, cut anywhere; then closes the connection or not."""
 
     def __init__(self, die: random.Random) -> None:
         super().__init__((OK,))
         self._die = die
         self.well = False
-        """Answers as it should from now on."""
+        """Give valid responses from now on."""
 
     def script(self, request: bytes) -> Script:
-        """The next one."""
+        """Return the next script."""
         if self.well:
             return (OK,)
         die, data = self._die, self._die.choice(SEEDS)[1:]
@@ -330,7 +330,7 @@ class Babbling(ScriptedEngine):
 
 @pytest.mark.case("41")
 async def test_random_engine_output_gives_the_client_only_valid_http_responses() -> None:
-    """A few hundred on sockets; `make fuzz` plays millions through the same code (tests/fuzz/answers.py)."""
+    """Runs a few hundred on sockets; `make fuzz` runs millions through the same code (tests/fuzz/answers.py)."""
     die = random.Random(41)
     engine = Babbling(die)
     async with engine, rig(engine.address, slots=AT_ONCE) as one:

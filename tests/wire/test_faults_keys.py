@@ -1,4 +1,4 @@
-"""Keys that are guessed, revoked, expired or in the wrong place, on real sockets: case 46 of reliability, G."""
+"""Guessed, revoked, expired and misplaced keys, on real sockets: case 46 of reliability, G."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ GOOD, REVOKED, EXPIRED, READER = (
 )
 NOW_UNIX_S = 1_800_000_000.0
 ROUNDS, PER_ROUND = 5, 2000
-"""Random keys: 10,000 for the row's 100,000 a second."""
+"""Random keys: 10,000, where the case has 100,000 a second."""
 GROWTH_BYTES_MAX = 4 << 20
-"""After the first round nothing may be added; a key kept for each would be several MiB already as text."""
+"""Memory must not grow after the first round; storing each key would add several MiB as text alone."""
 
 CHAT = ("POST", "/v1/chat/completions")
 PATHS = (
@@ -42,19 +42,19 @@ PATHS = (
 
 
 def entry(key: str, *, expires_unix_s: float | None = None, role: str = "tenant") -> KeyEntry:
-    """A key as the catalogue tells it."""
+    """Return a key as in the catalogue."""
     return KeyEntry(sha256=sha256(key.encode()).hexdigest(), role=role, expires_unix_s=expires_unix_s)
 
 
 def keys_are(one: Rig, version: int, *keys: KeyEntry) -> None:
-    """The catalogue tells the one Tenant's keys."""
+    """Publish the keys of the one Tenant in the catalogue."""
     tenant = TenantEntry(name=TenantName("acme"), keys=keys)
     one.front.catalogue(CatalogueDelta(epoch=1, version=version, tenants=(tenant,)))
 
 
 @contextlib.asynccontextmanager
 async def guarded(*addresses: str, events: int | None = None) -> AsyncIterator[Rig]:
-    """A gateway that asks for keys: one is good, one has expired, one may only read, one is revoked by now."""
+    """Start a gateway that requires keys: one valid, one expired, one that may only read, and one revoked."""
     async with rig(*addresses, settings=FrontSettings(keys_needed=True), events=events) as one:
         good, late = entry(GOOD), entry(EXPIRED, expires_unix_s=NOW_UNIX_S - 1)
         keys_are(one, 2, good, late, entry(READER, role="finance"), entry(REVOKED))
@@ -64,19 +64,19 @@ async def guarded(*addresses: str, events: int | None = None) -> AsyncIterator[R
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wall clock, by which keys expire."""
+    """Set the wall clock, which determines when keys expire."""
     monkeypatch.setattr(time, "time", lambda: NOW_UNIX_S)
 
 
 def asking(method: str, target: str, *lines: str, model: str = "m") -> bytes:
-    """A request with these header lines."""
+    """Return a request with these header lines."""
     body = f'{{"model":"{model}","messages":[]}}' if method == "POST" else ""
     head = [f"{method} {target} HTTP/1.1", "Host: gw", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     return ("\r\n".join([*head, *lines, "", ""]) + body).encode()
 
 
 def wrong(path: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Every way to have no good key: (target, header lines)."""
+    """Return every way to present no valid key: (target, header lines)."""
     flipped = GOOD[:-1] + ("a" if GOOD[-1] != "a" else "b")
     lines = {
         "none": (),
@@ -105,7 +105,7 @@ def wrong(path: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 async def shape(client: Client) -> bytes:
-    """The next answer, byte for byte, but for the id of the request."""
+    """Return the next response, byte for byte, without the request id."""
     head = await client.reader.readuntil(b"\r\n\r\n")
     body = await client.reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
     return re.sub(rb"(?<=x-request-id: )[^\r]+", b"ID", head) + body
@@ -114,7 +114,7 @@ async def shape(client: Client) -> bytes:
 @pytest.mark.case("46")
 @pytest.mark.parametrize(("method", "path"), PATHS)
 async def test_every_wrong_key_gets_an_identical_response(method: str, path: str) -> None:
-    """Whatever is wrong with it, and whether what it asks for exists: one 401, on a connection that stays."""
+    """Whatever is wrong with the key, and whether the target exists: one 401, and the connection stays open."""
     async with ScriptedEngine((OK,)) as engine, guarded(engine.address) as one:
         client, shapes = await one.client(), dict[bytes, str]()
         for what, (target, lines) in wrong(path).items():
@@ -132,7 +132,7 @@ async def test_every_wrong_key_gets_an_identical_response(method: str, path: str
 
 
 class Steps:
-    """What Python did: the names of all functions called, its own and C's, in order."""
+    """Records the names of all functions that Python calls, its own and those in C, in order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -145,7 +145,7 @@ class Steps:
 
 @pytest.mark.case("46")
 async def test_every_wrong_key_runs_the_same_function_calls() -> None:
-    """A timing probe finds nothing: a key is hashed and looked up, and no step knows how near it was."""
+    """It prevents timing probes: a key is hashed and looked up, and no step depends on how close a guess is."""
     async with guarded() as one:
         flipped = GOOD[:-1] + "a"
         keys = ["?" * len(GOOD), flipped, "x" + GOOD[1:], REVOKED, EXPIRED, READER]
@@ -168,7 +168,7 @@ async def test_every_wrong_key_runs_the_same_function_calls() -> None:
 
 
 def guesses(seed: int) -> Iterable[bytes]:
-    """Requests with random keys, pipelined in batches of 50; every guess has a head that was never seen."""
+    """Yield requests with random keys, pipelined in batches of 50; each has a new head."""
     chance = random.Random(seed)
     for _ in range(PER_ROUND // 50):
         keys = (f"Authorization: Bearer pl-{chance.randbytes(32).hex()}" for _ in range(50))
@@ -177,7 +177,7 @@ def guesses(seed: int) -> Iterable[bytes]:
 
 @pytest.mark.case("46")
 async def test_random_keys_do_not_grow_memory_caches_or_metrics() -> None:
-    """After the first 2,000, further 8,000 leave memory, caches and metrics as they are."""
+    """After the first 2,000, 8,000 more leave memory, caches and metrics unchanged."""
     async with guarded() as one:
         client, seen = await one.client(), list[tuple[int, int, int]]()
         for seed in range(ROUNDS):
@@ -199,7 +199,7 @@ async def test_random_keys_do_not_grow_memory_caches_or_metrics() -> None:
 
 @pytest.mark.case("46")
 async def test_revoked_key_is_rejected_at_once_on_an_open_connection() -> None:
-    """The head that came with it is remembered (`cached_head`), who it was is not. What runs goes on."""
+    """The parsed head is cached (`cached_head`), the identity is not. Running requests continue."""
     scripts = [(OK,), (STREAM_HEAD + delta("a"), HOLD, delta("b")), (OK,)]
     async with ScriptedEngine(*scripts) as engine, guarded(engine.address) as one:
         kept, running = await one.client(), await one.client()
@@ -232,7 +232,7 @@ async def test_key_expires_at_its_expiry_time(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.case("46")
 async def test_keys_never_appear_in_responses_events_metrics_or_upstream(tmp_path: Path) -> None:
-    """In header, query, path or body, good or not: not in answers, events or metrics, and not to an engine."""
+    """In header, query, path or body, valid or not, keys are absent from responses, events, metrics and engines."""
     sink = os.open(tmp_path / "events", os.O_RDWR | os.O_CREAT)
     async with ScriptedEngine((OK,)) as engine:
         async with guarded(engine.address, events=sink) as one:

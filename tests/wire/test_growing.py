@@ -1,4 +1,4 @@
-"""Forms that go on to an engine while they come: on real sockets, with engines that tell what has come to them."""
+"""Forms that are forwarded to an engine while they arrive: real sockets, and engines that report received bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SOUND = PART % (b"file", b'; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\
 END = b"--b--\r\n"
 FORM = NAMED + SOUND + END
 CLOCK_S = 3.0
-"""Of a body that stops: its first half must be with the engine before, also on a machine without CPU to spare."""
+"""Timeout of a body that stops: its first half must reach the engine before, also on a busy machine."""
 
 
 def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
-    """Sends a head and some of its body."""
+    """Send a head and part of its body."""
     head = ["POST /v1/audio/transcriptions HTTP/1.1", "host: x", "content-type: multipart/form-data; boundary=b"]
     client.send("\r\n".join([*head, f"content-length: {length}", *lines, "", ""]).encode() + first)
 
@@ -33,7 +33,7 @@ def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
 async def begun(
     engine: Reading, form: bytes = FORM, part: int = MIB, *lines: str, limits: Limits | None = None
 ) -> AsyncIterator[tuple[Rig, Client]]:
-    """A gateway, and a client that has sent so much of a form, of which some is with the engine."""
+    """Start a gateway and a client that has sent part of a form, some of which the engine has received."""
     async with engine, rig(engine.address, limits=limits or Limits()) as one:
         client = await one.client()
         begin(client, len(form), form[:part], *lines)
@@ -43,7 +43,7 @@ async def begun(
 
 
 async def nothing_left(one: Rig) -> None:
-    """No Call, no room taken."""
+    """Assert that no request remains and no memory is reserved."""
     await one.settled()
     async with asyncio.timeout(60):
         while one.front.room.held_bytes:
@@ -63,7 +63,7 @@ def test_streaming_body_equals_edited_body_at_any_chunk_boundaries() -> None:
                 pieces.add(text[at : at + 5])
                 growing.ready = max(edit.end, at + 5)
                 if pieces.size < growing.ready:
-                    continue  # not before all that is changed has come
+                    continue  # not before all edited bytes have arrived
                 while found := growing.take(len(out), size):
                     assert 0 < sum(map(len, found)) <= size
                     out += b"".join(found)
@@ -143,7 +143,7 @@ async def test_stalled_upload_releases_its_slot_at_the_streaming_timeout(monkeyp
 
 
 async def test_slow_form_is_buffered_until_complete() -> None:
-    """At its pace the rest would not come soon."""
+    """At its rate the rest would not arrive soon."""
     async with Reading(OK) as engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:100])
@@ -160,7 +160,7 @@ async def test_slow_form_is_buffered_until_complete() -> None:
 
 
 class Eager(Played):
-    """An engine that begins its answer with the first bytes, and ends it when it has got all."""
+    """An engine that starts its response on the first bytes, and ends it when it has received all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ async def test_engine_that_responds_early_receives_the_rest_of_the_body(name: by
 
 
 async def test_early_engine_error_during_a_form_of_many_parts_is_relayed() -> None:
-    """What was held for a further turn is not gone on with."""
+    """The part that was deferred to a later loop iteration is not forwarded."""
     refused = document(b'{"error":{"message":"no"}}', "400 Bad Request")
     many = b"".join(PART % (b"x%d" % number, b"", b"y") for number in range(900))
     form = NAMED + PART % (b"file", b"", b"z" * 2 * MIB) + many + END

@@ -1,4 +1,4 @@
-"""Case 40: what a header may not do: forge what is ours, travel further than one connection, or come in twice."""
+"""Case 40: headers cannot forge ours, travel further than one connection, or repeat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOP_BY_HOP = (
     "TE: trailers, canary", "Trailer: canary", "Upgrade: canary", "Connection: x-canary, cache-control, accept",
     "X-Canary: canary",
 )  # fmt: skip
-"""RFC 9110, 7.6.1; the last two name what else must not travel."""
+"""RFC 9110, 7.6.1; the last two name further headers that must not be forwarded."""
 OURS = (
     "X-Pilotlight-Cold: canary",
     "X-Pilotlight-Tenant: canary",
@@ -71,7 +71,7 @@ KEYED = ("Authorization: Bearer {}", "authorization:   bearer  {}\t", "X-Api-Key
 @pytest.mark.case("40")
 @pytest.mark.parametrize("line", KEYED)
 async def test_identity_headers_do_not_override_the_tenant_of_the_api_key(line: str) -> None:
-    """Whatever else claims to say who it is, and also where `Connection` names the very header of the key."""
+    """Other identity headers are ignored, even if `Connection` names the header that carries the key."""
     hashed = {name: (KeyEntry(sha256=sha256(key.encode()).hexdigest()),) for name, key in KEYS.items()}
     tenants = tuple(TenantEntry(name=name, keys=keys) for name, keys in hashed.items())
     needed = FrontSettings(keys_needed=True)
@@ -99,7 +99,7 @@ REFUSED = (
 @pytest.mark.case("40")
 @pytest.mark.parametrize("line", REFUSED)
 async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> None:
-    """And the connection ends, for nobody can know what follows."""
+    """The connection is closed, because the bytes that follow are ambiguous."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(request("/v1/chat/completions", BODY, line) + request("/health", method="GET"))
@@ -112,7 +112,7 @@ async def test_repeated_header_or_line_break_in_value_is_rejected(line: str) -> 
 @pytest.mark.case("40")
 @pytest.mark.parametrize("name", ["X-A", "Cookie", "Authorization", "X-Request-Id", "Prefer", "User-Agent", "Accept"])
 async def test_large_header_gets_431_only_if_the_engine_would_receive_it(name: str) -> None:
-    """Those that engines get have to fit into a head that engines take: else one clear error, and no Call."""
+    """Headers that engines receive must fit into a head that they accept; otherwise one clear error and no request."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         client.send(request("/v1/chat/completions", BODY, f"{name}: {'a' * 8192}"))
@@ -136,7 +136,7 @@ ANSWERED = (
 
 @pytest.mark.case("40")
 async def test_client_receives_no_connection_or_forged_headers_of_the_engine() -> None:
-    """Whole, in pieces, and as an error."""
+    """Checked for whole, streamed and error responses."""
     whole = document(b"{}", "200 OK", *ANSWERED)
     pieces = (whole[:-1], whole[-1:])
     async with (
@@ -159,7 +159,7 @@ async def test_stream_has_no_connection_or_forged_headers_of_the_engine() -> Non
 
 
 async def told(client: Client) -> tuple[int, set[str]]:
-    """Status and header names of an answer, in which an engine's word is not to be found."""
+    """Return status and header names of a response, which must contain no text of the engine."""
     status, fields = await client.head()
     assert "canary" not in str(fields)
     assert "upstream;dur=" in fields["server-timing"]
@@ -168,12 +168,12 @@ async def told(client: Client) -> tuple[int, set[str]]:
 
 CONNECTIONS = 20
 _ID = re.compile(rb"\r\nx-request-id: [a-z0-9._-]+(?=\r\n)")
-"""The one thing of a request that is said again: an id of these letters alone."""
+"""The only part of a request that is echoed: an id of these characters alone."""
 
 
 @pytest.mark.case("39")
 async def test_error_responses_do_not_echo_the_request() -> None:
-    """Mutations of requests for a Model that does not exist, with a word in some place of each."""
+    """Mutations of requests for a Model that does not exist, each with a marker word somewhere."""
     die, inputs = random.Random(5), []
     for data in mutated(5, 600):
         named = data.replace(b"alias-m", b"canary").replace(b'"m"', b'"canary"').replace(b"/m/", b"/canary/")

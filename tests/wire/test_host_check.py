@@ -1,4 +1,4 @@
-"""The host check of the inference port: what a loopback listener without keys refuses, byte by byte."""
+"""The host check of the inference port: what a loopback listener without keys rejects, byte by byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOSTS, ORIGINS = "hosts in Settings", "cors.origins in Settings"
 
 
 async def status_of(one: Rig, lines: str) -> tuple[int, bytes]:
-    """Status and body of the answer to a head without a body, on a connection of its own."""
+    """Return status and body of the response to a head without a body, on a new connection."""
     client = await one.client()
     client.send(f"{lines}\r\n\r\n".encode())
     status, _, body = await client.answer()
@@ -95,7 +95,7 @@ async def test_host_check_is_off_with_required_keys_or_non_loopback_listener(
 
 
 def post(host: str, body: bytes = CALL, more: str = "", path: str = "/v1/chat/completions") -> bytes:
-    """A Call's bytes."""
+    """Return the bytes of one request."""
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -138,7 +138,7 @@ async def test_head_with_foreign_host_is_rejected_before_its_body(rest: str) -> 
 
 
 async def test_changed_settings_apply_to_a_repeated_request_on_one_connection() -> None:
-    """Also on the same connection, where the same bytes are not parsed again."""
+    """It holds also on the same connection, where the same bytes are not parsed again."""
     version = 1
     async with ScriptedEngine(*[(OK,)] * 4) as engine, rig(engine.address, host_check=True) as one:
         client = await one.client()

@@ -1,6 +1,6 @@
-"""A body that the gateway takes means the same to other JSON decoders: Go's, which ignores case, and Python's.
+"""An accepted body has the same meaning for other JSON decoders: Go's, which ignores case, and Python's.
 
-Both take the last of several members. The gateway must refuse what they would read in another way.
+Both use the last of repeated members. The gateway must reject what they would read differently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Go:
         self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def read(self, bodies: list[bytes]) -> list[dict[str, Any]]:
-        """What it takes these bodies for."""
+        """Return how it decodes these bodies."""
         said, _ = self._process.communicate(b"".join(body + b"\n" for body in bodies), timeout=120)
         return [json.loads(line) for line in said.splitlines()]
 
@@ -48,7 +48,7 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Go:
 
 
 def spelled(name: str, draw: random.Random) -> str:
-    """A name in JSON, sometimes with other case, with letters that fold to its own, or escaped."""
+    """Return a JSON name, sometimes with other case, with letters that fold to its own, or with escapes."""
     if draw.random() < 0.7:
         return f'"{name}"'
     letters = []
@@ -59,7 +59,7 @@ def spelled(name: str, draw: random.Random) -> str:
 
 
 def value(name: str, draw: random.Random) -> str:
-    """A value for a member, mostly of its type."""
+    """Return a value for a member, mostly of its type."""
     if name == "stream_options":
         return f"{{{spelled('include_usage', draw)}:{draw.choice(('true', 'false'))}}}"
     booleans = name in {"stream", "include_usage"}
@@ -67,7 +67,7 @@ def value(name: str, draw: random.Random) -> str:
 
 
 def body(draw: random.Random) -> bytes:
-    """An object of some members, in any order, also repeated."""
+    """Return an object with some members, in any order and possibly repeated."""
     names = ["model", *draw.choices(NAMES, k=draw.randint(0, 4))]
     draw.shuffle(names)
     return f"{{{','.join(f'{spelled(name, draw)}:{value(name, draw)}' for name in names)}}}".encode()

@@ -1,4 +1,4 @@
-"""Large bodies on real sockets: read and sent in pieces, edited where they lie, and nobody waits for them."""
+"""Large bodies on real sockets: read and sent in pieces, edited in place, without delaying other requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.rig import MODEL, rig
 
 
 def got(engine: ScriptedEngine, number: int = 0) -> bytes:
-    """The body that the engine got; its length is what its head says."""
+    """Return the body that the engine received; its length must match its head."""
     head, _, sent = engine.requests[number].partition(b"\r\n\r\n")
     assert b"content-length: %d\r\n" % len(sent) in head
     return sent
@@ -139,7 +139,7 @@ async def test_engine_that_does_not_read_is_released_when_the_client_disconnects
     came = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reader._transport.pause_reading()  # type: ignore[attr-defined]  # nothing public stops a reader
+        reader._transport.pause_reading()  # type: ignore[attr-defined]  # there is no public way to pause a reader
         came.set()
         await left.wait()
         writer.transport.abort()

@@ -1,7 +1,7 @@
-"""What is left when a Call ends just as something else happens: no Slot, no connection, no task, no body.
+"""No slot, connection, task or body leaks if a request ends at the same moment as another event.
 
-Engine, gateway and clients are in one event loop, so "just as" is counted in turns of it: each pair of events is tried
-with every number of turns between them, in both orders.
+Engine, gateway and clients share one event loop, so moments are counted in loop iterations: each pair of events is
+tried with every number of iterations between them, in both orders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.kit.waiting import until
 
 TURNS = range(13)
 CONNECT_S_MAX = 60.0
-"""From a client's bytes to the engine and back takes about ten."""
+"""A round trip from a client to the engine takes about ten."""
 
 
 def pools(one: Rig) -> list[Pool]:
@@ -43,7 +43,7 @@ def pools(one: Rig) -> list[Pool]:
 
 
 def left(one: Rig) -> dict[str, int]:
-    """What is there of Calls, by kind; kept connections that are idle are none of it."""
+    """Return what remains of requests, by kind; idle kept connections do not count."""
     found = {
         "calls": sum(waiting + running for _, waiting, running in one.front.dispatch.counts()),
         "exchanges": len(one.front._exchanges),
@@ -61,12 +61,12 @@ async def nothing_left(one: Rig) -> None:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left until the clock of a connect ends it is found, and not what a busy machine takes its time for."""
+    """Raise the connect timeout, so that leaks that last until it fires are found even on a busy machine."""
     monkeypatch.setattr(pool, "CONNECT_S_MAX", CONNECT_S_MAX)
 
 
 async def parked(one: Rig, number: int = 1) -> None:
-    """Until so many Calls wait."""
+    """Wait until this many requests are queued."""
     await until("they wait", lambda: sum(w for _, w, _ in one.front.dispatch.counts()) == number, every_s=0.001)
 
 
@@ -96,7 +96,7 @@ async def test_disconnect_while_a_slot_is_assigned_leaks_no_slot(first: str, str
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_disconnect_during_a_response_leaks_no_slot_or_request(warm: bool) -> None:
-    """At any turn between its request and the end of a stream, on a fresh connection and on a kept one."""
+    """At any iteration between its request and the end of a stream, on a new connection and on a reused one."""
     async with ScriptedEngine((STREAM,)) as engine, rig(engine.address, slots=1) as one:
         for number in range(3 * len(TURNS)):
             if warm:
@@ -130,7 +130,7 @@ async def test_disconnect_before_retry_cancels_the_retry() -> None:
 @pytest.mark.parametrize("how", ["close", "abort"])
 @pytest.mark.parametrize("first", ["closes", "call"])
 async def test_reused_connection_closed_by_engine_is_replaced_without_retry(first: str, how: str) -> None:
-    """The Call is answered, on a fresh connection if need be; that is no move and costs nobody a retry."""
+    """The request is answered, on a new connection if need be; this is not a retry and uses no retry budget."""
     async with PlainEngine() as engine, rig(engine.address, slots=1) as one:
         client = await one.client()
         for number in TURNS:
@@ -153,7 +153,7 @@ async def test_reused_connection_closed_by_engine_is_replaced_without_retry(firs
 
 
 async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() -> None:
-    """Else it would have more Calls than Slots, if only for a moment: a kept connection is faster than a close."""
+    """Otherwise it would briefly have more requests than slots: a kept connection is faster than a close."""
     async with PlainEngine() as engine, rig(engine.address, slots=2) as one:
         waiting, leaving = await one.client(), await one.client()
         for client in (waiting, leaving):
@@ -163,7 +163,7 @@ async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() ->
         warm = await one.client()
         warm.call()
         await warm.answer()
-        one.routes(engine.address, slots=2)  # there is a kept connection, and all Slots are in use
+        one.routes(engine.address, slots=2)  # there is a kept connection, and all slots are in use
         warm.call()
         await parked(one)
         engine.notes.clear()
@@ -172,11 +172,11 @@ async def test_engine_sees_the_disconnect_before_it_gets_the_queued_request() ->
         assert engine.notes == ["left 1", "asked on 3"]
 
 
-# --- Routes, while a connection is being made ------------------------------------------------------------------------
+# --- routes that change during a connect -----------------------------------------------------------------------------
 
 
 async def test_replica_removed_during_connect_still_serves_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was granted stays granted; with the Call the Replica is forgotten."""
+    """A granted slot stays granted; the replica is forgotten when the request ends."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         connects = Connects(monkeypatch, engine.address)
@@ -226,7 +226,7 @@ async def test_disconnect_during_connect_to_a_removed_replica_leaks_no_slot(
 
 
 async def test_concurrent_connects_to_an_engine_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connect takes several times the memory of the connection that it makes; who left meanwhile takes no turn."""
+    """A connect needs several times the memory of the resulting connection; disconnected clients start no connect."""
     monkeypatch.setattr(pool, "CONNECTING_MAX", 3)
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         one.routes(engine.address, slots=20)
@@ -267,7 +267,7 @@ async def test_one_refused_connect_moves_all_requests_waiting_to_connect(
 
 
 async def test_request_sent_at_the_connect_timeout_is_retried_as_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock says that connecting took too long when the request is out: the engine may have it, so it is a move."""
+    """The timeout fires when the request is already sent: the engine may have it, so this counts as a retry."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         connects = Connects(monkeypatch, engine.address)
@@ -280,11 +280,11 @@ async def test_request_sent_at_the_connect_timeout_is_retried_as_a_reset(monkeyp
         await nothing_left(one)
 
 
-# --- what many leave -------------------------------------------------------------------------------------------------
+# --- many disconnecting clients --------------------------------------------------------------------------------------
 
 
 async def test_bodies_of_abandoned_requests_are_freed() -> None:
-    """Not even while one that waits before them keeps their places in the queue's clock."""
+    """It holds even while an earlier waiting request keeps their places in the queue's timer."""
     body_bytes, number = 4 << 20, 40
     async with ScriptedEngine((HOLD,)) as engine, rig(engine.address, slots=1) as one:
         (await one.client()).call()
@@ -307,7 +307,7 @@ async def test_bodies_of_abandoned_requests_are_freed() -> None:
 
 
 async def test_oversized_upstream_heads_are_rejected_before_queueing() -> None:
-    """Refusing each only when it is granted would grant the next inside, and so on: there is a bound to such depth."""
+    """If each were rejected only when granted, the next would be granted within that call, to an unbounded depth."""
     body = b'{"model":"m","messages":[]}'
     async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, slots=1) as one:
         first = await one.client()
@@ -332,7 +332,7 @@ SCRIPTS: list[Script] = [
 
 
 class AnyEngine(ScriptedEngine):
-    """Plays any of the scripts."""
+    """Runs any of the scripts."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__((OK,))
@@ -343,7 +343,7 @@ class AnyEngine(ScriptedEngine):
 
 
 async def one_call(one: Rig, chance: random.Random) -> None:
-    """A Call whose client leaves after some turns, unless it is answered before."""
+    """Send a request whose client disconnects after some iterations, unless it is answered before."""
     client = await one.client()
     client.call(stream=chance.random() < 0.5)
     ends = asyncio.ensure_future(client.reader.read(1))
@@ -358,7 +358,7 @@ async def one_call(one: Rig, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_failures_and_disconnects_leak_no_slot_or_connection(seed: int) -> None:
-    """Engines betray, clients leave, Replicas come and go; then all clients are gone."""
+    """Engines fail, clients disconnect, replicas come and go; finally all clients are gone."""
     chance = random.Random(seed)
     async with AnyEngine(chance) as ada, AnyEngine(chance) as bob, rig(ada.address) as one:
         calls: set[asyncio.Task[None]] = set()

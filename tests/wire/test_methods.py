@@ -1,4 +1,4 @@
-"""Methods that a path does not take: 405 with `Allow`. HEAD and preflights are answered apart."""
+"""Methods that a path does not support: 405 with `Allow`. HEAD and preflights are tested separately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kit.rig import rig
     ],
 )
 async def test_unsupported_method_gets_405_and_keeps_the_connection(method: str, path: str, allow: str) -> None:
-    """It says which methods the path takes, in the form of the path's dialect, key or not (RFC 9110, 15.5.6)."""
+    """The response lists the methods of the path in the format of its API, with or without a key (RFC 9110, 15.5.6)."""
     settings = FrontSettings(keys_needed=True, cors_origins=("*",))
     async with rig(settings=settings) as one:
         client = await one.client()

@@ -1,4 +1,4 @@
-"""What a client is told goes out once and in order, by whichever way; and never to another connection's client.
+"""Data for a client is sent once and in order, by either write path, and never to another connection's client.
 
 Also run on uvloop (test_relay_uvloop.py).
 """
@@ -27,7 +27,7 @@ SIZES = (1, 100, 5_000, WRITE_BUFFER_BYTES, 5 * WRITE_BUFFER_BYTES)
 
 @asynccontextmanager
 async def connected(one: Rig) -> AsyncIterator[tuple[socket.socket, Connection]]:
-    """A client with small buffers, and the gateway's end of it."""
+    """Connect a client with small buffers; yield it and the gateway's side of the connection."""
     known = set(one.front._connections)
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -46,7 +46,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def taken(client: socket.socket, most: int) -> bytes:
-    """What is there for the client, up to `most` bytes."""
+    """Return the bytes available to the client, up to `most`."""
     pieces: list[bytes] = []
     try:
         while most and (piece := client.recv(most)):
@@ -84,7 +84,7 @@ async def test_direct_and_buffered_writes_are_sent_in_order() -> None:
 
 
 async def test_write_after_close_reaches_no_client_with_the_same_socket_number() -> None:
-    """A number of a socket is given out again at once."""
+    """Socket numbers are reused at once."""
     ends: tuple[Callable[[Connection], None] | None, ...] = (
         Connection._close, Connection._abort, Connection._reset, Connection.let_go, None
     )  # fmt: skip
@@ -128,7 +128,7 @@ def is_closed(number: int) -> bool:
 
 
 async def test_write_to_a_reset_client_ends_the_connection() -> None:
-    """Its socket says so once; reading, which has stopped here, would not tell it."""
+    """The socket reports the reset only once; reading, which is paused here, would not report it."""
     async with rig() as one, connected(one) as (client, connection):
         connection._stop_reading()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -151,7 +151,7 @@ async def test_direct_writes_are_used_only_without_tls() -> None:
 
 
 async def test_connection_to_slow_client_closes_once_after_the_last_response() -> None:
-    """The last answer is made when the client has taken those before it: from within its transport's own write."""
+    """The last response is produced when the client has taken the earlier ones: within the transport's own write."""
     trouble: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
     async with rig() as one, connected(one) as (client, connection):

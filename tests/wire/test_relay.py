@@ -1,4 +1,4 @@
-"""The data plane on real sockets: a raw client, the real front and dispatch, an engine that plays scripts."""
+"""The data plane on real sockets: a raw client, the real front end and dispatch, an engine that runs scripts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_close_delimited_stream_is_relayed(minor: int) -> None:
 
 
 async def test_request_is_retried_if_engine_closes_after_the_response_head() -> None:
-    """Nothing but the close would say that the body is whole, and there is none: that is no empty answer."""
+    """Only the close would mark the body as complete, and there is no body: this is not an empty response."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
     async with ScriptedEngine((head, CLOSE), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
@@ -123,7 +123,7 @@ async def test_http_1_0_client_gets_close_delimited_response() -> None:
 
 
 async def test_engine_receives_the_cache_salt_of_the_tenant() -> None:
-    """Each Tenant has a salt of its own, whatever it sends; only where the engine keeps caches apart by it."""
+    """Each Tenant has its own salt, whatever it sends, and only for engines that separate caches by it."""
     keys = {name: f"key-of-{name}" for name in ("acme", "lab")}
     tenants = tuple(
         TenantEntry(name=TenantName(name), keys=(KeyEntry(sha256=sha256(key.encode()).hexdigest()),))

@@ -1,4 +1,4 @@
-"""The data plane's tests once more on uvloop, which serves in production and closes and resets in its own way."""
+"""The data plane tests on uvloop, which is used in production and closes and resets connections differently."""
 
 from __future__ import annotations
 

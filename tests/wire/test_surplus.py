@@ -1,6 +1,6 @@
-"""Engines that send more than their answers: the next Call does not get what was left of the last one.
+"""Engines that send more than their responses: surplus bytes of one response do not reach the next request.
 
-How much of that can be told is said in SECURITY.md: a surplus that comes after the next request went out cannot be.
+SECURITY.md states the limit of detection: surplus that arrives after the next request was sent is not detectable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POISON = document(b'{"poison":true}')
 
 
 def idle(one: Rig) -> int:
-    """Kept connections to engines."""
+    """Return the number of kept connections to engines."""
     return sum(len(pool._idle) for pool in one.front.upstreams._pools.values())
 
 
@@ -28,7 +28,7 @@ async def answered(client: Client) -> bytes:
 
 
 async def test_bytes_on_an_idle_engine_connection_close_the_connection() -> None:
-    """The next Call has a fresh connection and its own answer."""
+    """The next request uses a new connection and gets its own response."""
     async with PlainEngine() as engine, rig(engine.address) as one:
         client = await one.client()
         assert await answered(client) == b'{"ok":true}'
@@ -40,7 +40,7 @@ async def test_bytes_on_an_idle_engine_connection_close_the_connection() -> None
 
 
 async def test_connection_with_surplus_bytes_is_not_used_for_the_next_request() -> None:
-    """A Call that comes in the same turn takes none that is about to be closed."""
+    """A request in the same loop iteration does not use a connection that is about to be closed."""
     async with PlainEngine() as engine, rig(engine.address) as one:
         client = await one.client()
         await answered(client)
@@ -52,7 +52,7 @@ async def test_connection_with_surplus_bytes_is_not_used_for_the_next_request() 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_engine_that_sent_surplus_bytes_gets_a_connection_per_request(stream: bool) -> None:
-    """It may do so again, later than can be seen."""
+    """The engine may do so again, too late to be detected."""
     async with ScriptedEngine((OK + POISON,), (OK,)) as engine, rig(engine.address) as one:
         client = await one.client()
         for number in range(1, 5):

@@ -1,4 +1,4 @@
-"""TLS on real sockets: the tests of the data plane once more over it, handshakes and their bounds, engines with TLS."""
+"""TLS on real sockets: the data plane tests over it, handshakes and their limits, engines with TLS."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.wire import test_faults as faults
 from tests.wire import test_relay as relay
 
 OTHERWISE = {"test_connections_per_address_are_limited"}
-"""What is told apart here: over TLS one too many does not even get a handshake."""
+"""Tested separately here: over TLS, a surplus connection does not even get a handshake."""
 PLAIN = {
     name: test
     for module in (edge, faults, relay)
@@ -46,7 +46,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
 def run(loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Runs a test on a loop of its own; nothing may be left for that loop's last resort."""
+    """Run a test on its own loop; no exception may reach that loop's exception handler."""
     unseen: list[dict[str, object]] = []
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: unseen.append(context))
@@ -74,7 +74,7 @@ def test_client_disconnect_ends_engine_work_over_tls(script: int, how: str) -> N
 
 
 async def ended(client: Client) -> bytes:
-    """What comes until the connection ends, in whichever way."""
+    """Return what arrives until the connection ends, in whichever way."""
     try:
         return await client.rest()
     except ConnectionError:
@@ -82,7 +82,7 @@ async def ended(client: Client) -> bytes:
 
 
 async def healthy(one: Rig) -> bool:
-    """Whether a new client is served."""
+    """Return whether a new client is served."""
     client = await one.client()
     client.send(HEALTH)
     try:
@@ -142,7 +142,7 @@ def test_disconnect_before_handshake_frees_the_connection_slot(loop: Loop) -> No
 
 
 def own_sides(folder: Path) -> Sides:
-    """The listener's side as the product makes it."""
+    """Return the listener's side as the product builds it."""
     pair = write(folder, "edge", leaf(OURS))
     return Sides(certificates.build_server_context(Identity(cert=pair.cert, key=pair.key)), sides().client)
 
@@ -153,7 +153,7 @@ def test_only_tls_1_2_or_newer_with_http_1_1_is_accepted(tmp_path: Path) -> None
         context.set_alpn_protocols(["h2", "http/1.1"])
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # which is why we refuse it
+            warnings.simplefilter("ignore", DeprecationWarning)  # which is why the gateway rejects it
             context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, newest
         return context
 
@@ -205,7 +205,7 @@ def test_drain_does_not_wait_for_tls_close_of_idle_clients(loop: Loop, monkeypat
             client = await one.client()
             client.send(HEALTH)
             await client.answer()
-            cast("asyncio.Transport", client.writer.transport).pause_reading()  # as in a pool: nobody reads
+            cast("asyncio.Transport", client.writer.transport).pause_reading()  # as in an idle pool
             async with asyncio.timeout(60):
                 await one.front.drain(60)
 
@@ -232,7 +232,7 @@ def test_stop_closes_connections_in_handshake(loop: Loop) -> None:
 async def engine_of(
     server: ssl.SSLContext, address: str = "https://{}", trusted: str = OURS
 ) -> AsyncIterator[tuple[ScriptedEngine, Rig]]:
-    """An engine with that side of TLS, under an address, and a gateway that trusts an authority."""
+    """Start an engine with that side of TLS at an address, and a gateway that trusts an authority."""
     async with ScriptedEngine((OK,), tls=server) as engine, rig() as one:
         one.trust = sides(OURS, trusted).client
         one.routes(address.format(engine.address.removeprefix("https://")))
@@ -240,7 +240,7 @@ async def engine_of(
 
 
 async def answered(one: Rig) -> tuple[int, bytes]:
-    """Status and body of one Call."""
+    """Return status and body of one request."""
     client = await one.client()
     client.call()
     status, _, body = await client.answer()

@@ -1,5 +1,5 @@
-"""Whatever is in a large body, or in an answer, it is read and sent in many short turns of the loop: nobody else waits
-for it.
+"""Large bodies and responses are processed in many short loop iterations, whatever they contain.
+Other requests are not delayed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.kit.rig import Client, rig
 T = TypeVar("T")
 
 CALLBACK_S_MAX = 0.05
-"""Of CPU; the aim is a tenth of it (bench/stalls.py), but neighbours on a busy machine cost CPU, too."""
+"""CPU time; the target is a tenth of it (bench/stalls.py), but other load on the machine costs CPU, too."""
 
 
 class Clock:
-    """CPU time of the longest call."""
+    """Measures the CPU time of the longest call."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -39,7 +39,7 @@ class Clock:
 
 
 class Timed(asyncio.Protocol):
-    """A protocol with a clock around it."""
+    """A protocol that measures each callback."""
 
     def __init__(self, inner: asyncio.Protocol, clock: Clock) -> None:
         self._inner, self._timed = inner, clock.timed
@@ -64,7 +64,7 @@ class Timed(asyncio.Protocol):
 
 
 class Counted(asyncio.Protocol):
-    """An engine's connection, and what was read from it."""
+    """An engine's connection, which counts what was read from it."""
 
     def __init__(self, inner: asyncio.Protocol, reads: list[int]) -> None:
         self._inner, self._reads = inner, reads
@@ -91,7 +91,7 @@ USAGE = USAGE_EVENT.split(b"\r\n")[1]
 async def test_response_in_tiny_chunks_is_relayed_over_several_loop_iterations(
     *, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a MiB of the smallest chunks that there are, the usage chunk in the middle of them."""
+    """Half a MiB of the smallest possible chunks, with the usage chunk in the middle."""
     crumbs = CRUMBS * 200
     loop, reads, turns = asyncio.get_running_loop(), list[int](), list[str]()
     soon = loop.call_soon
@@ -142,7 +142,7 @@ async def test_abort_of_a_connection_during_body_parsing_raises_no_exception() -
 async def test_no_event_loop_callback_for_a_hostile_body_exceeds_its_time_limit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every callback of the gateway: bytes of the client, further turns, and sending to the engine."""
+    """Checked in every callback of the gateway: client bytes, later loop iterations, and writes to the engine."""
     clock, loop = Clock(), asyncio.get_running_loop()
     async with ScriptedEngine((OK,)) as engine, rig(engine.address) as one:
         server = await loop.create_server(lambda: Timed(one.front.connection(), clock), "127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""Clients that do not read, that promise much, or that send much at once: what they cost is bounded."""
+"""Clients that do not read, that announce large bodies, or that send much at once: their cost is bounded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MIB = 1 << 20
 
 
 async def poured(one: Rig, piece: bytes) -> tuple[int, int]:
-    """Sends pieces, each a segment of its own, and reads nothing, until the connection ends: (pieces sent, the most
-    that waited for the client).
+    """Send pieces, each in its own segment, without reading, until the connection ends.
+    Return the pieces sent, and the most that was buffered for the client.
     """
     loop, most, sent = asyncio.get_running_loop(), 0, 0
     with socket.socket() as client:
@@ -59,7 +59,7 @@ async def test_client_that_reads_no_response_is_disconnected(piece: bytes) -> No
 
 
 async def test_announced_small_bodies_take_no_memory_budget_until_received() -> None:
-    """Each connection says that 256 KiB will come, and sends one byte of them."""
+    """Each connection announces 256 KiB and sends one byte."""
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=Limits(memory_bytes=64 * MIB)) as one:
         one.at_ease()
         many = one.front.room.size_bytes // LARGE_BYTES + 20
@@ -120,14 +120,14 @@ async def test_request_with_too_many_pipelined_bytes_is_rejected() -> None:
 
 
 def cuts(data: bytes) -> list[list[bytes]]:
-    """Byte by byte, and the head apart."""
+    """Return the data split byte by byte, and split after the head."""
     head = data.find(b"\r\n\r\n") + 4
     return [[data[at : at + 1] for at in range(len(data))], [data[:head], data[head:]] if head > 3 else [data]]
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/nowhere", b"/v1/models"])
 async def test_corpus_responses_do_not_depend_on_read_boundaries(path: bytes) -> None:
-    """But for one thing: what the head alone refuses is said before its body is seen to be wrong, and ends it."""
+    """One exception: a rejection of the head precedes the detection of an invalid body and ends the connection."""
     async with rig(limits=Limits(body_bytes_max=MIB)) as one:
         compared = 0
         for file in sorted(CORPUS.glob("*.http")):

@@ -1,4 +1,4 @@
-"""The request side of HTTP/1.1: strict, and the same however the bytes are cut."""
+"""The request side of HTTP/1.1: strict, and independent of how the bytes are split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\n"
 
 
 def one(data: bytes) -> Request:
-    """The only Request in the bytes."""
+    """Return the only request in the bytes."""
     seen = read_every_way(data)
     assert len(seen) == 1, seen
     assert isinstance(seen[0], Request), seen
@@ -30,7 +30,7 @@ def one(data: bytes) -> Request:
 
 
 def refused(data: bytes) -> CallError:
-    """The refusal that the bytes end in."""
+    """Return the error that the bytes end in."""
     seen = read_every_way(data)[-1]
     assert isinstance(seen, CallError), seen
     return seen

@@ -1,4 +1,4 @@
-"""One container as a local process group: started, probed, started again with growing pauses, ended with a grace."""
+"""One container as a local process group: started, probed, restarted with back-off, terminated with a grace period."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from tests.cluster.kubelet.probing import Prober
 
 Spec = dict[str, Any]
 AFTER_HOOK_S = 2.0
-"""Whatever is left of its grace after `preStop`, it has so long after its signal."""
+"""Minimum seconds between SIGTERM and SIGKILL, whatever `preStop` leaves of the grace period."""
 LASTED_S = 600.0
-"""A container that ran so long begins its pauses anew."""
+"""Seconds after which a running container resets its back-off."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
 class BackOff(NamedTuple):
-    """Seconds between restarts: the first, and the longest (a kubelet: 10 and 300)."""
+    """Seconds between restarts: initial and maximum (a kubelet: 10 and 300)."""
 
     first_s: float
     longest_s: float
 
 
 def now(*, micro: bool = False) -> str:
-    """As the API writes times."""
+    """Returns the current time in the API's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 
 
 class Container:
-    """Its state is that of `containerStatuses`; `changed` is called whenever it moves."""
+    """A container with the state of `containerStatuses`; `changed` is called after each state change."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Container:
         self._log = log
         self._prober = prober
         self.ip = prober.ip
-        """Its pod's."""
+        """The address of its pod."""
         self._environment = environment
         self._changed = changed
         self._here = here
-        """A word that names a path in the container, as it is meant on this machine."""
+        """Translates a word that contains a path in the container to the path on this machine."""
         self.state: Spec = {"waiting": {"reason": "ContainerCreating"}}
         self._last_state: Spec = {}
         self.started = self.ready = self.ending = False
@@ -69,7 +69,7 @@ class Container:
         self.process: asyncio.subprocess.Process | None = None
 
     def status(self) -> Spec:
-        """As the API has it."""
+        """Returns the entry of `containerStatuses`."""
         return {
             "name": self.spec["name"], "image": self.spec["image"], "imageID": self.spec["image"],
             "containerID": f"process://{self.process.pid}" if self.process else "", "state": self.state,
@@ -78,12 +78,12 @@ class Container:
         }  # fmt: skip
 
     def waits(self, reason: str, message: str) -> None:
-        """It cannot be started yet."""
+        """Sets the state `waiting`."""
         self.state = {"waiting": {"reason": reason, "message": message}}
         self._changed()
 
     async def run(self, policy: str, back_off: BackOff) -> None:
-        """Until it has ended for good."""
+        """Runs the container until it has terminated for good."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
@@ -101,10 +101,10 @@ class Container:
             self._restarts += 1
 
     async def _run_once(self) -> tuple[int, Spec]:
-        """(exit code, the state `terminated`)."""
+        """Runs the process once and returns (exit code, the state `terminated`)."""
         env = await self._environment(self.spec)
         words = [_expanded(word, env) for word in (*self.spec.get("command", []), *self.spec.get("args", []))]
-        words = words or ["sleep", "infinity"]  # there is no image whose own program could run
+        words = words or ["sleep", "infinity"]  # no image, so there is no entrypoint to run
         words, env = [self._here(word) for word in words], {name: self._here(env[name]) for name in env}
         began = now()
         with self._log.open("ab") as log:
@@ -124,10 +124,10 @@ class Container:
             code = await self.process.wait()
         finally:
             probes.cancel()
-            if self.process.returncode is None:  # its pod ended while it was being made: nobody else knows of it
+            if self.process.returncode is None:  # nothing else references a process started while its pod ended
                 self.signal(signal.SIGKILL)
                 await self.process.wait()
-        code = code if code >= 0 else 128 - code  # as a shell says signals
+        code = code if code >= 0 else 128 - code  # as a shell reports signals
         return code, _terminated(code, "Completed" if code == 0 else "Error", began)
 
     async def _probe(self) -> None:
@@ -159,18 +159,18 @@ class Container:
         self.signal(signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """To the whole process group."""
+        """Sends a signal to the whole process group."""
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def end_within(self, grace_s: float) -> None:
-        """From now on, or sooner where that was said before."""
+        """Shortens the remaining time to `grace_s`; never extends it."""
         self._end_s = min(self._end_s, time.monotonic() + grace_s)
         self._sooner.set()
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL when its time is over (`end_within`); it is not started again."""
+        """Sends SIGTERM, then SIGKILL when the grace period is over (`end_within`); there is no restart."""
         self.ending = True
         if self.process is None or self.process.returncode is not None:
             return
@@ -188,7 +188,7 @@ class Container:
         self.ready = False
 
     async def _over_within(self, over: asyncio.Task[int], until_s: float) -> None:
-        """Waits for the process until then, or until its time is over."""
+        """Waits for the process until that time or until its grace period is over."""
         while not over.done() and (left_s := min(self._end_s, until_s) - time.monotonic()) > 0:
             self._sooner.clear()
             sooner = asyncio.create_task(self._sooner.wait())
@@ -201,7 +201,7 @@ def _terminated(code: int, reason: str, began: str) -> Spec:
 
 
 def _expanded(word: str, env: dict[str, str]) -> str:
-    """$(NAME), as Kubernetes has it."""
+    """Expands $(NAME) as Kubernetes does."""
     return re.sub(r"\$\(([\w.]+)\)", lambda match: env.get(match[1], match[0]), word)
 
 

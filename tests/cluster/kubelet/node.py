@@ -1,7 +1,7 @@
-"""A kubelet for tests: it registers one Node and runs the pods that are bound to it as local processes.
+"""A kubelet for tests: registers one Node and runs the pods that are bound to it as local processes.
 
-Owns the node's Lease, its addresses and its pods. Scheduler, ReplicaSets, EndpointSlices and garbage collection are the
-real ones. There is no container: the command must exist on this machine, and a GPU is only a number.
+Manages the node's Lease, addresses and pods. Scheduler, ReplicaSets, EndpointSlices and garbage collection are real.
+There are no containers: the command must exist on this machine, and a GPU is only a number.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.cluster.kubelet.pod import Pod
 HEARTBEAT_S, LEASE_S = 1.0, 40
 QUICK = BackOff(0.2, 5.0)
 CONTROLLERS_S_MAX = 90.0
-"""After an API server that was away controllers come back one by one, each after up to half a minute and more."""
+"""After an API server outage, controllers recover one by one, each after up to half a minute or more."""
 LATE_S = 5.0
-"""An address is given out again so late, as network plug-ins do: a router with an old list must not meet the next."""
+"""Delay before an address is reused, as in network plugins: a router with a stale list must not reach the next pod."""
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
 class Node:
-    """One node. `number` makes its addresses: 10.244.NUMBER.x. `amounts`: what it has beside CPU and memory."""
+    """One node. `number` determines its addresses: 10.244.NUMBER.x. `amounts`: resources besides CPU and memory."""
 
     def __init__(  # noqa: PLR0917  a test names them in this order
         self,
@@ -61,17 +61,17 @@ class Node:
         self._works: list[asyncio.Task[None]] = []
         self.session: aiohttp.ClientSession
         self.on_container: Callable[[str, Container], None] = lambda _pod, _container: None
-        """Hears of each that is made, with its pod's name."""
+        """Called for each new container with its pod's name."""
         self.shown: dict[str, Path] = {}
-        """Folders of this machine that stand for those of the node (hostPath), by the node's paths."""
+        """Node paths (hostPath) -> the folders of this machine that stand for them."""
         self.silent = False
-        """Cut off: its processes go on, and it neither reports nor listens."""
+        """Simulates a partition: processes continue, but the node neither reports nor watches."""
         self._ready, self._boots, self._runtime = True, 1, "process"
         self._telling = asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
-        """Registered, and ready for pods; at the end its processes are gone, and so is its object."""
+        """Registers the node and yields when it accepts pods; at the end kills its processes and deletes its object."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as self.session:
             await self._register()
             pods = Watched(
@@ -89,28 +89,28 @@ class Node:
                     await self.api.delete(f"/api/v1/nodes/{self.name}")
 
     def fall_silent(self) -> None:
-        """As a node whose network is gone."""
+        """Simulates a node whose network is down."""
         self.silent = True
         for work in self._works:
             work.cancel()
 
     async def has(self, amounts: Mapping[str, str]) -> None:
-        """What a device plug-in says when a GPU comes or goes."""
+        """Updates the node's resources, as a device plugin does when a GPU is attached or detached."""
         self._amounts = dict(amounts)
         await self._tell()
 
     async def runs(self, runtime: str) -> None:
-        """What it says that its containers are run by, whatever does."""
+        """Sets the reported container runtime."""
         self._runtime = runtime
         await self._tell()
 
     async def restarts(self, *, over: bool) -> None:
-        """Its machine, on which there is no pod, goes down, or is up again."""
+        """Simulates a restart of its machine, which runs no pod: down, or with `over` up again."""
         self._ready = over
         self._boots += over
         await self._tell()
 
-    # --- its object --------------------------------------------------------------------------------------------------
+    # --- Node object -------------------------------------------------------------------------------------------------
 
     async def _register(self) -> None:
         labels = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux", **self._labels}
@@ -123,7 +123,7 @@ class Node:
         await self.api.create(LEASES, {**self._lease(), "metadata": {"name": self.name}})
 
     async def _untainted(self) -> None:
-        """A new node may not be used until the controllers have seen it ready."""
+        """Waits until the controllers have observed the node as ready and removed its taints."""
         async with asyncio.timeout(CONTROLLERS_S_MAX):
             while True:
                 taints = (await self.api.get(f"/api/v1/nodes/{self.name}"))["spec"].get("taints", [])
@@ -132,7 +132,7 @@ class Node:
                 await asyncio.sleep(0.02)
 
     async def _tell(self) -> None:
-        """One after another: of two at once the older could be what stays."""
+        """Serializes status writes, so that an older write never overwrites a newer one."""
         async with self._telling:
             await self.api.patch(f"/api/v1/nodes/{self.name}/status", self._status(), STRATEGIC)
 
@@ -163,13 +163,13 @@ class Node:
                 await self._say_ready()
 
     async def _say_ready(self) -> None:
-        """Again, where the controllers have taken it for lost (the API server was away, or this machine was busy)."""
+        """Reports ready again if the controllers marked the node as lost (API server outage, or a busy machine)."""
         found = await self.api.get(f"/api/v1/nodes/{self.name}", resourceVersion="0")
         told = [one["status"] for one in found["status"].get("conditions", ()) if one["type"] == "Ready"]
         if told != [str(self._ready)]:
             await self._tell()
 
-    # --- its pods ----------------------------------------------------------------------------------------------------
+    # --- pods --------------------------------------------------------------------------------------------------------
 
     def _changed(self, changes: list[Change[Object]]) -> None:
         for _, old, new in changes:
@@ -190,6 +190,6 @@ class Node:
         return ip
 
     def forget(self, pod: Pod) -> None:
-        """It is gone."""
+        """Removes a pod that is gone."""
         self._pods.pop(pod.uid, None)
         asyncio.get_running_loop().call_later(self._late_s, self._taken.discard, pod.ip)

@@ -1,9 +1,9 @@
-"""One pod of the process kubelet: its address, its containers, and the status that it writes.
+"""One pod of the process kubelet: its address, its containers, and its status.
 
-Annotations order trouble: `kubelet.test/pull-seconds: "3"` (the image takes so long), `kubelet.test/image-error: "1"`
-(ImagePullBackOff for as long as it stands there, or another reason if it is one), `kubelet.test/out-of-memory: "1"`
-(who is killed was killed for memory), `kubelet.test/evicted: "1"` (its node needs the memory: it is killed now, and its
-address is not told any more).
+Annotations inject faults: `kubelet.test/pull-seconds: "3"` (duration of the image pull), `kubelet.test/image-error:
+"1"` (ImagePullBackOff while the annotation exists, or the value if it is another reason), `kubelet.test/out-of-memory:
+"1"` (killed containers report OOMKilled), `kubelet.test/evicted: "1"` (node-pressure eviction: the pod is killed now
+and its address is no longer reported).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 
 class Pod:
-    """Runs from its making until it is gone."""
+    """Runs from its creation until it is gone."""
 
     def __init__(self, node: Node, found: Object, ip: str) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class Pod:
         self._node.on_container(self.name, one)
         return one
 
-    # --- what it runs with -------------------------------------------------------------------------------------------
+    # --- environment of its containers -------------------------------------------------------------------------------
 
     async def _environment(self, spec: dict[str, Any]) -> dict[str, str]:
         env = {"PATH": os.environ["PATH"], "POD_IP": self.ip, "HOSTNAME": self.name}
@@ -89,7 +89,7 @@ class Pod:
             "status.podIP": self.ip, "status.hostIP": self._node.ip, "spec.nodeName": self._node.name,
         }[path]  # fmt: skip
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -108,7 +108,7 @@ class Pod:
                 group.create_task(one.run(policy, self._node.back_off))
 
     async def _mounted(self) -> None:
-        """What its volumes are made of may still come."""
+        """Waits for the sources of its volumes, which may be created later."""
         while True:
             try:
                 await self._volumes.make()
@@ -123,8 +123,8 @@ class Pod:
         return self.object["metadata"].get("annotations") or {}
 
     def seen(self, found: Object) -> None:
-        """It changed; perhaps it is to end, or somebody else wrote its readiness: the controllers do that of all pods
-        of a node that they take for lost.
+        """Handles a change of its object: a deletion, or readiness written by the controllers.
+        They mark all pods of a node as unready when they consider it lost.
         """
         self.object = found
         ready = [one["status"] for one in found.get("status", {}).get("conditions", []) if one["type"] == "Ready"]
@@ -142,14 +142,14 @@ class Pod:
             one.end_within(grace_s)
 
     def vanished(self) -> None:
-        """Its object is gone. Where nobody waited for that (it was deleted by force), its processes must go now."""
+        """Handles the deletion of its object. After a forced deletion its processes must be killed now."""
         if self._end is None:
             self._end = asyncio.create_task(self._abandon())
         else:
             self._node.forget(self)
 
     async def _terminate(self) -> None:
-        """As a kubelet does: the processes, the last status, then the object."""
+        """Terminates as a kubelet does: the processes, the last status, then the object."""
         await asyncio.gather(*(one.end() for one in self.containers))
         await self._stop()
         with contextlib.suppress(ApiError, UnreachableError):
@@ -164,7 +164,7 @@ class Pod:
         self._node.forget(self)
 
     async def kill(self) -> None:
-        """The node ends: nothing of it stays, and nobody is told."""
+        """Kills everything when the node stops, without a report."""
         if self._end is not None:
             self._end.cancel()
         for one in self.containers:
@@ -173,16 +173,16 @@ class Pod:
         await self._stop()
 
     async def _stop(self) -> None:
-        """Raises what went wrong in it: a pod that dies of a fault of this kubelet looks like one that never starts."""
+        """Raises errors of its own task: otherwise a fault of this kubelet looks like a pod that never starts."""
         self._task.cancel()
         (ended,) = await asyncio.gather(self._task, return_exceptions=True)
         if isinstance(ended, Exception):
             raise ended
 
-    # --- its status --------------------------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
-        """Writes the newest; what changes meanwhile is written next."""
+        """Writes the latest status; a change during the write triggers another one."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -190,7 +190,7 @@ class Pod:
                 return
             try:
                 await self._node.api.patch(f"{self.path}/status", self._status(), STRATEGIC)
-            except (ApiError, UnreachableError):  # gone, a namesake with another uid, a conflict: `vanished` ends it
+            except (ApiError, UnreachableError):  # deleted, another uid, or a conflict: `vanished` ends it
                 await self._again()
 
     async def _again(self) -> None:
@@ -198,7 +198,7 @@ class Pod:
         self._dirty.set()
 
     def _status(self) -> Object:
-        """A strategic merge patch: it keeps the scheduler's condition, and the uid guards against a namesake."""
+        """A strategic merge patch: it keeps the scheduler's condition, and the uid protects later pods of this name."""
         states = [one.state for one in self.containers]
         if OUT_OF_MEMORY in self._annotations():
             for state in states:

@@ -1,4 +1,4 @@
-"""Probes as a kubelet makes them: httpGet, tcpSocket and exec, with thresholds, delays and periods."""
+"""Probes as a kubelet runs them: httpGet, tcpSocket and exec, with thresholds, delays and periods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Spec = dict[str, Any]
 
 
 class Prober:
-    """Probes of containers at one address. `period_s` overrules what pods ask for (whole seconds, at least one)."""
+    """Probes containers at one address. `period_s` overrides the pods' periods (whole seconds, at least one)."""
 
     def __init__(self, ip: str, ports: dict[str, int], session: aiohttp.ClientSession, period_s: float | None) -> None:
         self.ip = ip
@@ -20,7 +20,7 @@ class Prober:
         self._period_s = period_s
 
     async def until(self, probe: Spec, *, good: bool, failures_max: int | None = None) -> bool:
-        """Probes until that was seen often enough in a row; False when it failed `failures_max` times before."""
+        """Probes until the threshold of consecutive results is reached; returns False after `failures_max` failures."""
         needed = probe.get("successThreshold", 1) if good else probe.get("failureThreshold", 3)
         in_a_row = failures = 0
         while True:
@@ -34,7 +34,7 @@ class Prober:
             await asyncio.sleep(self._period_s or probe.get("periodSeconds", 10))
 
     async def once(self, probe: Spec) -> bool:
-        """One look."""
+        """Runs one probe."""
         try:
             async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
                 if "httpGet" in probe:

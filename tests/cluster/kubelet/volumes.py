@@ -1,9 +1,8 @@
-"""A pod's volumes as folders of this machine: configMap, secret, emptyDir, projected with the pod's tokens; claims.
+"""A pod's volumes as local folders: configMap, secret, emptyDir, projected with the pod's tokens, and claims.
 
-Owns the folders. There is no mount here: where a container's words or variables name a path below a `mountPath`, they
-are given the folder instead. Files are written once, when the pod starts. Of the node's own folders (hostPath, and
-claims of local volumes) only what lies below those that a test names (`Node.shown`) is shown. Nothing keeps a process
-from writing to what is read-only.
+Manages the folders. Nothing is mounted: paths below a `mountPath` in a container's words or variables are replaced with
+the folder. Files are written once, when the pod starts. Of the node's own folders (hostPath, and claims of local
+volumes) only what lies below those that a test names (`Node.shown`) is visible. Read-only volumes are not enforced.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from tests.cluster.accounts import token
 
 Spec = dict[str, Any]
 OWN_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where clients look for the token, the authority and the namespace of their pod."""
+"""Where clients look up the token, the authority and the namespace of their pod."""
 
 
 class Volumes:
-    """Those of one pod. `field` reads a fieldPath of it."""
+    """The volumes of one pod. `field` reads a fieldPath of the pod."""
 
     def __init__(
         self, api: Api, found: Object, folder: Path, field: Callable[[str], str], shown: Mapping[str, Path]
@@ -39,7 +38,7 @@ class Volumes:
         self._base = f"/api/v1/namespaces/{self._metadata['namespace']}"
 
     async def make(self) -> None:
-        """Writes all files. Raises ApiError where a source is missing, as a kubelet waits then."""
+        """Writes all files. Raises ApiError if a source is missing, in which case a kubelet waits."""
         makers: dict[str, Callable[[Spec], Awaitable[dict[str, bytes]]]] = {
             "configMap": self._config_map, "secret": self._secret, "projected": self._projected, "emptyDir": _empty,
             "hostPath": self._host_path, "persistentVolumeClaim": self._claim,
@@ -61,7 +60,7 @@ class Volumes:
                 (self._folder / volume["name"]).symlink_to(path)
 
     def _of_host(self, source: Spec) -> Path | None:
-        """The folder of this machine that stands for it, if a test named one."""
+        """The local folder for a node path, if a test named one."""
         for prefix, folder in self._shown.items():
             path = str(source.get("path", ""))
             if f"{path}/".startswith(f"{prefix}/"):
@@ -81,7 +80,7 @@ class Volumes:
         return await self._host_path({**behind, "type": "Directory"})
 
     async def _behind(self, claim: str) -> Spec:
-        """The folder of a node that a claim means."""
+        """Returns the node folder to which a claim is bound."""
         found = await self._api.get(f"{self._base}/persistentvolumeclaims/{claim}")
         if found["status"].get("phase") != "Bound":
             raise ApiError(404, "NotFound", f"claim {claim} is not bound")
@@ -90,7 +89,7 @@ class Volumes:
         return folder
 
     def of(self, container: Spec) -> Callable[[str], str]:
-        """A container's words as they are meant on this machine."""
+        """Returns the function that translates a container's words to local paths."""
         places = {
             mount["mountPath"].rstrip("/"): str(self._folder / mount["name"] / mount.get("subPath", ""))
             for mount in container.get("volumeMounts", [])
@@ -102,7 +101,7 @@ class Volumes:
         return lambda word: pattern.sub(lambda match: places[match[1]], word)
 
     def kubeconfig(self, container: Spec) -> str | None:
-        """The way to the API server as the pod's own account, for a container that has its token."""
+        """Writes a kubeconfig with the pod's service account, for a container that has its token."""
         for mount in container.get("volumeMounts", []):
             if mount["mountPath"] == OWN_ACCOUNT:
                 return str(self._write_kubeconfig(self._folder / mount["name"]))
@@ -156,7 +155,7 @@ class Volumes:
         return files
 
     async def _token(self, wanted: Spec) -> dict[str, bytes]:
-        """Bound to the pod: it dies with it."""
+        """Returns a token that is bound to the pod and becomes invalid with it."""
         pod = {"kind": "Pod", "apiVersion": "v1", "name": self._metadata["name"], "uid": self._metadata["uid"]}
         spec: Spec = {"expirationSeconds": wanted.get("expirationSeconds", 3600), "boundObjectRef": pod}
         if "audience" in wanted:
@@ -170,7 +169,7 @@ async def _empty(_: Spec) -> dict[str, bytes]:
 
 
 def _chosen(files: dict[str, bytes], source: Spec) -> dict[str, bytes]:
-    """`items`: which of them, and under which names."""
+    """Applies `items`: selects files and their names."""
     if "items" not in source:
         return files
     return {item["path"]: files[item["key"]] for item in source["items"]}

@@ -19,7 +19,7 @@ from typing import Any
 
 COPY_BYTES, COPIES = 1 << 30, 4
 SCALE = 0.02
-"""Of the random weights: the standard deviation that transformers initialises with."""
+"""Standard deviation of the random weights, as in transformers' initialisation."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -71,7 +71,7 @@ def tensors(shape: dict[str, Any]) -> Shapes:
 
 
 def make(folder: Path, shape: dict[str, Any], device: str) -> int:
-    """Writes the model; the size of its weights in bytes."""
+    """Write the model; return the size of its weights in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(shape)))
     shapes, at, header = tensors(shape), 0, dict[str, object]()
@@ -105,7 +105,7 @@ def random_pieces(shapes: Shapes, device: str) -> Iterator[memoryview]:
 
 
 def rate(device: str) -> float:
-    """Bytes a second from pinned memory of the host to the device, the best of some copies; 0: there is no device."""
+    """Bytes per second from pinned host memory to the device, the best of some copies; 0: there is no device."""
     if not device.startswith("cuda"):
         return 0.0
     import torch
@@ -122,7 +122,7 @@ def rate(device: str) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Makes all models."""
+    """Make all models."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", type=json.loads, required=True)

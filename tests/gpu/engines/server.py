@@ -1,10 +1,10 @@
-"""A small OpenAI-format server for one model, started by path: standard library here, the model is a backend.
+"""A small OpenAI-compatible server for one model, started by path; standard library only, the model is a backend.
 
     server.py --port 8000 --name tiny --weights FOLDER --backend torch --phases FILE
 
-It also takes vLLM's command line (`serve FOLDER --served-model-name ...`), so that a script named `vllm` can start it.
-It listens when the model is loaded. Each phase of its start, and the first token of its first request, become one line
-of JSON in the phases file. The knobs --leak-mib, --worker-mib and --excess-mib make it misbehave.
+It also accepts vLLM's command line (`serve FOLDER --served-model-name ...`), so that a script named `vllm` can start
+it. It listens once the model is loaded. It writes each phase of its start, and the first token of its first request,
+as a line of JSON to the phases file. The options --leak-mib, --worker-mib and --excess-mib make it misbehave.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from typing import Protocol
 
 MIB = 1 << 20
 TOKENS_MAX = 16
-"""Of one answer, where the request does not say."""
+"""Tokens of one answer if the request sets no limit."""
 HOLDS = "import sys, time; sys.path[:0] = {paths!r}; import {backend} as b; b.hold({size}, {device!r}); time.sleep(600)"
 """The program of a worker process that only holds memory of the device."""
 
 
 class Phases:
-    """Appends to the phases file: what happened, in which process, at which moment (Unix seconds)."""
+    """Appends events with process and time (Unix seconds) to the phases file."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path, self._name = path, name
         self._lock = threading.Lock()
 
     def note(self, phase: str, at_s: float | None = None, **more: object) -> None:
-        """One line."""
+        """Append one line."""
         row = {"model": self._name, "pid": os.getpid(), "phase": phase, "at_s": at_s or time.time(), **more}
         with self._lock, self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -51,11 +51,11 @@ class Backend(Protocol):
         """The tokens of one answer. Several threads may call it at once."""
 
     def grow(self, size_bytes: int) -> None:
-        """Holds so many more bytes of the device until the process ends."""
+        """Allocate this many more bytes of the device until the process ends."""
 
 
 def options(argv: list[str]) -> argparse.Namespace:
-    """The command line, its own or vLLM's."""
+    """Parse the command line, its own or vLLM's."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     if argv[:1] == ["serve"]:
         argv = ["--weights", *argv[1:]]
@@ -80,14 +80,14 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 def started_s() -> float:
-    """When this process was started (Unix seconds; the kernel counts hundredths)."""
+    """Start time of this process (Unix seconds; the kernel counts hundredths)."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. `backend` and the rest are set on a subclass by `main`."""
+    """One connection. `main` sets `backend` and the other attributes on a subclass."""
 
     protocol_version = "HTTP/1.1"
     backend: Backend
@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
     answered: threading.Event
 
     def do_GET(self) -> None:
-        """Health and the list of models."""
+        """Answer health checks and the list of models."""
         if self.path == "/health":
             self._json(200, {"status": "ok"})
         elif self.path == "/v1/models":
@@ -106,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json(404, {"error": {"message": f"no such path: {self.path}", "type": "not_found"}})
 
     def do_POST(self) -> None:
-        """One completion, streamed or not."""
+        """Answer one completion, streamed or not."""
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         chat = self.path == "/v1/chat/completions"
         if not chat and self.path != "/v1/completions":
@@ -124,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._whole("".join(words), chat=chat)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the phases file says what matters."""
+        """Log nothing: the phases file has the relevant events."""
 
     def _tokens(self, prompt: bytes, tokens: int) -> Iterator[int]:
         for token in self.backend.generate(prompt, tokens):
@@ -177,13 +177,13 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Ignores clients that disconnect; reports any other error."""
+        """Ignore clients that disconnect; report any other error."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 def start_worker(arguments: argparse.Namespace) -> None:
-    """A process in a session of its own that holds memory and does not end with this one."""
+    """Start a process in a session of its own that holds memory and does not end with this one."""
     paths = [str(Path(__file__).parent), *sys.path]
     size = arguments.worker_mib * MIB
     program = HOLDS.format(paths=paths, backend=arguments.backend, size=size, device=arguments.device)
@@ -191,7 +191,7 @@ def start_worker(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Loads the model, then serves it until a signal ends the process."""
+    """Load the model, then serve it until a signal ends the process."""
     arguments = options(argv)
     phases = Phases(arguments.phases, arguments.name)
     phases.note("process", started_s())

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulated"))
 import pynvml
 
 CONTEXT_BYTES = 64 << 20
-"""What a CUDA context takes of the device."""
+"""Device memory of a CUDA context."""
 ROW_BYTES = 4096
-"""Of one token in the cache."""
+"""Cache size of one token."""
 TOKEN_S = 0.002
 READ_BYTES = 8 << 20
 
@@ -29,24 +29,24 @@ class Model:
         self.grow(size_bytes)
 
     def generate(self, prompt: bytes, tokens: int) -> Iterator[int]:
-        """Counts up from the prompt's length."""
+        """Count up from the prompt's length."""
         for number in range(tokens):
             time.sleep(TOKEN_S)
             yield len(prompt) + number
 
     def grow(self, size_bytes: int) -> None:
-        """Holds so many more bytes."""
+        """Allocate this many more bytes."""
         with self._lock:
             pynvml.allocate(self._bytes + size_bytes)
             self._bytes += size_bytes
 
     def used_bytes(self) -> int:
-        """What this process holds of the device."""
+        """Device memory of this process."""
         return self._bytes
 
 
 def load(arguments: argparse.Namespace, phases: Any) -> Model:
-    """The phases of the real backend, in less time."""
+    """Run the phases of the real backend, in less time."""
     phases.note("torch")
     model = Model(CONTEXT_BYTES)
     phases.note("context")
@@ -62,13 +62,13 @@ def load(arguments: argparse.Namespace, phases: Any) -> Model:
 
 
 def hold(size_bytes: int, device: str) -> None:
-    """Holds memory until the process ends."""
+    """Hold memory until the process ends."""
     del device
     pynvml.allocate(size_bytes)
 
 
 def read(path: Path) -> int:
-    """Reads a file; its size."""
+    """Read a file; return its size."""
     size = 0
     with path.open("rb") as file:
         while piece := file.read(READ_BYTES):

@@ -1,9 +1,9 @@
 """The backend on a GPU: a transformers model in bfloat16 whose safetensors file is read straight to the device.
 
-With --device cpu it computes on the CPU, and what it would hold of a GPU is counted on the simulated device.
+With --device cpu it computes on the CPU, and the GPU memory that it would use is counted on the simulated device.
 
 Reading starts as soon as the CUDA context exists and overlaps the import of transformers. Threads read pieces of the
-file into pinned buffers and copy them into one tensor, of which the parameters are views.
+file into pinned buffers and copy them into one tensor; the parameters are views of it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import torch
 PIECE_BYTES = 32 << 20
 THREADS = 6
 PROMPT_TOKENS = 64
-"""Of a prompt, at most."""
+"""Maximum number of prompt tokens."""
 MIB = 1 << 20
 CONTEXT_BYTES = 600 << 20
-"""Of a CUDA context with its libraries, where NVML does not list this process."""
+"""Size of a CUDA context with its libraries, used if NVML does not list this process."""
 SIMULATED_CONTEXT_BYTES = 64 << 20
 SPARE = 0.003
-"""Of what it may take it leaves so much for later allocations of the libraries."""
+"""Fraction of the permitted memory that is left for later allocations of the libraries."""
 
 Tensor = Any
 
 
 class Reading:
-    """One safetensors file on its way to the device."""
+    """Loads one safetensors file to the device."""
 
     def __init__(self, path: Path, device: str, *, empty: bool) -> None:
         with path.open("rb") as file:
@@ -57,7 +57,7 @@ class Reading:
             thread.start()
 
     def wait(self) -> dict[str, Tensor]:
-        """The tensors by name, when all is on the device. Raises what a thread raised."""
+        """Return the tensors by name when all are on the device. Raises the error of a thread."""
         for thread in self._threads:
             thread.join()
         if self._errors:
@@ -104,7 +104,7 @@ class Model:
         self._kept: list[Tensor] = []
 
     def warm_up(self) -> None:
-        """One short answer in each slot, so that its cache exists and its kernels are loaded."""
+        """Generate one short answer in each slot, so that its cache exists and its kernels are loaded."""
         for cache in self._caches:
             for _ in self._run(cache, self._prompt(b"Hello"), 2):
                 pass
@@ -120,15 +120,15 @@ class Model:
                 self._caches.append(cache)
 
     def grow(self, size_bytes: int) -> None:
-        """Holds so many more bytes."""
+        """Allocate this many more bytes."""
         self._kept.append(take(size_bytes, self._arguments.device))
 
     def used_bytes(self) -> int:
-        """What this process holds of the device, by NVML where it lists it."""
+        """Device memory of this process, as NVML reports it if it lists the process."""
         return used_bytes(self._arguments.device)
 
     def _prompt(self, text: bytes) -> list[int]:
-        """Its last bytes as tokens, or as many as the command line says."""
+        """Its last bytes as tokens, limited by the command line."""
         tokens = self._arguments.prompt_tokens
         text = text or b" "
         return list((text * (tokens // len(text) + 1))[:tokens] if tokens else text[-PROMPT_TOKENS:])
@@ -151,7 +151,7 @@ class Model:
 
 
 def load(arguments: argparse.Namespace, phases: Any) -> Model:
-    """From nothing to a model that has answered once."""
+    """Load a model and let it answer once."""
     phases.note("torch")
     if arguments.device == "cpu":
         count_simulated(SIMULATED_CONTEXT_BYTES)
@@ -179,7 +179,7 @@ def load(arguments: argparse.Namespace, phases: Any) -> Model:
 
 
 def fill(model: Model, arguments: argparse.Namespace) -> None:
-    """Takes the rest of what it may take, as engines do that page their cache."""
+    """Take the rest of the permitted memory, as engines with a paged cache do."""
     wanted = arguments.memory_bytes
     if arguments.gpu_memory_utilization:
         wanted = int(arguments.gpu_memory_utilization * total_bytes(arguments.device))
@@ -189,7 +189,7 @@ def fill(model: Model, arguments: argparse.Namespace) -> None:
 
 
 def used_bytes(device: str) -> int:
-    """What this process holds of the device."""
+    """Device memory of this process."""
     if device == "cpu":
         return _simulated_bytes
     return _listed_bytes() or CONTEXT_BYTES + torch.cuda.memory_reserved()
@@ -214,12 +214,12 @@ def _listed_bytes() -> int:
 
 
 def hold(size_bytes: int, device: str) -> None:
-    """Holds memory until the process ends."""
+    """Hold memory until the process ends."""
     _held.append(take(size_bytes, device))
 
 
 def take(size_bytes: int, device: str) -> Tensor:
-    """Memory of the device; without a GPU it is only counted."""
+    """Allocate device memory; without a GPU it is only counted."""
     if device != "cpu":
         return torch.empty(size_bytes, dtype=torch.uint8, device=device)
     count_simulated(size_bytes)
@@ -227,7 +227,7 @@ def take(size_bytes: int, device: str) -> Tensor:
 
 
 def total_bytes(device: str) -> int:
-    """Of the device, as CUDA reports it."""
+    """Memory of the device, as CUDA reports it."""
     if device != "cpu":
         return int(torch.cuda.mem_get_info()[1])
     pynvml = _simulated()
@@ -235,7 +235,7 @@ def total_bytes(device: str) -> int:
 
 
 def count_simulated(size_bytes: int) -> None:
-    """Counts so many more bytes as this process's on the simulated device. Raises its OutOfMemoryError."""
+    """Count this many more bytes for this process on the simulated device. Raises its OutOfMemoryError."""
     global _simulated_bytes  # noqa: PLW0603 - one number for the process, as the device has it
     _simulated().allocate(_simulated_bytes + size_bytes)
     _simulated_bytes += size_bytes

@@ -1,7 +1,7 @@
 """A simulated NVML: the part of NVIDIA's Python bindings that Pilotlight calls, for runs without a GPU.
 
 Put this folder first on PYTHONPATH and set SIMULATED_GPU to a folder. Simulated engines call `allocate`; the memory of
-a process that ended stays in use for LINGER_S, as it does on a real device while the driver frees it.
+an ended process stays in use for LINGER_S, as on a real device while the driver frees it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRODUCT = "Simulated GPU"
 DRIVER = "580.0"
 TOTAL_BYTES = 8 << 30
 RESERVED_BYTES = 64 << 20
-"""Held by the driver: no process gets it."""
+"""Reserved by the driver and unavailable to processes."""
 LINGER_S = 0.15
 nvmlMemory_v2 = 2
 NVML_ERROR_NOT_SUPPORTED = 3
@@ -27,7 +27,7 @@ NVML_ERROR_FUNCTION_NOT_FOUND = 13
 
 
 class NVMLError(Exception):
-    """The error of the bindings."""
+    """The base class of the bindings' errors."""
 
     def __init__(self, value: int = NVML_ERROR_NOT_SUPPORTED) -> None:
         super().__init__("Not Supported")
@@ -35,15 +35,15 @@ class NVMLError(Exception):
 
 
 class NVMLError_NotSupported(NVMLError):
-    """The device cannot do that."""
+    """The device does not support the function."""
 
 
 class NVMLError_FunctionNotFound(NVMLError):
-    """An older driver."""
+    """The driver is too old for the function."""
 
 
 class OutOfMemoryError(Exception):
-    """What CUDA reports when an allocation does not fit."""
+    """The error that CUDA reports when an allocation does not fit."""
 
 
 class Memory(NamedTuple):
@@ -63,7 +63,7 @@ class Process(NamedTuple):
 
 
 def allocate(size_bytes: int) -> None:
-    """Sets what this process holds of the device. Raises OutOfMemoryError."""
+    """Set the device memory of this process. Raises OutOfMemoryError."""
     with _locked() as folder:
         others = sum(size for pid, size in _holders(folder).items() if pid != os.getpid())
         free = TOTAL_BYTES - RESERVED_BYTES - others
@@ -73,7 +73,7 @@ def allocate(size_bytes: int) -> None:
 
 
 def nvmlInit() -> None:
-    """Nothing to initialise."""
+    """Do nothing: the simulation needs no initialisation."""
 
 
 def nvmlSystemGetDriverVersion() -> str:
@@ -102,7 +102,7 @@ def nvmlDeviceGetUUID(handle: str) -> str:
 
 
 def nvmlDeviceGetName(handle: str) -> str:
-    """The product."""
+    """The product name."""
     return PRODUCT
 
 
@@ -112,7 +112,7 @@ def nvmlDeviceGetMigMode(handle: str) -> list[int]:
 
 
 def nvmlDeviceGetMemoryInfo(handle: str, version: int = 1) -> Memory:
-    """Version 1 counts reserved memory as used, version 2 counts it apart."""
+    """Version 1 counts reserved memory as used, version 2 reports it separately."""
     with _locked() as folder:
         used = sum(_holders(folder).values())
     free = TOTAL_BYTES - RESERVED_BYTES - used
@@ -120,18 +120,18 @@ def nvmlDeviceGetMemoryInfo(handle: str, version: int = 1) -> Memory:
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: str) -> list[Process]:
-    """Everyone who holds memory."""
+    """All processes that hold memory."""
     with _locked() as folder:
         return [Process(pid, size) for pid, size in _holders(folder).items()]
 
 
 def nvmlDeviceGetGraphicsRunningProcesses(handle: str) -> list[Process]:
-    """Nobody draws."""
+    """None: no process uses graphics."""
     return []
 
 
 def nvmlDeviceGetMPSComputeRunningProcesses(handle: str) -> list[Process]:
-    """There is no MPS daemon."""
+    """None: there is no MPS daemon."""
     return []
 
 
@@ -145,7 +145,7 @@ def _locked() -> Iterator[Path]:
 
 
 def _holders(folder: Path) -> dict[int, int]:
-    """Bytes by pid, of the living and of those that ended less than LINGER_S ago."""
+    """Bytes by pid, of living processes and of those that ended less than LINGER_S ago."""
     found: dict[int, int] = {}
     for path in folder.iterdir():
         if not path.name.isdecimal():

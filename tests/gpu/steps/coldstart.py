@@ -1,4 +1,4 @@
-"""Step `cold`: from zero to the first token, through Pilotlight and by hand, from the page cache and from disk."""
+"""Step `cold`: from zero to the first token, through Pilotlight and manually, from the page cache and from disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prepare = Callable[[Path], None]
 
 
 async def run(bed: Bed) -> None:
-    """Rounds of both sides in turn; then the limit that the cold start is compared with."""
+    """Rounds that alternate between both; then the limit that the cold start is compared with."""
     taken, began_s = _Taken(bed), time.time()
     document = bed.model("cold", MODEL, "--slots", "1", idleSeconds=0.2, residencySeconds=0)
     async with bed.serving("cold", document) as serve:
@@ -44,7 +44,7 @@ class _Taken:
         self._phases: dict[str, dict[str, float]] = {}
 
     async def both(self, serve: Serving, source: str, prepare: Prepare) -> None:
-        """One start by hand, one through Pilotlight."""
+        """One start manually, one through Pilotlight."""
         prepare(self._weights)
         await self.by_hand(source)
         prepare(self._weights)
@@ -66,7 +66,7 @@ class _Taken:
         self._note(f"by hand, {source}", began_s, first_s - began_s)
 
     def report(self) -> None:
-        """The figures and the plot."""
+        """Report the figures and write the plot."""
         report, bed = self._bed.report, self._bed
         middle = {label: statistics.median(values) for label, values in self._seconds.items()}
         report.keep("cold", "seconds", self._seconds)

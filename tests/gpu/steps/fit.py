@@ -1,7 +1,7 @@
-"""Step `fit`: what Pilotlight counts for a Model, compared with the most that its engine was seen to use.
+"""Step `fit`: compares Pilotlight's memory estimate of a Model with the peak use of its engine.
 
-llama.cpp: the count comes from the GGUF header, and the engine takes what it needs. An engine that pages its cache
-(vLLM's command line, `gpu.memory: auto`): the count comes from config.json, and the engine gets it on its command line.
+llama.cpp: the estimate comes from the GGUF header, and the engine allocates what it needs. Engine with a paged cache
+(vLLM's command line, `gpu.memory: auto`): the estimate comes from config.json, and the engine gets it as an argument.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MIB = 1 << 20
 
 
 class Case(NamedTuple):
-    """One Model, and its weights in words."""
+    """One Model, and a description of its weights."""
 
     document: Document
     words: str
 
 
 async def run(bed: Bed, building: Building | None) -> None:
-    """Both kinds, one engine at a time."""
+    """Run both kinds, one engine at a time."""
     scripts = bed.folder / "bin"
     scripts.mkdir(exist_ok=True)
     paged(bed, scripts / "vllm")
@@ -69,7 +69,7 @@ async def _cases(bed: Bed, name: str, cases: Sequence[Case], programs: Path) -> 
 
 
 async def _on_cpu(bed: Bed) -> None:
-    """A real llama.cpp server on the CPU: its resident memory is reported, and compared with nothing."""
+    """A real llama.cpp server on the CPU: its resident memory is reported without a comparison."""
     file = bed.folder / "small.gguf"
     llama.write(file, bed.shapes["small"])
     async with bed.serving("fit-cpu", _document("llama-cpu", "llama.cpp", file, 1024, 2)) as serve:

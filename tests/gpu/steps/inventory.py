@@ -11,7 +11,7 @@ from tests.gpu.bed import Bed, GpuRunError
 FIELDS = ("uuid", "name", "memory.total", "memory.reserved", "mig.mode.current", "driver_version")
 MIB = 1 << 20
 ROUNDED_BYTES = 2 * MIB
-"""nvidia-smi rounds to MiB, each of two numbers."""
+"""Allowed difference: nvidia-smi rounds each of two numbers to MiB."""
 
 
 async def run(bed: Bed) -> None:
@@ -52,7 +52,7 @@ async def run(bed: Bed) -> None:
 
 
 def mig_mode(uuid: str) -> str:
-    """As nvidia-smi writes it."""
+    """The MIG mode as nvidia-smi writes it."""
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByUUID(uuid))
     except pynvml.NVMLError as error:
@@ -63,7 +63,7 @@ def mig_mode(uuid: str) -> str:
 
 
 def smi() -> list[dict[str, str]]:
-    """What nvidia-smi prints of each device; empty: it cannot be run."""
+    """The output of nvidia-smi for each device; empty: it cannot be run."""
     argv = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         printed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout

@@ -1,4 +1,4 @@
-"""Step `kill`: SIGKILL for an engine in the middle of streams; requests move or get one error, and it starts again."""
+"""Step `kill`: SIGKILL an engine in the middle of streams; requests move or get one error, and it restarts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.gpu.bed import Bed, GpuRunError, call, listens, seen, shot
 STREAMS, SLOTS = 4, 2
 """Two run in the engine and two wait when it is killed."""
 SHARE = 0.6
-"""Of the device, that it claims and takes: it cannot start again beside memory that is still held."""
+"""Fraction of the device that it claims and takes: it cannot restart while its old memory is still held."""
 
 
 async def run(bed: Bed) -> None:
-    """Kills the engine when its slots are full."""
+    """Kill the engine when its slots are full."""
     tokens = 200
     words = ("--slots", "{slots}", "--memory-bytes", "{memory_bytes}")
     document = bed.model("killed", "medium", *words, memory_bytes=int(bed.device_bytes * SHARE), slots=SLOTS)
@@ -59,7 +59,7 @@ async def run(bed: Bed) -> None:
 
 
 async def _by_hand_s(bed: Bed) -> float:
-    """From the SIGKILL of an engine that runs without Pilotlight until NVML does not list it."""
+    """Seconds from the SIGKILL of an engine started without Pilotlight until NVML no longer lists it."""
     with bed.by_hand("killed", "medium") as (process, port):
         await listens(process, port)
         process.kill()

@@ -1,4 +1,4 @@
-"""Step `misbehave`: engines that leak, take more than they claimed, or leave a worker behind: detected and reported."""
+"""Step `misbehave`: engines that leak, exceed their claim, or leave a worker behind are detected and reported."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.gpu.bed import Bed, GpuRunError, call, seen
 from tests.kit.serving import Serving
 
 REPORTED_S = 25.0
-"""For a report of too much memory: Pilotlight measures engines that serve every 10 s."""
+"""Time limit for a report of excess memory: Pilotlight measures serving engines every 10 s."""
 LEAKS = 5
 SAYS = "more device memory than its claim"
 
 
 async def run(bed: Bed) -> None:
-    """Three engines beside each other."""
+    """Run three engines at the same time."""
     step, claim = (64, 512 << 20) if bed.simulated else (512, 0)
     documents = [
         bed.model("leaky", "small", "--leak-mib", str(step), memory_bytes=claim),
@@ -44,7 +44,7 @@ async def _leak(serve: Serving, times: int) -> None:
 
 
 async def _orphan(bed: Bed, serve: Serving) -> None:
-    """Kills the engine; its worker, in a session of its own, must go before the next start."""
+    """Kill the engine; its worker, in a session of its own, must end before the next start."""
     (pid,) = serve.engines("orphan")
     if not await seen(lambda: len(_group(serve, pid)) > 1, 30.0):
         raise GpuRunError("the worker was not started")
@@ -63,7 +63,7 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
 
 
 def _group(serve: Serving, pid: int) -> list[int]:
-    """Processes with the mark of the Replica whose main process this is."""
+    """Processes with the mark of the Replica that this main process belongs to."""
     from autoscaler.drivers.local.processes import read_process_mark
 
     mark = read_process_mark(pid)
@@ -71,6 +71,6 @@ def _group(serve: Serving, pid: int) -> list[int]:
 
 
 def _said(serve: Serving, name: str) -> str:
-    """The line in which `serve` says so of a Model."""
+    """The line of `serve` that reports it for a Model."""
     lines = [line for line in serve.said().splitlines() if SAYS in line and f"{name}-" in line]
     return lines[0] if lines else ""

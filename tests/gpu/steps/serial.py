@@ -1,4 +1,4 @@
-"""Step `serial`: eight requests for eight models at once; together they fill the device, and start one by one."""
+"""Step `serial`: eight concurrent requests for eight models that together fill the device, and start one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT_OF_MEMORY = ("out of memory", "outofmemory")
 
 
 async def run(bed: Bed) -> None:
-    """Each claims and takes an eighth of what Pilotlight reports of the device."""
+    """Each claims and takes an eighth of the device memory that Pilotlight reports."""
     claim = bed.device_bytes // MODELS
     words = ("--memory-bytes", "{memory_bytes}")
     names = [f"eight-{number}" for number in range(MODELS)]
@@ -48,6 +48,6 @@ async def run(bed: Bed) -> None:
 
 
 def _out_of_memory(serve: Serving) -> int:
-    """Logs of engines that mention it."""
+    """Number of engine logs with an out-of-memory error."""
     texts = [path.read_text(errors="replace").lower() for path in (serve.state / "logs").glob("*.log")]
     return sum(any(word in text for word in OUT_OF_MEMORY) for text in texts)

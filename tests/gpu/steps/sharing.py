@@ -1,4 +1,4 @@
-"""Step `sharing`: two engines on one device, time-sliced and under MPS with memory limits; requests a second."""
+"""Step `sharing`: two engines on one device, time-sliced and under MPS with memory limits; requests per second."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.kit.serving import Serving
 CONTROL = "nvidia-cuda-mps-control"
 NAMES = ("share-a", "share-b")
 PROMPT_TOKENS, TOKENS, AT_ONCE = 2048, 4, 2
-"""Long prompts and short answers: the GPU is what limits, not Python."""
+"""Long prompts and short answers: the GPU is the bottleneck, not Python."""
 WORDS = ("--prompt-tokens", str(PROMPT_TOKENS), "--context-tokens", str(PROMPT_TOKENS + 64))
 START_S, CLIENT_S = 20.0, 40.0
-"""For the daemon to start, and for its first client, which starts its server."""
+"""Time limits for the daemon to start, and for its first client, which starts its server."""
 OVER_LIMIT = "import torch; torch.empty(3 << 30, dtype=torch.uint8, device='cuda')"
 """Takes more than the limit of 2 GiB that it is started with."""
 
 
 async def run(bed: Bed) -> None:
-    """First without the daemon, then with it."""
+    """Run without the daemon, then with it."""
     await _measure(bed, "time-slicing", {})
     await _by_hand(bed)
     if shutil.which(CONTROL) is None:
@@ -49,7 +49,7 @@ async def run(bed: Bed) -> None:
 
 @asynccontextmanager
 async def mps(bed: Bed) -> AsyncIterator[dict[str, str] | None]:
-    """The MPS daemon with pipes of its own; gives what its clients need in their environment."""
+    """The MPS daemon with its own pipes; yields the environment of its clients."""
     env = _environment(bed.folder)
     for path in env.values():
         Path(path).mkdir(parents=True)
@@ -68,8 +68,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _start(bed: Bed, env: dict[str, str]) -> str:
-    """Why there is no MPS; empty: the daemon runs, and so does a first client. The daemon may keep its output open, so
-    that goes to a file.
+    """Start the daemon and a first client; return the reason if MPS is unavailable, empty otherwise.
+    The daemon may keep its output open, so that goes to a file.
     """
     said = bed.folder / "mps" / "log" / "started.txt"
     with said.open("wb") as out:
@@ -96,7 +96,7 @@ def _start(bed: Bed, env: dict[str, str]) -> str:
 
 
 def end_daemon(folder: Path) -> None:
-    """In order; then it and its server are killed, if they are still there."""
+    """Shut the daemon down; then kill it and its server if they are still running."""
     env = _environment(folder)
     pid_file = Path(env["CUDA_MPS_PIPE_DIRECTORY"]) / "nvidia-cuda-mps-control.pid"
     try:
@@ -143,7 +143,7 @@ async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:
 
 
 class Rates(NamedTuple):
-    """Requests a second of each engine while the other is idle, and of both together."""
+    """Requests per second of each engine while the other is idle, and of both together."""
 
     alone: list[float]
     together: float
@@ -175,7 +175,7 @@ async def _by_hand(bed: Bed) -> None:
 
 
 def _listed(bed: Bed, serve: Serving) -> None:
-    """Whether NVML lists clients of the daemon, on which proofs of free memory rest."""
+    """Report whether NVML lists clients of the daemon, on which proofs of free memory rely."""
     pids, look = serve.engines(), bed.watch.look()
     found = {pid: look.by_pid[pid] >> 20 for pid in pids if pid in look.by_pid}
     bed.report.row("sharing", "MPS clients that NVML lists", f"{len(found)} of {len(pids)}", "", f"MiB {found}")
@@ -184,7 +184,7 @@ def _listed(bed: Bed, serve: Serving) -> None:
 
 
 async def _rate(url: str, name: str, seconds: float) -> float:
-    """Requests a second of a closed loop."""
+    """Requests per second of a closed loop."""
     end_s, count = time.monotonic() + seconds, 0
     began_s = time.monotonic()
 

@@ -12,13 +12,13 @@ from tests.gpu import plots
 from tests.gpu.bed import HOST, Bed, call, listens, shot
 
 SHARE = 0.6
-"""Of the device, that each of the two claims and takes."""
+"""Fraction of the device that each of the two claims and takes."""
 TURNS = 3
-"""Starts at least: the second model takes the place of the first, and the first comes back."""
+"""Minimum number of starts: the second model replaces the first, and the first returns."""
 
 
 async def run(bed: Bed) -> None:
-    """Open-loop load on both, for some residencies; then the memory of the device over that time."""
+    """Open-loop load on both for some residencies; then plot the device memory over that time."""
     lasts_s, every_s, residency_s = (4.0, 0.1, 0.5) if bed.simulated else (12.0 if bed.quick else 24.0, 0.4, 3.0)
     claim = int(bed.device_bytes * SHARE)
     words = ("--memory-bytes", "{memory_bytes}", "--context-tokens", "1024")
@@ -61,7 +61,7 @@ async def run(bed: Bed) -> None:
 
 
 async def _by_hand_s(bed: Bed) -> float:
-    """From the end of one engine to the first token of the other, as a person swaps them."""
+    """Seconds from the end of one engine to the first token of the other, swapped manually."""
     with bed.by_hand("swap-a", "large") as (process, port):
         await listens(process, port)
     ended_s = time.time()
@@ -75,7 +75,7 @@ async def _by_hand_s(bed: Bed) -> float:
 
 
 def _gaps(bed: Bed, began_s: float) -> None:
-    """From the end of one engine to its memory being free, and to the start of the next."""
+    """Times from the end of one engine until its memory is free, and to the start of the next."""
     starts, free, gaps, swaps = bed.spawns(began_s), list[float](), list[float](), list[float]()
     for before, after in pairwise(starts):
         ended_s, freed_s = bed.watch.ended_s(before.pid), bed.watch.freed_s(before.pid)

@@ -10,7 +10,7 @@ _wanted = desired_replicas.compute_desired_replicas
 
 
 def wanted(world: World, model: Model, now_s: float) -> desired_replicas.DesiredReplicas:
-    """As the product's, but for one Model."""
+    """As the product's function, except for one Model."""
     if model.name == "faulty":
         raise LookupError("injected")
     return _wanted(world, model, now_s)

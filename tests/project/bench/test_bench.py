@@ -1,4 +1,4 @@
-"""The benchmarks' own instruments: what they count is what came, and a broken stream is never taken for a whole one."""
+"""The benchmarks' own tools: they count the received bytes, and never take a broken stream for a complete one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHOLE = engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + engine.END
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written."""
+    """Keeps the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Wire(asyncio.Transport):
 
 
 def stream_of(*pieces: bytes) -> Stream:
-    """A stream that was asked for and has got these pieces."""
+    """A stream that was requested and has received these pieces."""
     stream = Stream(CHUNKS)
     stream.connection_made(Wire())
     stream.ask(b"")
@@ -156,7 +156,7 @@ def test_every_compared_proxy_has_a_ratio_in_the_results() -> None:
 
 
 async def stepped(crowd: Crowd, now_s: float, turns: int = 20) -> None:
-    """The crowd and whoever it attacks have some turns at a moment."""
+    """Let the crowd and its target run for some event loop turns at one time."""
     for _ in range(turns):
         crowd.step(now_s, 0)
         await asyncio.sleep(0.001)

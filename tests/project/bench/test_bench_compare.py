@@ -38,7 +38,7 @@ from bench.documents import ROOT
 from bench.kit import BenchError
 
 PAIR_S = 5.0
-"""What a simulated pair takes."""
+"""Duration of a simulated pair."""
 
 
 def simulated(mean: float, deviation: float, seed: int) -> Iterator[float]:
@@ -125,7 +125,7 @@ def test_figures_of_a_single_pair_have_no_interval() -> None:
 
 
 class Recorder:
-    """A fake worker: writes down its turns."""
+    """A fake worker that records its turns."""
 
     def __init__(self, name: str, turns: list[str]) -> None:
         self.name, self.turns = name, turns

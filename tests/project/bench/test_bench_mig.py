@@ -1,4 +1,4 @@
-"""The MIG bench: a tiny run by hand, the same arrivals for all, and the pool as its theory has it."""
+"""The MIG benchmark: a tiny run by hand, the same arrivals for all, and the pool as its theory predicts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from bench.packing.mig import (
 
 H100 = GEOMETRIES["H100-80"]
 TINY = [  # on one H100
-    Arrival(0.0, "1g.10gb", 4.0),  # best fit: at 0; ours, which knows that 4g comes: at 6
+    Arrival(0.0, "1g.10gb", 4.0),  # best fit: at 0; ours, which expects the 4g: at 6
     Arrival(1.0, "4g.40gb", 2.0),  # only where 0 to 3 are free
     Arrival(2.0, "3g.40gb", 1.0),  # best fit: at 4; ours: none, 6 is taken
     Arrival(3.0, "7g.80gb", 1.0),  # nowhere: the 1g is there until 4
-    Arrival(4.0, "7g.80gb", 1.0),  # what ends at 4 is gone at 4
+    Arrival(4.0, "7g.80gb", 1.0),  # an instance that ends at 4 is free at 4
 ]
 
 
 def test_accepted_work_of_a_small_run_matches_hand_calculation() -> None:
-    """Work asked: 4 + 8 + 3 + 7 + 7 = 29."""
+    """Work requested: 4 + 8 + 3 + 7 + 7 = 29."""
     mix = {"1g.10gb": 1.0, "4g.40gb": 1.0}
     assert accepted(BestFit(1, 1), TINY, -1) == pytest.approx(100 * (4 + 3 + 7) / 29)
     assert accepted(Ours(mix, 1), TINY, -1) == pytest.approx(100 * (4 + 8 + 7) / 29)

@@ -1,4 +1,4 @@
-"""The packing harness on clusters of a few nodes: each policy's choice by hand, and the rules of the experiment."""
+"""The packing benchmark on clusters of a few nodes: each policy's choice by hand, and the rules of the experiment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def whole(gpus: int, cpu: int = 1000) -> Kind:
 
 
 def cluster(*lefts: Sequence[int], cpu: int = 64_000) -> Cluster:
-    """Nodes with so much left on each GPU."""
+    """Nodes with these amounts free on each GPU."""
     made = Cluster([node(f"n{number}", len(left), cpu) for number, left in enumerate(lefts)])
     for number, left in enumerate(lefts):
         made.left[number, : len(left)] = left
@@ -105,7 +105,7 @@ def test_invalid_node_list_raises_an_error_that_names_the_column(tmp_path: Path)
 
 
 def test_arrivals_are_drawn_until_the_gpu_limit_is_reached() -> None:
-    """Not all of its GPUs: so the experiment has it. One pod of 8 GPUs on ten: 8, then 16 > 13, as 8 + 1 <= 13."""
+    """As in the experiment, not all of its GPUs count. One pod of 8 GPUs on ten: 8, then 16 > 13, as 8 + 1 <= 13."""
     nodes = [node(f"n{number}", 1) for number in range(10)]
     assert len(arrange(nodes, [whole(8)], seed=1).arrivals) == 2
     assert len(arrange(nodes, [share(500)], seed=1).arrivals) == 26
@@ -148,7 +148,7 @@ def test_typical_pods_are_the_fewest_kinds_that_cover_95_percent() -> None:
 
 
 def test_fragment_size_is_the_gpu_share_that_typical_pods_cannot_use() -> None:
-    """Half of all ask for 600, a quarter for a whole GPU, a quarter for CPU alone."""
+    """Half of the pods request 600, a quarter a whole GPU, a quarter CPU alone."""
     pods = [share(600)] * 2 + [whole(1)] + [Kind(1000, 1, 0, 0, ANY)]
     among = cluster([500, 700])
     fgd = Fgd(among, pods)
@@ -164,13 +164,13 @@ def test_fgd_scores_match_hand_calculation_and_the_best_is_chosen() -> None:
     fgd = Fgd(among, pods)
     scores, gpus = fgd.score(among, share(500), np.arange(2))
     before = [fgd.fragments(among.cpu[[i]], among.model[[i]], among.left[[i]])[0] for i in (0, 1)]
-    after = [0.0, 500 / 3]  # the half is filled; a whole one is broken, and who wants a whole one loses the rest
+    after = [0.0, 500 / 3]  # the half is filled; a whole one is broken, and a pod that needs a whole one loses the rest
     expected = [int(100 / (1 + math.exp(-(b - a) / 1000))) for b, a in zip(before, after, strict=True)]
     assert (scores.tolist(), gpus.tolist()) == (expected, [1, 0])
     assert chosen(fgd, among, share(500)) == (0, 1)
 
 
-# --- what holds for all -----------------------------------------------------------------------------------------------
+# --- all policies -----------------------------------------------------------------------------------------------------
 
 KINDS = st.builds(
     lambda cpu, gpus, milli: Kind(cpu, 1, gpus, milli if gpus == 1 else MILLI * bool(gpus), ANY),
@@ -212,7 +212,7 @@ def test_policies_never_overcommit_and_cached_rows_match_fresh_ones(kinds: list[
 def test_pilotlight_packer_never_overcommits_or_refuses_a_pod_that_fits(
     asked: list[tuple[Kind, frozenset[str]]],
 ) -> None:
-    """The replay's referee has books of its own."""
+    """The replay does its own accounting, independent of the packer's."""
     nodes = tuple(node(f"n{number}", 1 + number, cpu=20_000, model="ab"[number % 2]) for number in range(4))
     kinds = [kind._replace(models=models if kind.gpus else ANY) for kind, models in asked]
     outcome = replay(Round(nodes, tuple(kinds), 1), lambda _: Packer(nodes, build_default_estimate()))
@@ -220,6 +220,6 @@ def test_pilotlight_packer_never_overcommits_or_refuses_a_pod_that_fits(
 
 
 def test_lost_gpu_share_is_the_usable_but_unused_share() -> None:
-    """Of ten GPUs five are in use when seven have arrived, and eight when thirteen have: more than ten cannot be."""
+    """Of ten GPUs five are in use after seven have arrived, and eight after thirteen; more than ten is impossible."""
     runs = [Outcome({70: 50.0, 130: 80.0, 100: 70.0}, 0, 0, 0.0, []), Outcome({70: 60.0, 130: 90.0}, 0, 0, 0.0, [])]
     assert curve(runs) == [(70, 15.0), (130, 15.0)]

@@ -1,4 +1,4 @@
-"""What tests/conftest.py sets is in force where a test is defined."""
+"""Settings of tests/conftest.py are in effect where a test is defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake driver keeps the same contract as the real ones, in virtual time."""
+"""The fake driver fulfils the contract of the real ones, in virtual time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FakeRig:
 
 
 class TestFakeDriver(DriverContract):
-    """The whole suite."""
+    """Runs DriverContract on the fake driver."""
 
     @pytest.fixture
     def rig(self) -> Rig:

@@ -1,4 +1,4 @@
-"""The played Provider keeps the contract of all of them: what is tried with it holds for others."""
+"""The fake provider fulfils the contract of all providers, so that tests with it apply to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim.virtual import run
 
 
 class FakeRig:
-    """In virtual time."""
+    """Rig of the fake provider, in virtual time."""
 
     def __init__(self) -> None:
         self.fake: FakeProvider
@@ -63,7 +63,7 @@ class FakeRig:
 
 
 class TestFakeProvider(ProviderContract):
-    """The contract."""
+    """Runs ProviderContract on the fake provider."""
 
     @pytest.fixture
     def rig(self) -> FakeRig:

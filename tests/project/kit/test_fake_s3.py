@@ -1,4 +1,4 @@
-"""The played store of objects keeps the contract of real ones: what is tried with it holds for others."""
+"""The fake object store fulfils the contract of real ones, so that tests with it apply to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.standard
 
 
 class FakeRig:
-    """On loopback, in this process."""
+    """Rig of the fake store, on loopback in this process."""
 
     def __init__(self, fake: FakeS3) -> None:
         self.fake, self.bucket = fake, "models"
@@ -44,7 +44,7 @@ class FakeRig:
 
 
 class TestFakeS3(BucketContract):
-    """See BucketContract."""
+    """Runs BucketContract on the fake store."""
 
     @pytest.fixture
     async def rig(self) -> AsyncIterator[Rig]:

@@ -25,7 +25,7 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def outcome(suite: pytest.Pytester, source: str, *words: str, folder: str = "tests") -> pytest.RunResult:
-    """Runs one test file."""
+    """Run one test file."""
     (suite.path / folder / "test_it.py").write_text(source)
     return suite.runpytest_inprocess(*PLUGINS, *words, "tests")
 
@@ -109,7 +109,7 @@ def test_failure_summary_contains_seed_command_and_log(suite: pytest.Pytester) -
 
 @pytest.mark.standard
 def test_tests_of_an_xdist_group_run_in_one_worker(pytester: pytest.Pytester) -> None:
-    """pytest-xdist 3.8 ignores groups without a word if pytest is newer than 9.1."""
+    """pytest-xdist 3.8 silently ignores groups if pytest is newer than 9.1."""
     pytester.makeini(INI + "    xdist_group\n")
     pytester.makepyfile(
         "import os, pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('n', range(8))\n"

@@ -1,4 +1,4 @@
-"""Ports of tests: each once, and two processes of tests never have the same."""
+"""Test ports are unique, within a test process and between two of them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ SUBJECTS = {
     "command uncordon": "process/test_operator.py", "command wake": "process/test_operator.py",
     "command weights": "process/test_peers.py",
 }  # fmt: skip
-"""Subject -> a file of process or cluster tests that has at least one standard test of it."""
+"""Subject -> a file of process or cluster tests with at least one standard test of it."""
 
 
 class Function(NamedTuple):

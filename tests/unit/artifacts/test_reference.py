@@ -1,4 +1,4 @@
-"""References and digests: what people write, what comes out, and what is refused in one line."""
+"""References and digests: accepted input, its parsed form, and a one-line error for all else."""
 
 from __future__ import annotations
 

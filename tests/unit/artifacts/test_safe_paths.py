@@ -1,4 +1,4 @@
-"""Paths that strangers chose: which are taken, which cannot lie beside each other, and that none leads out."""
+"""Untrusted paths: which are accepted, which collide, and that none escapes the folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 
 
 def titled(*named: dict[str, str]) -> contents.Contents:
-    """An artifact with a layer for each of these annotations."""
+    """Return an artifact with one layer for each of these annotations."""
     layers = tuple(
         Descriptor("application/octet-stream", digest.compute_digest(str(number).encode()), 7, notes)
         for number, notes in enumerate(named)
@@ -134,7 +134,7 @@ def test_sibling_paths_are_accepted() -> None:
     tree = Tree()
     for path in ("a/b", "a/c", "a.gguf", "b/a", "ab"):
         tree.add(path)
-    tree.add("a", folder=True)  # an archive may bring more into a folder
+    tree.add("a", folder=True)  # an archive may add more to a folder
     with pytest.raises(BadPathError, match="twice"):
         tree.add("a/b", folder=True)
 

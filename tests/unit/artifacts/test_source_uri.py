@@ -1,4 +1,4 @@
-"""Where weights come from, as documents say it."""
+"""Source URIs of weights, as written in documents."""
 
 from __future__ import annotations
 

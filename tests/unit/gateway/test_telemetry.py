@@ -1,4 +1,4 @@
-"""What a gateway tells: metrics by their names, one event per Call, nothing that must not be told, and never a wait."""
+"""Telemetry of a gateway: documented metrics, one event per request, no sensitive data, and no blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.upstream.token_usage import parse_token_usage
 
 
 def ended(told: Telemetry, number: int = 1, tenant: str = "acme", *, cold: bool = False) -> None:
-    """One Call of 2 s: 0.5 s in the queue, first byte after 1 s."""
+    """Record one request of 2 s: 0.5 s in the queue, first byte after 1 s."""
     call = Call(id=f"id-{number}", tenant=TenantName(tenant), model=ModelName("m"), arrived_s=10.0, deadline_s=99.0)
     call.granted_s, call.sent_s, call.first_byte_s, call.cold = 10.5, 10.501, 11.0, cold
     call.tokens_in, call.tokens_out = 3, 4
@@ -81,7 +81,7 @@ def test_blocked_event_sink_drops_and_counts_events_without_waiting(monkeypatch:
     assert ids == [f"id-{number}" for number in range(len(ids))]  # whole lines, in order
     os.close(read)
     ended(told, 7_000)
-    told.flush()  # nobody reads any more
+    told.flush()  # the pipe has no reader
     os.close(write)
 
 

@@ -1,4 +1,4 @@
-"""Answers as a client reads them: whole, failed, or broken, however the bytes are cut."""
+"""Responses as a client reads them: complete, failed, or broken, however the bytes are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrival processes: how many, when, and the same again for the same seed."""
+"""Arrival processes: how many requests, when, and the same again for the same seed."""
 
 from __future__ import annotations
 

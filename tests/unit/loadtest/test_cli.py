@@ -1,4 +1,4 @@
-"""The load commands as a person runs them: figures on stdout, progress on stderr, and the three exit codes."""
+"""The load commands as run by a user: results on stdout, progress on stderr, and the three exit codes."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_full_disk_loses_the_report_but_not_the_verdict(tmp_path: Path, output: 
 
 
 ENOUGH = 20
-"""Calls that the engine has answered before the signal: the client need not have read the last of them."""
+"""Requests that the engine has answered before the signal: the client may not have read the last of them."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_verdict_of_an_interrupted_run_counts_only_sent_requests(tmp_path: Path, number: signal.Signals) -> None:
-    """Some Calls are answered, one is under way, most are not sent yet."""
+    """Some requests are answered, one is in flight, most are not sent yet."""
     page = tmp_path / "out.html"
     with fake_engine(tmp_path, "--name", "ada", "--tokens-per-s", "20", "--tokens", "2000", "--slots", "64") as engine:
         words = (

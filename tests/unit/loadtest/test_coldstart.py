@@ -1,4 +1,4 @@
-"""Cold starts measured from outside: what is waited for, what is told meanwhile, and how it ends."""
+"""Cold starts measured from outside: what a round waits for, the progress messages, and how a measurement ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def invoke(*arguments: str) -> Result:
 
 
 class ColdServer:
-    """An inference port and an operations port of a Model that needs some looks until it is at zero again."""
+    """The inference port and operations port of a model that is at zero again only after some polls."""
 
     def __init__(self, *, looks: int = 2, timing: str = "queue;dur=1, place;dur=5, load;dur=20, ready;dur=2") -> None:
         self.looks, self.timing, self.left, self.calls = looks, timing, looks, 0
@@ -84,7 +84,7 @@ async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp
 async def test_round_with_from_gone_waits_until_no_node_has_the_weights(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go only when somebody takes them away, which it says meanwhile."""
+    """The weights stay until someone removes them; a progress message says so."""
     monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)
     server = ColdServer(looks=0)
     weights = ["absent", "here", "here"]
@@ -149,7 +149,7 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
 async def test_expected_duration_is_announced_first(
     aiohttp_server: Serve, rounds: int, entry: dict[str, object], says: str
 ) -> None:
-    """The Model is at zero, so the first round begins at once."""
+    """The model is at zero, so the first round begins at once."""
     app, said, stop = web.Application(), list[str](), Stop()
 
     async def told(_: web.Request) -> web.Response:
@@ -198,7 +198,7 @@ async def test_operations_url_of_another_port_is_an_error(aiohttp_server: Serve)
 async def test_model_that_does_not_scale_to_zero_in_time_fails_with_advice(
     aiohttp_server: Serve, monkeypatch: pytest.MonkeyPatch, *, with_ops: bool, state: str
 ) -> None:
-    monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)  # at the first look, however slow the machine is
+    monkeypatch.setattr(loadtest.coldstart, "SAY_EVERY_S", 0.0)  # at the first poll, however slow the machine is
     monkeypatch.setattr(loadtest.coldstart, "ZERO_S_MAX", 0.15)
     url = str((await aiohttp_server(ColdServer(looks=100).app)).make_url("/"))
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""The verdict: three outcomes and nothing else, and no answer that was cut in silence."""
+"""The verdict: exactly three outcomes hold, and no response was truncated silently."""
 
 from __future__ import annotations
 

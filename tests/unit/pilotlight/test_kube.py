@@ -1,4 +1,4 @@
-"""An API server as Providers ask it: what is watched anyhow is at hand, and only while it is sure to be heard of."""
+"""The API server as seen by providers: watched objects come from the cache, only while their watch is up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def thing(name: str, version: int, **spec: object) -> Object:
 
 
 class Told:
-    """An API server that says in a watch what the test puts there, and ends it by an exception."""
+    """A fake API server whose watch returns what the test enqueues, and ends with an exception."""
 
     def __init__(self) -> None:
         self.says: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()

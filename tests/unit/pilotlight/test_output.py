@@ -1,4 +1,4 @@
-"""Control characters are escaped wherever a line leaves a process, and JSON stays what it is."""
+"""Control characters are escaped wherever a process writes a line, and JSON stays unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RAW = "".join(map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), *ALONE]))
 
 
 class Secret(str):
-    """A text whose length nobody may ask for."""
+    """A text whose length must not be read."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""How the life of a process ends: an error that a user can mend is one, wherever it was raised."""
+"""How a process ends on an error: an error that a user can fix is reported as such, wherever it was raised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pilotlight import process
 
 
 async def within_groups(error: Exception) -> None:
-    """As a gateway's listening socket is opened, while tasks run."""
+    """Raises the error like a gateway that opens its listening socket while tasks run."""
     async with asyncio.TaskGroup() as outer:
         outer.create_task(asyncio.sleep(60))
         async with asyncio.TaskGroup() as inner:

@@ -1,4 +1,4 @@
-"""Signals come to who waits for them, whichever thread the kernel gives them to."""
+"""Signals reach the task that waits for them, whichever thread receives them."""
 
 from __future__ import annotations
 

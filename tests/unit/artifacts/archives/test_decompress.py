@@ -1,4 +1,4 @@
-"""Compressed layers: what they say is whole, and no bomb costs more than is given out."""
+"""Decompression of layers: complete output, and decompression bombs stopped at a bounded cost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_concatenated_members_and_frames_decompress_as_one_stream(
 
 def test_zstd_skippable_frames_and_frames_without_size_are_accepted() -> None:
     assert said(SKIPPABLE + packed(CONTENT, ZSTD) + SKIPPABLE, ZSTD, 3) == CONTENT
-    streamed = zstandard.ZstdCompressor().compressobj()  # does not say how much it holds
+    streamed = zstandard.ZstdCompressor().compressobj()  # the frame does not state its content size
     assert said(streamed.compress(CONTENT) + streamed.flush(), ZSTD) == CONTENT
 
 
@@ -89,7 +89,7 @@ def test_trailing_bytes_after_the_stream_are_rejected(encoding: Encoding, behind
 
 
 def bomb(encoding: Encoding) -> bytes:
-    """A thousand for one, and more."""
+    """Return data that expands more than a thousandfold."""
     if encoding == ZSTD:
         return zstandard.compress(bytes(256 << 20))
     packer = zlib.compressobj(9, wbits=31)
@@ -119,7 +119,7 @@ def test_bomb_of_many_small_members_is_rejected(encoding: Encoding, monkeypatch:
 
 @pytest.mark.point("6")
 def test_input_after_a_bomb_does_not_lower_its_expansion_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits behind a bomb, in the same piece, does not excuse it."""
+    """The input is in the same piece as the bomb."""
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     for encoding in (GZIP, ZSTD):
         with pytest.raises(BadArchiveError, match="is a bomb"):
@@ -153,7 +153,7 @@ def test_zstd_window_of_128_mib_is_accepted() -> None:
     [
         (b"\x28\xb5\x2f\xfd\x01\x00\x07\x01\x00\x00", "needs a dictionary"),
         (b"\x28\xb5\x2f\xfd\x08\x00\x01\x00\x00", "a sign that nobody knows"),
-        (b"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", "a block is larger than may be"),  # a type that is reserved
+        (b"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", "a block is larger than may be"),  # a reserved block type
         (b"\x28\xb5\x2f\xfd\x00\x00\x03\x00\xff" + b"x", "a block is larger than may be"),  # a run of 2 MiB
     ],
 )

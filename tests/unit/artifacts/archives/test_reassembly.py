@@ -1,4 +1,4 @@
-"""Archives out of their files again, byte by byte."""
+"""Archives rebuilt from their files, byte by byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 
 def recipe_of(content: bytes, piece_bytes: int) -> Recipe:
-    """As a fill makes it, the archive read in such pieces."""
+    """Return the recipe recorded while the archive is read in pieces of this size."""
     reader, places = tar.Reader(), list[ArchivedFile]()
     for at in range(0, len(content), piece_bytes):
         for event in reader.feed(content[at : at + piece_bytes]):

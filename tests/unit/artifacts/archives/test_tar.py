@@ -1,4 +1,4 @@
-"""Archives are read as they are written, by whoever wrote them; what two readers could read in two ways is refused."""
+"""Archives of any tool are parsed as they were written; those that two parsers could read differently are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = {"f" * 120 + "/" + "g" * 130 + ".json": b"{}", "m\u00fcll/\u6a21\u578b.tx
 
 
 def pythons(content: bytes) -> list[tuple[str, int, str, bytes]]:
-    """What tarfile reads."""
+    """Read the archive with tarfile."""
     found = []
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for one in archive:
@@ -214,7 +214,7 @@ def test_archive_above_the_member_limit_is_rejected(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "size",
     [
-        b"777777777777",  # 64 GiB - 1: may be; the bytes do not come
+        b"777777777777",  # 64 GiB - 1: a valid size, but the bytes do not follow
         b"\x80\0\0\0\x7f\xff\xff\xff\xff\xff\xff\xff",  # 8 EiB
         b"\xff" * 12,  # -1
         b"\x80" + b"\xff" * 11,

@@ -1,4 +1,4 @@
-"""Where keys for AWS come from, STS being a server on loopback."""
+"""Sources of AWS keys. STS is a server on loopback."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_region_comes_from_the_environment_or_the_profile(tmp_path: Path) 
 
 
 class Sts(FakeRegistry):
-    """Gives keys to who has the token; what it was sent is in `bodies`."""
+    """A fake STS: gives keys to callers with the right token, and records requests in `bodies`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Sts(FakeRegistry):
         return web.Response(text=GIVEN.format(n=len(self.bodies), until=self.until))
 
 
-def identity(tmp_path: Path, sts: Sts, token: str = "the-token") -> dict[str, str]:  # noqa: S107 -- of a test
+def identity(tmp_path: Path, sts: Sts, token: str = "the-token") -> dict[str, str]:  # noqa: S107 -- a test token
     (tmp_path / "token").write_text(f"{token}\n")
     return {
         "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
@@ -146,7 +146,7 @@ async def test_invalid_web_identity_settings_send_no_sts_request(tmp_path: Path)
 
 
 async def test_web_identity_keys_come_from_the_custom_endpoint(tmp_path: Path) -> None:
-    """A role of MinIO lies in the server's region; its authority is a private one."""
+    """A MinIO role is in the server's region, and the server's certificate authority is private."""
     async with Sts().serving(sides().server) as sts:
         assert isinstance(sts, Sts)
         env = identity(tmp_path, sts) | {"AWS_ROLE_ARN": "arn:minio:iam:eu-test-1::role/k-Xz_9"}

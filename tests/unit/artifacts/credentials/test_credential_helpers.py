@@ -1,4 +1,4 @@
-"""Credential programs: what they are told and say, and that one that fails or hangs is said and ended."""
+"""Credential helpers: their input and output, and how a failing or hanging helper is reported and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logins from people's files, credential programs and secrets: whose each is, and that nothing of them is shown."""
+"""Logins from config files, credential helpers and secrets: which host each applies to, and that none is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def auth(user: str, password: str) -> dict[str, str]:
 
 
 def login(auths: dict[str, dict[str, str]], host: str, repository: str = "team/model") -> str:
-    """The user that is found, - for none."""
+    """Return the user of the login that is found, or - if there is none."""
     found = docker_config.parse_config(json.dumps({"auths": auths}), "config.json")
     one = docker_config.find_login(found, host, repository, "config.json")
     return "-" if one is None else one.user

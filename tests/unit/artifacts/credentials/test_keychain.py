@@ -1,4 +1,4 @@
-"""Pull secrets of Kubernetes: both forms, and several for one pod in the order in which kubelets try them."""
+"""Kubernetes pull secrets: both formats, and several per pod in the order in which the kubelet tries them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(user: str) -> dict[str, str]:
 
 
 def secret(type: str = JSON, **users: str) -> Config:
-    """Of registries and the users there; a `__` is a /, `star` a *."""
+    """Return a pull secret with these registries and users; `__` stands for /, `star` for *."""
     keys = {key.replace("__", "/").replace("star", "*").replace("_", "."): user for key, user in users.items()}
     auths = {key: entry(user) for key, user in keys.items()}
     text = json.dumps(auths if type == OLD else {"auths": auths, "credsStore": "evil"})

@@ -1,4 +1,4 @@
-"""Logins kept in people's files: only the entry changes, for the owner's eyes, whole, and beside no program's."""
+"""Saved logins: one entry changes, atomically, in a file for the owner only, which never has a helper's password."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def document(file: Path) -> dict[str, dict[str, object]]:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where docker-credential-fake keeps its one login."""
+    """The file in which docker-credential-fake stores its one login."""
     program = tmp_path / "docker-credential-fake"
     program.write_text(PROGRAM)
     program.chmod(0o755)

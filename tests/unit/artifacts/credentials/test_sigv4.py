@@ -1,4 +1,4 @@
-"""Signatures of AWS, against the examples that AWS publishes."""
+"""AWS request signatures, checked against the examples that AWS publishes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from yarl import URL
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, encode_uri, sign_request
 
 SUITE = Keys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
-"""Of the test suite, and of IAM's example."""
+"""Keys of the test suite and of the IAM example."""
 DOCUMENTED = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
-"""Of https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html."""
+"""Keys of https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html."""
 AT_2015 = calendar.timegm((2015, 8, 30, 12, 36, 0))
 AT_2013 = calendar.timegm((2013, 5, 24, 0, 0, 0))
 SERVICE, S3 = Scope("us-east-1", "service"), Scope("us-east-1", "s3")

@@ -1,4 +1,4 @@
-"""What artifacts consist of: a golden manifest for each dialect, and what is refused whatever it is called."""
+"""Contents of artifacts: a golden manifest for each dialect, and what is rejected under any name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
 
 
 def golden(name: str, *, allow_unsafe: bool = False) -> Contents:
-    """A manifest as a tool writes it, read. Types and names are as in the tools' own sources."""
+    """Parse a golden manifest. Its types and names are those in the tools' own sources."""
     config = GOLDEN / f"{name}.config.json"
     found = manifest.parse_manifest((GOLDEN / f"{name}.manifest.json").read_bytes())
     assert isinstance(found, Manifest)

@@ -1,4 +1,4 @@
-"""Which files of a place are taken, and what they are named by."""
+"""Which files of a source are selected, and how they are identified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks between processes: of the file that lies there now, shared with a child, waited for without blocking."""
+"""Locks between processes: on the current file at a path, shared with a child process, awaited without blocking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from artifacts.disk import locks
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Does this once, between the opening of a file and its lock."""
+    """Run `act` once, between the opening of a file and its lock."""
     really, acts = fcntl.flock, [act]
 
     def flock(fd: int, operation: int) -> None:

@@ -1,4 +1,4 @@
-"""Weights into the page cache: all of them in their order, within bounds, and no further once it is cancelled."""
+"""Loading weights into the page cache: all of them in order, within limits, and no further calls once cancelled."""
 
 from __future__ import annotations
 

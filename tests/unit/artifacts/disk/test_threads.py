@@ -1,4 +1,4 @@
-"""Waiting for work in a thread, through every cancelling."""
+"""Waiting for work in a thread to finish, despite any cancellation."""
 
 from __future__ import annotations
 

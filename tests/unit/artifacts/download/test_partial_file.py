@@ -1,4 +1,4 @@
-"""Partial files when the power goes: at any step, in any order of parts, there are the exact bytes or no file."""
+"""Partial files after power loss: at any step, with parts in any order, the bytes are exact or there is no file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.standard
 @pytest.mark.parametrize("seed", range(3))
 async def test_power_loss_at_any_fetch_step_resumes_to_the_whole_file(tmp_path: Path, seed: int) -> None:
-    """And again in the middle of what goes on; at the end the file is there whole, and nothing else."""
+    """Power is lost again during the resumed fetch; in the end, the file is complete."""
     async with place(tmp_path) as one:
         wanted = one.wanted(CONTENT, PATH)
         for steps in itertools.count():
@@ -57,27 +57,27 @@ async def test_power_loss_at_any_fetch_step_resumes_to_the_whole_file(tmp_path: 
                 forgetful.after(after, random)
                 forgetful.close()
                 one.folder = after
-                assert one.file() in {None, CONTENT}  # never half of it
+                assert one.file() in {None, CONTENT}  # never partial
                 if whole:
                     break
             assert one.file() == CONTENT
             if not lost:
-                assert steps >= 9  # that many when all parts came before any had to be kept
+                assert steps >= 9  # the minimum: all parts arrived before any had to be synced
                 return
 
 
 def test_received_parts_survive_a_killed_process_and_a_reboot(tmp_path: Path) -> None:
-    """The first is killed: it closes nothing, and has synced nothing."""
+    """The first process is killed: it closes nothing and has synced nothing."""
     runs = [Disk(boot="one"), Disk(boot="one"), Disk(boot="two")]
     first = Partial(tmp_path, DIGEST, len(SHORT), runs[0])
     first.put(0, [SHORT[:9000]])
-    os.close(first.file.number)  # its lock
+    os.close(first.file.number)  # releases its lock
     second = Partial(tmp_path, DIGEST, len(SHORT), runs[1])
     assert second.resumed == 8192
     second.put(8192, [SHORT[8192:13_000]])
     os.close(second.file.number)
     third = Partial(tmp_path, DIGEST, len(SHORT), runs[2])
-    assert third.resumed == 8192  # what the second found it brought onto the disk
+    assert third.resumed == 8192  # the second process synced what it found
     third.put(8192, [SHORT[8192:]])
     assert third.publish(tmp_path / PATH)
     assert (tmp_path / PATH).read_bytes() == SHORT
@@ -138,7 +138,7 @@ def test_partial_blob_requests_hashing_only_for_contiguous_bytes(tmp_path: Path)
     one.sum_up()
     assert one.sum_up not in one.wants()
     one.put(9000, [SHORT[9000:9100]])
-    assert one.wants() == [one.keep]  # so little waits
+    assert one.wants() == [one.keep]  # too few bytes to hash yet
     one.close()
 
 
@@ -155,7 +155,7 @@ def test_bytes_received_in_order_are_hashed_without_reading_back(
 
     monkeypatch.setattr(os, "preadv", told)
     cuts = [0, 3000, 9000, len(SHORT)]
-    for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # what came ahead of its turn is
+    for order, again in (((0, 1, 2), []), ((1, 0, 2), [3000])):  # bytes received out of order are read back
         read.clear()
         one = Partial(tmp_path, DIGEST, len(SHORT))
         one.ledger = spans.BlobProgress(len(SHORT), 3000)
@@ -195,7 +195,7 @@ def test_single_request_blob_is_synced_only_when_published(tmp_path: Path) -> No
     one.close()
 
 
-@example(2265079)  # the rename lasts at its new name alone, and what goes on begins from the old one
+@example(2265079)  # the rename persists at its new name only, and the next run resumes from the old one
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_random_parts_corruption_and_crashes_yield_exact_bytes_or_no_file(seed: int) -> None:
@@ -208,7 +208,7 @@ def test_random_parts_corruption_and_crashes_yield_exact_bytes_or_no_file(seed: 
             lies = 0.05 if crashes < 4 and seed % 2 else 0.0
             try:
                 published = _life(forgetful, root, random, lies)
-                assert published or seed % 2  # no crash makes bytes that have to be thrown away
+                assert published or seed % 2  # a crash alone never makes bytes unusable
             except PowerLossError:
                 published = False
             after = Path(made) / str(next(lives))
@@ -224,7 +224,7 @@ def test_random_parts_corruption_and_crashes_yield_exact_bytes_or_no_file(seed: 
 
 
 def _life(forgetful: ForgetfulDisk, root: Path, random: Random, lies: float) -> bool:
-    """From one start to the next; says whether the file got its name."""
+    """Run from one start to the next; return whether the file was published."""
     one = Partial(root, DIGEST, len(SHORT), forgetful.disk)
     try:
         while not one.ledger.complete:

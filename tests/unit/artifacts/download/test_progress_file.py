@@ -1,4 +1,4 @@
-"""How a blob is cut, what its sidecar says, how many requests run and which have stalled: all by virtual time."""
+"""Division of a blob into parts, its progress file, the number of requests, and stalls; all in virtual time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_small_blobs_use_one_request_and_large_blobs_use_parts() -> None:
     large = BlobProgress(300 * MIB, part_bytes(300 * MIB))
     assert large.spans()[:2] == [Span(0, 32 * MIB), Span(32 * MIB, 64 * MIB)]
     assert large.spans()[-1] == Span(288 * MIB, 300 * MIB)
-    assert part_bytes(16 << 40) * parts.PARTS_MAX >= 16 << 40  # the largest has no more parts than others
+    assert part_bytes(16 << 40) * parts.PARTS_MAX >= 16 << 40  # the limit holds for the largest blob, too
     assert BlobProgress(0, part_bytes(0)).complete
     assert BlobProgress(200 * MIB, 8 * MIB, frozenset({0, 3})).spans() == [
         Span(8 * MIB, 24 * MIB),
@@ -62,7 +62,7 @@ def test_frontier_is_the_first_missing_byte_in_any_order(size: int, part: int, r
         assert ledger.came == there.count(b"x")
 
 
-# --- sidecars --------------------------------------------------------------------------------------------------------
+# --- progress files --------------------------------------------------------------------------------------------------
 
 
 BOOT = "3c0f2a5e-7c6d-4c58-8a55-6a1c2d6f0b1e"
@@ -141,11 +141,11 @@ def test_invalid_or_foreign_progress_file_is_ignored(said: bytes) -> None:
     assert progress_file.parse_progress(said, DIGEST, 1000, BOOT) is None
 
 
-# --- how many --------------------------------------------------------------------------------------------------------
+# --- number of requests ----------------------------------------------------------------------------------------------
 
 
 def sizes(rate: dict[int, float], steps: int) -> list[int]:
-    """The window after each second, where `rate[n]` bytes a second come by n requests."""
+    """Return the window after each second, if `rate[n]` bytes per second arrive with n requests."""
     window, came, found = Window(0.0), 0.0, []
     for second in range(1, steps + 1):
         came += rate[window.size]
@@ -159,7 +159,7 @@ def test_request_window_grows_while_throughput_increases() -> None:
     assert sizes({n: 100.0 * min(n, 6) for n in range(1, 17)}, 60)[-1] in {6, 7}
     flat = sizes(dict.fromkeys(range(1, 17), 100.0), 40)
     assert max(flat) <= pacing.START + 1
-    assert flat.count(pacing.START) > 30  # mostly as it began
+    assert flat.count(pacing.START) > 30  # mostly the initial size
 
 
 def test_one_outage_halves_the_request_window_once() -> None:
@@ -188,7 +188,7 @@ def test_idle_queue_leaves_the_request_window_unchanged() -> None:
 
 
 def judged(rates: list[dict[str, int]], anew: dict[str, int] | None = None) -> list[list[str]]:
-    """Who has stalled at each second, where these bytes came in it."""
+    """Return the stalled connections at each second, given the bytes that arrive in it."""
     judge, came, found = Judge(), dict[str, int](), []
     for second, each in enumerate(rates):
         came = {name: came.get(name, 0) + count for name, count in each.items()}
@@ -209,7 +209,7 @@ def test_uniformly_slow_link_marks_no_connection_as_stalled() -> None:
 def test_last_connection_far_below_earlier_rates_is_reported_as_stalled() -> None:
     seen = judged([{"a": 100, "b": 100, "c": 100}] * 8 + [{"c": 1}] * 12)
     assert ["c"] in seen
-    assert not any(judged([{"c": 1}] * 30))  # and alone with nothing
+    assert not any(judged([{"c": 1}] * 30))  # without other rates to compare with
 
 
 def test_connection_restarted_too_often_is_not_reported_as_stalled() -> None:

@@ -1,4 +1,4 @@
-"""Blobs into a folder: points 1, 10, 12 and 13 of what a client must stand, through both ways a body can take."""
+"""Fetching blobs into a folder: points 1, 10, 12 and 13 of the fault list, for each way of receiving a body."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
 def way(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """Each way of a body from the socket into the file."""
+    """Each way of moving a body from the socket into the file."""
     go(request.param, monkeypatch, tmp_path_factory.mktemp("authority"))
     return str(request.param)
 
 
 @pytest.fixture
 def one_span(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blob comes by one request, either way."""
+    """The blob is fetched in a single request, for each way."""
     assert way
     monkeypatch.setattr(parts, "WHOLE_BYTES_MAX", 1 << 20)
 
@@ -67,7 +67,7 @@ async def test_large_blob_is_fetched_in_closed_ranges_and_a_small_one_whole(tmp_
         assert (tmp_path / "c/d/e").read_bytes() == b""
         assert one.left() == []
         spans = {f"bytes={at}-{at + 4095}" for at in range(0, len(CONTENT), 4096)}
-        assert set(one.ranges()) == {*spans, None}  # a smaller one by a single request, without a range
+        assert set(one.ranges()) == {*spans, None}  # the smaller one in a single request, without a range
         assert len(one.ranges()) == 17
         assert one.told[-1] > 0
 
@@ -105,7 +105,7 @@ async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
         with pytest.raises(error, match=said):
             await one.fetch()
         assert one.file() is None
-        await one.fetch()  # nothing is gone on with that could spoil it
+        await one.fetch()  # no wrong bytes are kept
         assert one.file() == CONTENT
 
 
@@ -158,7 +158,7 @@ async def _redirect(fake: FakeRegistry, request: web.Request, url: str) -> web.S
     return fake.judge(request) or web.Response(status=307, headers={"Location": url})
 
 
-# --- 12: answers that are none ---------------------------------------------------------------------------------------
+# --- 12: broken responses --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.point("12")
@@ -170,7 +170,7 @@ async def test_broken_part_resumes_where_the_connection_broke(tmp_path: Path, wa
         assert one.file() == CONTENT
         again = [span for span in one.ranges() if span is not None and int(span[6:].partition("-")[0]) % 4096]
         assert len(again) <= 4
-        if end != "reset":  # which may take bytes with it that had come
+        if end != "reset":  # a reset may discard received bytes
             assert {int(span[6:].partition("-")[0]) % 4096 % 1000 for span in again} == {0}
 
 
@@ -251,7 +251,7 @@ async def test_registry_without_range_support_still_serves_the_blob(tmp_path: Pa
 async def test_stalled_connection_is_replaced_by_another(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others go on at their pace: by virtual time, one second at each look."""
+    """The other connections keep their rate. Time is virtual: one second passes at each reading of the clock."""
     monkeypatch.setattr(pacing, "WINDOW_S", 2.0)
     seconds = itertools.count()
 
@@ -265,7 +265,7 @@ async def test_stalled_connection_is_replaced_by_another(
         await fetch_blobs([one.wanted()], one.source, tmp_path, clock=lambda: float(next(seconds)))
         assert one.file() == CONTENT
         spliced = "bytes=1000-4095" in one.ranges()
-        # What was not written yet is fetched again, and once more if the machine is so slow that this looks stalled.
+        # Unwritten bytes are fetched again, and once more if the machine is so slow that this looks stalled.
         assert spliced or one.ranges().count("bytes=0-4095") >= 2
 
 

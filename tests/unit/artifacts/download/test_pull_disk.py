@@ -1,4 +1,4 @@
-"""Blobs into a folder that refuses, fills up, is cut off, or holds what an earlier process left: point 13."""
+"""Fetching blobs into a folder that fails, fills up, is interrupted, or has files of an earlier process: point 13."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> None:
 def way(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """Each way of a body from the socket into the file."""
+    """Each way of moving a body from the socket into the file."""
     go(request.param, monkeypatch, tmp_path_factory.mktemp("authority"))
     return str(request.param)
 
 
 def failing(kind: str, error: int, after: int = 0) -> Disk:
-    """A disk that refuses from its n-th step of one kind on."""
+    """Return a disk on which every step of this kind fails after the first `after` ones."""
     left = after
 
     def step(what: str, path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_fetch_after_a_disk_error_completes_the_file(
 async def test_concurrent_write_and_request_failures_log_no_loop_error(
     tmp_path: Path,
 ) -> None:
-    """The request's own failure is told; the loop has nothing to say of the other."""
+    """The request's failure is raised; the event loop logs nothing about the other one."""
     loop, refused, told = asyncio.get_running_loop(), asyncio.Event(), list[object]()
     loop.set_exception_handler(lambda _, context: told.append(context["message"]))
 
@@ -156,7 +156,7 @@ async def test_corrupt_partial_file_is_dropped_and_fetched_again(tmp_path: Path,
 
 @pytest.mark.point("13")
 async def test_completed_parts_are_recorded_before_the_fetch_ends(tmp_path: Path, way: str) -> None:
-    """So that a process that is killed has them: by the sidecar, before the fetch has an end."""
+    """The progress file lists them before the fetch ends, so that they survive if the process is killed."""
     async with place(tmp_path) as one:
         wanted = one.wanted()
         one.fake.answers[one.url()].extend([lambda request: answer_part(request, CONTENT)] * 5)

@@ -1,4 +1,4 @@
-"""Bodies from a socket into a file without us: never more than was asked for, and every wait ends."""
+"""Bodies spliced from a socket into a file: never more bytes than requested, and every wait ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USUAL, SILENT, TRICKLE = Limits(), Limits(read_s=0.05), Limits(pace_s=0.1)
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Where the registry writes, and where we read."""
+    """The registry's end and the client's end of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
         theirs, _ = server.accept()
         ours.setblocking(False)
@@ -34,7 +34,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 class Came:
-    """A file, and what was moves of it."""
+    """A file, and the moves that were reported while it was written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

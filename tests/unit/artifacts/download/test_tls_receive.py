@@ -1,4 +1,4 @@
-"""Bodies by TLS from a connection into a file, in a thread: never more than was asked for, and every wait ends."""
+"""TLS bodies received from a connection into a file, in a thread: never more than requested, and every wait ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USUAL, SILENT, TRICKLE = Limits(), Limits(read_s=0.05), Limits(pace_s=0.1)
 
 
 class Pair:
-    """The two ends of a connection that has begun: the server's, and ours as asyncio would have left it."""
+    """Both ends of an established connection: the server's, and the client's as asyncio hands it over."""
 
     def __init__(self, folder: Path) -> None:
         served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -69,7 +69,7 @@ class Pair:
         return sending
 
     def ahead(self, count: int) -> None:
-        """So many sealed bytes were read already."""
+        """Read this many encrypted bytes ahead of the transfer."""
         self.ours.setblocking(True)
         while self.sealed.incoming.pending < count:
             self.sealed.incoming.write(self.ours.recv(count - self.sealed.incoming.pending))
@@ -91,7 +91,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 class Came:
-    """Where it went."""
+    """Collects the received bytes and their offsets."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -160,7 +160,7 @@ def test_close_notify_before_the_end_reports_an_early_end(pair: Pair) -> None:
 
 
 def _farewell(server: ssl.SSLSocket) -> None:
-    with contextlib.suppress(OSError):  # nobody says good-bye to it
+    with contextlib.suppress(OSError):  # the client sends no close_notify
         server.unwrap()
 
 
@@ -177,7 +177,7 @@ def test_interrupt_from_another_thread_ends_the_transfer(pair: Pair) -> None:
 
 
 def test_body_is_received_in_a_thread_under_uvloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """uvloop, in which an agent runs, has TLS of its own."""
+    """An agent runs under uvloop, which has its own TLS implementation."""
     go("unsealed", monkeypatch, tmp_path)
     blob = CONTENT * 8
     moved: list[int] = []

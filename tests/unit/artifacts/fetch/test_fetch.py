@@ -1,4 +1,4 @@
-"""Whatever an artifact is called, it comes into the one store; and what is never brought."""
+"""Artifacts of every kind of source are fetched into the same store; some are never fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies at the Hub or in a bucket comes from other nodes, too, where its sum is known before."""
+"""Files of a Hub or a bucket also come from other nodes, if their digest is known in advance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIGEST = digest.compute_digest(CONTENT)
 
 
 class Place(NamedTuple):
-    """Where it lies, with a node that has it."""
+    """A source with an artifact, and a node that has it."""
 
     of: Lies
     fake: FakeHub | FakeS3
@@ -43,14 +43,14 @@ class Place(NamedTuple):
     peer: Neighbour
 
     async def bring(self, name: str, env: dict[str, str] | None = None) -> Copy:
-        """To another node."""
+        """Fetch it to another node."""
         pace = StillClock()
         among = Peering(lambda: [Peer("node-0", self.peer.url)], own=name, token=lambda: TOKEN)
         ways = Ways(Registries(pace=pace, peering=among), self.fake.env() if env is None else env, self.folder)
         return await bring.fetch_artifact(self.of, Store(self.folder / name, spare_bytes=0).open(), ways)
 
     def gave(self) -> int:
-        """How often the place gave of its bytes."""
+        """Return how many times the source served its bytes."""
         if isinstance(self.fake, FakeHub):
             return sum(one.method == "GET" for one in self.fake.cdn.seen)
         return sum(one.method == "GET" and "a.gguf" in one.path for one in self.fake.seen)

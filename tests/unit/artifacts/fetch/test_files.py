@@ -1,4 +1,4 @@
-"""Files whose sum nobody says, laid into a pull's folder."""
+"""Files without a published digest, fetched into a pull's folder."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def test_cancelled_fetch_waits_for_its_thread_to_finish(tmp_path: Path, mo
     job = Job((), tmp_path / "blobs", tmp_path / "tree", more)
     at = job.blobs / files.LEARNED / digest_file_name(entry.name)
     at.parent.mkdir(parents=True)
-    at.write_bytes(b"GGUF")  # an earlier try brought it
-    source = Lone.__new__(Lone)  # asked for nothing
+    at.write_bytes(b"GGUF")  # fetched by an earlier attempt
+    source = Lone.__new__(Lone)  # receives no requests
     listing = Listing("s3://b/", (SelectedFile(entry, "weight"),), ())
     filling = asyncio.create_task(files.fetch_listed_files(job, listing, source))
     assert await asyncio.to_thread(begun.wait, 60)

@@ -1,4 +1,4 @@
-"""Images looked into while they lie in a registry: by the names in their layers, with few bytes."""
+"""Listing the files of an image in a registry: by the names in its layers, with few bytes read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def archive(*files: tuple[str, bytes], link: str = "") -> bytes:
 
 
 class Registry:
-    """Has these layers; notes how much it was asked for."""
+    """A fake registry with these layers; records how many bytes were requested."""
 
     def __init__(self, *layers: bytes) -> None:
         self.blobs = {digest_of(one): one for one in layers}
@@ -137,7 +137,7 @@ async def test_folder_entries_written_by_tar_are_accepted() -> None:
 
 @pytest.mark.parametrize("magic", [b"\x1f\x8b\x08\x04", b"BZh9", (0x184D2A50).to_bytes(4, "little")])
 async def test_uncompressed_layer_with_compression_magic_is_rejected(magic: bytes) -> None:
-    """The first header is one of pax, whose own name nobody reads: it may begin with anything."""
+    """The first header is a pax header. Its own name is ignored, so that it may begin with any bytes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made:
         one = tarfile.TarInfo(f"models/{'a' * 200}.gguf")

@@ -1,4 +1,4 @@
-"""From a reference to a Copy, against a registry that keeps all in memory; packed as `weights pack` does it."""
+"""From a reference to a Copy, with an in-memory registry; artifacts are packed as by `weights pack`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.standard
 
 
 class Node:
-    """A registry with a model in it, and a node with a store."""
+    """A registry with a model, and a node with a store."""
 
     def __init__(self, fake: FakeRegistry, store: Store, digest: Digest) -> None:
         self.fake, self.store, self.digest = fake, store, digest
@@ -59,7 +59,7 @@ class Node:
         return await obtain.find_stored_copy(self.of(what), self.store, self.ways)
 
     def image(self, *layers: tuple[str, bytes], config: dict[str, Any] | None = None, tag: str = "image") -> None:
-        """An image with these layers, each a media type and its bytes."""
+        """Add an image with these layers, each a media type and its bytes."""
         said = json.dumps(config or {}).encode()
         body = {
             "schemaVersion": 2,
@@ -88,13 +88,13 @@ async def node(tmp_path: Path, form: Form = "modelpack") -> AsyncIterator[Node]:
 
 
 def held(copy: Copy) -> dict[str, bytes]:
-    """What lies in a Copy."""
+    """Return the files of a Copy."""
     files = (path for path in copy.folder.rglob("*") if path.is_file())
     return {path.relative_to(copy.folder).as_posix(): path.read_bytes() for path in files}
 
 
 def left(store: Store) -> list[Path]:
-    """What a pull left in the store that is no Copy, and more than a mark."""
+    """Return the non-empty files that a pull left in the store outside of Copies."""
     return [path for path in store.layout.partials.rglob("*") if path.is_file() and path.stat().st_size]
 
 
@@ -115,7 +115,7 @@ async def test_pulled_model_has_identical_files_and_is_not_fetched_again(tmp_pat
         one.fake.seen.clear()
         with await one.obtain() as again:
             assert held(again) == FILES
-        assert one.fake.asked("GET", "/blobs/") == one.fake.asked("GET", "/blobs/")[:1]  # its config
+        assert one.fake.asked("GET", "/blobs/") == one.fake.asked("GET", "/blobs/")[:1]  # at most its config
 
 
 async def test_stored_copy_is_found_without_contacting_the_registry(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_rejected_archive_leaves_no_files(tmp_path: Path, content: bytes, 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in an archive", "as a layer"])
 async def test_code_is_served_only_to_callers_that_allow_unsafe_files(tmp_path: Path, *, inside: bool) -> None:
-    """What one has laid here is no way around the refusal for another."""
+    """A Copy that was fetched for one caller does not bypass the check for another."""
     files = {"m.gguf": b"GGUF", "load.py": b"import os"}
     async with node(tmp_path) as one:
         if inside:
@@ -243,7 +243,7 @@ async def test_blobs_of_a_failed_pull_are_not_fetched_again(tmp_path: Path, monk
         one.fake.seen.clear()
         with await one.obtain() as copy:
             assert held(copy) == FILES
-        assert len(one.fake.asked("GET", "/blobs/")) == 1  # its config
+        assert len(one.fake.asked("GET", "/blobs/")) == 1  # only its config
 
 
 async def test_stored_private_model_is_denied_without_a_login(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ async def test_stored_private_model_is_denied_without_a_login(tmp_path: Path) ->
 
 @pytest.mark.point("14")
 async def test_pull_permission_survives_a_restart_during_a_registry_outage(tmp_path: Path) -> None:
-    """While it is away: the same login gets the Copy from a store that another process has open, and no other does."""
+    """During the outage, the same login gets the Copy from a newly opened store, and another login does not."""
     async with node(tmp_path) as one:
         ours, others = keychain(one.fake.host), Known(one.fake.host, Login("somebody-else", PASSWORD))
         one.ways = Registries(ours, pace=StillClock())

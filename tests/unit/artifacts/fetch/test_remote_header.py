@@ -1,4 +1,4 @@
-"""Headers of models that are still in a registry: read by a few bytes, and never taken for more than was read."""
+"""Headers of models in a registry: read with few bytes, and never treated as more than what was read."""
 
 from __future__ import annotations
 

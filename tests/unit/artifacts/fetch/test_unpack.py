@@ -1,4 +1,4 @@
-"""Archives come into a folder as files and folders, and nothing else does: nothing beside it, over it, or half."""
+"""Archives are unpacked as files and folders only: nothing outside the folder, over existing files, or incomplete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOM = 1 << 20
 
 @pytest.fixture(name="below")
 def _below(tmp_path: Path) -> Path:
-    """A folder with a neighbour that nobody may touch."""
+    """A folder with siblings that must stay unchanged."""
     (tmp_path / "out-evil").mkdir()
     (tmp_path / "secret").write_text("mine")
     (tmp_path / "out").mkdir()
@@ -62,7 +62,7 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 def refused(below: Path, content: bytes, said: str, of: File | None = None, *, allow_unsafe: bool = False) -> None:
-    """And nothing is left, here or beside it."""
+    """Assert that the archive is rejected and nothing is left, in the folder or next to it."""
     beside = sorted(below.parent.rglob("*"))
     with pytest.raises(BadArchiveError, match=said) as caught:
         lay(below, content, of, allow_unsafe=allow_unsafe)

@@ -1,4 +1,4 @@
-"""Weights that must be signed before they are used: judged before anything is fetched, and what lies here, too."""
+"""Required signatures are verified before any fetch, and for stored Copies, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def asking(policy: Policy) -> Registries:
 
 
 def sign(one: Node, private: ec.EllipticCurvePrivateKey) -> None:
-    """As cosign does, under its tag."""
+    """Sign the artifact as cosign does, under its tag."""
     signed = cosign(private, payload(one.digest))
     layer = {"mediaType": SIMPLE, "digest": one.fake.blob(signed.payload), "size": len(signed.payload)}
     empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}

@@ -1,4 +1,4 @@
-"""GGUF headers: what a file says, and one clear line about a file that is none."""
+"""GGUF headers: the values they contain, and a one-line error for any other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.budget import examples
 
 
 def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_length: int | None = None) -> Path:
-    """A two-block model written by the reference package: width 64, 4 heads, context 2048."""
+    """Write a two-block model with the reference package: width 64, 4 heads, context 2048."""
     w = reference.GGUFWriter(str(path), "llama")
     w.add_name("A name")
     w.add_context_length(2048)
@@ -29,7 +29,7 @@ def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_len
     w.add_head_count_kv(heads_kv)
     w.add_token_list([f"token {i}" for i in range(tokens)])
     w.add_token_types([1] * tokens)
-    if key_length:  # behind the vocabulary on purpose: order does not matter
+    if key_length:  # after the vocabulary on purpose: order does not matter
         w.add_key_length(key_length)
     w.add_tensor("token_embd.weight", np.zeros((8, 64), np.float32))
     w.add_tensor("output.weight", np.zeros((8, 64), np.float32))
@@ -41,7 +41,7 @@ def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_len
 
 
 def wrong(path: Path, content: bytes) -> str:
-    """What is said of the content, without the file's name."""
+    """Return the error for this content, without the file's name."""
     path.write_bytes(content)
     with pytest.raises(gguf.GgufError) as caught:
         gguf.load_gguf_info(path)
@@ -90,7 +90,6 @@ def test_unopenable_path_raises_a_one_line_gguf_error(tmp_path: Path) -> None:
 
 
 def test_large_vocabulary_is_counted_across_read_chunks(tmp_path: Path) -> None:
-    """Also across the chunks in which the file is read."""
     path = write(tmp_path / "a.gguf", tokens=200_000)
     assert path.stat().st_size > 3 * gguf.CHUNK_BYTES
     assert gguf.load_gguf_info(path).shape.vocabulary == 200_000
@@ -136,7 +135,7 @@ def test_non_gguf_content_is_rejected_with_the_reason(tmp_path: Path) -> None:
 
 
 def claim(*parts: tuple[str, object]) -> bytes:
-    """A header of the given struct forms and values behind magic, version and no tensors."""
+    """Return a header with these struct formats and values after magic, version and a count of zero tensors."""
     return b"GGUF" + struct.pack("<IQ", 3, 0) + b"".join(struct.pack("<" + form, value) for form, value in parts)
 
 

@@ -1,4 +1,4 @@
-"""What the keys of a GGUF header mean for memory: windows, states, latent attention, and what is odd or not known."""
+"""Memory implied by the keys of a GGUF header: windows, states, latent attention, and odd or unknown values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EIGHT_B = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 
 
 
 def keys(architecture: str, **said: Value | None) -> dict[str, Value]:
-    """A header of that architecture; `__` stands for a dot."""
+    """Return a header of this architecture; `__` stands for a dot."""
     own: dict[str, Value | None] = {"context_length": 4096, "feed_forward_length": 14336, **EIGHT_B}
     own |= {name.replace("__", "."): value for name, value in said.items()}
     return {"general.architecture": architecture} | {
@@ -22,7 +22,7 @@ def keys(architecture: str, **said: Value | None) -> dict[str, Value]:
 
 
 def part(name: str, metadata: dict[str, Value], **served: int) -> int:
-    """Bytes of one part, with 4 slots of 4096 tokens unless said otherwise."""
+    """Return the bytes of one part; the default is 4 slots of 4096 tokens."""
     made = estimate_llama_cpp(
         read_shape(metadata, 1000), replace(ServingOptions(slots=4, context_tokens=4096), **served)
     )
@@ -30,7 +30,7 @@ def part(name: str, metadata: dict[str, Value], **served: int) -> int:
 
 
 def test_full_attention_cache_holds_every_token_of_every_slot() -> None:
-    """128 KiB a token is what an 8B model with grouped heads is known to need."""
+    """An 8B model with grouped heads is known to need 128 KiB per token."""
     assert part("cache", keys("llama")) == 4 * 4096 * (128 << 10)
     assert part("cache", keys("llama"), slots=1, context_tokens=100) == 256 * (128 << 10), "in cells of 256"
     assert part("checkpoints", keys("llama"), checkpoints=32) == 0
@@ -65,7 +65,7 @@ def test_each_checkpoint_adds_window_and_state_memory_for_every_slot() -> None:
 
 
 MAMBA: dict[str, Value] = {"ssm__conv_kernel": 4, "ssm__inner_size": 8192, "ssm__state_size": 16}
-"""Of one layer and slot: 8192 x 16 + 3 x 8192 elements."""
+"""For one layer and slot: 8192 x 16 + 3 x 8192 elements."""
 STATE = 4 * (8192 * 16 + 3 * 8192)
 
 

@@ -1,4 +1,4 @@
-"""config.json and safetensors: what they say of memory, and one clear line where they say nothing."""
+"""config.json and safetensors: the memory they imply, and a one-line error where they state nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATA = 1000
 
 
 def tensors(path: Path, header: object = None, data: int = DATA) -> None:
-    """A file of weights."""
+    """Write a weights file."""
     told = {"w": {"dtype": "F16", "shape": [500], "data_offsets": [0, DATA]}, "__metadata__": {"format": "pt"}}
     text = json.dumps(told if header is None else header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(data))
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def layers(folder: Path, **said: object) -> list[tuple[int, int]]:
-    """(elements of a token, bytes of state) of each layer, with these keys in config.json."""
+    """Return (elements per token, bytes of state) of each layer, with these keys in config.json."""
     (folder / "config.json").write_text(json.dumps(LLAMA | said))
     return [(one.key_elements + one.value_elements, one.state_bytes) for one in load_config_info(folder).shape.layers]
 

@@ -1,4 +1,4 @@
-"""The first bytes of files that are called safetensors or GGUF."""
+"""The first bytes of files with the suffix of safetensors or GGUF."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ GGUF, SAFETENSORS = "it is not a GGUF file", "it is not a safetensors file"
 
 
 def zipped() -> bytes:
-    """As torch.save writes: a pickle in a ZIP."""
+    """Return a pickle in a ZIP archive, as torch.save writes it."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as file:
-        file.writestr(zipfile.ZipInfo("archive/data.pkl"), PICKLES[2])  # of 1980: by default it has the time of day
+        file.writestr(zipfile.ZipInfo("archive/data.pkl"), PICKLES[2])  # dated 1980: the default is the current time
     return made.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""XML of services, read without what makes it dangerous."""
+"""XML from services, parsed without the dangerous features of XML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests and indexes: what is taken, which entry of an index it is, and one line about everything else."""
+"""Manifests and indexes: what is accepted, which index entry is selected, and a one-line error for all else."""
 
 from __future__ import annotations
 

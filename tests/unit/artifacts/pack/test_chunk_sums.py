@@ -1,4 +1,4 @@
-"""Sums of parts beside an artifact: pushed with large blobs, asked for where bytes lie, and never believed for more."""
+"""Digests of parts next to an artifact: pushed with large blobs, requested if bytes are wrong, and never a proof."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.standard
 CONTENT = as_gguf(pulled.CONTENT)
 FILES = {"model.gguf": CONTENT}
 BAD = 5
-"""The part that lies, of 16."""
+"""The corrupt part, of 16."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ class Pushed(NamedTuple):
         return sorted(one.headers.get("range", "") for one in seen)
 
     def lists(self) -> int:
-        """How often somebody asked for sums."""
+        """Return how many times the list of digests was requested."""
         return len([one for one in self.fake.seen if one.method == "GET" and "referrers" in one.path])
 
     async def obtained(self, tmp_path: Path, *mirrors: FakeRegistry) -> dict[str, bytes]:
@@ -139,7 +139,7 @@ async def test_correct_download_requests_no_chunk_sums(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", ["nothing", "the wrong bytes", "noise"])
 async def test_wrong_chunk_sums_never_validate_a_corrupt_blob(tmp_path: Path, said: str) -> None:
-    """The digest of the whole is what counts: the wrong bytes become no Copy, whatever the list calls good."""
+    """Only the digest of the whole blob counts: wrong bytes never become a Copy, whatever the list contains."""
     async with pushed(tmp_path) as one:
         lies = lying(CONTENT, BAD * 4096)
         (tmp_path / "lies").write_bytes(lies)

@@ -1,4 +1,4 @@
-"""Packed models are read back as what they were, by our reader of archives and of every dialect, image included."""
+"""Packed models are read back unchanged by our readers of archives and of every dialect, including images."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_file_changed_during_packing_fails_and_leaves_no_layout(
 
     def later(*args: object, **named: object) -> oci_layout.Written:
         (model / "model-00001-of-00002.safetensors").write_bytes(as_safetensors(b"x" * size))
-        return write(*args, **named)  # type: ignore[arg-type]  # as they came
+        return write(*args, **named)  # type: ignore[arg-type]  # passed on unchanged
 
     monkeypatch.setattr(oci_layout, "write_layout", later)
     done = pack(model, tmp_path / "oci")

@@ -1,4 +1,4 @@
-"""Whole artifacts: pushed blobs first and the tag last, looked at again, and told in words that name the fix."""
+"""Pushing whole artifacts: blobs first and the tag last, then checked; errors name the fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AMD = Platform("linux", "amd64")
 
 
 class Rig(NamedTuple):
-    """A registry, a client of it, and something to push."""
+    """A registry, a client of it, and an artifact to push."""
 
     fake: FakeRegistry
     client: Client
@@ -60,7 +60,7 @@ async def rigged(tmp_path: Path, form: Form = "modelpack") -> AsyncIterator[Rig]
 
 
 async def run(*words: str) -> Result:
-    """The command, in a thread: the registry answers meanwhile."""
+    """Run the command in a thread, so that the registry can answer meanwhile."""
     return await asyncio.to_thread(CliRunner().invoke, cli, ["weights", *words], prog_name="pilotlight")
 
 
@@ -141,7 +141,7 @@ async def test_push_command_uploads_in_chunks_or_mounts_blobs_as_requested(tmp_p
         assert {"0-1048575", "1048576-2097151", "2097152-3145727"} <= set(ranges)
         rig.fake.seen.clear()
         there = dict(rig.fake.blobs)
-        for digest in there:  # the other repository has not got them
+        for digest in there:  # the other repository does not have them
             rig.fake.answers["HEAD", f"/v2/team/other/blobs/{digest}"].append(says(404))
         mounted = await run("push", str(tmp_path / "big"), f"{rig.fake.host}/team/other:v1", "--mount-from", "shared")
         assert mounted.exit_code == 0, mounted.output

@@ -1,4 +1,4 @@
-"""What a store offers while it is being filled, and what of it is seen by whom."""
+"""What a store offers while it is being filled, and which callers see it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def partial(store: Store, monkeypatch: pytest.MonkeyPatch) -> Partial:
-    """A blob of three parts, of which nothing has come."""
+    """A blob of three parts, none of which has been received."""
     monkeypatch.setattr(spans, "SMALL_PART_BYTES", PART)
     return Partial(store.layout.partial(KEY) / "blobs", DIGEST, len(CONTENT))
 

@@ -1,4 +1,4 @@
-"""Whom of its peers a pull asks: a board, what it is told, and what it chooses."""
+"""Which of its peers a pull asks: what a board records, and what it selects."""
 
 from __future__ import annotations
 

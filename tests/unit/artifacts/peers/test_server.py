@@ -1,4 +1,4 @@
-"""What a node answers to other nodes, over real connections on loopback."""
+"""What a node serves to other nodes, over real connections on loopback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def yes() -> bool:
 
 
 async def filled(store: Store, *, private: bool = False) -> Store:
-    """With one Copy."""
+    """Fill the store with one Copy."""
 
     async def fetch(job: Job) -> None:
         await asyncio.to_thread(job.blob(FILE.digest).write_bytes, CONTENT)
@@ -50,7 +50,7 @@ async def filled(store: Store, *, private: bool = False) -> Store:
 async def node(
     tmp_path: Path, *, private: bool = False, streams: int = 16, token: str | None = TOKEN
 ) -> AsyncIterator[tuple[Neighbour, aiohttp.ClientSession]]:
-    """A node with the Copy, and a session that shows the token; `private`: the Copy was fetched with a login."""
+    """A node with the Copy, and a session that sends the token; `private`: the Copy was fetched with a login."""
     store = await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=private)
     async with (
         neighbours.serving(store, private=token is not None, streams=streams, token=token) as one,
@@ -150,7 +150,7 @@ async def test_request_above_the_stream_limit_returns_429(tmp_path: Path, monkey
 
     async def held(*given: object) -> None:
         await go.wait()
-        await sends(*given)  # type: ignore[arg-type]  # as it was called
+        await sends(*given)  # type: ignore[arg-type]  # passed on unchanged
 
     monkeypatch.setattr(server, "_send", held)
     async with node(tmp_path, streams=2) as (_, session):

@@ -1,4 +1,4 @@
-"""A pull among nodes: one registry, several stores that give to each other, real connections on loopback."""
+"""A pull among nodes: one registry, several stores that serve each other, real connections on loopback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.kit.weight_files import as_gguf
 pytestmark = pytest.mark.standard
 
 QUICK = Limits(connect_s=1.0, head_s=1.0, read_s=0.2, whole_s=1.0, pace_s=10.0)
-"""For a peer that hangs. Anywhere else a machine without CPU to spare would count as a slow peer."""
+"""For a peer that hangs. In other tests, a machine without spare CPU would count as a slow peer."""
 PATIENT = Limits(connect_s=20.0, head_s=20.0, read_s=20.0, whole_s=20.0, pace_s=20.0)
 
 
@@ -47,7 +47,7 @@ class House:
         self._folder = folder
         self.keychain: Keychain = Chain()
         self.given: dict[str, int] = {}
-        """Of the last pull: bytes of each peer."""
+        """Bytes received from each peer in the last pull."""
 
     def store(self, name: str) -> Store:
         return Store(self._folder / name, spare_bytes=0).open()
@@ -64,7 +64,7 @@ class House:
         holds: bool = False,
         limits: Limits = PATIENT,
     ) -> Copy:
-        """`holds`: the first is known to have it."""
+        """Pull on the node `name`; with `holds`, the first peer is known to have the artifact."""
         known = frozenset({self.digest}) if holds else frozenset[Digest]()
         none = frozenset[Digest]()
         them = [Peer(f"node-{number}", one.url, none if number else known) for number, one in enumerate(peers)]
@@ -78,7 +78,7 @@ class House:
         return len(self.fake.asked("GET", "/blobs/"))
 
     def egress(self) -> int:
-        """Bytes of blobs that the registry gave."""
+        """Return the number of blob bytes that the registry served."""
         found = 0
         for seen in self.fake.asked("GET", "/blobs/"):
             span = seen.headers.get("range", "").removeprefix("bytes=")
@@ -101,10 +101,10 @@ async def house(
 
 @contextlib.asynccontextmanager
 async def with_peer(one: House, name: str = "a", **how: object) -> AsyncIterator[Neighbour]:
-    """A node that has it already."""
+    """A node that already has the artifact."""
     (await one.pull(name)).close()
     one.fake.seen.clear()
-    async with neighbours.serving(one.store(name), **how) as peer:  # type: ignore[arg-type]  # as `serving` has them
+    async with neighbours.serving(one.store(name), **how) as peer:  # type: ignore[arg-type]  # parameters of `serving`
         yield peer
 
 
@@ -121,7 +121,7 @@ async def test_peer_serves_all_blobs_and_the_registry_only_the_manifest(tmp_path
             assert whole(copy)
         assert one.blobs_asked() == 0
         assert all("/manifests/" in seen.path for seen in one.fake.seen), "of an image beside it there is an index"
-        assert peer.asked("/blobs/", 200) == len(FILES) + 1  # its config
+        assert peer.asked("/blobs/", 200) == len(FILES) + 1  # and its config
 
 
 async def test_blob_interrupted_by_a_peer_failure_resumes_at_the_registry(tmp_path: Path) -> None:
@@ -233,13 +233,13 @@ async def test_registry_outage_allows_pulls_by_digest_but_not_by_tag(tmp_path: P
 
 
 async def test_pull_from_a_peer_during_an_outage_records_no_permission(tmp_path: Path) -> None:
-    """Of a login that the registry never heard of, nothing is remembered but what the registry says."""
+    """For a login that the registry has never checked, only the registry's answer is recorded."""
     async with house(tmp_path) as one, with_peer(one) as peer:
         one.keychain = keychain(one.fake.host)
         one.fake.judge = lambda _: web.Response(status=503)
         (await one.pull("b", peer, asked=f"@{one.digest}")).close()
         assert len(one.store("b").permits) == 0
-        with pytest.raises(UnreachableError):  # it lies here, and whether this one may have it nobody has said
+        with pytest.raises(UnreachableError):  # stored here, but no registry has allowed this caller
             await one.pull("b", peer, asked=f"@{one.digest}")
         one.fake.judge = lambda _: None
         (await one.pull("b", peer, asked=f"@{one.digest}")).close()
@@ -247,7 +247,7 @@ async def test_pull_from_a_peer_during_an_outage_records_no_permission(tmp_path:
 
 
 async def test_blob_bytes_received_from_a_peer_are_counted_for_that_peer(tmp_path: Path) -> None:
-    """Also of one that broke off: what it gave was kept."""
+    """It includes interrupted transfers, whose bytes are kept."""
     async with house(tmp_path, {"a.gguf": CONTENT}) as one, with_peer(one) as peer:
         (await one.pull("b", peer)).close()
         blobs = [digest for digest in one.fake.blobs if f"/blobs/{digest}" in str(peer.seen)]
@@ -306,7 +306,7 @@ async def test_pull_with_a_wrong_peer_token_falls_back_to_the_registry(
 
 async def test_peer_serves_no_blob_to_a_pull_from_another_registry(tmp_path: Path) -> None:
     async with house(tmp_path) as one, with_peer(one) as peer, FakeRegistry().serving() as other:
-        other.manifests = dict(one.fake.manifests)  # and none of the blobs
+        other.manifests = dict(one.fake.manifests)  # but none of the blobs
         one.fake = other
         with pytest.raises(Exception, match="there is no blob"):
             await one.pull("b", peer)

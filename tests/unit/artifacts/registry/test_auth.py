@@ -1,4 +1,4 @@
-"""A registry's greeting (`GET /v2/`): a login is tried by it, for no repository."""
+"""A registry's base endpoint (`GET /v2/`): checks a login without a repository."""
 
 from __future__ import annotations
 

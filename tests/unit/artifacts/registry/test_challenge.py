@@ -1,4 +1,4 @@
-"""Where a login may be sent: point 8 of what a client of registries must stand (realms)."""
+"""Where a login may be sent: point 8 of the fault list (realms)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_unrelated_realms_are_rejected(realm: str, registry_url: str) -> None:
     ],
 )  # fmt: skip
 def test_hosts_under_a_shared_provider_suffix_are_not_related(shared: str) -> None:
-    """Neither of two customers, nor of a customer and the name above."""
+    """Neither two customers nor a customer and the suffix itself are related."""
     with pytest.raises(PolicyError):
         challenge.parse_realm(f"https://evil.{shared}/token", URL(f"https://team.{shared}/"))
     assert not challenge.is_related_host(f"team.{shared}", shared)

@@ -1,4 +1,4 @@
-"""Whom a client of registries sends what: points 9, 10, 11 and 15 (redirects, uploads, nothing in words)."""
+"""What a registry client sends to which host: points 9, 10, 11 and 15 (redirects, uploads, no secrets in text)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_redirect_to_another_port_sends_no_login_or_cookies() -> None:
         assert ours["x-team"] == "red"
         assert "cookie" not in ours
         assert not {"authorization", "x-team", "cookie", "referer"} & set(theirs.headers)
-        assert theirs.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # as it was signed
+        assert theirs.query == "X-Amz-Signature=a%2Bb%3D&s=%7E"  # unchanged, as it was signed
 
 
 @pytest.mark.point("9")
@@ -183,11 +183,11 @@ async def test_expired_presigned_url_is_renewed_during_a_blob() -> None:
         async with Client(Site(fake.host), pace=StillClock()) as client:
             assert await read(client, digest) == CONTENT
         assert [one.path for one in store.seen] == ["/0", "/1", "/2"]
-        assert {one.method for one in store.seen} == {"GET"}  # presigned for that alone
+        assert {one.method for one in store.seen} == {"GET"}  # presigned for GET only
 
 
 class Names(AbstractResolver):
-    """Names with one address each."""
+    """A fake resolver with one address for each name."""
 
     def __init__(self, **addresses: str) -> None:
         self.addresses = addresses
@@ -207,11 +207,11 @@ async def test_private_network_names_are_rejected_for_a_public_registry() -> Non
     names = Names(public="93.184.215.14", inner="10.0.0.7", store="10.0.0.8", local="127.0.0.1", meta="169.254.169.254")
     outside = Resolver(names, "public", frozenset({"store"}))
     await outside.resolve("public", 443)
-    await outside.resolve("store", 443)  # allowed by a person
+    await outside.resolve("store", 443)  # explicitly allowed
     for host in ("inner", "local"):
         with pytest.raises(PolicyError, match="is in a private network, and the registry is not"):
             await outside.resolve(host, 443)
-    names.addresses["public"] = "10.0.0.7"  # the registry's name moves inside: others do not follow
+    names.addresses["public"] = "10.0.0.7"  # the registry moves to a private address: other names stay rejected
     await outside.resolve("public", 443)
     with pytest.raises(PolicyError, match="is in a private network"):
         await outside.resolve("inner", 443)
@@ -240,7 +240,7 @@ async def test_foreign_layer_urls_are_never_requested() -> None:
 
 
 class Bytes:
-    """A source."""
+    """An in-memory upload source."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -273,7 +273,7 @@ async def test_upload_to_a_foreign_host_sends_no_login(chunk_bytes: int) -> None
 
 @pytest.mark.point("15")
 async def test_logs_errors_and_reprs_contain_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    """A walk through what fails, with a login, a token and presigned URLs; all words together."""
+    """Runs through the failures with a login, a token and presigned URLs, and checks all messages together."""
     caplog.set_level(logging.DEBUG)
     token, signature = "t0ken-of-somebody" * 4, "s1gnature-of-somebody"
     secrets = (PASSWORD, token, signature)

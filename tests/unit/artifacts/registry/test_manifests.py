@@ -1,4 +1,4 @@
-"""A client of registries that behave: logins and tokens, tags, referrers, pushing, mirrors."""
+"""A client of well-behaved registries: logins and tokens, tags, referrers, pushing, mirrors."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_retry_delays_double_until_the_retry_limit() -> None:
     assert wait_s(1, 0.0, None, 0.0) == FIRST_S / 2
     assert wait_s(TRIES_MAX, 0.0, None, 0.0) is None
     assert wait_s(1, WAIT_S_MAX, None, 0.0) is None
-    assert wait_s(2, 0.0, 5.0, 1.0) == 5.25  # never before what was asked for
+    assert wait_s(2, 0.0, 5.0, 1.0) == 5.25  # never earlier than requested
     assert wait_s(5, 0.0, None, 1.0) is not None
     assert LONGEST_S <= WAIT_S_MAX
 
 
 class TokenPlace:
-    """A registry whose realm gives tokens, each good for as long as `good` has it."""
+    """A registry whose realm issues tokens, each valid while it is in `good`."""
 
     def __init__(self, fake: FakeRegistry) -> None:
         self.fake = fake
@@ -201,7 +201,7 @@ async def test_tag_pages_are_followed_only_on_the_registry_host() -> None:
             with pytest.raises(PolicyError, match="its next page is somewhere else"):
                 await manifests.list_tags(client, NAME)
             fake.always["GET", path] = says(200, b'{"tags":["a"]}', Link=more)
-            assert len(await manifests.list_tags(client, NAME)) == manifests.PAGES_MAX  # a list without end
+            assert len(await manifests.list_tags(client, NAME)) == manifests.PAGES_MAX  # an endless list
             with pytest.raises(PolicyError, match="is no repository"):
                 await manifests.list_tags(client, "../../admin")
 
@@ -232,7 +232,7 @@ async def test_referrers_are_listed_with_and_without_the_referrers_api() -> None
         assert {one.artifact_type for one in await list_referrers(client, NAME, subject, SIGNATURE)} == {SIGNATURE}
         assert fake.manifests[NAME, format_referrers_tag(subject)][0] == INDEX
 
-        path = f"/v2/{NAME}/referrers/{subject}"  # a registry with the API that filters nothing
+        path = f"/v2/{NAME}/referrers/{subject}"  # a registry with the API, but without filtering
         one = {"mediaType": MANIFEST, "digest": digest_of(b"1"), "size": 1, "artifactType": SIGNATURE}
         listed = json.dumps(index(one, {**one, "artifactType": "x"})).encode()
         fake.always["GET", path] = says(200, listed, Content_Type=INDEX)
@@ -271,7 +271,7 @@ async def test_blob_already_in_the_registry_is_not_pushed_again(tmp_path: Path, 
         assert fake.blobs == {blob.digest: CONTENT}
         assert await push.push_blob(client, blob, source) == "exists"
         put = fake.asked("PUT", "/uploads/")[0]
-        assert put.query == f"_state=a%2Bb%3D&digest={blob.digest}"  # what was there is as it was
+        assert put.query == f"_state=a%2Bb%3D&digest={blob.digest}"  # the existing query is unchanged
         assert "transfer-encoding" not in put.headers
 
 
@@ -340,15 +340,15 @@ async def test_mirrors_are_tried_first_and_their_bytes_verified() -> None:
         digest = own.manifest(NAME, "v1", BODY)
         both = Mirrored(client, [Mirror(away), Mirror(mirror, "hub/")])
         near.manifest(f"hub/{NAME}", "v1", BODY.replace(b"[]", b"[ ]"))
-        assert (await both.manifest(NAME, "v1")).digest == digest  # what a tag means the registry says
+        assert (await both.manifest(NAME, "v1")).digest == digest  # the registry decides what a tag means
         near.manifests[f"hub/{NAME}", digest] = (MANIFEST, b"{}")
-        assert (await both.manifest(NAME, digest)).body == BODY  # a lie costs a try
+        assert (await both.manifest(NAME, digest)).body == BODY  # a wrong response costs one attempt
         near.manifest(f"hub/{NAME}", "v1", BODY)
         seen = len(own.seen)
         assert (await both.manifest(NAME, digest)).body == BODY
         near.blob(CONTENT)
         assert await read(both, blob) == CONTENT
-        assert len(own.seen) == seen  # the mirror had both
+        assert len(own.seen) == seen  # the mirror served both
         near.always["GET", f"/v2/hub/{NAME}/blobs/{blob.digest}"] = says(200, CONTENT[:-1])
         assert await read(both, blob) == CONTENT
         with pytest.raises(AbsentError):

@@ -1,4 +1,4 @@
-"""Registries that lie or fail: points 1, 2, 7 and 12 of what a client must stand (bytes, manifests, answers)."""
+"""Registries that fail or send wrong data: points 1, 2, 7 and 12 of the fault list (bytes, manifests, responses)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRONG = bytes(reversed(CONTENT))
 
 
 class Place:
-    """A registry with one blob, and a client of it that never waits."""
+    """A registry with one blob, and a client that never waits."""
 
     def __init__(self, fake: FakeRegistry, client: Client, clock: StillClock) -> None:
         self.fake = fake
@@ -37,7 +37,7 @@ class Place:
         self.path = f"/v2/{NAME}/blobs/{self.blob.digest}"
 
     def next(self, *answers: Answer) -> None:
-        """What comes instead of the blob, one after the other."""
+        """Queue the responses to the next requests for the blob."""
         self.fake.answers["GET", self.path].extend(answers)
 
     async def read(self, first: int = 0, end: int | None = None) -> bytes:
@@ -148,7 +148,7 @@ async def test_manifest_that_does_not_match_its_digest_is_rejected() -> None:
         one.fake.manifests[NAME, digest] = (MANIFEST, other)
         with pytest.raises(MismatchError, match="its bytes are others than its digest says"):
             await manifests.fetch_manifest(one.client, NAME, digest)
-        path = f"/v2/{NAME}/manifests/{digest}"  # a header is no evidence
+        path = f"/v2/{NAME}/manifests/{digest}"  # a header is no proof
         said = says(200, other, Content_Type=MANIFEST, Docker_Content_Digest=digest)
         one.fake.answers["GET", path].append(said)
         with pytest.raises(MismatchError):
@@ -209,7 +209,7 @@ async def test_invalid_manifests_are_rejected(body: bytes, header: str, said: st
             await manifests.fetch_manifest(one.client, NAME, "v1")
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.point("12")
@@ -267,7 +267,7 @@ async def test_stalled_response_is_retried_from_the_last_received_byte() -> None
         one.next(raw(one.fake, b"HTTP/1.1 200 OK\r\nContent-", "hang"))
         assert await one.read() == CONTENT
     async with place() as one:
-        one.clock.tick_s = 31.0  # each read takes longer than a blob's pace allows
+        one.clock.tick_s = 31.0  # each read takes longer than the minimum pace of a blob allows
         one.fake.always["GET", one.path] = raw(one.fake, whole_head(len(CONTENT)) + b"x", "hang")
         with pytest.raises(UnreachableError, match=r"gives only 1 bytes in 31 s; given up"):
             await one.read()

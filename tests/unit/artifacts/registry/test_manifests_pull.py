@@ -1,6 +1,6 @@
-"""Registries that lie, one for each point of the fault list, before the whole of `pilotlight weights pull`.
+"""Faulty registries, one for each point of the fault list, tested with the whole of `pilotlight weights pull`.
 
-What each part refuses is in its own tests; here: one line, exit 1, no Copy, nothing outside the store, no login sent.
+Each rejection has its own test elsewhere; here: one line, exit 1, no Copy, nothing outside the store, no login sent.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Lie(NamedTuple):
-    """How a registry is made to lie, and what is said then."""
+    """How a registry misbehaves, and the expected error."""
 
     told: Callable[[FakeRegistry, FakeRegistry], None]
-    """The registry, and another one beside it."""
+    """Called with the registry and a second one."""
     said: str
 
 
@@ -49,7 +49,7 @@ def described(fake: FakeRegistry, kind: str, content: bytes, path: str = "", **k
 
 
 def offered(fake: FakeRegistry, *layers: dict[str, object], **keys: object) -> str:
-    """A ModelPack under the tag, of these layers; its digest."""
+    """Add a ModelPack with these layers under the tag; return its digest."""
     document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": described(fake, CONFIG, b"{}"), **keys}
     return fake.manifest(NAME, "v1", json.dumps({**document, "layers": list(layers)}).encode())
 
@@ -94,14 +94,14 @@ def redirected_for_ever(fake: FakeRegistry, _: FakeRegistry) -> None:
 
 
 def foreign_urls(fake: FakeRegistry, other: FakeRegistry) -> None:
-    """The registry has not got it, and names somebody who has."""
+    """The registry lacks the blob and names another host that has it."""
     good(fake, urls=[f"{other.url}/model.gguf"])
     other.always["GET", "/model.gguf"] = says(200, GOOD)
     del fake.blobs[digest_of(GOOD)]
 
 
 def substituted(fake: FakeRegistry, _: FakeRegistry) -> None:
-    """An index names one manifest, and under its digest lies another of its length."""
+    """An index names one manifest, and a different one of the same size is stored under its digest."""
     named = good(fake)
     _kind, body = fake.manifests[NAME, named]
     entry = {"mediaType": MANIFEST, "digest": named, "size": len(body)}
@@ -148,7 +148,7 @@ LIES = {
 
 @contextlib.contextmanager
 def registries() -> Iterator[tuple[FakeRegistry, FakeRegistry]]:
-    """Two, in a thread of their own."""
+    """Two registries, in a thread of their own."""
     ready, ends = threading.Event(), list[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
     both = (FakeRegistry(), FakeRegistry())
 
@@ -194,7 +194,7 @@ def test_pull_from_a_faulty_registry_fails_and_stores_no_copy(
 
 
 def test_pull_of_a_valid_model_exits_with_code_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the lies above are told about."""
+    """The valid model that the faulty registries above misrepresent."""
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "none.json"))
     with registries() as (fake, _):
         good(fake)

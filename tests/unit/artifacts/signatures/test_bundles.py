@@ -1,7 +1,7 @@
-"""Signatures as a registry has them (point 17): found both ways, bounded, and a no whenever it cannot say.
+"""Signatures in a registry (point 17): found in both places, bounded, and rejected in case of doubt.
 
-tests/golden/signatures/cosign.json is what cosign v3.1.3 (`sign --key`) left in a registry, by its bundles, its tag and
-its older referrers, with a key that was thrown away.
+tests/golden/signatures/cosign.json contains what cosign v3.1.3 (`sign --key`) stored in a registry: as bundles, under
+its tag, and as its older referrers. The key was discarded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NONE = "the registry has no signature of it"
 
 
 class Place:
-    """A registry with one manifest, and what is asked of it."""
+    """A registry with one manifest, and the checks of its signatures."""
 
     def __init__(self, fake: FakeRegistry, client: Client) -> None:
         self.fake, self.client = fake, client
@@ -52,7 +52,7 @@ class Place:
         return await verify_signatures.verify_manifest(self.client, NAME, self.digest, policy, seconds_max=seconds_max)
 
     async def refusal(self) -> str:
-        """The first reason for a no, without what it was found as."""
+        """Return the first reason for the rejection, without the kind of the signature."""
         verdict = await self.judge()
         assert not verdict.publish
         assert await self.judge(ENFORCE._replace(policy="warn")) == verdict._replace(
@@ -77,11 +77,11 @@ class Place:
         return self.manifest(self.layer(one.content, BUNDLE))
 
     async def refer(self, body: bytes) -> None:
-        """As cosign attaches it: the registry, or the tag, lists it."""
+        """Attach the manifest as cosign does: the registry, or the tag, lists it."""
         await push.push_manifest(self.client, NAME, digest_of(body), body, MANIFEST)
 
     def list(self, *bodies: bytes, **changed: object) -> None:
-        """By the API of referrers."""
+        """List these manifests in the referrers API."""
         for body in bodies:
             self.fake.manifest(NAME, digest_of(body), body)
         of = [
@@ -145,11 +145,11 @@ async def test_model_with_missing_or_stripped_referrers_is_rejected() -> None:
         assert await one.refusal() == NONE
         await one.refer(one.by_bundle(good(one)))
         assert (await one.judge()).publish
-        one.list()  # a registry that says: nothing refers to it
+        one.list()  # the registry reports no referrers
         assert await one.refusal() == NONE
         one.list(one.by_bundle(good(one)), artifactType="application/vnd.other")
         assert await one.refusal() == NONE
-        one.list(one.manifest())  # listed, and emptied
+        one.list(one.manifest())  # listed, but empty
         assert await one.refusal() == NONE
 
 
@@ -198,7 +198,7 @@ async def test_registry_error_rejects_the_model_unless_a_signature_is_found(stat
         assert not (await one.judge()).publish
         assert (await one.judge(ENFORCE._replace(policy="warn"))).publish
         one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(OURS, payload(one.digest))))
-        assert (await one.judge()).publish  # what it does say is enough
+        assert (await one.judge()).publish  # the signature that was found is enough
 
 
 @pytest.mark.point("17")
@@ -229,7 +229,7 @@ async def test_signatures_above_the_size_or_number_limit_are_ignored() -> None:
         await one.judge()
         assert len(one.fake.asked("GET", "/blobs/")) == verify_signatures.LOOKS_MAX - 1
         one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(OURS, text)))
-        assert (await one.judge()).publish  # what is crowded out in one place is found in the other
+        assert (await one.judge()).publish  # signatures crowded out in one place are found in the other
 
 
 async def test_verdict_lines_are_printable_and_show_no_key() -> None:

@@ -1,4 +1,4 @@
-"""DER, in its one shortest form or not at all."""
+"""DER is accepted only in its one shortest encoding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What holds as a signature of a manifest (point 17): by which key, over which digest, in which form; else why not.
+"""Which signatures of a manifest are accepted (point 17): by which key, over which digest, in which form.
 
 tests/golden/signatures/keys.json was made by sigstore's own Go libraries (sigstore-go v1.2.2 `sign.Bundle`, sigstore
-v1.10.8 `payload.Cosign`), with keys that were thrown away.
+v1.10.8 `payload.Cosign`), with keys that were discarded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOLDS = "no signature that weights.signatures asks for holds"
 
 
 def why(found: Found, policy: Policy = ENFORCE) -> str:
-    """Why it counts for nothing."""
+    """Return why the signature is rejected."""
     verdict = signatures.evaluate_signatures(DIGEST, [found], policy)
     assert (verdict.publish, verdict.signed_by) == (False, "")
     assert verdict.lines[0] == f"{DIGEST}: refused: {HOLDS}"
@@ -37,7 +37,7 @@ def why(found: Found, policy: Policy = ENFORCE) -> str:
 
 
 def changed(*path: str | int, to: object = None) -> Bundled:
-    """A good bundle with one value changed, or taken out."""
+    """Return a valid bundle with one value changed or removed."""
     document = envelope(OURS)
     inner: Any = document
     for name in path[:-1]:
@@ -98,7 +98,7 @@ def test_signature_over_another_digest_is_rejected() -> None:
         bundled(envelope(OURS, statement(subject=[{"digest": {"sha512": DIGEST[7:]}}, {"digest": 1}, 1]))),
     ):
         assert why(found) == "it is over another digest"
-    moved = message(OURS, b"another manifest")  # their signature, our digest
+    moved = message(OURS, b"another manifest")  # the signature of another manifest with our digest
     moved["messageSignature"]["messageDigest"] = message(OURS)["messageSignature"]["messageDigest"]
     assert why(bundled(moved)) == "it is by none of the keys"
 
@@ -110,7 +110,7 @@ def test_signature_with_another_purpose_is_rejected() -> None:
     assert "of type" in why(cosign(OURS, payload(type="atomic container signature")))
     assert "critical that is not known here: 'until'" in why(cosign(OURS, payload(until="tomorrow")))
     assert "no in-toto statement" in why(bundled(envelope(OURS, statement(_type="https://in-toto.io/Statement/v2"))))
-    # the bare statement signed, as no envelope; and the envelope's text as a cosign payload
+    # the bare statement signed without an envelope, and the envelope's text as a cosign payload
     text = statement()
     document = envelope(OURS)
     document["dsseEnvelope"]["signatures"][0]["sig"] = b64(sign(OURS, text))

@@ -1,4 +1,4 @@
-"""Public keys: which are taken, and which signatures are theirs (point 17: wrong keys, malleated and garbage DER)."""
+"""Public keys: which are accepted, and which signatures match (point 17: wrong keys, malleated and garbage DER)."""
 
 from __future__ import annotations
 

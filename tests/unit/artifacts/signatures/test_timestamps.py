@@ -1,7 +1,7 @@
-"""Signatures whose log says no time (Rekor v2, point 17): stamped by an authority that counts, or refused.
+"""Signatures whose log states no time (Rekor v2, point 17): timestamped by a trusted authority, or rejected.
 
-tests/golden/signatures/rekor2.json is of sigstore's staging instance (test data of sigstore-conformance, Apache-2.0:
-bundles over `a.txt` and over a statement, checkpoints with others' signatures beside, and a stamp that came too late).
+tests/golden/signatures/rekor2.json is from sigstore's staging instance (test data of sigstore-conformance, Apache-2.0:
+bundles over `a.txt` and over a statement, checkpoints with additional signatures of others, and a late timestamp).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ ENFORCE = rooted(OURS.trusted())
 
 
 def why(document: dict[str, Any], policy: Policy = ENFORCE, digest: Digest = DIGEST) -> str:
-    """Why it counts for nothing; empty: it holds."""
+    """Return why the signature is rejected, or an empty string if it is accepted."""
     verdict = signatures.evaluate_signatures(digest, [bundled(document)], policy)
     return "" if verdict.publish else verdict.lines[1].removeprefix("bundle: ")
 
 
 def stamped(*stamps: bytes) -> dict[str, Any]:
-    """A bundle over a manifest with other stamps."""
+    """Return a bundle over a manifest with other timestamps."""
     document = copy.deepcopy(WHOLE)
     document["verificationMaterial"]["timestampVerificationData"] = {
         "rfc3161Timestamps": [{"signedTimestamp": b64(one)} for one in stamps]
@@ -73,7 +73,7 @@ def public(name: str = "happy-path") -> tuple[dict[str, Any], Policy]:
 def test_sigstore_staging_signature_is_accepted() -> None:
     assert why(*public(), A_TXT) == ""
     assert why(*public(), DIGEST) == "it is over another digest"
-    # all of it held, and then its statement is read: it says how something was built
+    # all checks pass, and then the statement is read: it describes a build
     assert why(*public("dsse-happy-path"), A_TXT).startswith("its statement says something else than")
 
 
@@ -190,7 +190,7 @@ def test_malformed_timestamp_is_rejected(stamp: bytes, said: str) -> None:
 
 @pytest.mark.point("17")
 def test_changed_timestamp_content_or_signature_is_rejected() -> None:
-    """But for the serial and the name of who signed, and the ways of summing: what they say is checked otherwise."""
+    """Except for the serial, the signer's name and the digest algorithms, whose content is checked in other ways."""
     good = OURS.stamp(SIGNATURE)
     held = []
     for at in range(len(good)):

@@ -1,8 +1,8 @@
-"""Keyless signatures (point 17): whole, or refused. Each test breaks one link of what vouches for them.
+"""Keyless signatures (point 17): complete, or rejected. Each test breaks one link of the chain of trust.
 
-tests/golden/signatures/public-good.json is of the public sigstore itself (test data of sigstore-go v1.2.2, Apache-2.0:
-the provenance of npm's sigstore 2.0.0, and the trusted root). Of rekor.json the bodies of entries are used, which
-Rekor's own code made: `dsse` by sigstore-go's `VirtualSigstore`, `hashedrekord` from its test data.
+tests/golden/signatures/public-good.json is from the public sigstore instance (test data of sigstore-go v1.2.2,
+Apache-2.0: the provenance of npm's sigstore 2.0.0, and the trusted root). Only the entry bodies of rekor.json are used.
+Rekor's own code made them: `dsse` by sigstore-go's `VirtualSigstore`, `hashedrekord` from its test data.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ ENFORCE = Policy("enforce", identities=(WHO,), root=trust_root.parse_trust_root(
 
 
 def rooted(trusted: dict[str, Any]) -> Policy:
-    """The policy, with another trusted root."""
+    """Return the policy with another trusted root."""
     return ENFORCE._replace(root=trust_root.parse_trust_root(json.dumps(trusted).encode()))
 
 
 def why(document: dict[str, Any], policy: Policy = ENFORCE) -> str:
-    """Why it counts for nothing."""
+    """Return why the signature is rejected."""
     verdict = signatures.evaluate_signatures(DIGEST, [bundled(document)], policy)
     assert (verdict.publish, verdict.signed_by) == (False, "")
     return verdict.lines[1].removeprefix("bundle: ")
 
 
 def changed(*at: str | int, to: object) -> dict[str, Any]:
-    """A whole bundle with one value of its log entry changed; None: taken out."""
+    """Return a complete bundle with one value of its log entry changed; None removes the value."""
     document = OURS.signed()
     inner: Any = document["verificationMaterial"]["tlogEntries"][0]
     for name in at[:-1]:
@@ -286,7 +286,7 @@ def test_key_and_keyless_signatures_are_accepted_if_both_are_configured() -> Non
         signatures.evaluate_signatures(DIGEST, [bundled(envelope(signer))], both).signed_by == f"key {key(signer).id}"
     )
     assert signatures.evaluate_signatures(DIGEST, [bundled(OURS.signed())], both).signed_by == str(WHO)
-    # a certificate's signature is not taken for the key's own, should both be one
+    # a certificate's signature does not count as the key's own, even if both keys are the same
     assert "who is none" in why(
         OURS.vouched(envelope(signer), OURS.leaf(signer, Identity("https://x", "https://y"))), both
     )

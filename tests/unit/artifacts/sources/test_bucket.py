@@ -1,4 +1,4 @@
-"""Models from a store that speaks S3 on loopback: signed, paged, and read as they were listed."""
+"""Models from an S3 store on loopback: signed requests, paged listings, and objects read as they were listed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PREFIX = "s3://models/llama/8b/"
 
 
 class Node:
-    """A store of objects, and a node with a store of weights."""
+    """An object store, and a node with a weight store."""
 
     def __init__(self, fake: FakeS3, store: Store, home: Path) -> None:
         self.fake, self.store, self.home = fake, store, home
@@ -142,7 +142,7 @@ async def test_object_changed_during_a_pull_is_rejected(tmp_path: Path) -> None:
                 one.fake.objects[key] = b'{"other": 1}'
             return await ordinary(request)
 
-        one.fake._ordinary = changed  # type: ignore[method-assign]  # of its own test
+        one.fake._ordinary = changed  # type: ignore[method-assign]  # in this test only
         with pytest.raises(MismatchError, match=r"config\.json has changed while it was pulled"):
             await one.bring()
         assert not one.store.rows()
@@ -152,7 +152,7 @@ async def test_object_changed_during_a_pull_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("headers", [{"ETag": '"another"'}, {}])
 async def test_wrong_or_missing_response_etag_is_rejected(tmp_path: Path, headers: dict[str, str]) -> None:
-    """Else an object that was written meanwhile would come as that which was listed, in parts of both."""
+    """Otherwise an object overwritten during the pull could be stored as a mix of both versions."""
     async with node(tmp_path) as one:
 
         async def other(_: web.Request) -> web.StreamResponse:
@@ -288,7 +288,7 @@ async def test_stored_copy_is_denied_if_access_to_any_object_is_denied(tmp_path:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("summed", [False, True])
 async def test_revoked_access_is_denied_despite_an_earlier_pull(tmp_path: Path, method: str, summed: bool) -> None:
-    """Whichever question it is that is answered by a no first."""
+    """It holds for whichever request is denied first."""
     async with node(tmp_path) as one:
         one.fake.summed = summed
         (await one.bring()).close()

@@ -1,4 +1,4 @@
-"""Places that are no registries: asked again where that is worth it, and told of in our own words."""
+"""Sources that are not registries: retried where that is useful, with error messages of our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models from a Hub on loopback: pinned, summed, gated, and its token at nobody else's."""
+"""Models from a Hub on loopback: pinned, verified, gated; its token is sent to no other host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.standard
 SMALL = {"config.json": b'{"a": 1}', "sub/vocab.txt": b"v" * 999, "README.md": b"# tiny", ".gitattributes": b"x"}
 LARGE = {"model.safetensors": as_safetensors(hashlib.shake_128(b"w").digest(300_000))}
 OPEN = {"config.json", "sub/vocab.txt", "README.md", "model.safetensors"}
-"""What is taken of them."""
+"""The files that are selected."""
 
 
 class Node:
@@ -244,7 +244,7 @@ async def test_renamed_gated_repository_is_checked_under_its_new_name(tmp_path: 
 
 
 async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> None:
-    """A mirror may send whom it does not know to where people log in."""
+    """A mirror may redirect unknown callers to a login page."""
     async with node(tmp_path) as one:
         one.fake.gated = "auto"
         (await one.bring(token=TOKEN)).close()

@@ -1,4 +1,4 @@
-"""What files had for a sum when they first came."""
+"""Digests of files, remembered from their first download."""
 
 from __future__ import annotations
 

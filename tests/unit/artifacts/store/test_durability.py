@@ -1,4 +1,4 @@
-"""A Copy is of use before the disk has it, and never believed once the machine that knew it has gone down."""
+"""A Copy is usable before it is synced to disk; an unsynced one is never trusted after a reboot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES = {"sub/deep/x.gguf": content("x", KIB), "y.gguf": content("y", KIB)}
 
 
 class Machine:
-    """Its store in one run of it, with a disk that says what it does and may be told to fail or to wait."""
+    """A machine's store during one boot, with a disk that records its steps and can be made to fail or wait."""
 
     def __init__(self, root: Path, boot: str) -> None:
         self.steps: list[tuple[str, Path]] = []
@@ -38,7 +38,7 @@ class Machine:
             assert self.goes.wait(60)
 
     async def has(self, one: CopySpec, fetch: Fetched) -> None:
-        """Its Copy, and all that follows."""
+        """Fetch the Copy and wait for all follow-up work."""
         (await self.store.ensure(one, fetch, None)).close()
         await self.store.settled()
 
@@ -82,7 +82,7 @@ async def test_unsynced_copy_is_verified_after_reboot_and_bad_files_refetched(
     await monday.has(ONE, fetch)
     spoilt = monday.store.layout.copy(ONE.key) / "files/y.gguf"
     spoilt.chmod(0o644)
-    spoilt.write_bytes(bytes(KIB))  # blocks that a power cut kept from the disk
+    spoilt.write_bytes(bytes(KIB))  # blocks that a power cut kept from reaching the disk
     tuesday = Machine(tmp_path, "tuesday")
     assert tuesday.store.rows() == []
     assert tuesday.store.find(ONE.key) is None

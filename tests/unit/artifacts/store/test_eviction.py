@@ -1,4 +1,4 @@
-"""Which Copies go: never one that is held, enough or none, none too many, the least missed first."""
+"""Which Copies are evicted: none in use or pinned, enough or none, no more than needed, least valuable first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def copy(name: str, size: int = GIB, age_s: float = 3600.0, cost_s: float = 10.0
 
 
 def freed(candidates: Sequence[Candidate], gone: Sequence[str]) -> int:
-    """Counted another way: what all have, less what the rest has."""
+    """Count the freed bytes in another way: those of all Copies, less those of the remaining ones."""
     rest = [one for one in candidates if one.name not in gone]
 
     def taken(of: Sequence[Candidate]) -> int:
@@ -59,7 +59,7 @@ def test_victim_set_is_minimal_and_excludes_pinned_or_used_copies(
         assert found.lacking_bytes == needed - freed(shelf, [one.name for one in shelf if not one.held])
     else:
         assert found.freed_bytes >= needed
-        for one in found.gone:  # freeing is monotone, so that no smaller part of it is enough either
+        for one in found.gone:  # freeing is monotone, so no smaller subset is enough either
             assert freed(shelf, [other for other in found.gone if other != one]) < needed
     again = shelf.copy()
     rng.shuffle(again)

@@ -1,4 +1,4 @@
-"""A Copy on the node is no way around the registry: whoever did not fetch it is judged before it gets it."""
+"""A Copy on the node does not bypass the registry: a caller that did not fetch it is checked before it gets it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ D = ONE.key.digest
 
 
 class Clock:
-    """Of `Permits` in a store."""
+    """The clock of `Permits` in a store."""
 
     now_s = 1000.0
 
 
 class Registry:
-    """Says yes to some logins, and counts how often it is asked."""
+    """A fake registry that allows some logins and records its requests."""
 
     def __init__(self, *yes: str) -> None:
         self.yes = set(yes)
@@ -68,7 +68,7 @@ async def test_caller_without_pull_access_is_denied_the_stored_copy(tmp_path: Pa
     with pytest.raises(ForbiddenError, match="shows none"):
         await store.ensure(ONE, fetching(ONE), None)
     assert there.asked == ["stranger"]
-    assert not store.rows()[0].in_use  # who was refused holds nothing
+    assert not store.rows()[0].in_use  # a rejected caller holds nothing
     store.evict(ONE.key)
 
 
@@ -78,13 +78,13 @@ async def test_cached_permission_is_per_caller_and_ends_with_a_denial(tmp_path: 
     (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
     (await store.ensure(ONE, fetching(ONE), there.caller("friend"))).close()
     (await store.ensure(ONE, fetching(ONE), there.caller("friend"))).close()
-    assert there.asked == ["friend"]  # once in a while is enough
+    assert there.asked == ["friend"]  # asked once, then cached
     there.yes.clear()
     clock.now_s += 61.0
     with pytest.raises(ForbiddenError):
         await store.ensure(ONE, fetching(ONE), there.caller("friend"))
     there.away = True
-    with pytest.raises(UnreachableError):  # not even while the registry is away
+    with pytest.raises(UnreachableError):  # not even during a registry outage
         await store.ensure(ONE, fetching(ONE), there.caller("friend"))
 
 
@@ -109,11 +109,11 @@ async def test_registry_outage_admits_only_previously_permitted_callers(tmp_path
 @pytest.mark.point("14")
 @pytest.mark.usefixtures("clock")
 async def test_digest_claimed_by_another_registry_shares_no_files(tmp_path: Path) -> None:
-    """It says yes to its own question; what it does not give itself it must not get from here."""
+    """It allows the request itself, but files that it does not serve must not come from this store."""
     store, evil = opened(tmp_path), Registry("thief")
     (await store.ensure(ONE, fetching(ONE), Registry().caller("owner"))).close()
     theirs = ONE._replace(key=ONE.key._replace(origin="evil.example"))
-    fetch = fetching()  # knows no file
+    fetch = fetching()  # serves no files
     with pytest.raises(KeyError):
         await store.ensure(theirs, fetch, evil.caller("thief"))
     assert fetch.jobs == [("a.gguf",)]
@@ -160,7 +160,7 @@ async def test_permitted_caller_waits_only_briefly_for_a_hanging_registry(
     async with asyncio.timeout(90):
         (await store.ensure(ONE, fetching(ONE), Caller("owner", hangs))).close()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):  # nobody lets in who was never let in
+        async with asyncio.timeout(0.1):  # a caller that was never allowed is not admitted
             await store.ensure(ONE, fetching(ONE), Caller("stranger", hangs))
 
 
@@ -175,11 +175,11 @@ def test_cached_permissions_expire_and_are_limited_in_number(tmp_path: Path) -> 
     assert permits.while_away(("c", "r", D), 1021.9)
     assert not permits.while_away(("c", "r", D), 1022.0)
     assert not permits.fresh(("c", "other", D), 1002.0)
-    assert not permits.while_away(("c", "r", D), 900.0)  # by a clock that was set back
+    assert not permits.while_away(("c", "r", D), 900.0)  # with a clock that was set back
     permits.answered(("c", "r", D), 1003.0, yes=False)
     assert not permits.while_away(("c", "r", D), 1003.0)
     permits.answered(("d", "r", D), 1030.0, yes=True)
-    assert len(permits) == 1  # what has ended is forgotten
+    assert len(permits) == 1  # expired entries are removed
 
 
 def test_permission_key_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_permission_removed_by_another_process_causes_no_error(tmp_path: Path, m
 
 
 class Broken(Permits):
-    """On a disk that has had its day."""
+    """A permission cache on a failing disk."""
 
     def answered(self, asked: Asked, now_s: float, *, yes: bool) -> None:
         raise OSError(errno.EIO, "Input/output error")

@@ -1,4 +1,4 @@
-"""A node's store: fetched once, whole or not at all, bounded, and nothing that is in use goes."""
+"""A node's store: Copies fetched once, complete or not at all, within a size limit, and never evicted while in use."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_temporary_folders_are_removed_on_exit_and_after_a_crash(tmp_path: Path)
         opened(tmp_path)
         assert (folder / "x").exists(), "another process opens it, and this one lives"
         (store.layout.asides / "left").mkdir()
-        (store.layout.asides / "left" / "y").write_bytes(b"y")  # as a SIGKILL leaves it
+        (store.layout.asides / "left" / "y").write_bytes(b"y")  # as left after a SIGKILL
         opened(tmp_path)
         assert list(store.layout.asides.iterdir()) == [folder]
     assert not list(store.layout.asides.iterdir())
@@ -185,7 +185,7 @@ async def test_in_use_and_pinned_copies_are_never_evicted(tmp_path: Path) -> Non
     store.pin(two.key.digest)
     with pytest.raises(NoRoomError, match=f"{MIB} are missing, with {MIB} in use and {MIB} pinned"):
         await store.ensure(three, fetch, None)
-    assert len(fetch.jobs) == 2  # no byte came
+    assert len(fetch.jobs) == 2  # no byte was fetched
     with pytest.raises(HeldError, match="in use"):
         store.evict(one.key)
     with pytest.raises(HeldError, match="pinned"):
@@ -260,7 +260,7 @@ async def test_pull_fails_if_another_pull_has_reserved_the_space(tmp_path: Path)
 
     first = asyncio.ensure_future(store.ensure(one, waits, None))
     await begun.wait()
-    with pytest.raises(NoRoomError):  # both files would fit, but not what both pulls were promised
+    with pytest.raises(NoRoomError):  # both files would fit, but not both reservations
         await store.ensure(two, fetch, None)
     go.set()
     (await first).close()

@@ -1,6 +1,6 @@
-"""The power goes at any step of a store: whatever Copy is there afterwards has all of its bytes, whole and named.
+"""Power loss at any step of a store: every Copy that exists afterwards is complete and has its name.
 
-Also where nobody waited for the disk: a Copy that may not have been on it is not believed by the machine's next run.
+This includes unsynced Copies: one that may not have reached the disk is not trusted after the next boot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STRIDE = 4
 
 
 async def _life(root: Path, forgetful: ForgetfulDisk, settled: int) -> None:
-    """`settled`: after so many Copies their bytes come onto the disk."""
+    """Run the store once; `settled` is the number of Copies after which their bytes are synced."""
     known = fetching(ONE, TWO)
 
     async def fetch(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Nodes to which Devices may be attached, and what such a Device is."""
+"""Which nodes devices can be attached to, and the properties of an attached device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T4 = NodeDevice(model="T4", memory_bytes=Bytes(16 * GI))
 
 
 def node(**more: Any) -> dict[str, Any]:
-    """One that is ready and says that it can have 8."""
+    """A ready node whose annotation allows 8 GPUs."""
     metadata = {"name": "w1", "labels": {"rack": "1"}, "annotations": {GPU_COUNT: "8"}, **more.pop("metadata", {})}
     return {"metadata": metadata, "spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}, **more}
 
@@ -39,7 +39,7 @@ def test_settings_override_the_device_count_annotation_of_a_node() -> None:
 
 
 def test_machine_group_limit_applies_without_settings_or_annotation() -> None:
-    """Cluster API notes it on the node; elsewhere its labels tell."""
+    """Cluster API records the machine group in node annotations; otherwise the node labels identify it."""
     groups = {
         "MachineSet default/g": (4, {"rack": "1"}),
         "MachineSet other/g": (2, {}),

@@ -1,4 +1,4 @@
-"""How much more could really be had now, for whoever counts it: what is free and has a place, never the most."""
+"""How much more capacity is available now: unused and attachable, not the configured maximum."""
 
 from __future__ import annotations
 

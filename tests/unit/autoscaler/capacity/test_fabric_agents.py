@@ -1,4 +1,4 @@
-"""What agents are told of Devices of a fabric, and what their word is worth: before a detach, and where none comes."""
+"""Fabric devices that node agents should have, and how agent reports affect a detach."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
 
 
 def settings(*, agents: bool = True) -> Settings:
-    """With the fabric."""
+    """Settings with a Redfish fabric."""
     fabric = Redfish(url="https://fabric", systems={"w1": "/redfish/v1/Systems/1"}, agents=agents)
     return Settings(capacity=(ProviderSettings(name="rack", redfish=fabric),))
 
 
 def attached(*, agents: bool = True) -> World:
-    """Its provider says so, and no Slice shows it yet."""
+    """The provider reports the device as attached, and no slice shows it yet."""
     after, _ = acted(surge(offer(), settings=settings(agents=agents)))
     return shown(after, T0 + 5, phase="here", committed=True, node="w1", device_ids=(f"w1/{GPU}",))
 
@@ -49,7 +49,7 @@ def given_back(of: World, now_s: float = T0 + 50) -> World:
 
 
 def heard(of: World, now_s: float, *said: FabricReport, attaches: bool = True, sequence: int = 1) -> World:
-    """An agent's report."""
+    """The state after a report of the node agent."""
     report = NodeReport(node="w1", boot="b", sequence=sequence, attaches=attaches, fabric=said)
     return told(of, NodeReported(report=report), now_s=now_s)
 
@@ -144,7 +144,7 @@ def test_fabric_detaches_only_devices_released_by_the_agent() -> None:
     world = [heard(given_back(attached()), T0)]
 
     async def in_use(node: str, uuids: tuple[str, ...]) -> str:
-        """As `pilotlight.models.capacity_providers` asks."""
+        """The callback that `pilotlight.models.capacity_providers` passes."""
         return fabric_agents.explain_detach_block(world[0], node, uuids, T0)
 
     async def scenario() -> None:

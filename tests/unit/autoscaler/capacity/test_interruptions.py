@@ -1,4 +1,4 @@
-"""Places that somebody takes away: what is there moves in time, a successor first, and no Call is cut off."""
+"""Announced node removals: replicas move before the deadline, replacement first, and no request is cut off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR_S = 3600.0
 
 
 def served(*more: str, running: int = 1) -> World:
-    """A Replica of a is on n1, if something runs; `more`: other nodes with a Device."""
+    """A replica of `a` runs on n1 if `running`; `more` names other nodes with a device."""
     slices = [device(f"g-{name}", 16, NodeId(name)) for name in ("n1", *more)]
     one = replica(A, "r1", ["g-n1"])
     if not running:
@@ -58,7 +58,7 @@ def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
     assert not drains(at, T0)
     early = told(at, Tick(), now_s=T0 + SUCCESSOR_S - 1)
     assert not drains(early, T0 + SUCCESSOR_S - 1)
-    early = told(early, CordonsSeen(cordons=()), now_s=T0 + SUCCESSOR_S - 1)  # operators' orders, told again
+    early = told(early, CordonsSeen(cordons=()), now_s=T0 + SUCCESSOR_S - 1)  # the operators' orders are reported again
     late = told(early, Tick(), now_s=T0 + SUCCESSOR_S)
     assert drains(late, T0 + SUCCESSOR_S) == ["node n1: Karpenter removes it"]
 
@@ -87,11 +87,11 @@ def test_operator_cordon_takes_precedence_over_an_interruption() -> None:
     assert [one.why for one in lifted.cordons.values()] == ["node n1: Karpenter removes it"]
 
 
-# --- Leases ---------------------------------------------------------------------------------------------------------
+# --- capacity orders ------------------------------------------------------------------------------------------------
 
 
 def leased(ends_s: float | None, *more: str, running: int = 1, **fields: object) -> World:
-    """Node n1 is a Lease that came ten hours ago; `fields`: how it is listed now."""
+    """Node n1 belongs to an order that was delivered ten hours ago; `fields` change how it is listed now."""
     begin = offered(served(*more, running=running), cloud(), now_s=T0)
     listed = Listed(
         name="lease", offer=cloud(), devices=1, phase="here", committed=True, node="n1", owner=A.name, ends_s=ends_s
@@ -104,7 +104,7 @@ def leased(ends_s: float | None, *more: str, running: int = 1, **fields: object)
 
 
 def test_new_leader_cordons_an_ending_order_as_early_as_its_predecessor() -> None:
-    """When a Lease came that another leader ordered nobody knows: it did not begin now."""
+    """A new leader does not know when the order of another leader was delivered, and must not assume now."""
     ends_s = T0 + 1000.0
     old = leased(ends_s)
     (lease,) = old.capacity.leases.values()
@@ -173,13 +173,13 @@ def test_idle_capacity_is_released_when_its_order_ends() -> None:
     assert gone == ["it ends, and nobody is on it"]
 
 
-# --- Devices of a fabric, on nodes that nobody needs or that cannot be removed (Dynamic Device Scaling's cases 3 and 4)
+# --- Fabric devices on unneeded or unremovable nodes (cases 3 and 4 of Dynamic Device Scaling) ------------------------
 
 UNNEEDED = "DeletionCandidateOfClusterAutoscaler"
 
 
 def attached(at: World, *, alone: bool = False) -> World:
-    """The Device g-n1 of node n1 was attached to it an hour ago, and is dear: it is kept for long."""
+    """Device g-n1 was attached to node n1 an hour ago. It takes long to attach, so it is kept for long."""
     of = offer(name="n1", node="n1", expected_s=600.0)
     running = any("g-n1" in one.slices for one in at.replicas.values())
     begin = offered(at, of, now_s=T0)
@@ -199,14 +199,14 @@ def released(at: World, now_s: float) -> list[str]:
 
 
 def heard(at: World, now_s: float) -> Report:
-    """What its gateway says again."""
+    """The last gateway report again, with a new sequence number."""
     (one,) = at.gateways.values()
     assert one.report is not None
     return replace(one.report, sequence=int(now_s * 10), epoch=at.epoch)
 
 
 def test_idle_device_of_an_unneeded_node_is_released_early() -> None:
-    """Case 3: they would go with it."""
+    """Case 3: the devices would be removed with the node."""
     assert not released(attached(served(running=0)), T0 + STRAY_S), "where it stays, to have it again would cost more"
     at = tainted(attached(served(running=0)), UNNEEDED)
     assert not released(at, T0 + STRAY_S - 1), "it may be between two Replicas"
@@ -231,7 +231,7 @@ def test_replica_on_an_unneeded_node_keeps_running() -> None:
 
 
 def test_device_of_a_removed_node_is_released_after_its_replica_moved() -> None:
-    """Case 3: its removal has begun."""
+    """Case 3: the removal of the node has begun."""
     at = tainted(attached(served("n2")), "ToBeDeletedByClusterAutoscaler")
     assert not released(at, T0)
     assert kinds(plan(at, T0)) == ["start a"], "elsewhere, first"
@@ -240,7 +240,7 @@ def test_device_of_a_removed_node_is_released_after_its_replica_moved() -> None:
 
 
 def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
-    """Case 4: somebody is on another of its Devices."""
+    """Case 4: a replica runs on another device of the node."""
     b, late_s = model("b", 16), T0 + 2 * HOUR_S
     slices = [device(name, 16, NodeId("n1")) for name in ("g-n1", "g2-n1")]
     busy = gateway(levels=[level("b", 0, 1)], uses=[use("r2", 1)])

@@ -1,4 +1,4 @@
-"""How long an Offer takes, how likely it is there in time, and how long what is idle is kept."""
+"""Lead times of offers, the probability of delivery in time, and how long idle capacity is kept."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_reorder_after_a_release_records_the_time_between_both() -> None:
         learnt = record_reorder(record_release(learnt, 100.0), 140.0)
     assert learnt.gaps_s == (40.0,) * GAPS_MIN
     assert record_reorder(learnt, 500.0) is learnt
-    beside = record_reuse(record_release(learnt, 100.0), 7.0)  # another of its kind, meanwhile
+    beside = record_reuse(record_release(learnt, 100.0), 7.0)  # another order of the same kind, meanwhile
     assert record_reorder(beside, 140.0).gaps_s == (*learnt.gaps_s, 40.0, 7.0)
     for _ in range(2 * GAPS_MAX):
         learnt = record_reuse(learnt, 1.0)

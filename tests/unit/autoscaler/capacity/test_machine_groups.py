@@ -1,4 +1,4 @@
-"""Machines that somebody else makes nodes of: how many are on their way, and that nothing is ordered beside them."""
+"""Machine groups that another autoscaler scales: count the nodes that it is adding, and order nothing on top."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ NAME = "MachineSet default/g"
 
 
 def group(wanted: int = 1, ready: int = 0, **fields: Any) -> Group:
-    """Its nodes bring a Device each."""
+    """A group whose nodes have one device each."""
     brings = offer(NAME, "node", node="", devices_max=1, expected_s=240.0, labels=LABELS)
     return Group(wanted=wanted, ready=ready, **{"name": NAME, "labels": LABELS, "offer": brings, **fields})
 
 
 def seen(at: World, *groups: Group, now_s: float = T0) -> World:
-    """Groups are looked at."""
+    """The state after the groups were polled."""
     return told(at, GroupsSeen(groups=groups), now_s=now_s)
 
 
 def grows(at: World, *groups: Group, now_s: float = T0) -> World:
-    """They were looked at before, when none of what is not ready now was wanted."""
+    """The groups were polled before, when none of the machines that are not ready now was requested."""
     return seen(seen(at, *(replace(one, wanted=one.ready) for one in groups), now_s=now_s), *groups, now_s=now_s)
 
 
 def came(at: World, *names: str, now_s: float = T0) -> World:
-    """Nodes of the group show a Device each."""
+    """New nodes of the group report one device each."""
     new = [
         Slice(
             id=SliceId(f"{one}g"), device=DeviceId(f"{one}g"), node=NodeId(one), memory_bytes=16 * GI, product="A100",
@@ -58,7 +58,7 @@ def came(at: World, *names: str, now_s: float = T0) -> World:
 
 
 def more(at: World, now_s: float, *offers: Offer) -> World:
-    """These are offered, too, or still, and their providers have no Leases."""
+    """The state after these offers are listed too; their providers list no orders."""
     names = {*at.capacity.providers, *(one.provider for one in offers)}
     for one in offers:
         given = OffersSeen(provider=one.provider, offers=(one,))
@@ -95,7 +95,7 @@ def test_unready_nodes_of_a_new_group_are_counted_as_growth() -> None:
     assert update_growth(None, group(3, 3), 0, 5.0).coming == 0, "moved here from elsewhere, with its nodes"
 
 
-# --- what follows -----------------------------------------------------------------------------------------------------
+# --- effects on planning ----------------------------------------------------------------------------------------------
 
 
 def test_growing_machine_group_prevents_a_capacity_order() -> None:
@@ -115,7 +115,7 @@ def test_growing_machine_group_prevents_a_capacity_order() -> None:
 
 
 def test_machine_broken_before_the_first_poll_does_not_prevent_an_order() -> None:
-    """It is asked by whoever starts, for weeks; what grows truly is counted from the next look on."""
+    """The broken machine may stay requested for weeks; growth is counted from the first poll on."""
     at = seen(surge(offer()), group(3, 2))
     assert orders(plan(at, T0).actions) == [("rack", 1)]
     at = seen(at, group(4, 2), now_s=T0 + 5)
@@ -157,7 +157,7 @@ def test_group_without_usable_growth_does_not_prevent_an_order(other: Group) -> 
 
 
 def test_group_growth_caused_by_our_order_is_not_counted_twice() -> None:
-    """Cluster Autoscaler raises it for our placeholder: two that lack room need two nodes."""
+    """Cluster Autoscaler adds a machine for our placeholder pod: two unplaced replicas need two nodes."""
     given = cloud(many=1, labels=LABELS)
     at, done = acted(surge(given, waiting=1))
     assert orders(done) == [("cloud", 1)]
@@ -169,7 +169,7 @@ def test_group_growth_caused_by_our_order_is_not_counted_twice() -> None:
 
 
 def test_delivered_node_ends_the_group_growth_before_the_next_poll() -> None:
-    """Else it stood for another's order, which was taken back."""
+    """Otherwise the growth would count for another order, which would then be cancelled."""
     at, done = acted(surge(cloud(labels=LABELS, expected_s=240.0), offer(expected_s=300.0, price_per_hour=9.0)))
     assert orders(done) == [("cloud", 1)]
     at = shown(seen(at, group(0)), T0 + 10, "cloud", committed=True)

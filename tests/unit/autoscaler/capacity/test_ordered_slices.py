@@ -1,4 +1,4 @@
-"""Which Slices are a Lease's, what keeps it from going, and what pods on them have."""
+"""Which slices belong to a capacity order, what blocks its release, and which GPUs the pods on them hold."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_order_owns_unidentified_devices_from_its_first_index_on(first: int | No
 
 
 def lease_of(listed: Listed) -> Lease:
-    """As its provider shows it."""
+    """The order as its provider lists it."""
     begin = told(offered(surge(), offer()), LeasesSeen(provider="rack", leases=(listed,), began_s=T0))
     (lease,) = begin.capacity.leases.values()
     return lease
 
 
 def test_order_owns_no_attached_device_before_its_provider_names_one() -> None:
-    """Else it had those of the node's own, nobody would wait for it, and another was ordered."""
+    """Otherwise it would own the node's original devices and count as delivered, and a second one would be ordered."""
     listed = Listed(name="a", offer=offer(), devices=1, node="w1", counted_from=0)
     assert not is_slice_of_lease(lease_of(listed), counted(0))
     added = Listed(name="a", offer=cloud(), devices=1, phase="here", node="w1")
@@ -60,7 +60,7 @@ def test_no_second_device_is_ordered_while_the_first_is_undelivered() -> None:
 
 
 def alone(**more: Any) -> World:
-    """A Lease of node w1, which only counts its two GPUs, has been idle for ages; it only goes alone."""
+    """An order idle for long on w1, whose two GPUs are only counted; it is released only when the node is idle."""
     listed = Listed(
         name="a", offer=offer(), devices=1, phase="here", node="w1", device_ids=("w1/GPU-a",), counted_from=1,
         alone=True,
@@ -71,7 +71,7 @@ def alone(**more: Any) -> World:
 
 
 def test_release_of_unidentified_devices_waits_until_their_node_is_idle() -> None:
-    """Ordered to go it would be closed, and stay as long as the other is used."""
+    """An earlier release order would close it, and it would stay as long as the other device is used."""
     idle = alone()
     (lease,) = idle.capacity.leases.values()
     assert not is_release_blocked(idle, lease)
@@ -87,7 +87,7 @@ def test_release_of_unidentified_devices_waits_until_their_node_is_idle() -> Non
     assert not is_release_blocked(busy, known)
 
 
-# --- what pods there have ---------------------------------------------------------------------------------------------
+# --- GPUs that pods hold ----------------------------------------------------------------------------------------------
 
 
 OTHER = ModelName("other")
@@ -96,7 +96,7 @@ NEW, CPU = (SliceId("new0"),), (SliceId("cpu"),)
 
 
 def lent() -> World:
-    """Its Device is there."""
+    """An order whose device has been delivered."""
     after, _ = acted(surge(offer(labels={"pool": "l4"})))
     there = arrived(after, T0 + 1.0)
     told: dict[str, Any] = {"phase": "here", "committed": True, "node": "w1", "device_ids": ("new0",), "marks": SAYS}
@@ -104,7 +104,7 @@ def lent() -> World:
 
 
 def there(name: str, pool: str) -> dict[SliceId, Slice]:
-    """A Slice of such a node."""
+    """A slice of a node with this pool label."""
     return {SliceId(name): replace(device(name, 16, "w9"), labels={"pool": pool})}
 
 

@@ -45,18 +45,18 @@ from tests.sim import virtual
 
 A, B, C = model("a", 10), model("b", 10), model("c", 10)
 USED = {"big": History(last_activity_s=T0 - 5)}
-"""It is idle, and not long enough to be stopped for that."""
+"""The replica is idle, but not long enough to be stopped."""
 DEVICES = [device("gpu0", 24), device("gpu1", 24)]
 
 
 def called(*models: Model, now_s: float = T0) -> Reported:
-    """A report that one Call waits for each of these."""
+    """A report with one queued request for each of these Models."""
     levels = tuple(level(one.name, 1, wait_s=1.0) for one in models)
     return Reported(report=Report(gateway=GatewayId("g1"), boot="b", sequence=int(now_s), epoch=1, levels=levels))
 
 
 def stepped(*replicas: Replica) -> SteppedLoop:
-    """Three Models on two devices."""
+    """A loop with three Models on two devices."""
     return SteppedLoop(world([A, B, C], DEVICES, replicas))
 
 
@@ -64,7 +64,7 @@ def started(loop: SteppedLoop) -> list[str]:
     return sorted({one.model for one in loop.driver.started})
 
 
-# --- who is at fault --------------------------------------------------------------------------------------------------
+# --- attribution of faults --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [{3}, {0}, {99}, {3, 4, 57}, set(range(CULPRITS_MAX))])
@@ -98,7 +98,7 @@ def test_a_fault_is_described_in_one_printable_line() -> None:
 
 
 def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To evict `big` raises; only when `b` needs its room."""
+    """Evaluating the eviction of `big` raises, and that happens only when `b` needs its memory."""
     big = model("big", 20)
     inject(monkeypatch, "autoscaler.placement.model.bins:evictable_s", concerns("big"))
     busy = [gateway(levels=[level("b", 1, wait_s=99.0)])]
@@ -280,7 +280,7 @@ def test_fault_caused_by_no_model_keeps_the_last_plan_and_is_retried(monkeypatch
     assert after.degraded.startswith("plan: InjectedError in ")
     assert (started(loop), after.faults, faults.reported) == ([], {}, [(None, "plan")])
     faults.stop()
-    assert loop.step(Tick()).degraded  # not before its time
+    assert loop.step(Tick()).degraded  # not before the quarantine ends
     loop.now_s += 1.0
     assert loop.step(Tick()).degraded == ""
     assert started(loop) == ["a"]
@@ -299,7 +299,7 @@ def test_observation_that_fails_to_apply_is_retried_later(monkeypatch: pytest.Mo
 
 
 def test_slots_used_by_a_faulty_model_do_not_count_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the same slot would be given to another gateway."""
+    """Otherwise the same slot would be given to another gateway."""
     loop = stepped(replica(B, "rb", ["gpu1"], state=S.READY))
     use = ReplicaUse(replica=ReplicaId("rb"), hold=1, in_use=1)
     levels = (level("a", 1), level("b", 0, 1))
@@ -313,7 +313,7 @@ def test_slots_used_by_a_faulty_model_do_not_count_as_free(monkeypatch: pytest.M
 def test_newer_observation_replaces_an_older_one_that_failed_to_apply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a replica that is gone would come back when the older observation is folded."""
+    """Otherwise a replica that is gone would reappear when the older observation is folded."""
     faults = inject(
         monkeypatch, "autoscaler.fold.replicas:apply_replica_observation", lambda _, one: one.seen is Seen.READY
     )
@@ -432,7 +432,7 @@ def test_memory_error_is_not_caught_by_the_control_loop(monkeypatch: pytest.Monk
 
 
 async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
-    """Reports of a task that raises so often and then runs for two minutes, each with its time."""
+    """Reports of a task that raises `times` times and then runs for two minutes, each with its time."""
     clock, said = asyncio.get_running_loop(), list[tuple[float, str]]()
     tries = iter(range(times))
 

@@ -1,4 +1,4 @@
-"""The inbox: in order, bounded by merging reports, and never at the cost of anything else."""
+"""The inbox keeps order, is bounded by merging reports, and drops no other observation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.worlds import T0, level, use, world
 
 
 def told(batch: list[Observation]) -> list[str]:
-    """`g1/b 7` for a report, else the kind."""
+    """`g1/b 7` for a report, otherwise the type name."""
     return [
         f"{one.report.gateway}/{one.report.boot} {one.report.sequence}"
         if isinstance(one, Reported)
@@ -87,7 +87,7 @@ REPORTS = st.lists(st.tuples(st.sampled_from(("g1", "g2")), st.integers(0, 3), s
 @given(REPORTS)
 @settings(derandomize=True, deadline=None, max_examples=examples(100))
 def test_merged_reports_give_the_same_demand_as_all_single_reports(steps: list[tuple[str, int, int]]) -> None:
-    """Demand, use and service; only peaks between two of them are not seen."""
+    """Demand, use and service are the same; only peaks between two merged reports are lost."""
     batch: list[Observation] = []
     admitted = dict.fromkeys(("g1", "g2"), 0)
     for number, (name, waiting, grown) in enumerate(steps, 1):

@@ -1,4 +1,4 @@
-"""Starts that wait for their weights before there is a pod."""
+"""Replicas that wait for their weights before their pod is created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAID = Laid("copies/x/files", "sub/a.gguf")
 
 
 class Driver:
-    """Notes what it hears; its supply gives what the test sets."""
+    """Records its calls; its supply returns the values that the test sets."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
@@ -35,7 +35,7 @@ class Driver:
         self.bringing = Bringing(self, self)
 
     def mounting(self) -> ClusterFacts:
-        """As NodeSupply."""
+        """Like `NodeSupply.mounting`."""
         return ClusterFacts()
 
     def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
@@ -96,12 +96,12 @@ async def test_weight_delivery_failure_fails_the_start() -> None:
     assert driver.heard == [BRINGING, ("failed", "its weights: no room")]
 
 
-# --- what agents say -------------------------------------------------------------------------------------------------
+# --- reports of agents -----------------------------------------------------------------------------------------------
 
 
 def said(**fields: object) -> World:
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(
-        WeightsReport(artifact="oci://r.io/a:1", **fields),  # type: ignore[arg-type]  # a test's own words
+        WeightsReport(artifact="oci://r.io/a:1", **fields),  # type: ignore[arg-type]  # fields of each test
     ))  # fmt: skip
     at = world([ADA], [device("g1", 80, "n1")], [ONE], mounting=ClusterFacts(volumes=True))
     return fold(at, [NodeReported(report=report)], T0)[0]

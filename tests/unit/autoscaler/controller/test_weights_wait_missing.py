@@ -1,4 +1,4 @@
-"""What of a Model the agents of nodes may be asked for, and what stands in the way, before anybody is asked."""
+"""Which weights of a Model can be requested from node agents, and what prevents it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LORA = (Adapter(name="lora", artifact="oci://r.io/lora:1"),)
 
 
 def model(artifact: str, **spec: object) -> Model:
-    return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, **spec))  # type: ignore[arg-type]  # a test's own words
+    return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, **spec))  # type: ignore[arg-type]
 
 
 def supply(facts: ClusterFacts | None = None) -> AgentNodeSupply:

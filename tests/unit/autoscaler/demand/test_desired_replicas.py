@@ -1,4 +1,4 @@
-"""How many Replicas are wanted: inputs are levels and histories, the answer is a count and a sentence."""
+"""The number of desired replicas: inputs are levels and histories, the result is a count and a reason."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KNOWN = History(starts_s=(8.0,), last_activity_s=T0)
 
 
 def peaks(*pairs: tuple[float, int]) -> tuple[tuple[int, int], ...]:
-    """(time, calls) as History keeps them."""
+    """(time, requests) pairs in the form that `History` keeps."""
     return tuple((round(at_s / PEAK_BUCKET_S), calls) for at_s, calls in pairs)
 
 
 def ask(of: Model, *, history: History = KNOWN, now_s: float = T0, **fields: Any) -> DesiredReplicas:
-    """`fields` are any of a World's."""
+    """The result for one Model; `fields` are any fields of `World`."""
     made = world([of], [device()], histories={of.name: history}, **fields)
     return compute_desired_replicas(made, of, now_s)
 
@@ -213,17 +213,17 @@ def test_unserved_since_is_the_later_of_arrival_and_end_of_service() -> None:
 
 
 def square(now_s: float, _: Scene) -> int:
-    """On and off at the length of the idle window."""
+    """Demand that switches on and off with the period of the idle timeout."""
     return 2 if (now_s - T0) % 120 < 60 else 0
 
 
 def sine(now_s: float, _: Scene) -> int:
-    """Around the Slots of one Replica, every five minutes."""
+    """Demand around the slots of one replica, with a period of five minutes."""
     return round(4 + 3 * sin(2 * pi * now_s / 300))
 
 
 def poisson() -> Callable[[float, Scene], int]:
-    """Single Calls of 5 s, a minute apart in the mean."""
+    """Single requests of 5 s, one per minute on average."""
     rng = random.Random(6)
     until_s = [0.0]
 

@@ -1,4 +1,4 @@
-"""Windows of `replicas.schedule`: when they count, and that room is ordered ahead of them."""
+"""Windows of `replicas.schedule`: when they apply, and that capacity is ordered ahead of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def planned(*windows: ReplicaWindow, low: int = 0) -> Model:
 
 
 def at(of: Model, before_s: float, *offers: Offer, **fields: Any) -> World:
-    """So long before nine."""
+    """The state `before_s` seconds before 09:00."""
     begin = world([of], [device("cpu", 1, "w1")], leading_since_s=T0 - 500, **fields)
     begin = told(begin, ClockSeen(unix_offset_s=NINE_S - before_s - T0))
     return offered(begin, *offers) if offers else begin
@@ -103,7 +103,7 @@ def test_unusable_slow_offers_do_not_advance_the_start_of_a_window() -> None:
 
 
 def test_fast_offer_is_ordered_late_despite_an_earlier_queued_order() -> None:
-    """Else it stood idle, and was paid for, from then on."""
+    """Otherwise the capacity would be paid for while idle until the window begins."""
     a = planned(replace(WINDOW, min=1))
     both = cloud("dws", expected_s=None, queued=True, price_per_hour=8.0), offer(price_per_hour=4.0)
     begin = at(a, 3500.0, *both)

@@ -1,4 +1,4 @@
-"""Weighted max-min and its parts: the arithmetic of shares, without gateways or time."""
+"""Weighted max-min fair sharing: the arithmetic of shares, without gateways or time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_max_min_assigns_all_requested_slots_fairly_by_weight(wanted: dict[str, 
     assert sum(given_.values()) == min(slots, sum(claimant.wants for claimant in wanted.values()))
     assert all(0 <= given_[key] <= claimant.wants for key, claimant in wanted.items())
     for poor, claimant in wanted.items():
-        if given_[poor] < claimant.wants:  # it lacks: nobody got more for its weight, but for what does not divide
+        if given_[poor] < claimant.wants:  # an unsatisfied claimant: none got more per weight, except for the remainder
             assert all(
                 (given_[rich] - 1) / wanted[rich].weight < (given_[poor] + 1) / claimant.weight for rich in given_
             )

@@ -1,4 +1,4 @@
-"""Probes: what counts as ready, what costs nothing, and how the rate is shared. And the ports that engines get."""
+"""Readiness probes, what they cost, and how their rate is shared. Also the assignment of engine ports."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_only_a_200_response_counts_as_ready(answer: bytes, ready: bool) -
 
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.set_result(await reader.readuntil(b"\r\n\r\n"))
-        for i in range(len(answer)):  # in pieces
+        for i in range(len(answer)):  # in fragments
             writer.write(answer[i : i + 1])
             await writer.drain()
         writer.close()

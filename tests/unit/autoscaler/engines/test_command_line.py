@@ -1,4 +1,4 @@
-"""Engines as data: which command line a Model becomes, and what is said when it cannot."""
+"""Engines as data: the command line of each Model, and the error if it cannot be built."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, Mo
 
 
 def model(engine: EngineName, *, memory_bytes: int = 0, **spec: object) -> Model:
-    """A Model named m with 8 Slots."""
+    """A Model named m with 8 slots."""
     made = {"artifact": "file:///w/m.gguf", **spec}
-    typed = ModelSpec(engine=engine, **made)  # type: ignore[arg-type]  # each test gives the fields it is about
+    typed = ModelSpec(engine=engine, **made)  # type: ignore[arg-type]  # fields of each test
     return Model(name=ModelName("m"), spec=typed, slots=8, memory_bytes=memory_bytes)
 
 
@@ -51,7 +51,7 @@ def test_llama_cpp_model_prefers_xllamacpp_to_llama_server_on_cpu() -> None:
 def test_llama_server_is_preferred_over_xllamacpp_on_gpus(
     count: int, available: tuple[str, ...], program: str, *, gpus: bool
 ) -> None:
-    """The wheel as `pip` installs it has no CUDA. A Model that wants no GPU starts fastest with it."""
+    """The wheel from `pip` has no CUDA. A Model without a GPU starts fastest with it."""
     paths = {name: f"/bin/{name}" for name in available}
     got = build_launch_command(model("llama.cpp", gpu=Gpu(count=count)), None, "127.0.0.1", 9000, paths, gpus=gpus)
     assert got.argv[0] == program
@@ -67,7 +67,7 @@ def test_llama_server_is_preferred_over_xllamacpp_on_gpus(
     ],
 )
 def test_xllamacpp_that_lists_only_cpu_devices_counts_as_cpu_only(tmp_path: Path, devices: str, cpu_only: bool) -> None:
-    """One that cannot even be loaded is no news: its starts fail with the reason."""
+    """A program that cannot be loaded does not count: its starts fail with the reason."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{devices}\n")
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The log of Transitions: bounded, in order, readable by Model and by time."""
+"""The log of transitions is bounded, ordered, and can be read by Model and by time."""
 
 from __future__ import annotations
 

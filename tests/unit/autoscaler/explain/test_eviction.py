@@ -1,4 +1,4 @@
-"""The first rung of the ladder: who would make room, what that costs, and why it is done or not."""
+"""The first step of the ladder: which replicas can be evicted, what that costs, and why it happens or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MORE = (offer(node="n0", memory_bytes=24 * GI), cloud(memory_bytes=24 * GI))
 
 
 def held(*, ready_s: float = 100, busy: int = 0, waiting: int = 1, holder: Model = A, waiter: Model = B) -> World:
-    """A Model has the one Device, and Calls wait for another."""
+    """A Model holds the only device, and requests for another Model wait."""
     levels = [level("a", 0, busy), level("b", waiting, wait_s=3)]
     calls = [gateway(levels=levels, uses=[use("r", busy)])]
     on = replica(holder, "r", ready_s=T0 - ready_s)
@@ -34,7 +34,7 @@ def told(of: World, now_s: float = T0) -> Explanation:
 
 
 def first(of: World, now_s: float = T0) -> Step:
-    """The rung of the eviction, which is the first."""
+    """The eviction step, which is the first step of the ladder."""
     step, *rest = told(of, now_s).ladder
     assert step.kind == "evict"
     assert all(one.kind == "offer" for one in rest)

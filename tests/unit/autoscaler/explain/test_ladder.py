@@ -1,4 +1,4 @@
-"""The ladder as people read it."""
+"""The scaling ladder in the output of explain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explained(of: World, now_s: float = T0) -> tuple[str, ...]:
 
 
 def rungs(of: World, model: Model = A, now_s: float = T0) -> tuple[Step, ...]:
-    """The ladder's Offers."""
+    """The offer steps of the ladder."""
     steps = explain_ladder(of, plan(of, now_s), model, EvictionLevel.BUSY, now_s)
     return tuple(one for one in steps if one.kind == "offer")
 
@@ -117,7 +117,7 @@ def test_explain_shows_both_hedged_orders_as_under_way() -> None:
 
 
 def test_explain_output_matches_the_sample_in_the_operations_page() -> None:
-    """`docs/operations.md`, More capacity."""
+    """The sample is in `docs/operations.md`, section More capacity."""
     ada, bob = model("ada", 40, slots=4), model("bob", 20)
     bob = replace(bob, spec=replace(bob.spec, priority=1))
     a100: dict[str, Any] = {"product": "A100", "memory_bytes": 40 * GI, "shared": False}

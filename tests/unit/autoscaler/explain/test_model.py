@@ -1,4 +1,4 @@
-"""Explain: the sentences that people read, and the rows of `list_status_rows`."""
+"""Explain: its sentences, and the rows of `list_status_rows`."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_last_transitions_are_listed_newest_first() -> None:
 
 
 def moves(*rows: tuple[float, S, S, str]) -> Log:
-    """A log of Model b: seconds ago, from, to, why."""
+    """A log of Model b. Each row: seconds ago, from, to, why."""
     log = Log()
     log.extend(
         Transition(

@@ -1,4 +1,4 @@
-"""What people are told of where a Model's weights are."""
+"""How explain describes the location of a Model's weights."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_image_mounted_weights_are_described_by_their_inspection() -> None:
 
 
 class Counted(frozenset[Copy]):
-    """Says how often all of them are looked at."""
+    """A set of copies that counts its iterations."""
 
     looks = 0
 

@@ -1,4 +1,4 @@
-"""A Lease's way through the World: ordered, listed, here, idle, given back, gone; and what is learnt meanwhile."""
+"""The lifecycle of a capacity order: ordered, listed, delivered, idle, released, gone; and what is learned from it."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_number_of_learnt_lead_time_entries_is_bounded() -> None:
 
 
 def test_next_offer_is_ordered_if_an_order_is_lost_before_delivery() -> None:
-    """Karpenter deletes a NodeClaim itself where a spot market has nothing."""
+    """Karpenter itself deletes a NodeClaim if the spot market has no capacity."""
     spot, sure = cloud("spot", price_per_hour=0.3, bought="spot"), cloud("sure", price_per_hour=1.0)
     at = shown(acted(surge(spot, sure))[0], T0 + 1, "cloud")
     for later_s in (2.0, 3.0):
@@ -236,7 +236,7 @@ def test_next_offer_is_ordered_if_an_order_is_lost_before_delivery() -> None:
 
 
 def test_committed_order_that_disappears_is_reordered_at_once() -> None:
-    """Its provider had not said yet that it is there."""
+    """The provider had not yet reported the order as delivered."""
     at = shown(ordered(), T0 + 1, committed=True)
     at = none(none(at, T0 + 2), T0 + 3)
     assert not at.capacity.barred
@@ -252,7 +252,7 @@ def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
 
 @pytest.mark.parametrize("listing", [False, True])
 def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool) -> None:
-    """Its lists come every second: nobody would ever have read that its offers fail."""
+    """Its lists succeed every second and would otherwise hide that its offers fail."""
     says = "gives no answer (TimeoutError)"
     at = told(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
     answers = LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), OffersSeen(provider="rack", offers=(offer(),))
@@ -284,7 +284,7 @@ def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, .
 
 
 def half(at: World, now_s: float) -> World:
-    """Its provider says of the node that it has failed, since one of its Devices is not healthy."""
+    """The provider reports the node as failed because one of its devices is unhealthy."""
     (one,) = listed(at, "cloud", phase="failed", node="n9", says="its node n9 has 1 of 2 devices")
     return told(at, LeasesSeen(provider="cloud", leases=(one,), began_s=now_s), now_s=now_s)
 

@@ -1,4 +1,4 @@
-"""The fold: intents along the table, observations that jump, and what is learnt of Models."""
+"""The fold: actions along the state table, observations that skip states, and what is learned about Models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autoscaler.state.world import History, World
 from tests.kit.folding import DOC, G1, M, R, after, moved, pending, reported, seen, total
 from tests.kit.worlds import T0, device, gateway, level, model, replica, world
 
-# --- intents --------------------------------------------------------------------------------------------------------
+# --- actions --------------------------------------------------------------------------------------------------------
 
 
 def test_replica_moves_from_pending_to_gone_along_the_transition_table() -> None:
@@ -96,7 +96,7 @@ def test_replica_that_becomes_ready_while_draining_is_revived_as_ready() -> None
     assert (at.replicas[R].state, at.replicas[R].ready_s) == (S.READY, T0 + 1.0)
 
 
-# --- observations jump and never raise ------------------------------------------------------------------------------
+# --- observations may skip states and never raise -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_starting_replica_that_vanishes_counts_as_a_failed_start() -> None:
 
 @pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
 def test_removed_replica_increments_the_world_version(state: S) -> None:
-    """The intent of a start is made of the version (`plan.build_intent_key`), and names what it starts."""
+    """The key of a start is built from the version (`plan.build_intent_key`) and identifies the started replica."""
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=state, failure="it broke")])
     assert after(at, seen(Seen.CLEAN))[0].version == at.version + 1
 
@@ -155,7 +155,7 @@ def test_memory_growth_of_a_starting_replica_is_recorded_with_its_time() -> None
 
 
 def try_once(at: World, now_s: float, reason: str = "out of memory") -> World:
-    """A start that fails at once."""
+    """The state after a start that fails at once."""
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=now_s)
     at, _ = after(at, seen(Seen.EXITED, reason=reason), seen(Seen.CLEAN), now_s=now_s)
     return at
@@ -181,17 +181,17 @@ def test_failed_starts_are_retried_quickly_then_after_a_doubling_backoff() -> No
 
 
 def test_retry_beyond_the_start_time_limit_becomes_a_backoff() -> None:
-    """It would be the first of another, for the same Calls: so on and on, and no back-off ever."""
+    """Otherwise the retry would begin a new start for the same requests, again and again, without a back-off."""
     at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
-    failed_s = T0 + at.models[M].spec.start.seconds_max - 0.2  # the pause would be 1 s
+    failed_s = T0 + at.models[M].spec.start.seconds_max - 0.2  # the delay would be 1 s
     at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), seen(Seen.CLEAN), now_s=failed_s)
     history = at.histories[M]
     assert (history.tries, history.episodes, history.refused_until_s) == (0, 1, failed_s + 60.0)
 
 
 def test_start_failure_an_hour_ago_does_not_count_against_a_new_start() -> None:
-    """It had no second try, for nobody waited any more: a start an hour later has its own time and its own tries."""
+    """The failed start was not retried because no request waited; the new one has its own time limit and retries."""
     at = try_once(world([DOC], [device()]), T0)
     late_s = T0 + 3600.0
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=late_s)
@@ -202,7 +202,7 @@ def test_start_failure_an_hour_ago_does_not_count_against_a_new_start() -> None:
 
 
 def ready_after_two_failures() -> World:
-    """Ready at T0 + 1; what failed before still counts, but nothing is refused and no pause is left."""
+    """Ready at T0 + 1; the earlier failures still count, but no request is rejected and no delay remains."""
     at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 1.0)
     assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].failure) == (2, 0.0, "")
@@ -220,7 +220,7 @@ def test_late_failure_of_a_ready_replica_resets_the_failed_start_count() -> None
 
 
 def test_engine_exit_right_after_ready_counts_as_a_failed_start() -> None:
-    """At its first Call, say: ready each time, and still one more failed start each time."""
+    """For example, a crash at the first request: each one counts as another failed start."""
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), seen(Seen.CLEAN), now_s=T0 + 1.2)
     assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, T0 + 2.2)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 2.2)
@@ -266,11 +266,11 @@ def test_number_of_recorded_start_times_is_bounded() -> None:
     assert at.histories[M].starts_s == tuple(float(s) for s in range(8, 40))
 
 
-# --- going to zero, and regretting it ---------------------------------------------------------------------------------
+# --- scale to zero, and undoing it ------------------------------------------------------------------------------------
 
 
 def to_zero(at: World, now_s: float) -> World:
-    """Starts, gets ready, drains and stops for idleness."""
+    """The state after a replica starts, becomes ready, drains and stops as idle."""
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=now_s)
     at, _ = after(at, DrainReplica(replica=R, reason="idle"), now_s=now_s)
     at, _ = after(at, StopReplica(replica=R, grace_s=1.0, reason=""), seen(Seen.CLEAN), now_s=now_s)
@@ -305,7 +305,7 @@ def test_demand_peaks_of_the_idle_timeout_are_kept_in_at_most_13_rows() -> None:
     assert min(bucket + 1 for bucket, _ in at.histories[M].peaks) > T0 + 299 - 60.0
 
 
-# --- the rest ---------------------------------------------------------------------------------------------------------
+# --- other ------------------------------------------------------------------------------------------------------------
 
 
 def test_observations_without_changes_return_the_same_world_object() -> None:
@@ -372,7 +372,7 @@ def test_start_lost_with_its_node_does_not_count_as_a_failed_start() -> None:
 
 
 def test_slice_with_zero_memory_is_closed_and_gets_no_replica() -> None:
-    """Who says no size would take all of it, which is nothing."""
+    """A replica without a memory request would take the whole slice, which has no memory."""
     of, calls = model("a", 0), gateway(levels=[level("a", 1, wait_s=5.0)])
     begin = world([of], [], [], [calls])
     seen, _ = fold(begin, [SlicesSeen(slices=(device("gpu0", 0),))], T0)

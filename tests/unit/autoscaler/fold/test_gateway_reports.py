@@ -1,4 +1,4 @@
-"""What gateways report: demand that expires, service, boots and deaths, and the grants that are acknowledged."""
+"""Gateway reports: demand that expires, service totals, gateway restarts and deaths, and acknowledged allocations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_demand_of_a_silent_gateway_expires_after_ten_seconds() -> None:
 
 
 def test_used_slot_time_restarts_at_zero_when_a_model_is_removed() -> None:
-    """Its Replica drains, and what that serves is still reported."""
+    """Its replica drains, and its service is still reported."""
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, DocumentsSeen(), reported(2, totals=(total(busy_slot_us=5_000_000),)))
@@ -58,7 +58,7 @@ def test_used_slot_time_restarts_at_zero_when_a_model_is_removed() -> None:
 
 @pytest.mark.parametrize("seen_s", [T0 + math.pi * number for number in range(20)])
 def test_demand_expires_exactly_at_the_scheduled_recheck_time(seen_s: float) -> None:
-    """Not with the next Tick, up to a second later, because a float's last digit is missing."""
+    """Not with the next Tick, up to a second later, because of a rounding error."""
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=3)]), now_s=seen_s)
     due_s = next_change_s(at, seen_s + 9.0)
     assert due_s is not None
@@ -67,7 +67,7 @@ def test_demand_expires_exactly_at_the_scheduled_recheck_time(seen_s: float) -> 
 
 
 def test_larger_last_byte_age_does_not_trigger_a_slot_division() -> None:
-    """Else every report of a busy gateway would have `shares` look at all of its Models again."""
+    """Otherwise every report of a busy gateway would cause a new division for all of its Models."""
     held = ReplicaUse(replica=R, hold=1, in_use=1, last_byte_age_s=2.0)
     at, _ = after(world([DOC], [device()], [replica(DOC, "r")], gateways=[]), reported(1, uses=(held,)))
     at = replace(at, undivided=frozenset())
@@ -116,7 +116,7 @@ def test_report_is_redundant_if_only_time_has_passed(change: dict[str, object], 
 
 
 def test_report_of_only_more_slot_time_is_redundant_if_no_request_waits() -> None:
-    """Whose turn is next goes by that: a hold moves before the Slot is free."""
+    """If a request waits, the total matters: it decides which Tenant is next, before the slot is free."""
     served = (total(admitted=3, busy_slot_us=50_000),)
     for waiting, same in ((1, False), (0, True)):
         levels = [level("m", waiting=waiting, running=1)]
@@ -157,7 +157,7 @@ def test_used_slot_time_is_the_counter_growth_within_one_gateway_boot() -> None:
 
 @pytest.mark.parametrize(("had_s", "starts_s"), [(None, 100.0), (1.0, 100.0), (99.0, 100.0), (101.0, 101.0)])
 def test_returning_tenant_starts_level_with_least_served_active_tenant(had_s: float | None, starts_s: float) -> None:
-    """Whether it is new or was here before: time without Calls is not saved up, and what it had more stays."""
+    """For a new or a returning Tenant, time without requests earns no credit, and a higher total is kept."""
     attained = {TenantName("busy"): 100.0} | ({TenantName("acme"): had_s} if had_s is not None else {})
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")]))
     levels = [level("m", running=1, tenant="busy"), level("m", waiting=1, tenant="acme")]
@@ -166,7 +166,7 @@ def test_returning_tenant_starts_level_with_least_served_active_tenant(had_s: fl
 
 
 def test_tenants_that_return_to_an_idle_model_get_equal_service_totals() -> None:
-    """Both come back to a Model that was idle, in either order: they start level."""
+    """It holds in either order of their return."""
     busy, acme = TenantName("busy"), TenantName("acme")
     idle = replace(world([DOC], gateways=[]), attained={M: {busy: 100.0, acme: 1.0}})
     for first, then in ((busy, acme), (acme, busy)):
@@ -185,7 +185,7 @@ def test_rejected_cold_request_is_demand_for_twice_its_retry_after_time() -> Non
 
 
 def test_decreased_counters_are_treated_as_restarted() -> None:
-    """A Model was taken out of the documents and put back: its first refused cold Call is demand as ever."""
+    """A Model was removed from the documents and added again: its first rejected cold request is demand as usual."""
     at, _ = after(
         world([DOC], gateways=[]), reported(1, totals=(total(admitted=9, refused_cold=5, busy_slot_us=3_000_000),))
     )
@@ -212,7 +212,7 @@ def test_late_report_of_a_dead_gateway_is_ignored() -> None:
 
 
 def test_dead_gateway_is_alive_again_only_after_it_applies_newer_routes() -> None:
-    """However late: else it would be known, silent and never proven dead again, and nothing would ever be idle."""
+    """However late: otherwise it would stay known and silent, never be proven dead, and nothing would become idle."""
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", waiting=3)], version=1))
     dead, _ = after(at, GatewayGone(gateway=G1))
     assert fold(dead, [reported(2, levels=[level("m", waiting=3)], version=at.version)], T0 + 8.0)[0] is dead
@@ -223,13 +223,13 @@ def test_dead_gateway_is_alive_again_only_after_it_applies_newer_routes() -> Non
 
 
 def test_report_of_another_boot_with_an_older_leader_epoch_is_ignored() -> None:
-    """The leader never saw the older boot, so only the epoch tells."""
+    """The leader never saw the older boot, so only the epoch identifies it."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2"))
     assert fold(at, [reported(99, boot="b1", epoch=0)], T0)[0] is at
 
 
 def test_late_report_of_a_dead_boot_does_not_block_its_successor() -> None:
-    """Both act on this leader's Routes; only that one of them goes on to act on newer ones tells who lives."""
+    """Both applied this leader's routes; the living one is the one that goes on to apply newer routes."""
     at, _ = after(world([DOC], gateways=[]), reported(1, boot="b2", version=3))
     assert fold(at, [reported(9, boot="b1", version=2)], T0)[0] is at, "an older version is an older boot's"
     before = at.version
@@ -257,7 +257,7 @@ def test_gateway_joins_a_leader_epoch_with_its_first_report_in_it() -> None:
     assert at.handed_over
 
 
-# --- grants -----------------------------------------------------------------------------------------------------------
+# --- allocations ------------------------------------------------------------------------------------------------------
 
 
 def grants(*pairs: tuple[int, int]) -> tuple[Grant, ...]:

@@ -1,4 +1,4 @@
-"""Deployments of Lingo: what they say in Pilotlight's words, as a patch that holds annotations only."""
+"""Conversion of Lingo Deployments: a patch that contains annotations only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ spec:
 
 
 def said_of(*texts: str) -> dict[str, object]:
-    """Of the one workload."""
+    """The annotations of the only workload."""
     (taken,) = lingo.convert_workloads([(f"{number}.yaml", text) for number, text in enumerate(texts)])
     assert taken.document is not None
     assert taken.document.keys() == {"apiVersion", "kind", "metadata"}, "nothing else is laid over it"

@@ -1,4 +1,4 @@
-"""Ollama's Modelfiles and its store as Models."""
+"""Conversion of Ollama Modelfiles and of an Ollama store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of the API server leaves no connection behind, also where the server says nothing any more."""
+"""The API client leaves no open connection, even if the server stops responding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGUN = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Hanging:
-    """Takes one connection, shakes hands, reads a request, says how an answer begins (or not even that), and hangs."""
+    """Accepts one TLS connection, reads a request, sends the begin of a response (possibly nothing), and hangs."""
 
     def __init__(self, begins: bytes) -> None:
         self._begins = begins
@@ -32,7 +32,7 @@ class Hanging:
         self.asked, self.left = threading.Event(), threading.Event()
 
     def tls(self) -> ssl.SSLContext:
-        """The client's."""
+        """The TLS context of the client."""
         return sides().client
 
     async def headers(self) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Hanging:
             connection.recv(65_536)
             connection.send(self._begins)
             self.asked.set()
-            bare = socket.socket(fileno=connection.detach())  # nothing is answered on it, not even a goodbye
+            bare = socket.socket(fileno=connection.detach())  # no response follows, not even a TLS close
         with bare, contextlib.suppress(ConnectionResetError):
             bare.settimeout(WAIT_S_MAX)
             while bare.recv(65_536):

@@ -1,4 +1,4 @@
-"""A request ends in its time, however often the server asks for patience."""
+"""A request ends within its deadline, however often the server asks to retry later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Anonymous:
 
 
 class Busy(Api):
-    """Its server takes so long for each answer, which is that it is busy. Time is what the test makes of it."""
+    """An API client whose server takes `takes_s` to answer that it is busy, on a clock that the test controls."""
 
     def __init__(self, takes_s: float, retry_after_s: float) -> None:
         super().__init__(cast("ApiAccess", Anonymous()))
@@ -77,9 +77,7 @@ async def test_all_attempts_of_a_request_share_one_deadline(
 
 
 class Slow(Api):
-    """Its server answers a write after so many seconds. This process leads, with a Lease of 15 s that it renews every
-    5 s, until `leads_until_s`.
-    """
+    """An API client whose server takes `takes_s` for a write. It leads until `leads_until_s`, with a 15 s Lease."""
 
     def __init__(self, takes_s: float, leads_until_s: float) -> None:
         super().__init__(cast("ApiAccess", Anonymous()), self._left_s)

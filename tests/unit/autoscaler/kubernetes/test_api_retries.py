@@ -1,4 +1,4 @@
-"""The client of the API server when that is busy: it waits as long as it is told, a bit longer, and not for ever."""
+"""The API client with a busy server: it waits slightly longer than the server asks, and not forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.standard
 
 
 class Way:
-    """To a server without TLS and tokens."""
+    """Access to a server without TLS and tokens."""
 
     def __init__(self, server: str) -> None:
         self.server = server.rstrip("/")
@@ -31,7 +31,7 @@ class Way:
 
 
 class Busy:
-    """Says 429 so many times, then what it was asked."""
+    """Returns 429 a number of times, then echoes the request."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -48,7 +48,7 @@ class Busy:
 
 
 async def ask(busy: Busy, method: str, writes_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[object, list[float]]:
-    """(what came of a request, the waits in it)."""
+    """(the result of a request, its retry delays)."""
     waits: list[float] = []
     sleep = asyncio.sleep
 

@@ -25,17 +25,17 @@ VALUES = st.recursive(
 
 
 def nested(levels: int, inside: str = "1") -> str:
-    """JSON with so many levels."""
+    """JSON nested this many levels deep."""
     return '{"a":' * levels + inside + "}" * levels
 
 
 def model(spec: str, name: str = "m") -> bytes:
-    """The JSON of a Model. The spec has two levels less to its limit than the object."""
+    """The JSON of a Model. Its spec may be nested two levels less than the whole object."""
     return f'{{"kind":"Model","metadata":{json.dumps({**METADATA, "name": name})},"spec":{spec}}}'.encode()
 
 
 def depth(value: Any) -> int:
-    """Levels of nesting of a value."""
+    """The nesting depth of a value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 

@@ -1,4 +1,4 @@
-"""Who leads: what is written into the Lease and when, as a table of times; and two candidates whatever is lost."""
+"""Leader election: when the Lease is written and with which content, and candidates under arbitrary failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.worlds import T0, world
 
 ME, OTHER = "me", "other"
 D = 10
-"""Seconds of the Lease: its holder writes every 2 s, and may act for 8 s."""
+"""Duration of the Lease in seconds: its holder writes every 2 s and may act for 8 s."""
 
 
 def held(
@@ -28,7 +28,7 @@ def held(
 
 
 def led(at_s: float = 0.0, epoch: int = 4) -> ElectionCandidate:
-    """One that acquired at `at_s`."""
+    """A candidate that acquired the Lease at `at_s`."""
     one = ElectionCandidate(ME, D)
     one.saw(held("", epoch - 1), at_s)
     write = one.write(at_s)
@@ -72,7 +72,7 @@ def test_free_lease_is_acquired_at_once_with_a_higher_epoch(
 def test_unchanged_lease_is_acquired_after_its_duration_on_local_clock() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
-    one.saw(held(duration_s=20, version="9"), 110.0)  # somebody wrote a label: the holder did not renew
+    one.saw(held(duration_s=20, version="9"), 110.0)  # another writer set a label: the holder did not renew
     assert one.write(119.9) is None
     assert one.due_s(119.5) == 120.0
     assert one.write(120.0) == Write("9", ME, 4, D, acquires=True)
@@ -81,7 +81,7 @@ def test_unchanged_lease_is_acquired_after_its_duration_on_local_clock() -> None
 def test_renewal_restarts_the_expiry_regardless_of_wall_clock() -> None:
     one = ElectionCandidate(ME, D)
     one.saw(held(renewed="2026-01-01T12:00:00Z"), 100.0)
-    one.saw(held(renewed="2026-01-01T11:00:00Z"), 109.0)  # an hour back
+    one.saw(held(renewed="2026-01-01T11:00:00Z"), 109.0)  # the time is an hour earlier
     assert one.write(118.9) is None
     assert one.write(119.0) is not None
 
@@ -118,7 +118,7 @@ def test_failed_renewal_is_retried_only_after_reading_the_lease() -> None:
     assert one.must_look(3.0)
     assert one.write(3.0) is None
     assert one.due_s(7.5) == 8.0
-    one.saw(held(ME, 4, version="9", renewed="b"), 3.0)  # it had been written after all
+    one.saw(held(ME, 4, version="9", renewed="b"), 3.0)  # the write had succeeded after all
     assert one.writes_s(3.0) == pytest.approx(5.0)
     assert one.write(3.0) == Write("9", ME, 4, D)
 
@@ -131,7 +131,7 @@ def test_leadership_ends_when_the_lease_has_no_or_another_holder(found: LeaseRec
 
 
 def test_paused_process_loses_leadership_and_acquires_a_new_epoch() -> None:
-    """SIGSTOP: nothing ran since; nobody took the Lease."""
+    """As with SIGSTOP: nothing ran since, and no other candidate took the Lease."""
     one = led()
     assert one.writes_s(60.0) == 0.0
     assert one.must_look(60.0)
@@ -159,7 +159,7 @@ def test_acquisition_answered_too_late_does_not_count() -> None:
 
 
 def test_leader_with_lower_epoch_than_gateways_acquires_a_higher_one() -> None:
-    """The Lease was deleted and made anew: gateways ignore an epoch that is lower than theirs."""
+    """The Lease was deleted and created again: gateways ignore an epoch lower than theirs."""
     one = led(epoch=1)
     assert one.write(1.0, (2, 7)) is None
     assert one.epoch(1.0) is None
@@ -169,7 +169,7 @@ def test_leader_with_lower_epoch_than_gateways_acquires_a_higher_one() -> None:
 
 @pytest.mark.parametrize("lie", [EPOCH_MAX, EPOCH_MAX - 1, 3 + AHEAD_MAX + 1])
 def test_implausibly_high_reported_epoch_is_ignored(lie: int) -> None:
-    """The epoch is an int32: one such report, and nobody could ever acquire again."""
+    """The epoch is an int32: after one such report, no candidate could ever acquire the Lease again."""
     assert led(epoch=3).write(1.0, (lie,)) is None
     assert led(epoch=3).write(2.0, (lie,)) == Write("8", ME, 3, D), "it leads on"
     one = ElectionCandidate(ME, D)
@@ -178,11 +178,11 @@ def test_implausibly_high_reported_epoch_is_ignored(lie: int) -> None:
     assert one.write(0.0, (3 + AHEAD_MAX,)) == Write("7", ME, 3 + AHEAD_MAX + 1, D, acquires=True)
 
 
-# --- a Lease that was deleted -----------------------------------------------------------------------------------------
+# --- a deleted Lease --------------------------------------------------------------------------------------------------
 
 
 def test_deleted_lease_is_acquired_only_after_last_holder_expired() -> None:
-    """Whoever leads may have renewed it just before it was deleted, and does not know yet."""
+    """The holder may have renewed it just before the deletion and may not know of the deletion yet."""
     one = ElectionCandidate(ME, D)
     one.saw(held(duration_s=20), 100.0)
     one.saw(None, 110.0)
@@ -233,18 +233,18 @@ def test_release_keeps_the_epoch_and_ends_leadership() -> None:
     assert ElectionCandidate(ME, D).release(0.0) is None
 
 
-# --- two of them, whatever is lost ------------------------------------------------------------------------------------
+# --- three candidates under arbitrary failures ------------------------------------------------------------------------
 
 
 class Server:
-    """A Lease with optimistic concurrency."""
+    """A fake Lease with optimistic concurrency."""
 
     def __init__(self) -> None:
         self.record: LeaseRecord | None = None
         self._version = 0
 
     def put(self, write: Write) -> LeaseRecord | None:
-        """What it is now; None: a conflict."""
+        """The record after the write, or None on a conflict."""
         if write.version != (None if self.record is None else self.record.version):
             return None
         self._version += 1
@@ -254,9 +254,7 @@ class Server:
 
 
 class Turn(NamedTuple):
-    """One candidate's turn: after so long, what becomes of its request (the Lease may be deleted just before it), and
-    how long the answer takes.
-    """
+    """One candidate's turn: its delay, the fate of its request (possibly after deleting the Lease), and the latency."""
 
     who: int
     after_s: float
@@ -280,9 +278,7 @@ turns = st.lists(
 @settings(derandomize=True, deadline=None, max_examples=examples(300))
 @given(turns)
 def test_at_most_one_candidate_leads_and_epochs_only_increase(script: list[Turn]) -> None:
-    """Pauses, lost requests and answers, three clocks that have nothing in common; the Lease deleted at any time, and
-    gateways that know all epochs.
-    """
+    """Random pauses, lost requests and responses, unrelated clocks, deletions, and gateways that know all epochs."""
     server, now_s, last_epoch = Server(), 0.0, 0
     clocks = (0.0, -3600.0, 1e6)
     all_of_them = [ElectionCandidate(f"c{n}", D) for n in range(3)]
@@ -318,7 +314,7 @@ def test_at_most_one_candidate_leads_and_epochs_only_increase(script: list[Turn]
 
 
 def test_epoch_of_a_new_leader_exceeds_one_known_only_to_a_node_agent() -> None:
-    """The Lease was deleted, and no gateway is there: else the agent would wait for a leader that it heard already."""
+    """The Lease was deleted and there is no gateway: otherwise the agent would ignore the new leader."""
     there = fold(world(gateways=()), [NodeReported(report=NodeReport(node="n1", boot="b", sequence=1, epoch=7))], T0)[0]
     assert list_reported_epochs(there) == {7}
     one = ElectionCandidate(ME, D)

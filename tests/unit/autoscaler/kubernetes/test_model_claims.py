@@ -1,4 +1,4 @@
-"""Which installation serves the Models of a namespace: several installations and one API server, in virtual time."""
+"""Which installation serves the Models of a namespace: several installations on one API server, in virtual time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ HOUR_S = 3600
 
 
 class Server:
-    """Leases by their paths, each write conditional as an API server's; and what it raises instead."""
+    """Leases by path with conditional writes, and errors to raise instead."""
 
     def __init__(self) -> None:
         self.leases: dict[str, Object] = {}
         self.writes = 0
         self.raises: list[Exception] = []
         self.refuses: Exception | None = None
-        """Of each write."""
+        """Raised by each write."""
 
     async def get(self, path: str) -> Object:
-        """As Api."""
+        """Like `Api.get`."""
         if self.raises:
             raise self.raises.pop(0)
         if path not in self.leases:
@@ -43,14 +43,14 @@ class Server:
         return copy.deepcopy(self.leases[path])
 
     async def create(self, path: str, body: Object) -> Object:
-        """As Api."""
+        """Like `Api.create`."""
         at = f"{path}/{body['metadata']['name']}"
         if at in self.leases:
             raise ApiError(409, "AlreadyExists", at)
         return self._put(at, body)
 
     async def replace(self, path: str, body: Object) -> Object:
-        """As Api."""
+        """Like `Api.replace`."""
         if body["metadata"]["resourceVersion"] != self.leases[path]["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", path)
         return self._put(path, body)
@@ -91,7 +91,7 @@ class House:
         self.serves = {*self.installation.settled.names}
 
     async def at(self, now_s: float) -> None:
-        """Looks, if it is due."""
+        """Poll if a poll is due."""
         self.now_s = now_s
         if now_s >= self.due_s:
             self.due_s = now_s + await self.claims.look()
@@ -141,7 +141,7 @@ async def test_only_one_of_two_installations_serves_a_model() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_two_installations_never_serve_one_model_despite_random_restarts(seed: int) -> None:
-    """Two processes of one installation and one of another, which come, restart and go at random."""
+    """Two processes of one installation and one of another start, restart and exit at random."""
     dice, server, models = random.Random(seed), Server(), (model("a"), model("b"))
     make = {"blue 1": BLUE, "blue 2": BLUE, "green": GREEN}
     houses: dict[str, House] = {}
@@ -180,7 +180,7 @@ async def test_lease_is_renewed_only_while_models_exist() -> None:
 async def test_models_are_served_after_grace_time_if_lease_write_fails(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A right that is missing, or a webhook that rejects it, must not stop the installation; the log says so once."""
+    """Missing permission or a rejecting webhook must not stop the installation; the log reports it once."""
     server = Server()
     server.refuses = ApiError(status, "Refused", "no")
     house = House(server, BLUE, model("a"))
@@ -197,7 +197,7 @@ async def test_models_are_served_after_grace_time_if_lease_write_fails(
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_starting_process_serves_nothing_until_the_lease_is_readable(status: int) -> None:
-    """Another installation may serve the Models: without its Lease both would."""
+    """Another installation may serve the Models; without reading the Lease, both would serve them."""
     server = Server()
     await House(server, GREEN, model("a")).at(0.0)
     blue = House(server, BLUE, model("a"))

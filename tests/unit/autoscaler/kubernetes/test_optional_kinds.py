@@ -1,4 +1,4 @@
-"""Collections of kinds that a cluster may not have yet: when what there is is told, and that it is told once."""
+"""Collections of kinds that a cluster may not have yet: when their content is reported, and only once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ONE: Object = {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "1
 
 
 class Told:
-    """An API server that has told all of a collection after so long, and then says nothing."""
+    """A fake API server that has listed all of a collection after a delay, and then reports no changes."""
 
     def __init__(self, after_s: dict[str, float]) -> None:
         self._after_s = after_s
         self.unreadable = UnreadableObjects()
 
     async def check(self, path: str) -> None:
-        """As `Api.check`: it can be listed."""
+        """Like `Api.check`: the collection can be listed."""
 
     async def watch(
         self, path: str, version: str | None, *_: object, **__: object
@@ -40,7 +40,7 @@ class Told:
 
 @pytest.mark.parametrize("late_s", [0.0, TOGETHER_S / 2, TOGETHER_S, 2 * TOGETHER_S])
 def test_kinds_listed_at_different_times_are_reported_in_one_callback(late_s: float) -> None:
-    """Be it in the very moment in which all of it was found to be there."""
+    """Even if a kind is listed at the very moment at which all kinds are found to exist."""
 
     async def scenario() -> None:
         puts_s: list[float] = []

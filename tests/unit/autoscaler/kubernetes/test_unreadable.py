@@ -1,4 +1,4 @@
-"""The record of objects that cannot be read, and the Events about them."""
+"""The record of objects that cannot be decoded, and the Events about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def claim(name: str = "c", reason: str = TOO_DEEP, kind: str = "ResourceClaim") 
 
 
 class House:
-    """Events of one process. The test moves its clock, and sends by hand what is due."""
+    """Events of one process. The test moves the clock and sends the due Events itself."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -38,7 +38,7 @@ class House:
         self.events.on_step(LoopStep(at, at, Plan(), (), (), 0.0, 0.0, 0.0))
 
     def due(self) -> Iterator[Object]:
-        """The manifests of all Events that are due now."""
+        """The manifests of all Events that are due."""
         while (due := self.events._book.take(self.now_s)) is not None:
             yield dict(event_log.build_event_manifest(due, "e", "us", str))
 

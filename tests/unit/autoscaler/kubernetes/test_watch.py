@@ -1,4 +1,4 @@
-"""A watched collection is the truth, whatever the watch does: events twice, in any order, too late or never."""
+"""A watched collection matches the server even if events are duplicated, reordered, late or lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def thing(name: str, version: int, text: str = "") -> Object:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits are what they are for; here nothing else happens meanwhile."""
+    """Removes the waits, during which nothing else happens here."""
     for name in ("RETRY_S", "SUSPECT_S"):
         monkeypatch.setattr(watch, name, 0.0)
     monkeypatch.setattr(driver, "ADOPT_SECONDS_MAX", 0.0)
@@ -64,7 +64,7 @@ OPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max
 
 
 def history(ops: list[tuple[str, bool]]) -> tuple[list[Event], dict[str, Object]]:
-    """Events as a server makes them of (name, whether it is deleted), and what is there at the end."""
+    """The events of (name, deleted) operations, and the objects that remain."""
     events, truth = list[Event](), dict[str, Object]()
     for version, (name, deleted) in enumerate(ops, 2):
         found = thing(name, version, f"{name}{version}")
@@ -101,7 +101,7 @@ def test_lost_events_are_recovered_by_a_new_list(ops: list[tuple[str, bool]], da
 
     async def scenario() -> None:
         server = Server()
-        server.stream = [event for event in events[:-1] if event in kept]  # the last is lost in any case
+        server.stream = [event for event in events[:-1] if event in kept]  # the last one is always lost
         async with following(server) as watched:
             await server.idle.wait()
             server.truth, server.version = truth, 100
@@ -119,11 +119,11 @@ LIFE: tuple[dict[str, Any], ...] = (
     {"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
     {"containerStatuses": [{"name": "engine", "state": {"terminated": {"exitCode": 3}}}]},
 )
-"""Statuses of a pod, in their order."""
+"""Statuses of a pod, in order."""
 
 
 def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
-    """Events of pods that get so far in their LIFE (or beyond it: deleted), and what is there at the end."""
+    """Events of pods that reach these stages of LIFE (one beyond it: deleted), and the objects that remain."""
     events, truth = list[Event](), dict[str, Object]()
     for number, end in enumerate(ends):
         one, model = replica(f"r{number}", ("engine", "{port}"), (f"n/gpu{number}",))
@@ -140,24 +140,24 @@ def lives(ends: list[int]) -> tuple[list[Event], dict[str, Object]]:
 
 
 async def world_of(server: Server) -> World:
-    """What all that a driver says makes of an empty World, once it has heard everything."""
+    """An empty World after all observations of a driver that has read everything."""
     one = KubernetesDriver(cast("Api", server), "n", launch, lambda _: "image", assume_after_s=0.0, inventory=False)
     async with running(one) as observed:
         await server.idle.wait()
-        for _ in range(20):  # what is gone is clean a turn later
+        for _ in range(20):  # a replica that is gone is reported clean one turn later
             await asyncio.sleep(0)
         return fold(World(epoch=1), observed.all, 1.0)[0]
 
 
 def shown(one: Replica) -> tuple[object, ...]:
-    """What decisions are taken on."""
+    """The fields of a replica on which decisions depend."""
     return one.state, one.model, one.slices, one.waits, one.failure
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, len(LIFE)), min_size=1, max_size=3), st.data())
 def test_replica_states_match_a_fresh_list_after_any_event_order(ends: list[int], data: Any) -> None:
-    """Case 28: events twice and in any order; the end of each pod's life is among them."""
+    """Case 28: events duplicated and in any order, including the end of each pod."""
     events, truth = lives(ends)
     again = data.draw(st.lists(st.sampled_from(events), max_size=4))
     sent = data.draw(st.permutations(events + again))
@@ -220,7 +220,6 @@ async def test_watch_accepts_older_versions_after_api_server_restore() -> None:
 
 
 async def test_repeatedly_cut_watch_is_reopened_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten cuts without a word are ten pauses that grow."""
     monkeypatch.setattr(watch, "RETRY_S", 0.001)
     slept: list[float] = []
     sleep = asyncio.sleep
@@ -256,7 +255,7 @@ def test_rate_limiter_allows_a_burst_then_enforces_its_rate() -> None:
 
 
 async def test_unreadable_object_is_logged_once_and_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
-    """Listed or watched, it stays as it was when it could be read; its end is told all the same."""
+    """An unreadable object, listed or watched, keeps its last readable version; its deletion is still reported."""
     server = Server()
     odd = [{**thing(name, version), "text": None} for name, version in (("a", 3), ("a", 4), ("new", 5))]
     server.truth = {"a": thing("a", 1, "a1"), "odd": {**thing("odd", 1), "text": None}}

@@ -1,4 +1,4 @@
-"""What cannot be read of a cluster is said: once, with its end, and what may be missing holds up nothing."""
+"""Parts of a cluster that cannot be read are logged once, with the recovery; optional kinds block nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOCTOR = "`pilotlight doctor` says which right is missing"
 
 
 class Refusing(Server):
-    """Answers with these errors first, then as it is."""
+    """A server that raises these errors first."""
 
     def __init__(self, *errors: ApiError | UnreachableError) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Refusing(Server):
         self.rounds += 1
         if self.errors:
             raise self.errors.pop(0)
-        async for event in super().watch(path, *of, **more):  # type: ignore[arg-type]  # passed on
+        async for event in super().watch(path, *of, **more):  # type: ignore[arg-type]  # arguments are passed on
             yield event
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits are what they are for."""
+    """Removes the retry delay."""
     monkeypatch.setattr(watching, "RETRY_S", 0.0)
 
 
@@ -106,7 +106,7 @@ async def test_forbidden_required_watch_is_not_synced() -> None:
 
 
 class Partly(Server):
-    """Of these collections nothing may be read."""
+    """A server that denies access to these collections."""
 
     def __init__(self, *closed: str) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
     seen: list[DocumentsSeen] = []
     server = Partly(closed)
     installation = Installation(lambda documents, _: seen.append(documents), (CUSTOMS,))
-    parsed = Model(name="x", spec=ModelSpec(engine="vllm"))  # type: ignore[arg-type]  # a name
+    parsed = Model(name="x", spec=ModelSpec(engine="vllm"))  # type: ignore[arg-type]  # a plain str as name
     run = asyncio.create_task(DocumentWatcher(cast("Api", server), lambda _: parsed, installation).run())
     try:
         async with asyncio.timeout(60):

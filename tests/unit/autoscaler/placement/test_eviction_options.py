@@ -1,4 +1,4 @@
-"""Ways to have several Devices of one node: beside a slow search that looks at every Slice that could hold one."""
+"""Eviction options on several devices of one node, compared with a slow search of every Slice that could hold one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
 
 
 def drawn(rng: Random, node: int, at: int) -> Bin:
-    """A Device with anybody on it."""
+    """A device with random occupants."""
     name = f"n{node}g{at}"
     there = [
         on(rng.choice("abcd"), rng.randrange(1, 9), replica=ReplicaId(f"{name}-{number}"),
@@ -36,7 +36,7 @@ def drawn(rng: Random, node: int, at: int) -> Bin:
 
 
 def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceId]:
-    """All Slices that could hold one of its Devices, were nobody there."""
+    """All Slices that could hold one of its devices if they were empty."""
     return map(ways._yard.id_of, np.flatnonzero(ways._possible(asked)).tolist())
 
 

@@ -1,4 +1,4 @@
-"""Growth (`gpu.growth`): who starts gets more memory than it asks for, of what is of no use to others."""
+"""Growth (`gpu.growth`): a starting replica gets more memory than it requests if no other replica could use it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_replica_placed_with_reduced_memory_does_not_grow() -> None:
 
 
 def test_growth_leaves_the_memory_that_learned_demand_would_use() -> None:
-    """Half Devices are asked for, whoever is declared now."""
+    """The demand is for half devices, whichever models are declared now."""
     halves = build_untrained_estimate({500: 1.0})
     ((_, got),) = grants(run([want("a", 8)], [shelf(device("g0", 32))], taught=halves))
     assert 16 <= got <= 16 + 0.32, "one half, but for a level of the tables"
@@ -226,7 +226,7 @@ def test_growth_changes_no_placement_and_never_overcommits(
 
 
 def growing(name: str = "a", memory_gi: float = 10, percent: int = 100, **fields: Any) -> Model:
-    """Of llama.cpp: four slots of 2 GiB and a file of 2 GiB."""
+    """A llama.cpp model: four slots of 2 GiB and a file of 2 GiB."""
     cache = Cache(total_bytes=int(memory_gi * GI), slot_bytes=2 * GI, token_bytes=GI // 4096, context_tokens=8192)
     spec = ModelSpec(engine="llama.cpp", artifact="file:///a.gguf", **{"gpu": Gpu(growth_percent=percent), **fields})
     size = int(memory_gi * GI)
@@ -326,7 +326,7 @@ def test_growth_is_zero_with_a_reason_if_the_engine_cannot_grow() -> None:
 def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     tmp_path: Path, context_tokens: int | None, slots_: int
 ) -> None:
-    """By the estimate itself, of a real header."""
+    """Uses the estimator itself, with a real header."""
     path = shapes.attending(tmp_path / "a.gguf", layers=6)
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(growth_percent=300)
@@ -387,7 +387,7 @@ def test_invalid_growth_setting_is_rejected_with_the_field_path() -> None:
 
 
 def test_replicas_grown_by_successive_plans_never_exceed_device_memory() -> None:
-    """Each starts beside what the others were given."""
+    """Each replica starts on a device where the others have already been granted memory."""
     models = [growing(f"m{at}", 6, context_tokens=2048) for at in range(3)]
     at = world(models, [device("gpu0", 24)], gateways=[gateway(levels=[level(one.name, 1) for one in models])])
     for _ in models:

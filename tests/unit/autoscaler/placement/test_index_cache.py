@@ -1,4 +1,4 @@
-"""What is kept from one look to the next: the Yard of a World, and Models at rest, are what a new look would find."""
+"""Planner caches: the SliceIndex of a World and cached idle models equal what a fresh computation finds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SLICES = [*WHOLE, *SHARES]
 
 
 def turned(one: World, rng: Random, now_s: float) -> World:
-    """One thing of it is otherwise."""
+    """The World with one random change."""
     ids, replicas = sorted(one.replicas), dict(one.replicas)
     one = replace(one, gateways={id: replace(each, seen_s=now_s) for id, each in one.gateways.items()})
     match rng.randrange(21):
@@ -110,14 +110,12 @@ def turned(one: World, rng: Random, now_s: float) -> World:
 
 
 def kept(old: Mapping[K, V], new: Mapping[K, V]) -> dict[K, V]:
-    """As the fold does: what did not change is the same object."""
+    """Reuse equal objects, as the fold does."""
     return {key: old[key] if old.get(key) == value else value for key, value in new.items()}
 
 
 def _beside_told(one: World, rng: Random) -> World:
-    """What a Replica has of its node; or what others have of one; or one comes, goes or has another size; or nothing is
-    known of any.
-    """
+    """Change a replica's or other pods' usage of a node, or add, remove or resize a node, or forget all of them."""
     if one.replicas and rng.random() < 0.4:
         old = one.replicas[rng.choice(sorted(one.replicas))]
         beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
@@ -139,7 +137,7 @@ def _replica(rng: Random, now_s: float) -> Replica:
 
 
 def _lesson(rng: Random) -> PlacementValues:
-    """Any: of nodes like those that there are, or of others."""
+    """Random learned values, for the nodes of the World or for others."""
     of = exercise_of(cluster(2))
     drawn = np.array([rng.randrange(64_000) for _ in range(2 * LEVELS)], np.dtype("<i4")).reshape(2, 1, LEVELS)
     values = np.zeros((2, BINS, LEVELS + 1), np.dtype("<i4"))
@@ -148,7 +146,7 @@ def _lesson(rng: Random) -> PlacementValues:
 
 
 def _sizes_told(one: World, rng: Random) -> World:
-    """Another size and product of one Slice, or other prices, or both."""
+    """Change a Slice's size and product, the prices, or both."""
     at, both = rng.choice(sorted(one.slices)), rng.random()
     size, product = rng.choice((24, 80)) * GI, rng.choice(("", "H100", "L4", "NVIDIA H200"))
     many = replace(one.slices[at], memory_bytes=size, product=product)
@@ -162,7 +160,7 @@ def _sizes_told(one: World, rng: Random) -> World:
 
 
 def _nodes_told(slices: dict[SliceId, Slice], node: NodeId, rng: Random) -> dict[SliceId, Slice]:
-    """Other labels and taints of one node."""
+    """Change the labels and taints of one node."""
     labels, known = {"zone": rng.choice(("z1", "z2")), CLIQUE: rng.choice(("", "f.1"))}, rng.random() < 0.7
     taints = (Taint("lab", "", "NoSchedule"),) if rng.random() < 0.3 else ()
     return {
@@ -172,27 +170,27 @@ def _nodes_told(slices: dict[SliceId, Slice], node: NodeId, rng: Random) -> dict
 
 
 def _trust_told(one: World, rng: Random) -> World:
-    """For whom a Model is."""
+    """Change the tenants of a model."""
     name = rng.choice(sorted(one.models))
     spec = replace(one.models[name].spec, tenants=TRUSTS[rng.randrange(3)])
     return replace(one, models={**one.models, name: replace(one.models[name], spec=spec)})
 
 
 def _misplaced(replicas: dict[ReplicaId, Replica], rng: Random) -> dict[ReplicaId, Replica]:
-    """A scheduler put one of them elsewhere."""
+    """Move a replica to another Slice, as an external scheduler would."""
     old = replicas[rng.choice(sorted(replicas))]
     return {**replicas, old.id: replace(old, slices=(rng.choice(SLICES).id,), chosen=old.slices)}
 
 
 def _others_come(one: World, rng: Random) -> World:
-    """As many may be on one Slice, and as many pods of others are."""
+    """Change the pod limit of a Slice and the number of foreign pods on it."""
     at, many = rng.choice(sorted(one.slices)), rng.randrange(4)
     told = replace(one.slices[at], holders_max=many, theirs=rng.randrange(many + 1))
     return replace(one, slices={**one.slices, at: told})
 
 
 def _calls_told(one: World, rng: Random) -> World:
-    """Which Replicas have Calls; or nothing is known of that any more."""
+    """Change which replicas have requests, or make this unknown."""
     uses = [use(id, 1) for id in one.replicas if rng.random() < 0.5]
     heard = {each.replica: each for each in uses}
     silent = rng.random() < 0.3
@@ -208,7 +206,7 @@ TOLD = {
     9: _trust_told, 12: _sizes_told, 15: _others_come, 17: _beside_told, 18: _beside_told, 19: _calls_told,
     20: _calls_told,
 }  # fmt: skip
-"""What else may be otherwise: see `turned`."""
+"""Additional changes of `turned`."""
 
 
 def wants(rng: Random) -> list[PlacementRequest]:
@@ -228,12 +226,12 @@ def some(rng: Random, ids: Sequence[ReplicaId]) -> set[ReplicaId]:
 
 
 def _there(yard: SliceIndex) -> list[int]:
-    """Nodes that are there; one that went is kept for a while."""
+    """Nodes that exist; a removed node stays in the index for a while."""
     return [at for at, node in enumerate(yard.nodes) if yard.slices_of(node) or node in yard.hosts]
 
 
 def state(yard: SliceIndex) -> list[object]:
-    """All that a choice depends on."""
+    """Everything that a placement decision depends on."""
     stock, shelves = yard.stock, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
     there = _there(yard)
     of_nodes = (stock.classes, stock.cpu, stock.host_bytes, stock.cpu_size, stock.host_size)
@@ -256,7 +254,7 @@ def state(yard: SliceIndex) -> list[object]:
 
 
 def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRequest], now_s: float) -> list[object]:
-    """Who may have to go for whom, and what that costs; and when it is another."""
+    """Eviction candidates, their costs, and the time of the next change."""
     yard.look(expected)
     found = [yard.roster.grade(one._replace(priority=priority), now_s) for one in asked for priority in (0, 1)]
     return [
@@ -325,7 +323,7 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
 
 
 def test_node_drain_takes_effect_after_the_slice_is_reported_again() -> None:
-    """At rest while nobody knew where it was."""
+    """The model was idle while its device was unknown."""
     a, place = MODELS[0], CordonTarget("node", "n0")
     there, other = device("gpu0", 24, "n0"), device("g1", 24, "n1")
     running = replica(a, "r")

@@ -1,4 +1,4 @@
-"""For whom a node is cut anew, and for whom not: its CPU, its other cuts and the other nodes have to do with it."""
+"""When a node is a candidate for MIG repartitioning: its CPU, its other partitions, and the other nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
 
 
 def test_no_repartition_if_a_free_partition_is_large_enough() -> None:
-    """Whatever else keeps the PlacementRequest from it."""
+    """Whatever else prevents the placement."""
     at = town(there=slices(_3g_40gb="2"))
     want = build_placement_request(at.models[ModelName("big")], 0, T0 - WAIT_S, EvictionLevel.BUSY, "")
     assert plan_repartition((Unplaced(want, "why"),), at, T0).order is None
@@ -65,7 +65,7 @@ def test_no_repartition_if_a_free_partition_is_large_enough() -> None:
 
 
 def test_node_is_not_repartitioned_into_its_current_layout() -> None:
-    """The cut that is there has less than its profile promises, or is ill."""
+    """A partition of the layout has less memory than its profile specifies, or is unhealthy."""
     there = [replace(one, healthy=False) for one in slices(_7g_80gb="1")]
     at = town(there=there, want_gi=70.0)
     assert order(at) is None
@@ -137,7 +137,7 @@ def test_model_is_unplaceable_only_after_the_last_repartition_try_fails() -> Non
 
 
 def test_replica_with_elastic_memory_prefers_a_full_size_mig_profile() -> None:
-    """It asks for 80Gi, which no profile has, and makes do with 72Gi."""
+    """It requests 80Gi, which no profile has, and can run with 72Gi."""
 
     def elastic(memory_gi: float, percent: int) -> World:
         made = replace(model("el", memory_gi, gpu=Gpu(elastic_percent=percent)), slots=4)

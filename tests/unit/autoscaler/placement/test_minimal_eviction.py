@@ -1,6 +1,4 @@
-"""Who of the victims of several PlacementRequests may stay after all: none that could, against looking at every way
-there is.
-"""
+"""Minimal eviction: no victim of a batch can be spared, compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -30,12 +28,12 @@ from tests.kit.worlds import GI, T0, device
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
 from tests.unit.autoscaler.placement.test_packer_hosts import CORES, cores, host_of
 
-# --- every way there is -----------------------------------------------------------------------------------------------
+# --- exhaustive search ------------------------------------------------------------------------------------------------
 
 
 class Every:
-    """Whether some can be placed with no other victims than some: by trying each everywhere. Nothing of the packer's is
-    in it but the rulings.
+    """Decides whether a set of victims suffices, by trying every placement. Uses nothing of the packer but its
+    eviction and isolation rules.
     """
 
     def __init__(self, shelves: Sequence[Bin], hosts: dict[NodeId, HostResources]) -> None:
@@ -45,7 +43,7 @@ class Every:
     def can_be(
         self, now: Sequence[PlacementRequest], later: Sequence[PlacementRequest], victims: Iterable[ReplicaId]
     ) -> bool:
-        """`now`: placed at once; `later`: in their order."""
+        """`now`: placed at once; `later`: placed in this order after evictions."""
         ways = [[*self._ways(one)] for one in (*now, *later)]
         return any(self._holds(now, later, places, {*victims}) for places in product(*ways))
 
@@ -132,7 +130,7 @@ class Every:
 
 
 def spareable(answer: PackResult, every: Every) -> list[ReplicaId]:
-    """Victims that need not go."""
+    """Victims that need not be evicted."""
     now = [one.want for one in answer.placements]
     later = [one.want for one in answer.unmet if one.promised]
     going = [one.replica for one in answer.victims]
@@ -143,7 +141,7 @@ def spareable(answer: PackResult, every: Every) -> list[ReplicaId]:
 
 
 class Batch(NamedTuple):
-    """Wants, Slices of one node or two, and what the nodes have."""
+    """Placement requests, the Slices of one or two nodes, and the nodes' host resources."""
 
     wants: list[PlacementRequest]
     shelves: list[Bin]
@@ -153,21 +151,21 @@ class Batch(NamedTuple):
         return pack(tuple(self.wants), SliceIndex(self.shelves, self.hosts), frozenset(), RestartCosts(), T0)
 
     def before(self) -> PackResult:
-        """Without the search for who may stay."""
+        """The result without the search for a smaller victim set."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(packer, "find_fewer_victims", lambda *_: None)
             return self.packed()
 
 
 def pair(rng: Random, number: int) -> list[Bin]:
-    """Two Devices of one node, and one Replica that has both."""
+    """Two devices of one node, with one replica that uses both."""
     both = on(f"y{number}", 24, 100, others=1, priority=rng.choice((0, 0, 1)), busy=rng.random() < 0.3)
     node = f"n{rng.randint(0, 1)}"
     return [shelf(device(f"g{number}{half}", 24, node), both) for half in "ab"]
 
 
 def halves(number: int) -> list[Bin]:
-    """A Device in two Slices."""
+    """A device divided into two Slices."""
     both = [replace(device(f"g{number}{half}", 12), device=DeviceId(f"g{number}")) for half in "ab"]
     made = [shelf(one, on(f"z{one.id}", 3 + 4 * at)) for at, one in enumerate(both)]
     return [dataclasses.replace(one, whole=False) for one in made]
@@ -206,7 +204,7 @@ FORCES = (
 
 
 def batch(seed: int, *, elastic: bool = False) -> Batch:
-    """2 to 4 Devices, up to 8 Replicas there, 2 to 5 PlacementRequests: of all kinds."""
+    """A random batch: 2 to 4 devices, up to 8 replicas on them, and 2 to 5 placement requests."""
     rng = Random(seed)
     shelves: list[Bin] = []
     several, trusty, hosted = rng.random() < 0.3, rng.random() < 0.3, rng.random() < 0.4
@@ -243,8 +241,8 @@ SEEDS = st.integers(0, 1 << 40)
 
 
 def holds(found: Batch, answer: PackResult, before: PackResult) -> None:
-    """What is true of every answer, minimal or not: the same PlacementRequests have room, no more go, and all is as it
-    must be.
+    """Check what holds for every result, minimal or not: no placement request loses its room, and there are no
+    additional victims.
     """
     now, later = ([one.want for one in answer.placements], [one.want for one in answer.unmet if one.promised])
     assert {one.want for one in before.placements} <= {*now}, "who is placed now stays placed now"
@@ -320,7 +318,7 @@ def test_minimal_eviction_result_is_independent_of_input_order(seed: int, rng: R
     assert found == batch(seed)
 
 
-# --- beyond the bounds ------------------------------------------------------------------------------------------------
+# --- search limits ----------------------------------------------------------------------------------------------------
 
 
 @QUICK
@@ -333,7 +331,7 @@ def test_victims_are_valid_if_the_search_reaches_its_limits(seed: int, bound: st
 
 
 def test_search_steps_stay_within_steps_max(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many PlacementRequests of many sizes, and no way to spare anybody that is found soon."""
+    """Many placement requests of many sizes, for which no solution that spares a victim is found early."""
     rng, steps = Random(1), list[tuple[int, int]]()
     run_ = minimal_eviction._Search.run
 
@@ -356,11 +354,11 @@ def test_search_steps_stay_within_steps_max(monkeypatch: pytest.MonkeyPatch) -> 
     holds(found, answer, found.before())
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
+# --- single cases -----------------------------------------------------------------------------------------------------
 
 
 def test_replica_is_placed_elsewhere_to_spare_a_victim() -> None:
-    """Alone each is right where it goes first: a where the least is lost, then b where only x can make room."""
+    """Each is placed correctly on its own: a where the least is wasted, then b where only evicting x makes room."""
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24), on("x", 14, busy=True))]
     first = want("a", 10, priority=1)
     assert placed(run([first], shelves)) == [("a", "g0")]
@@ -388,7 +386,7 @@ def test_victim_search_runs_only_with_victims_and_several_placements(monkeypatch
 
 
 def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
-    """Would a wait for what leaves g1, b could have g0 at once, and x stay."""
+    """If a waited for the replica leaving g1, b could start on g0 at once, and x could stay."""
     going = on("going", 10, leaving=True)
     shelves = [shelf(device("g0")), shelf(device("g1", 12), going), shelf(device("g2"), on("x", 20))]
     answer = run([want("a", 10, priority=1), want("b", 22)], shelves)
@@ -398,7 +396,7 @@ def test_immediate_placement_is_not_delayed_to_spare_a_victim() -> None:
 
 
 def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
-    """First d has g2, so that x goes for a and y for b; with d on what is left of g1, a has g2, and b waits for x."""
+    """Initially d is on g2, so x is evicted for a and y for b. With d on g1, a starts on g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
     wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
     answer = run([wants[0], wants[1], wants[2]._replace(unserved_since_s=1.0)], shelves)
@@ -408,7 +406,7 @@ def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
 
 
 def test_two_device_victim_is_evicted_alone_for_a_two_device_replica() -> None:
-    """Who has two Devices makes room for one that needs two: nobody else goes, however cheap."""
+    """The replica on two devices makes room for both; no other replica is evicted, however cheap."""
     both = on("both", 24, 100, others=1, busy=True)
     shelves = [shelf(device("g0"), on("idle", 4)), shelf(device("g1"), both), shelf(device("g2"), both)]
     assert victims(run([want("a", 20, devices=2)], shelves)) == ["both"]

@@ -1,4 +1,4 @@
-"""Who of a batch's victims may stay where the CPU of nodes is short: none that could, and no more than there is."""
+"""Minimal eviction where node CPU is scarce: no victim can be spared, and no node's CPU is exceeded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = settings(derandomize=True, deadline=None, max_examples=examples(1500))
 
 
 def scarce(seed: int) -> Batch:
-    """2 or 3 nodes with CPU for few of those who are there and come; memory is short now and then."""
+    """2 or 3 nodes with too little CPU for their present and new replicas; memory is short in some of them."""
     rng, shelves, hosts = Random(seed), list[Bin](), dict[NodeId, HostResources]()
     for node in map(NodeId, ("n0", "n1", "n2")[: rng.randint(2, 3)]):
         here: list[Bin] = []
@@ -61,7 +61,7 @@ def scarce(seed: int) -> Batch:
 
 
 def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, Beside], dict[NodeId, Beside]]:
-    """Of each node: what those take who are placed now, and what all do who have room."""
+    """By node: what the immediate placements take, and what all placements with assigned room take."""
     nodes = {one.slice.id: one.slice.node for one in found.shelves}
     now, all_ = dict.fromkeys(found.hosts, NOTHING), dict.fromkeys(found.hosts, NOTHING)
     for placed in answer.placements:
@@ -93,7 +93,7 @@ def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> No
 @LONG
 @given(SEEDS)
 def test_no_victim_can_be_spared_if_cpu_is_scarce(seed: int) -> None:
-    """Who has no Device stays where it was put: for others its CPU is gone."""
+    """Replicas without a device keep their node, so their CPU is not available to others."""
     found = scarce(seed)
     answer = found.packed()
     hosts = dict(found.hosts)
@@ -105,7 +105,7 @@ def test_no_victim_can_be_spared_if_cpu_is_scarce(seed: int) -> None:
 
 
 def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[int]:
-    """Of each search."""
+    """The number of steps of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
 
     def counted(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
@@ -119,11 +119,11 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> lis
     return steps
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
+# --- single cases -----------------------------------------------------------------------------------------------------
 
 
 def test_immediate_placements_use_only_cpu_that_is_free_now() -> None:
-    """On n0 are 2 cores, and 2 more when y has left: for a and b now only one of them."""
+    """On n0, 2 cores are free, and 2 more after y has left: a and b cannot both start there now."""
     for left in (2, 4):
         leaving = on("y", 1, leaving=True, beside=cores(2))
         shelves = [
@@ -139,7 +139,7 @@ def test_immediate_placements_use_only_cpu_that_is_free_now() -> None:
 
 
 def test_search_distinguishes_cpu_free_now_from_cpu_free_later() -> None:
-    """The a and b have 4 cores of each node either way; c can start on n0 only beside a1, who starts, too."""
+    """The a and b replicas take 4 cores of each node in either case; c can start on n0 only if a1 starts there."""
     shelves = [
         *(shelf(device(f"g{at}", 8, f"n{at}")) for at in range(2)),
         *(shelf(device(f"h{at}", 6, f"n{at}")) for at in range(2)),
@@ -159,7 +159,7 @@ def away(*nodes: str) -> tuple[NodeId, ...]:
 
 
 def later(*held: tuple[PlacementRequest, str]) -> list[Assigned]:
-    """They wait, each there."""
+    """Waiting placements, each on the given Slice."""
     return [Assigned(one, (SliceId(at),), now=False) for one, at in held]
 
 
@@ -169,7 +169,7 @@ def all_going(shelves: list[Bin], *ids: str) -> list[Evictee]:
 
 
 def test_waiting_replica_cannot_use_cpu_that_a_later_replica_frees() -> None:
-    """On n0 are 4 cores: a takes 2, x has 2, whom c alone may evict. Only behind c may b be there."""
+    """On n0 are 4 cores: a takes 2 and x has 2. Only c may evict x, so b fits there only if it is served after c."""
     x, y = on("x", 20, beside=cores(2), kept=True, priority=1), on("y", 20)
     shelves = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"), x), shelf(device("p", 24, "p"), y)]
     hosts = {NodeId("n0"): host_of(shelves[:2], 4)}
@@ -181,7 +181,7 @@ def test_waiting_replica_cannot_use_cpu_that_a_later_replica_frees() -> None:
 
 
 def test_eviction_for_cpu_is_assigned_to_the_replica_that_lacks_cpu() -> None:
-    """F has q, so that x stays; y goes for b and not for a, who is first; z and w are of no use to either."""
+    """On q is f, so x stays. y is evicted for b and not for a, which is first; evicting z or w would help neither."""
     y, z, w, x = on("y", 2, beside=cores(2)), on("z", 20), on("w", 10, beside=cores(2)), on("x", 20)
     shelves = [
         shelf(device("g0", 24, "n0"), y), shelf(device("g1", 24, "n0"), z), shelf(device("g2", 24, "n1"), w),
@@ -199,7 +199,7 @@ def test_eviction_for_cpu_is_assigned_to_the_replica_that_lacks_cpu() -> None:
 
 
 def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
-    """When x has gone n0 has CPU for both; but a is first, and may evict y alone."""
+    """After x has left, n0 has CPU for both; but a is first and may evict only y."""
     x = on("x", 4, beside=cores(3), kept=True, priority=1)
     shelves = [
         shelf(device("g0", 24, "n0")),
@@ -227,7 +227,7 @@ def test_search_is_skipped_if_a_replica_that_stays_needs_victim_cpu(monkeypatch:
 
 
 def test_search_is_pruned_if_total_cpu_is_insufficient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A has to start on n0, and then there is no core for b, wherever c would be."""
+    """Only on n0 can a start, which leaves no core for b, wherever each c is placed."""
     shelves = [shelf(device(f"g{at}", 24, "n0")) for at in range(4)]
     shelves += [shelf(device("p", 24, "p"), on("x", 20))]
     held = [

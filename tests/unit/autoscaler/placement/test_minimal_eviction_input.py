@@ -1,4 +1,4 @@
-"""Where a PlacementRequest of a batch might be: which Slices are looked at when there are more than may be."""
+"""Candidate Slices for a placement request of a batch if there are more than the search may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, 
 def looked_at(
     one: PlacementRequest, shelves: Iterable[Bin], *, now: bool, at: tuple[str, ...] = ("here",)
 ) -> list[str]:
-    """All that it might have; it is on `here`, which is roomier than the others."""
+    """Candidate Slices of a request placed on `here`, which has more free memory than the others."""
     there = [shelf(device(id, 80)) for id in at]
     return list(
         MinimalEvictionInput([Assigned(one, tuple(map(SliceId, at)), now)], [], SliceIndex((*there, *shelves)), T0).ids
@@ -25,7 +25,7 @@ def looked_at(
 
 
 def tight(many: int = PLACES_MAX) -> list[Bin]:
-    """Of 12, free."""
+    """Empty devices of 12 GiB."""
     return [shelf(device(f"t{at:02}", 12)) for at in range(many)]
 
 
@@ -64,7 +64,7 @@ def test_multi_device_replica_considers_only_nodes_with_enough_devices() -> None
 
 
 def test_replica_never_moves_to_a_forbidden_node_to_spare_a_victim() -> None:
-    """On g1 is room for a, and with a there b would need nobody's."""
+    """On g1 is room for a, and with a there, b would need no eviction."""
     shelves = [shelf(device("g0", 12)), shelf(device("g1", 24, "n1"), on("x", 14, busy=True))]
     assert victims(run([want("a", 10, priority=1), want("b", 12)], shelves)) == []
     kept_off = want("a", 10, priority=1, avoids=(NodeId("n1"),))

@@ -1,4 +1,4 @@
-"""Ways to place a batch that only seem to be the same: each is tried before a victim goes."""
+"""Placements of a batch that look equivalent but are not: each is tried before a replica is evicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACME, ZETA = (TenantName("acme"),), (TenantName("zeta"),)
 
 
 class Has(NamedTuple):
-    """A PlacementRequest, and where it has room by now."""
+    """A placement request, and the Slice on which it has room so far."""
 
     want: PlacementRequest
     at: str
@@ -33,7 +33,7 @@ class Has(NamedTuple):
 def places(
     held: Sequence[Has], shelves: Sequence[Bin], cores: Mapping[str, int] | None = None
 ) -> dict[str, str] | None:
-    """Where each goes so that x stays, who is on the last Shelf; None: x has to go. `cores`: of each node."""
+    """Where each is placed so that x, on the last bin, stays; None if x has to leave. `cores`: CPU of each node."""
     slices = {NodeId(node): [one for one in shelves if one.slice.node == node] for node in cores or ()}
     yard = SliceIndex(shelves, {node: host_of(there, (cores or {})[node]) for node, there in slices.items()})
     x = shelves[-1]
@@ -48,7 +48,7 @@ def places(
 
 
 def test_devices_with_equal_free_memory_differ_if_their_tenants_differ() -> None:
-    """Whether a and b are on g0 and g1 or on g1 and g0 decides whether c may be on g0."""
+    """Whether a and b are on g0 and g1, or on g1 and g0, decides whether c may be on g0."""
     shared = [device("g0", 20, "n", kind=TIMESLICE), device("g1", 20, "m", kind=TIMESLICE)]
     shelves = [*map(shelf, shared), shelf(device("p", 20, "n"), on("x", 20))]
     held = [
@@ -91,7 +91,7 @@ def test_equal_nodes_differ_after_one_receives_a_replica() -> None:
 
 
 def test_equal_devices_differ_after_one_receives_a_replica() -> None:
-    """Only so: 10, 5 and 5, and 8, 6 and 6. What was a there could have 8 beside it, too."""
+    """The only solution is 10, 5 and 5 on one device, and 8, 6 and 6 on the other, although 8 also fits beside 10."""
     shelves = [shelf(device("g0", 20)), shelf(device("g1", 20)), shelf(device("p", 20, "p"), on("x", 20))]
     sizes = {"a": 10, "b": 8, "c": 6, "d": 6, "e": 5, "f": 5}
     at = ("g0", "g0", "g1", "g1", "g1", "p")
@@ -142,7 +142,7 @@ def test_isolation_domains_with_different_tenants_are_not_equivalent() -> None:
 
 
 def test_half_device_is_not_equivalent_to_a_whole_device_of_its_size() -> None:
-    """On the other half nobody can start while another does."""
+    """While a replica starts on one half, no other can start on the other half."""
     halves = [replace(device(f"h{at}", 12), device=DeviceId("h")) for at in range(2)]
     shelves = [shelf(one) for one in (*halves, device("l", 12), device("q", 24))]
     shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
@@ -163,7 +163,7 @@ def test_devices_are_not_equivalent_if_a_replica_avoids_one_of_them() -> None:
 
 
 def test_partly_used_device_is_not_equivalent_to_a_smaller_empty_one() -> None:
-    """B needs a whole one."""
+    """Only a whole device fits b."""
     shelves = [shelf(device("g0", 24), on("y", 12, kept=True)), shelf(device("g1", 12)), shelf(device("g2", 12, "n2"))]
     shelves.append(shelf(device("p", 12, "p"), on("x", 12)))
     away = (NodeId("n2"),)
@@ -173,7 +173,7 @@ def test_partly_used_device_is_not_equivalent_to_a_smaller_empty_one() -> None:
 
 @pytest.mark.parametrize("leaving", [False, True])
 def test_nodes_differ_if_their_other_devices_have_unequal_free_memory(*, leaving: bool) -> None:
-    """Now, or soon."""
+    """Free now, or after a replica has left."""
     there = [on("z", 60, leaving=True)] if leaving else []
     shelves = [
         shelf(device("g0", 80, "n0")), shelf(device("g2", 64, "n0", product="X"), on("y", 60, kept=True)),
@@ -185,7 +185,7 @@ def test_nodes_differ_if_their_other_devices_have_unequal_free_memory(*, leaving
 
 
 def test_device_with_a_starting_replica_is_not_equivalent_to_one_without() -> None:
-    """Only g0 is open to c, who starts as a does: a goes to g1, and b, who waits, to g0."""
+    """Only g0 fits c, which starts at once, as a does: a has to use g1, and b, which waits, g0."""
     shelves = [shelf(device("g0", 20, "n0")), shelf(device("g1", 10, "n1")), shelf(device("q", 24, "n0"))]
     shelves.append(shelf(device("p", 24, "p"), on("x", 20)))
     held = [
@@ -204,7 +204,7 @@ def test_devices_with_equal_free_memory_differ_if_free_cpu_differs() -> None:
 
 
 def test_devices_differ_if_their_victims_need_different_priorities() -> None:
-    """Only a may evict y. That c finds room in either case does not make them one."""
+    """Only a may evict y. The devices differ although c finds room on either of them."""
     shelves = [
         shelf(device("g0", 24), on("y", 20, kept=True, priority=1)), shelf(device("g1", 24), on("z", 20)),
         shelf(device("q", 12)), shelf(device("p", 24, "p"), on("x", 20)),

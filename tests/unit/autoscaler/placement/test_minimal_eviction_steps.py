@@ -1,4 +1,4 @@
-"""What the search for who may stay costs: ways that cannot be, or were tried, are not tried again."""
+"""Cost of the minimal-eviction search: infeasible and already tried placements are not tried again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.autoscaler.placement.test_packer import on, run, shelf, victims,
 def counted(
     monkeypatch: pytest.MonkeyPatch, wants: Iterable[PlacementRequest], shelves: Iterable[Bin]
 ) -> tuple[PackResult, list[int]]:
-    """The answer, and the steps of each search."""
+    """The result, and the number of steps of each search."""
     steps, run_ = list[int](), minimal_eviction._Search.run
 
     def one(search: minimal_eviction._Search) -> tuple[minimal_eviction_input.Assignment, ...] | None:
@@ -30,7 +30,7 @@ def counted(
 
 
 def filled(*free: float) -> list[Bin]:
-    """Devices of 24 that have so much left: of the first x may go for that, who are on the others stay."""
+    """24 GiB devices with this much free memory; x0, on the first, may be evicted, the others may not."""
     return [
         shelf(device(f"g{at}"), on(f"x{at}", 24 - left, kept=at > 0, busy=True, priority=9 * bool(at)))
         for at, left in enumerate(free)
@@ -44,7 +44,7 @@ def test_search_takes_no_step_if_total_free_memory_is_too_small(monkeypatch: pyt
 
 
 def test_search_does_not_repeat_equivalent_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of seven has no room on six Devices, of which any could be anybody's: 720 ways to see that."""
+    """One of seven requests has no room on six devices, each of which fits any request: 720 equivalent assignments."""
     wants = [want(f"w{at}", 6, ordinal=at) for at in range(7)]
     answer, steps = counted(monkeypatch, wants, filled(*(10 + at / 8 for at in range(6))))
     assert victims(answer) == ["x0"]

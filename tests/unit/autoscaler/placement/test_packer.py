@@ -1,4 +1,4 @@
-"""The packer: Wants and Shelves in, Placements, victims and unmet PlacementRequests out."""
+"""The packer: placement requests and bins in; placements, victims and unmet placement requests out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.kit.worlds import GI, T0, device
 
 
 def on(name: str, memory_gi: float, compute_percent: int = 0, **fields: Any) -> Occupant:
-    """An idle ready Replica of Model `name`, long resident."""
+    """An idle, ready replica of the model `name`, resident for a long time."""
     made = Occupant(
         replica=ReplicaId(f"{name}-r"),
         model=ModelName(name),
@@ -305,8 +305,8 @@ def test_result_is_independent_of_input_order(wants: list[PlacementRequest], she
 def test_replica_that_fits_still_fits_with_one_more_empty_device(
     wants: list[PlacementRequest], shelves: list[Bin]
 ) -> None:
-    """For one PlacementRequest at a time: best fit of several may be reordered by a Device that fits one of them
-    better.
+    """Holds for a single placement request only: with several, best fit may reorder them if one fits the added
+    device better.
     """
     for one in wants:
         more = [*shelves, shelf(device("z9", 24, "n0"))]
@@ -323,7 +323,7 @@ def test_packer_does_not_modify_its_input(wants: list[PlacementRequest], shelves
 
 
 def floor(want: PlacementRequest, shelf: Bin, those: Iterable[Occupant]) -> Key | None:
-    """What victims cost there at least, where those are the ones who may have to go; None: they can make no room."""
+    """Lower bound on the cost of victims there if these are the candidates; None if evicting all is not enough."""
     costs, room = [eviction_cost((one,), RestartCosts()) for one in those], find_required_amount(want, shelf)
     if room is None or not costs or not shelf.free.plus(shelf.coming).plus(sum_amounts(those)).holds(room):
         return None
@@ -367,7 +367,7 @@ def test_invalid_slices_do_not_prevent_placement_on_valid_ones() -> None:
 
 
 def test_tie_among_many_slices_is_broken_by_weights_price_or_size() -> None:
-    """More than are compared with each other."""
+    """More Slices than are compared with each other."""
     many = 3 * TIES_MAX
 
     def held(number: int, memory_gi: float = 24) -> Bin:
@@ -383,7 +383,7 @@ def test_tie_among_many_slices_is_broken_by_weights_price_or_size() -> None:
 
 
 def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
-    """Of two Devices one is enough; who comes later waits for the other, and takes nobody else."""
+    """One of the two devices is enough for a. b, which is later, waits for the other one and evicts nothing else."""
     both = on("cheap", 20, others=1)
     slices = [shelf(device("g0"), both), shelf(device("g1"), both), shelf(device("g2"), on("y", 20))]
     answer = run([want("a", 20), want("b", 20, force=EvictionLevel.NONE)], slices)
@@ -394,7 +394,7 @@ def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
 
 
 def test_devices_that_differ_by_one_mib_count_as_one_size() -> None:
-    """A hole that is exactly filled is better than breaking up a card that is a MiB smaller."""
+    """Filling a gap exactly is better than using an empty card that is one MiB smaller."""
     holed, whole = device("g0", 15361 / 1024, "n0"), device("g1", 15360 / 1024, "n1")
     assert placed(run([want("a")], [shelf(holed, on("x", 5121 / 1024)), shelf(whole)])) == [("a", "g0")]
 

@@ -1,4 +1,4 @@
-"""Slices that take only so many: who leaves gives back its place with its room, and nobody goes who need not."""
+"""Slices with a pod limit: an eviction frees a pod slot together with memory, and no victim is unnecessary."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CARD = device("n0/g", 80, kind="hami", isolation=Isolation.MEMORY, holders_max=2
 
 
 def on(name: str, memory_gi: float, **fields: Any) -> Occupant:
-    """An idle one that has one place."""
+    """An idle replica that uses one pod slot."""
     return Occupant(
         ReplicaId(f"{name}-r"), ModelName(name), S.READY, ResourceAmount(int(memory_gi * GI), 0, 1)
     )._replace(**fields)
 
 
 def taken(slice_: Slice, *incumbents: Occupant) -> Bin:
-    """A Shelf of a Slice that takes only so many."""
+    """A bin of a Slice with a pod limit."""
     made, free = shelf(slice_, *incumbents), compute_usable_resources(slice_)
     for one in incumbents:
         free = free.less(one.room)
@@ -45,7 +45,7 @@ def taken(slice_: Slice, *incumbents: Occupant) -> Bin:
 
 
 def planned(memory_gi: float, *there: str) -> Plan:
-    """What is done for one of high priority where these, small and of low priority, are on the card."""
+    """The plan for a high-priority model with these small low-priority replicas on the card."""
     low, high = [model(f"low{at}", 2, low=1) for at in range(2)], model("high", memory_gi, priority=5)
     on_it = [replica(one, one.name, [CARD.id]) for one in low if one.name in there]
     asks = [gateway(levels=[level("high", waiting=1)])]
@@ -88,7 +88,7 @@ def test_second_replica_evicts_if_the_first_takes_the_last_pod_slot() -> None:
 
 
 def test_free_memory_without_a_free_pod_slot_requires_an_eviction() -> None:
-    """Who goes for the large one leaves bytes for both, and one place: for the small one another goes."""
+    """The eviction for the large one frees memory for both, but only one pod slot: the small one needs another."""
     card = taken(replace(CARD, holders_max=3), on("x", 2), on("y", 40), on("z", 2))
     answer = run([want("a", 60, priority=1), want("b", 3)], [card])
     assert len(victims(answer)) == 2
@@ -140,7 +140,7 @@ def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
 
 
 def expected(answer: PackResult, ids: Iterable[SliceId]) -> dict[SliceId, list[PlacementRequest]]:
-    """Who is to be where in the end: placed there, or promised a place."""
+    """The final requests of each Slice: placed now, or with a promised place."""
     found: dict[SliceId, list[PlacementRequest]] = {id: [] for id in ids}
     for one in answer.placements:
         found[one.slices[0]].append(one.want)
@@ -181,7 +181,7 @@ def test_placement_is_found_if_one_exists_and_victims_are_minimal(
 
 
 def _ways(one: PlacementRequest, on_it: Bin) -> list[frozenset[ReplicaId]]:
-    """Who may go so that it can be there, by trying: the least sets."""
+    """The minimal victim sets that make room for the request, by exhaustive search."""
     willing = sorted(i.replica for i in on_it.incumbents if can_evict(one, i, T0))
     found: list[frozenset[ReplicaId]] = []
     for count in range(len(willing) + 1):

@@ -1,4 +1,4 @@
-"""The packer, where nodes have too little CPU or memory beside their Devices."""
+"""The packer on nodes that have too little CPU or host memory for their devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CORES = 1000
 
 
 def host_of(shelves: Iterable[Bin], cores: int, memory_gi: int = 64) -> HostResources:
-    """A node with these on it."""
+    """The host resources of a node with these bins."""
     size = Beside(cores * CORES, memory_gi * GI)
     host, coming = HostResources(*size, *size), NOTHING
     for one in {i.replica: i for each in shelves for i in each.incumbents}.values():
@@ -219,7 +219,7 @@ def test_placement_is_found_if_one_exists_and_victims_are_minimal(
 
 
 def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[NodeId, int]) -> list[frozenset[ReplicaId]]:
-    """Who may go so that it can be there, by trying: the least sets."""
+    """The minimal victim sets that make room for the request, by exhaustive search."""
     room, node = find_required_amount(one, on_it), on_it.slice.node
     beside = [each for each in shelves if each.slice.node == node]
     host = host_of(beside, size[node])

@@ -1,4 +1,4 @@
-"""More nodes never leave out who was placed: for Replicas that wait, as far as it is true, and where it is not."""
+"""Adding a node never displaces a waiting replica, with the exceptions that are tested here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COPIES = frozenset(Copy(artifact="file:///a", node=node) for node in NODES[::2])
 
 @st.composite
 def nodes(draw: st.DrawFn) -> list[tuple[Bin, HostResources]]:
-    """Of one Device each, of several sizes, products and prices, in part use; the first is the one that is added."""
+    """Nodes of one device each, with various sizes, products, prices and usage; the first one is the added node."""
     made: list[tuple[Bin, HostResources]] = []
     for at in range(draw(st.integers(2, 7))):
         zone = {"zone": draw(st.sampled_from(["x", "y"]))}
@@ -42,7 +42,7 @@ def nodes(draw: st.DrawFn) -> list[tuple[Bin, HostResources]]:
 
 @st.composite
 def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
-    """Of one Device each."""
+    """Placement requests for one device each."""
     return [
         PlacementRequest(
             model=draw(st.sampled_from([ModelName(name) for name in "abcdef"])),
@@ -68,7 +68,7 @@ def packed(wants: Iterable[PlacementRequest], there: Iterable[tuple[Bin, HostRes
 
 
 def placed(packing: PackResult) -> set[int]:
-    """By their numbers."""
+    """The ordinals of the placed requests."""
     return {one.want.ordinal for one in packing.placements}
 
 
@@ -77,15 +77,15 @@ def placed(packing: PackResult) -> set[int]:
 def test_extra_node_displaces_no_replica_if_nodes_have_one_device(
     wants: list[PlacementRequest], there: list[tuple[Bin, HostResources]]
 ) -> None:
-    """Of all who wait, in the order in which they go: with the node there is always one Device more to be had than
-    without it, since one starts at a time on each; who takes that leaves the one that it had before instead.
+    """Holds in order of service: each device starts one replica at a time, so with the added node there is always
+    one more device available, and a replica that uses it leaves its former device to another.
     """
     assert placed(packed(wants, there[1:])) <= placed(packed(wants, there))
 
 
 def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
-    """With z there is room for both Devices of `two`, which goes before `late` and had none; `late` had one of these.
-    Order of service counts more than that nobody loses: to promise both would be to keep `two` waiting for ever.
+    """With z both devices are free for `two`, which is served before `late`. Without z it had none, and `late` one.
+    Order of service is more important than losing no placement: otherwise `two` could wait for ever.
     """
     node = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"))]
     small, two = (
@@ -99,6 +99,6 @@ def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
 
 
 def names(wants: Iterable[PlacementRequest], there: Iterable[Bin]) -> dict[str, tuple[str, ...]]:
-    """Who is placed where."""
+    """Model -> the Slices on which it is placed."""
     made = pack(tuple(wants), SliceIndex(there, None, TAUGHT), frozenset(), RestartCosts(), T0)
     return {one.want.model: one.slices for one in made.placements}

@@ -1,4 +1,4 @@
-"""GPUs that a DRA driver offers whole or in parts: who waits for all of one, and who for the rest of one."""
+"""GPUs that a DRA driver offers whole or in parts: which replicas wait for a whole GPU or for the rest of one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AT = f"{DRIVER}/{NODE}"
 
 
 def there(published: list[Object], *kept: str) -> list[Slice]:
-    """As the driver makes them; `kept`: entries that claims have."""
+    """Slices as the driver builds them; `kept`: entries allocated to claims."""
     declared = parse_documents([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(NODE, {}, usable=True, lost=False)]
     names = [f"{AT}/{one}" for one in kept]
@@ -42,13 +42,13 @@ def there(published: list[Object], *kept: str) -> list[Slice]:
 
 
 def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (), **more: Any) -> World:
-    """One Call waits for each of them."""
+    """A World with one queued request for each model."""
     levels = [level(one.name, 1) for one in models]
     return world(models, slices, replicas, gateways=[gateway(levels=levels)], **more)
 
 
 def on_nodes(*names: str, many: int = 1, **labels: dict[str, str]) -> list[Slice]:
-    """Idle GPUs of these nodes, in parts if need be."""
+    """Idle partitionable GPUs on these nodes."""
     declared = parse_documents([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(name, labels.get(name, {}), usable=True, lost=False) for name in names]
     published = resource_claims.group_slices_by_node([one for name in names for one in partitionables(name, many)])
@@ -56,12 +56,12 @@ def on_nodes(*names: str, many: int = 1, **labels: dict[str, str]) -> list[Slice
 
 
 def began(on: str, **fields: Any) -> Replica:
-    """Ordered just now, of model `first`, which needs a part of that GPU."""
+    """A replica of model `first`, which needs a part of that GPU, has just been ordered."""
     return replica(model("first", 5), "r", (on,), S.STARTING, created_s=T0, started_s=T0, since_s=T0, **fields)
 
 
 def starts(at: World) -> dict[str, str]:
-    """Model -> its Slice."""
+    """Model -> the entry on which it starts."""
     found = (getattr(one, "replica", None) for one in plan(at, T0).actions)
     return {one.model: one.slices[0].rpartition("/")[2] for one in found if one is not None and one.slices}
 
@@ -83,7 +83,7 @@ def test_whole_gpu_replica_waits_until_all_partitions_are_released() -> None:
 
 
 def test_whole_gpu_model_is_unplaceable_on_statically_partitioned_gpus() -> None:
-    """As a driver without dynamic MIG publishes it: its parts alone."""
+    """Published by a driver without dynamic MIG: only the parts."""
     counters, devices = partitionable(NODE)
     devices["spec"]["devices"] = [one for one in devices["spec"]["devices"] if "-1g10gb-" in one["name"]]
     at = asked(there([counters, devices]), model("large", 70))
@@ -112,7 +112,7 @@ def test_two_small_replicas_start_in_turn_on_one_gpu() -> None:
 
 
 def test_replica_starts_on_a_gpu_while_another_starts_on_a_part_of_it() -> None:
-    """Hardware keeps them apart; else who waited for the rest would take another GPU after all."""
+    """Hardware isolates the parts; otherwise a replica that waited for the rest would use another GPU in the end."""
     first, a, b = cut_name("3g.40gb", 0), model("a", 30), model("b", 5)
     on = replica(a, "r", (f"{NODE}/{first}",), S.STARTING, created_s=T0, started_s=T0, since_s=T0)
     begun = starts(asked(there(partitionables(NODE, 2), first), a, b, replicas=(on,)))
@@ -132,7 +132,7 @@ def test_third_replica_takes_a_second_gpu_if_two_fit_the_first() -> None:
 
 
 def test_gpu_not_used_by_a_waiting_replica_is_given_to_another() -> None:
-    """In the same plan: else it would wait as long as they do. Of two GPUs one is cut for both small ones."""
+    """In the same plan: it need not wait as long as they do. One of the GPUs is divided for both small models."""
     idle = there(partitionables(NODE, 2))
     a, b, c = model("a", 5), model("b", 30), model("c", 70)
     levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate("abc")]
@@ -155,26 +155,25 @@ def test_second_replica_of_a_model_does_not_wait_for_a_gpu_part() -> None:
     assert starts(asked(idle, model("a", 5), b, replicas=(on,))).keys() == {"a", "b"}
 
 
-# --- and nobody waits for nothing -------------------------------------------------------------------------------------
+# --- no unnecessary wait ----------------------------------------------------------------------------------------------
 
 FIRST = model("first", 5)
 
 
 def waits_for_first(at: World) -> bool:
-    """Whether `b` waits for the rest of the GPU on which `first` begins; else it starts at once."""
+    """Whether `b` waits for the rest of the GPU on which `first` starts, instead of starting at once."""
     (told,) = [one for one in [*plan(at, T0).unmet, None] if one is None or one.model == "b"][:1]
     assert (told is None) == (starts(at).get("b") is not None)
     return told is not None and "starts on x/gpu-0 first" in told.reason
 
 
 def test_replica_waits_for_the_rest_of_a_gpu_to_keep_another_gpu_whole() -> None:
-    """So that one stays whole."""
     idle = on_nodes("x", "y")
     assert waits_for_first(asked(idle, FIRST, model("b", 5), replicas=(began("x/gpu-0"),)))
 
 
 def test_replica_does_not_wait_for_a_part_if_it_prefers_another_gpu() -> None:
-    """The weights are on the other node, or the other GPU is cheaper: that comes first."""
+    """If the weights are on the other node, or the other GPU is cheaper, that preference comes first."""
     idle, b = on_nodes("x", "y", y={"karpenter.sh/capacity-type": "spot"}), model("b", 5, artifact="file:///b")
     on = (began("x/gpu-0"),)
 
@@ -191,7 +190,7 @@ def test_replica_does_not_wait_for_a_part_if_it_prefers_another_gpu() -> None:
 
 
 def test_replica_does_not_wait_for_a_start_whose_pod_cannot_schedule() -> None:
-    """It claims nothing there, so nothing is offered."""
+    """Its pod allocates no claim there, so the rest of the GPU is never offered."""
     idle, b = on_nodes("x", "y"), model("b", 5)
     assert waits_for_first(asked(idle, FIRST, b, replicas=(began("x/gpu-0"),)))
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(began("x/gpu-0", stranded_s=T0),)))
@@ -230,7 +229,7 @@ def test_replica_does_not_wait_if_no_other_one_starts_on_a_gpu() -> None:
 
 
 def test_replica_takes_an_offered_gpu_part_instead_of_waiting() -> None:
-    """Nor does who begins on such a part keep anybody waiting: its GPU's rest is offered."""
+    """A replica starting on such a part delays no other one: the rest of its GPU is already offered."""
     part, small = cut_name("3g.40gb", 0), model("small", 30, low=1)
     slices, b = there(partitionables(NODE, 2), part), model("b", 5)
     on = (replica(small, "s", (f"{NODE}/{part}",)), began(f"{NODE}/gpu-1"))
@@ -240,7 +239,7 @@ def test_replica_takes_an_offered_gpu_part_instead_of_waiting() -> None:
 
 
 def test_start_on_an_offered_gpu_part_makes_no_replica_wait() -> None:
-    """The rest of that GPU is not what is left of a whole one."""
+    """The rest of that GPU is not the rest of a whole one."""
     taken = cut_name("3g.40gb", 0)
     slices, b = there(partitionables(NODE, 2), taken), model("b", 5)
     part = next(one for one in slices if one.device_bytes and one.id != f"{NODE}/{taken}")

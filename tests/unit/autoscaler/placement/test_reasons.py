@@ -1,4 +1,4 @@
-"""Why a PlacementRequest is not placed: the sentences name what is short, and nothing else."""
+"""Reasons for unmet placement requests: they name the missing resource and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALF = on("x", 4, 50, kept=True)
 
 
 def part(name: str, memory_gi: int, isolation: Isolation = Isolation.NONE) -> Bin:
-    """Of a Device."""
+    """A part of a device."""
     made = shelf(device(name, memory_gi, isolation=isolation, compute_percent=50))
     return Bin(
         slice=made.slice, whole=False, incumbents=(), free=made.free, coming=ResourceAmount(0, 0), locked=False

@@ -1,9 +1,9 @@
-"""Offers as Slices that are not there yet: who has room on them, and how many Devices do."""
+"""Offers simulated as future Slices: which replicas fit on them, and how many devices are needed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any  # what a patched function is given is passed on
+from typing import Any  # passes on the arguments of a patched function
 from unittest.mock import patch
 
 import pytest
@@ -82,7 +82,7 @@ def test_order_size_is_the_fewest_devices_that_fit_the_replica() -> None:
 @pytest.mark.parametrize("free", range(3))
 @pytest.mark.parametrize("lacks", range(1, 6))
 def test_no_order_size_if_a_replica_needs_more_devices_than_the_offer_has(lacks: int, free: int) -> None:
-    """(node, k) for k = 1, 2, ... up to 4, and the first that fits is it."""
+    """The simulation tries 1, 2, ... up to 4 devices, and returns the first number that fits."""
     there = [device(f"w1-{number}", 16, "w1", product="A100") for number in range(free)]
     at = ground(world([A], [*there, device("cpu", 1, "w1")]))
     wanted = want(model("a", 16, gpu=Gpu(count=lacks + free)))
@@ -189,7 +189,7 @@ def test_matching_100_replicas_to_100_orders_packs_each_at_most_once() -> None:
 
 @given(st.data())
 def test_cached_simulation_results_equal_uncached_results(data: st.DataObject) -> None:
-    """Nodes without Devices: they differ in their own CPU, labels, taints, and in whom they did not take lately."""
+    """Nodes without devices that differ in CPU, labels, taints, and the replicas that avoid them."""
     some, number = st.sampled_from, st.integers
     nodes = [f"w{at}" for at in range(data.draw(number(1, 4)))]
     wants = [

@@ -1,4 +1,4 @@
-"""The plan: a World in, ordered Actions with reasons out."""
+"""The plan: a World in; ordered actions with reasons out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ A, B = model("a", 20), model("b", 20)
 
 
 def acknowledged(name: str = "g1", **fields: Any) -> Gateway:
-    """A gateway that acts on version 2; `fields` as of `gateway`."""
+    """A gateway that has applied version 2; `fields` are those of `gateway`."""
     told = gateway(name, **fields)
     assert told.report is not None
     return replace(told, report=replace(told.report, version=2))
@@ -227,7 +227,7 @@ def test_changed_spec_drains_one_replica_first_if_surge_does_not_fit() -> None:
 
 
 def rolling(surge: int, devices: int) -> World:
-    """Three busy Replicas of an old spec, each on a Device of its own, and so many Devices."""
+    """Three busy replicas of an old spec, each on its own device, and `devices` devices in total."""
     a = model("a", 20, slots=1, high=3, rollout=Rollout(surge=surge))
     old = [replica(a, f"old{i}", [f"gpu{i}"], spec_hash="before") for i in range(3)]
     calls = [gateway(levels=[level("a", 0, 3)], uses=[use(f"old{i}", 1) for i in range(3)])]
@@ -236,7 +236,7 @@ def rolling(surge: int, devices: int) -> World:
 
 
 def seen_ready(world: World) -> World:
-    """What starts has become ready."""
+    """The World after all starting replicas have become ready."""
     replicas = {
         r.id: replace(r, state=S.READY, ready_s=T0) if r.state is S.STARTING else r for r in world.replicas.values()
     }
@@ -373,7 +373,7 @@ def test_plan_never_stops_a_draining_replica_before_acknowledgement(begin: World
 
 @pytest.mark.case("10")
 def test_scale_down_from_four_to_one_interrupts_no_request() -> None:
-    """Four Replicas of 5 Calls each go down to one only as Calls end; nothing is stopped with a Call on it."""
+    """Four replicas of 5 requests each are reduced to one only as requests end. None is stopped while serving."""
     a = model("a", 5, slots=5, high=4, idle_seconds=10.0)
     supply = [replica(a, f"r{i}") for i in range(4)]
     left = {"calls": 20.0}

@@ -1,4 +1,4 @@
-"""Elastic Models (`gpu.elastic`): placed with less memory where that fills a hole, and their engines are told so."""
+"""Elastic models (`gpu.elastic`): placed with less memory if that gives a tighter fit, and engines get that limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TENTH, KEPT = Gpu(elastic_percent=10), ReplicaRange(min=1)
 
 
 def elastic(name: str = "a", memory_gi: float = 10, **fields: Any) -> Model:
-    """Of llama.cpp: four slots of 2 GiB and a file of 2 GiB."""
+    """A llama.cpp model: four slots of 2 GiB and a file of 2 GiB."""
     cache = Cache(total_bytes=int(memory_gi * GI), slot_bytes=2 * GI, token_bytes=GI // 1024, context_tokens=8192)
     spec = ModelSpec(engine="llama.cpp", artifact="file:///a.gguf", **{"gpu": Gpu(elastic_percent=20), **fields})
     memory_bytes = int(memory_gi * GI)
@@ -81,7 +81,7 @@ def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
 
 
 def test_no_memory_reduction_if_a_running_replica_already_has_less() -> None:
-    """Who was cut and runs, and nobody who has all: none to spare for the next."""
+    """One replica runs with reduced memory and none with all of it, so the next one cannot be reduced."""
     a, b = elastic(context_tokens=2048), elastic("b", context_tokens=2048, replicas=KEPT)
     x = model("x", 11, low=1)
     for granted_gi, fits in ((10, True), (9, False)):
@@ -126,7 +126,7 @@ def test_memory_requested_beyond_the_estimate_is_reduced_first() -> None:
 def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     tmp_path: Path, context_tokens: int | None, window: int
 ) -> None:
-    """By the estimate itself, of a real header, for every grant from the least to all."""
+    """Uses the estimator itself, with a real header, for every grant from the smallest to the full request."""
     path = shapes.attending(tmp_path / "a.gguf", layers=6, window=window)
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(elastic_percent=30)
@@ -188,7 +188,7 @@ def test_command_placeholder_receives_the_granted_memory() -> None:
 
 
 def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
-    """Three parts of one T4; it asks for 5.5 GiB of 5.33."""
+    """Three parts of one T4; the model requests 5.5 GiB, a part has 5.33."""
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", image="i", gpu=TENTH)
     of = Model(name=ModelName("a"), spec=spec, memory_bytes=int(5.5 * GI), slots=64)
     part = Slice(
@@ -264,7 +264,7 @@ async def test_vllm_and_sglang_get_the_granted_fraction_of_gpu_memory() -> None:
 
 
 async def test_vllm_uses_no_more_device_memory_than_the_document_sets() -> None:
-    """By itself it would take nine tenths, whoever else is placed there."""
+    """Its default is nine tenths of the device, whatever else is placed there."""
     devices = Devices((DeclaredDevice(name="gpu0", memory_bytes=Bytes(24 * GI)),))
     await devices.open()
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=Gpu(memory_bytes=BytesOrAuto(6 * GI)))

@@ -1,4 +1,4 @@
-"""The plan when there is no room: who makes room for whom, from when on, and who does not."""
+"""The plan without free capacity: which replicas are evicted, for which models, and when."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_busy_replica_is_evicted_only_after_its_residency() -> None:
 
 
 def test_ready_replica_with_queued_requests_is_not_evicted_at_once() -> None:
-    """Else two such Models evict each other as soon as they are ready, and nobody is ever served."""
+    """Otherwise two such models evict each other as soon as they are ready, and no request is ever served."""
     a = model("a", 20, residency_seconds=0.0)
     fresh = [replica(a, "r", ready_s=T0)]
     both = [level("a", 2), level("b", 2, wait_s=9.0)]
@@ -77,11 +77,11 @@ def test_no_second_eviction_while_a_drain_already_frees_enough_memory() -> None:
 
 @pytest.mark.case("9")
 def test_two_busy_models_on_one_slice_alternate_after_min_residency() -> None:
-    """Both always have Calls: each is served in turn, and neither is evicted before its residency is over."""
+    """Both always have requests: each is served in turn, and neither is evicted before its residency ends."""
     a, b = model("a", 20, slots=4), model("b", 20, slots=4)
 
     def both(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:
-        # Those on a draining Replica finish at once; the rest wait for it to be ready again.
+        # Requests on a draining replica finish at once; the others wait until it is ready again.
         return [(name, 4, 4 if scene.ready(name) else 0) for name in ("a", "b")]
 
     scene = Scene(world([a, b], [device()], gateways=[]), both, start_s=5)
@@ -96,7 +96,7 @@ def test_two_busy_models_on_one_slice_alternate_after_min_residency() -> None:
 
 @pytest.mark.case("9")
 def test_alternating_client_swaps_models_at_most_once_per_residency() -> None:
-    """One client asks a, then b, then a ...: an idle Model stays for its residency all the same."""
+    """A single client requests a, then b, then a ...: an idle model still stays for its residency."""
     served: list[str] = []
 
     def client(_: float, scene: Scene) -> Iterable[tuple[str, int, int]]:

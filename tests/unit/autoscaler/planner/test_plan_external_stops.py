@@ -1,4 +1,4 @@
-"""Replicas whose pods somebody else deletes: they drain, another is wanted, and nothing of it counts as a failure."""
+"""Replicas whose pods are deleted externally: they drain and are replaced, and this does not count as a failure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_replica_found_during_external_deletion_drains() -> None:
 
 
 def test_externally_deleted_replica_is_replaced() -> None:
-    """It does not count as one that is there."""
+    """A replica whose pod is being deleted does not count as available."""
     at = world(
         [DOC], [device()], replicas=[replica(DOC, "r", state=S.READY)], gateways=[gateway(levels=[level("m", 1)])]
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Growth in a plan: what it leaves to others of whom it is only known what may become of them."""
+"""Growth in a plan leaves memory for replicas that may start later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ A = growing("a", context_tokens=2048)
 
 
 def yet(at: World, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
-    """What may be asked for in a World that nobody has looked at before."""
+    """The possible starts of a World that has not been evaluated before."""
     keeper = PossibleStarts()
     keeper.look(at, at.models)
     return keeper.now(leaving, staying)
@@ -48,12 +48,12 @@ def drained(at: World) -> list[str]:
     return [one.replica for one in plan(at, T0).actions if isinstance(one, DrainReplica)]
 
 
-# --- who leaves may be asked for again --------------------------------------------------------------------------------
+# --- a leaving replica may start again --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("high", [1, 2])
 def test_growth_leaves_memory_for_a_replica_evicted_in_the_same_plan(high: int) -> None:
-    """V makes room for w on the one card that w may have; the other one has room for a and for v."""
+    """For w, v is evicted from the only card that w may use; the other card has room for a and v."""
     v, w = model("v", 12, high=high, idle_seconds=9e5), model("w", 20, priority=5, gpu=Gpu(models=("*H100*",)))
     cards = [device("gpu0", 24, "n0", product="L4"), device("gpu1", 24, "n1", product="NVIDIA-H100")]
     calls = [level(ModelName("a"), 1), level(ModelName("w"), 1)]
@@ -92,7 +92,7 @@ def test_possible_starts_skip_replaced_replicas_and_adopted_models() -> None:
 def test_possible_starts_are_recounted_only_for_changed_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Replicas start one after the other: each plan counts the Model again that changed, not all of them."""
+    """Replicas start one after the other: each plan recounts only the model that changed, not all of them."""
     counted: list[str] = []
 
     def counting(of: Model, *args: Any) -> PlacementRequest:
@@ -145,13 +145,13 @@ def test_each_leaving_replica_adds_one_possible_start() -> None:
 
 
 def drained_node(node: str) -> dict[CordonTarget, Cordon]:
-    """By an operator."""
+    """An operator's drain of the node."""
     place = CordonTarget("node", node)
     return {place: Cordon(place=place, node=node, since_s=T0, drain=True)}
 
 
 def test_possible_starts_count_a_replacement_only_once() -> None:
-    """By an operator's drain and by a rollout: else there is no room for as many as may be when those are gone."""
+    """In a drain and in a rollout: otherwise the maximum number of replicas would not fit after the old ones end."""
     b = model("b", 4, high=2)
     one, other = replica(b, "r1", on=["gpu0"]), replica(b, "r2", on=["gpu1"])
     cards = [device("gpu0", node="n0"), device("gpu1", node="n1")]
@@ -168,7 +168,7 @@ def test_possible_starts_count_a_replacement_only_once() -> None:
 def test_replacement_grows_only_into_memory_no_possible_start_needs(
     by: str,
 ) -> None:
-    """Two may be there, each of 10 of 24 GiB, and gpu0 is not for them: the second has room beside the first."""
+    """Up to two, each of 10 of 24 GiB, and gpu0 is not available: the second one fits on the device of the first."""
     two = replace(A, spec=replace(A.spec, replicas=ReplicaRange(min=1, max=2)))
     grown = replica(two, "ra", ["gpu0"], memory_bytes=20 * GI, slots=9)
     cards = [device("gpu0", 24, "n0"), device("gpu1", 24, "n1")]
@@ -186,7 +186,7 @@ def test_replacement_grows_only_into_memory_no_possible_start_needs(
 
 
 def test_growth_leaves_memory_for_a_failed_replacement_to_be_retried() -> None:
-    """The new spec of b failed, and is tried again in a while: a starts now, and leaves it room."""
+    """The new spec of b failed and is retried later: a starts now, and leaves memory for b."""
     b = model("b", 7, low=1)
     cards = [device("gpu0", 7, "n0"), device("gpu1", 24, "n1")]
     old = replica(b, "rb", ["gpu0"], spec_hash="before")
@@ -196,7 +196,7 @@ def test_growth_leaves_memory_for_a_failed_replacement_to_be_retried() -> None:
     assert got_gi(world([A, b], cards, [replica(b, "rb", ["gpu0"])], calls, history)) == [20]
 
 
-# --- each is asked once -----------------------------------------------------------------------------------------------
+# --- each shape is evaluated once -------------------------------------------------------------------------------------
 
 
 def test_growth_evaluates_each_shape_once_per_device_class(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_waiting_replica_limits_growth_only_on_nodes_it_selects() -> None:
     assert sorted(gi for _, gi in grown) == [5, 5, 10]
 
 
-# --- memory that is nobody's ------------------------------------------------------------------------------------------
+# --- overcommitted memory ---------------------------------------------------------------------------------------------
 
 
 def test_no_growth_on_an_overcommitted_card() -> None:

@@ -1,4 +1,4 @@
-"""What a scheduler really did counts: where more is on a Slice than it has, nothing starts, and the youngest goes."""
+"""Overcommitted Slices: usage counts where pods really run, nothing starts there, and the youngest replica leaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BIG = (device("n/x", 80), device("n/y", 80))
 
 
 def both(*on: tuple[str, tuple[str, ...]], slices: tuple[Slice, ...] = BIG) -> World:
-    """`a`, which is older, and `b`: where each is, and where it was to be."""
+    """`a`, which is older, and `b`: the actual and the chosen Slices of each."""
     known = [
         replica(of, of.name, [at], chosen=tuple(SliceId(one) for one in chosen), created_s=T0 - age_s)
         for (of, age_s), (at, chosen) in zip(((A, 200.0), (B, 150.0)), on, strict=True)
@@ -48,26 +48,26 @@ def both(*on: tuple[str, tuple[str, ...]], slices: tuple[Slice, ...] = BIG) -> W
 
 
 def goes(there: World) -> dict[str, str]:
-    """Who drains or is dropped, and why."""
+    """The replicas that are drained or stopped, and why."""
     found = [one for one in plan(there, T0).actions if isinstance(one, DrainReplica | StopReplica)]
     return {str(one.replica): one.reason for one in found}
 
 
 def _asked(there: World, asks: Gateway) -> World:
-    """With other Calls."""
+    """The World with another gateway report."""
     return world(
         there.models.values(), there.slices.values(), there.replicas.values(), gateways=[asks], shuns=there.shuns
     )  # fmt: skip
 
 
 def held_by(name: str, where: tuple[str, ...] = (), state: Seen = Seen.READY) -> Observation:
-    """What the driver sees of `b`: chosen for n/x, and really there."""
+    """The driver's observation of `b`: n/x was chosen, `where` is actual."""
     return replace(
         seen_of(replica(B, name, ["n/x"]), state), actual=tuple(SliceId(one) for one in where)
     )  # fmt: skip
 
 
-# --- where it really is ----------------------------------------------------------------------------------------------
+# --- actual placement ------------------------------------------------------------------------------------------------
 
 
 def test_misplaced_replica_counts_as_usage_of_its_actual_slice() -> None:
@@ -116,7 +116,7 @@ def test_discovered_replica_is_recorded_on_its_actual_slice() -> None:
     assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
 
 
-# --- who goes --------------------------------------------------------------------------------------------------------
+# --- eviction --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.case("23")
@@ -178,11 +178,11 @@ def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
     assert stranded_pods.list_avoided_nodes(later, B.name, T0) == ("n0",)
 
 
-# --- pods of others --------------------------------------------------------------------------------------------------
+# --- foreign pods ----------------------------------------------------------------------------------------------------
 
 
 def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
-    """Two cards of 80Gi, of which others have these."""
+    """Two cards of 80Gi, in part allocated to foreign pods."""
     there = registry.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
     return usage.subtract_usage(there, usage.list_card_usage(NODE, held))[0]
 
@@ -210,7 +210,7 @@ def test_our_own_claim_of_unknown_size_is_not_foreign_usage() -> None:
         assert left[0].theirs == many
 
 
-# --- as many as a card takes -----------------------------------------------------------------------------------------
+# --- pod limit of a card ---------------------------------------------------------------------------------------------
 
 
 def test_hami_card_pod_limit_includes_foreign_pods() -> None:
@@ -260,7 +260,7 @@ def test_device_pod_limit_is_never_exceeded(seed: int) -> None:
 
 
 def _acted(there: World, now_s: float) -> World:
-    """The World after the plan's Actions; what drains or stops is gone."""
+    """The World after the plan's actions; drained and stopped replicas are removed."""
     known: dict[ReplicaId, Replica] = dict(there.replicas)
     for action in plan(there, now_s).actions:
         if isinstance(action, StartReplica):
@@ -271,7 +271,7 @@ def _acted(there: World, now_s: float) -> World:
     return world(there.models.values(), there.slices.values(), known.values(), gateways=there.gateways.values())
 
 
-# --- what a pod really has -------------------------------------------------------------------------------------------
+# --- actual allocation of a pod --------------------------------------------------------------------------------------
 
 HAMI = {one.id: one for one in registry.list_slices(hami_node(card(), card("GPU-bbbb")))}
 NPU = {one.id: one for one in registry.list_slices(npu_node("NPU-1", "NPU-2"))}

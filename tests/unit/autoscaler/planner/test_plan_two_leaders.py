@@ -1,4 +1,4 @@
-"""Two that lead at once, since one was paused and does not know it yet: they order for each lack once."""
+"""Two concurrent leaders, one of which was paused and does not know it yet, order each missing capacity only once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from(["look", "ac
 
 
 class Both:
-    """Two Worlds in which the same Calls wait, and one fabric."""
+    """Two Worlds with the same queued requests, and one fabric."""
 
     def __init__(self) -> None:
         could = (offer(devices_max=8), offer(name="w2", node="w2", devices_max=8))
@@ -29,12 +29,12 @@ class Both:
         self.worlds = [begin, replace(begin, epoch=2)]
 
     def look(self, of: World) -> World:
-        """As the shell does: what is offered first, then what there is."""
+        """Report the offers, then the orders, as the shell does."""
         offered = told(of, OffersSeen(provider="rack", offers=self.rack.offers_now()))
         return told(offered, LeasesSeen(provider="rack", leases=self.rack.list_now(), began_s=T0))
 
     def act(self, of: World, *, crash: bool) -> World:
-        """All that is planned; one that crashes does only the first of it."""
+        """Execute all planned actions, or only the first one if the leader crashes."""
         for action in plan(of, T0).actions[: 1 if crash else None]:
             of = told(of, Acted(action=action))
             if isinstance(action, AcquireLease):

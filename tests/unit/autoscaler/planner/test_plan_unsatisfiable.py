@@ -1,4 +1,4 @@
-"""A Model that surely cannot start: nothing is displaced for it, whoever waits is told, and it is looked at again."""
+"""A model that cannot start: nothing is evicted for it, its clients get an error, and it is checked again later."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def waiting(*names: str) -> list[Gateway]:
 
 
 def held() -> World:
-    """`a` has the one device and is idle, `b` is called."""
+    """Idle `a` has the only device, and `b` has queued requests."""
     return world([A, B], [device()], [replica(A, "r")], waiting("b"), {"a": History(last_activity_s=T0 - 5)})
 
 
 def called_at(now_s: float) -> dict[GatewayId, Gateway]:
-    """Its Calls are told at `now_s`."""
+    """The gateway reports queued requests for `b` at `now_s`."""
     return {GatewayId("g1"): gateway(levels=[level("b", 2)], seen_s=now_s)}
 
 
@@ -94,7 +94,7 @@ def test_serving_replica_stays_if_a_second_one_cannot_start() -> None:
 
 
 def test_old_replica_keeps_serving_while_the_changed_spec_cannot_start() -> None:
-    """Without a free Slice it would drain for its successor."""
+    """Without a free Slice the old replica would drain for its replacement."""
     changed = model("b", 20, args=("--new",))
     made = world([changed], [device()], [replica(B, "r")], [gateway(levels=[level("b", 0, 1)])])
     replaced = plan(made, T0)

@@ -1,4 +1,4 @@
-"""A start that waits for something else than itself (room, an image, the API server): told, and no failed start."""
+"""A start that waits for an external cause (capacity, an image, the API server) is reported, and is no failed start."""
 
 from __future__ import annotations
 

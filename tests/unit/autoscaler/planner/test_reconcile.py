@@ -1,4 +1,4 @@
-"""The Plan of an autoscaler that ends: everything is drained, stopped and never started."""
+"""The plan of an autoscaler that shuts down: all replicas are drained and stopped, and none is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pilotlight plan`: what would be started where, by the plan itself; of files, and of what runs."""
+"""`pilotlight plan`: what the planner would start and where, from documents or from a live autoscaler."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def starts(answer: Answer) -> list[tuple[str, ...]]:
 
 
 def test_what_if_lists_all_sequential_starts_on_a_device() -> None:
-    """One starts at a time on a Device; the answer is what there is in the end."""
+    """Replicas start one at a time on a device; the answer shows the final state."""
     documents = Documents(models=(model("a", 4, high=3), model("b", 21)))
     answer = what_if(documents, [device("g0", 24)], asked(a=9, b=1))
     assert starts(answer) == [("a", "g0"), ("a", "g0"), ("a", "g0")]
@@ -97,11 +97,11 @@ def test_what_if_never_assigns_memory_twice_and_reports_unmet_models(rows: list[
         assert begun == min(4, -(-many // one.slots)) or one.name in unmet
 
 
-# --- of what runs -----------------------------------------------------------------------------------------------------
+# --- live state -------------------------------------------------------------------------------------------------------
 
 
 def test_live_what_if_assigns_only_free_memory() -> None:
-    """One that runs keeps its place, and its free Slots serve first."""
+    """Running replicas keep their devices, and their free slots are used first."""
     a, b = model("a", 10, high=3), model("b", 10)
     runs, calls = replica(a, "r1"), [gateway(levels=[level("a", 0, 2)], uses=[use("r1", 2)])]
     now = world([a, b], [device()], [runs], calls)
@@ -128,7 +128,7 @@ def test_live_what_if_evicts_idle_replicas_but_not_busy_recent_ones() -> None:
 
 
 def test_live_what_if_assumes_that_pending_changes_have_completed() -> None:
-    """One that starts is ready and locks its Device no more; one that drains is kept by whom it is wanted again."""
+    """A starting replica counts as ready and no longer locks its device; a draining one is kept if needed again."""
     a, b, c = model("a", 6), model("b", 6), model("c", 18)
     begins = replica(a, "r1", state=S.STARTING)
     now = world([a, b, c], [device()], [begins], [gateway(levels=[level("a", 1)])])
@@ -178,7 +178,7 @@ def test_live_what_if_does_not_modify_the_world() -> None:
 
 
 def test_live_what_if_reports_each_capacity_order_once() -> None:
-    """Who waits already has one coming; three more of one Slot each, two Devices of which the offer still has."""
+    """Each request needs one device: one order is for the queued request, two are for the simulated ones."""
     here = surge(offer(devices_max=4))
     answer = simulate_world(here, asked(a=2), T0)
     assert [(one.kind, one.what.partition("-")[0]) for one in answer.orders] == [("acquire", "pilotlight")] * 3
@@ -214,7 +214,7 @@ def test_what_if_result_is_marked_incomplete_at_its_round_limit(monkeypatch: pyt
 
 
 def run(folder: Path, demand: str, *more: str, documents: str = DOCUMENTS) -> tuple[int, str, str]:
-    """(status, what it printed, what it said on standard error)."""
+    """Return (exit status, stdout, stderr)."""
     (folder / "p.yaml").write_text(documents)
     (folder / "d.yaml").write_text(demand)
     done = CliRunner().invoke(cli, ["plan", "-c", f"{folder}/p.yaml", "--demand", f"{folder}/d.yaml", *more])
@@ -277,7 +277,7 @@ def test_missing_demand_file_is_named_in_the_error(tmp_path: Path) -> None:
 
 
 def test_plan_command_requires_either_documents_or_live(tmp_path: Path) -> None:
-    """Both, or neither, is a question that nobody asked."""
+    """Both or neither is an error."""
     (tmp_path / "p.yaml").write_text(DOCUMENTS)
     (tmp_path / "d.yaml").write_text("small: 1")
     for words in (

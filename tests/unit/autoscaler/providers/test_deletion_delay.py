@@ -1,4 +1,4 @@
-"""Nodes to which something is attached say that their removal waits, from the first Device until the last is back."""
+"""Nodes with attached devices delay their deletion, from the first device until the last is detached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS = delay_annotation_key("elsewhere", "pilotlight")
 
 
 class Bench:
-    """Two nodes, and what is known of Leases."""
+    """Two nodes, and the World that `DeletionDelay` sees."""
 
     def __init__(self) -> None:
         self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
@@ -36,14 +36,14 @@ class Bench:
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, world: World) -> list[str]:
-        """Which nodes say so after it."""
+        """The nodes that delay their deletion after this World was seen."""
         self.world = world
         self.one.look()
         await asyncio.sleep(0.1)
         return self.saying(KEY)
 
     def saying(self, key: str) -> list[str]:
-        """Nodes that have an annotation."""
+        """The nodes that have this annotation."""
         nodes = [one["metadata"] for _, one in sorted(self.server.objects.items())]
         return [one["name"] for one in nodes if key in (one.get("annotations") or {})]
 
@@ -58,13 +58,13 @@ def bench(scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
 
 
 def attached() -> World:
-    """A Device is, to w1."""
+    """A device is attached to w1."""
     at, _ = acted(surge(offer()))
     return arrived(at, T0 + 1)
 
 
 def gone(at: World) -> World:
-    """Its provider shows nothing any more, in two lists."""
+    """Two lists of the provider no longer contain the order."""
     for later_s in (2.0, 3.0):
         at = told(at, LeasesSeen(provider="rack", leases=(), began_s=T0 + later_s), now_s=T0 + later_s)
     return at

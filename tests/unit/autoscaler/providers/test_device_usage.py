@@ -1,4 +1,4 @@
-"""Whether anybody uses Devices of a node, by what pods there ask for."""
+"""Whether devices of a node are in use, according to the requests of its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was learnt of Offers outlives the leader who learnt it."""
+"""Learned lead times of offers are kept across leader changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATH = f"/api/v1/namespaces/home/configmaps/{NAME}"
 
 
 class Bench:
-    """One process of an autoscaler."""
+    """One autoscaler process."""
 
     def __init__(self, server: PlayedServer, epoch: int = 1) -> None:
         self.server, self.may_write = server, True
@@ -42,7 +42,7 @@ class Bench:
         self.task = asyncio.create_task(self.one.run())
 
     async def looks(self, learnt: dict[OfferKind, LeadTimeStats] | None = None, **fields: int | bool) -> str:
-        """What is kept, once it has looked at a World that is so."""
+        """The stored text after a World with these fields was seen."""
         capacity = self.world.capacity if learnt is None else replace(self.world.capacity, learnt=learnt)
         self.world = replace(self.world, capacity=capacity, **fields)
         self.one.look()
@@ -107,7 +107,7 @@ def test_non_leader_neither_saves_nor_loads_lead_times(may: dict[str, bool]) -> 
 
 def test_no_api_request_is_made_without_capacity_providers() -> None:
     async def scenario(one: Bench) -> None:
-        one.server.away = True  # to ask would fail
+        one.server.away = True  # any API request would fail
         one.world = World(epoch=1)
         await one.looks({KIND: LeadTimeStats(came=1)})
         assert not one.server.writes
@@ -134,7 +134,7 @@ def test_failed_save_is_retried(caplog: pytest.LogCaptureFixture) -> None:
         del one.server.refused["POST"]
         await asyncio.sleep(REST_S[0])
         assert parse_lead_times(await one.looks()) == ONCE
-        del one.server.objects[PATH]  # somebody takes it away
+        del one.server.objects[PATH]  # deleted externally
         await asyncio.sleep(SAVE_S)
         assert not await one.looks({KIND: LeadTimeStats(came=7)})
         await asyncio.sleep(REST_S[0])

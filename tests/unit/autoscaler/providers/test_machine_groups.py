@@ -1,4 +1,4 @@
-"""MachineSets and MachineDeployments as groups of nodes, and how they are looked at."""
+"""MachineSets and MachineDeployments as node groups, and how they are watched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ON_NODES = "node.cluster.x-k8s.io/pool"
 
 
 def machines(kind: str = "MachineSet", name: str = "g", version: str = CAPI, **fields: Any) -> MachineGroupObject:
-    """Three are wanted, and one is ready."""
+    """A group with three desired machines, one of them ready."""
     notes = {LABELS: "pool=t4,zone=a", **fields.pop("notes", {})}
     metadata = {"namespace": "default", "name": name, "annotations": notes, **fields.pop("metadata", {})}
     body = {"metadata": metadata, "spec": {"replicas": 3}, "status": {"replicas": 3, "readyReplicas": 1}, **fields}
@@ -47,7 +47,7 @@ def read(found: MachineGroupObject, *pods: dict[str, Any], settings: Settings = 
 
 
 def pod(gpus: int, selector: dict[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
-    """One that waits."""
+    """A pending pod."""
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
     spec: dict[str, Any] = {"containers": [limits, {}], **({"nodeSelector": selector} if selector else {})}
     return {"metadata": {"name": "p", **metadata}, "spec": spec, "status": {"phase": "Pending"}}
@@ -106,11 +106,11 @@ def test_pending_pods_of_others_that_fit_the_group_count_as_claimed() -> None:
     assert read(machines(), pod(1), pod(2, {"pool": "t4"}), elsewhere, ours).claimed == 3
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- watching ---------------------------------------------------------------------------------------------------------
 
 
 class Looked:
-    """A server with such objects, and what is told of it."""
+    """An API server with machine groups, and the lists that the watcher reports."""
 
     def __init__(self) -> None:
         self.server = PlayedServer(lambda: 0.0)
@@ -149,7 +149,7 @@ def test_each_poll_reports_all_groups_and_claimed_devices() -> None:
 
 
 def test_empty_list_of_machine_groups_is_reported_only_once() -> None:
-    """So who is made later is known to be new."""
+    """So a group created later is known to be new."""
 
     async def scenario() -> None:
         one = Looked()

@@ -1,4 +1,4 @@
-"""What a node that is not there yet would have, and at what price it is offered."""
+"""Properties and prices of nodes that could be added."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_settings_entry_shadowed_by_an_earlier_match_is_not_offered() -> None:
 
 
 def test_queue_offers_no_node_with_labels_of_two_products() -> None:
-    """Each of its labels may be there, and both never are: what other entries say of them tells."""
+    """Each label exists, but never both on one node: the other entries of `nodes` determine that."""
     h100, l4 = kind(8, "H100", {"pool": "dws"}), kind(model="L4", selector={"gpu": "l4"})
     assert [one.product for one in queued(h100, l4, selector={"gpu": "l4"})] == ["L4"]
     assert [one.product for one in queued(h100, l4, selector={"pool": "dws"})] == ["H100"]

@@ -1,4 +1,4 @@
-"""Orders of capacity of two installations at one API server, whose providers have the same name."""
+"""Capacity orders of two installations on one API server, with providers of the same name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_order_with_a_name_used_by_another_installation_is_rejected(made: Callab
 
 @pytest.mark.parametrize("made", [GroupRig, NodesRig, ProvisioningRig, KueueRig, Rack])
 def test_order_without_installation_label_is_listed_by_any_installation(made: Callable[[], Rig]) -> None:
-    """It was made by a version that had no such label."""
+    """Older versions created orders without this label."""
     rig = made()
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What we keep at the API server is done when there is news, and again after what failed."""
+"""API objects are reconciled after changes, and again after failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.virtual import run
 
 
 class Kept:
-    """Says when it was done; `fails` at each of these, first to last."""
+    """Records the time of each run; run n raises `fails[n]`, if any."""
 
     def __init__(self, *fails: Exception | None, wait_s: float = inf, takes_s: float = 0.0) -> None:
         self.fails, self.wait_s, self.takes_s = [*fails], wait_s, takes_s
@@ -29,7 +29,7 @@ class Kept:
         return self.wait_s
 
     def play(self, until_s: float, *news_s: float) -> list[float]:
-        """When it was done, from the begin on, with news at these times."""
+        """The times of the runs, from the start, with changes at these times."""
 
         async def whole() -> float:
             loop = asyncio.get_running_loop()

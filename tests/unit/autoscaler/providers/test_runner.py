@@ -1,4 +1,4 @@
-"""The pace of orders, lists and offers, and what is said of a Provider that does not answer."""
+"""Timing of orders, listings and offers, and reports about a provider that does not respond."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.sim.virtual import run
 
 
 class Desk:
-    """One Provider, and all that was said of it."""
+    """One provider, and all reports about it."""
 
     def __init__(self, kind: type[FakeProvider]) -> None:
         loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ def test_providers_are_reported_before_offers_and_orders() -> None:
 
 
 def test_empty_offers_are_polled_soon_and_then_with_backoff() -> None:
-    """A node that was not ready for a moment is not left out for a minute."""
+    """A node that was briefly not ready is not left out for a minute."""
 
     async def act(desk: Desk) -> None:
         desk.fake.pool = 0
@@ -195,7 +195,7 @@ def test_partial_provider_problem_is_reported_with_its_offers() -> None:
 
 
 def test_released_capacity_is_offered_again_at_once() -> None:
-    """Else those who need just that were told for a minute that there is none."""
+    """Otherwise models that need exactly this would see no offer for a minute."""
 
     async def act(desk: Desk) -> None:
         desk.fake.pool = 1
@@ -248,7 +248,7 @@ def test_provider_messages_are_reported_without_addresses() -> None:
     told = 'dial tcp (address): i/o timeout, Post "(address)"'
 
     class Talks(FakeProvider):
-        """What it says others said first: a condition, an event, a webhook."""
+        """A provider that passes on external texts: a condition, an event, a webhook response."""
 
         async def list(self) -> tuple[Listed, ...]:
             if self.away:

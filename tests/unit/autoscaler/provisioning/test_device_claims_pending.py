@@ -1,4 +1,4 @@
-"""What claims of anybody get of a fabric: what is read of them, ordered, published, told and given back."""
+"""Pods' device claims on a fabric: which are pending, ordered, published, reported and released."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ D0, D1 = device_of("A100", 0), device_of("A100", 1)
 
 
 def claim(*devices: str, name: str = "c", pool: str = "rack/w1", **status: Any) -> dict[str, Any]:
-    """As the scheduler wrote it."""
+    """A claim as the scheduler wrote it."""
     results = [{"request": "gpu", "driver": DRIVER, "pool": pool, "device": one} for one in devices]
     given = {"allocation": {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results": results}}}
     reserved = {"reservedFor": [{"resource": "pods", "name": "p", "uid": "p1"}]}
@@ -44,7 +44,7 @@ def claim(*devices: str, name: str = "c", pool: str = "rack/w1", **status: Any) 
 
 
 def fabric(*more: Offer, awaited: tuple[PendingDeviceClaim, ...] = (), publish: bool = True) -> World:
-    """Two A100 could be attached to w1, and nobody calls."""
+    """Two A100 can be attached to w1, and no requests are queued."""
     told_ = RACK.redfish
     assert told_ is not None
     settings = Settings(capacity=(replace(RACK, redfish=replace(told_, publish=publish)),))
@@ -63,7 +63,7 @@ def names(of: World, now_s: float = T0) -> list[str]:
 
 
 def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
-    """(condition, reason) of each device that is told of."""
+    """The (condition, reason) of each reported device."""
     found = find_published_devices(of, now_s)
     assert found is not None
     return [(condition, reason) for one in found.told for condition, reason, _ in one.devices.values()]
@@ -89,7 +89,7 @@ def test_rescheduled_or_unreserved_claim_is_not_pending() -> None:
     )
 
 
-# --- what is ordered --------------------------------------------------------------------------------------------------
+# --- orders -----------------------------------------------------------------------------------------------------------
 
 
 def test_claimed_device_is_ordered_once_by_any_leader() -> None:
@@ -138,7 +138,7 @@ def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
     assert not plan(new, T0 + WITHDRAW_S + 1.0).actions
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- reports ----------------------------------------------------------------------------------------------------------
 
 
 def test_attached_device_is_reported_to_its_claim_and_kept_from_replicas() -> None:
@@ -209,7 +209,7 @@ def test_devices_of_another_installation_are_ignored() -> None:
     assert said(arrived(after, T0 + 10), T0 + 10) == [(RESCHEDULE, "Attached")], "of ours all is here"
 
 
-# --- what is published ------------------------------------------------------------------------------------------------
+# --- publishing -------------------------------------------------------------------------------------------------------
 
 
 def test_attachable_devices_are_published_with_stable_names() -> None:

@@ -1,4 +1,4 @@
-"""Which Models fit on no Device: known without a Call, and the same answer as the packer's."""
+"""Models that fit on no device: found without a request, and with the same result as the packer's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.offered import acted, offer, surge, told
 from tests.kit.worlds import GI, T0, device, model, replica, world
 
 TWO = Gpu(count=2)
-"""Two whole Devices."""
+"""Two whole devices."""
 
 
 def test_reason_for_a_model_too_large_for_every_device_names_the_largest() -> None:

@@ -1,4 +1,4 @@
-"""Who could have what is another's, or about to go, is not refused for good."""
+"""Demand that another order's or a leaving replica's capacity could satisfy is not rejected for good."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONE = offer(devices_max=1, shared=False)
 
 
 def test_demand_is_infeasible_after_its_only_order_is_refused() -> None:
-    """Its Calls are told at once, and not when their time is over."""
+    """Its requests fail at once, and not after their timeout."""
     at, _ = acted(surge(LONE, waits_s=300.0))
     (id,) = at.capacity.leases
     at = told(at, LeaseRefused(id=id, reason="busy"), now_s=T0 + 1)
@@ -56,7 +56,7 @@ def test_demand_larger_than_any_offer_is_rejected_at_once() -> None:
     "gpu", [Gpu(count=4), Gpu(count=2, link="nvlink"), Gpu(isolation="hardware")], ids=["four", "joined", "kept apart"]
 )
 def test_demand_for_unavailable_gpu_count_or_isolation_is_rejected(gpu: Gpu) -> None:
-    """Though a Device of that size is on offer."""
+    """Although a device of that size is offered."""
     needs = model("a", 16, high=4, slots=1, gpu=gpu)
     begin = replace(surge(offer(parts=2, memory_bytes=32 * GI)), models={needs.name: needs})
     (unmet,) = plan(begin, T0).unmet
@@ -74,12 +74,12 @@ def test_partial_device_does_not_satisfy_a_whole_device_demand() -> None:
 
 
 def away(at: World, now_s: float) -> World:
-    """Its Calls wait, and its provider gives no answer by then."""
+    """Requests are queued, and the provider has not responded by then."""
     return told(waits(at, now_s), ProviderTroubled(provider="rack", says="gives no answer", listing=True), now_s=now_s)
 
 
 def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:
-    """Whoever leads says the same: one who began meanwhile has heard no Offer at all."""
+    """Every leader comes to the same result, even one that started later and never received an offer."""
     for later_s in (SILENT_S - 1, SILENT_S, 3600.0):
         old = plan(away(surge(LONE), T0 + later_s), T0 + later_s)
         assert ([one.never for one in old.unmet], bool(orders(old.actions))) == (
@@ -100,7 +100,7 @@ def test_orders_resume_when_a_silent_provider_answers() -> None:
 
 
 def test_pending_order_of_a_silent_provider_keeps_demand_feasible() -> None:
-    """Nobody can have it of him before he answers."""
+    """No other order can get this capacity before the provider responds."""
     slow = replace(LONE, expected_s=2000.0)
     at, _ = acted(surge(slow))
     at = shown(at, T0 + 5)

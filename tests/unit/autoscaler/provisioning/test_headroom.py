@@ -1,4 +1,4 @@
-"""Devices that are kept free ahead of need."""
+"""Devices kept free in advance (headroom)."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ LONG_S = 100_000.0
 
 
 def kept(of: World, headroom: int, name: str = "rack", keep_s: float = 0.0) -> World:
-    """With Settings by which so many Devices of a provider are kept free, and what is idle goes at once."""
+    """The World with Settings that keep this many devices of a provider free, and release idle ones after `keep_s`."""
     entry = ProviderSettings(name=name, cro=Cro(model="A100"), headroom=headroom, keep_seconds=keep_s)
     return replace(of, settings=replace(of.settings, capacity=(entry,)))
 
 
 def leases(of: World) -> list[Lease]:
-    """In order of their ids."""
+    """The capacity orders in the order of their ids."""
     return [one for _, one in sorted(of.capacity.leases.items())]
 
 
 def calm(*slices: Slice, **fields: Any) -> World:
-    """Nobody calls."""
+    """A World without requests."""
     there = slices or (device("cpu", 1, "w1"),)
     return world([A], there, gateways=[gateway()], leading_since_s=T0 - 500, **fields)
 

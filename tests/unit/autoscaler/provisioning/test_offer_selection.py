@@ -1,4 +1,4 @@
-"""Which Offer is taken, and what is said of it."""
+"""Which offer is chosen, and the reason given."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_cheapest_offer_likely_to_arrive_in_time_is_chosen() -> None:
 
 
 def test_cheaper_offer_is_chosen_if_the_deadline_limits_neither() -> None:
-    """However far the deadline is, it takes a trace of the likelihood away."""
+    """Any deadline, however late, slightly reduces the probability of delivery in time."""
     dear = rate_offer(cloud(price_per_hour=2.0), 1, estimate_lead_time(cloud(), LeadTimeStats(came=8)), 540.0, 23.0)
     cheap = made(offer(price_per_hour=1.0), 517.0)
     assert cheap.in_time < cheap.expected.confidence < dear.in_time
@@ -121,7 +121,7 @@ def test_choice_is_optimal_and_independent_of_offer_order(
 def test_lazy_evaluation_finds_the_same_choice_with_the_fewest_trials(
     told: list[tuple[float, float, str, int]], deadline_s: float, hedges: frozenset[str]
 ) -> None:
-    """The last number: how many Devices do; 0: none."""
+    """The last number of each entry is the number of devices that suffice; 0: the offer does not fit."""
     offers = [(offer(p, f"n{n}", expected_s=s, price_per_hour=price), do) for n, (s, price, p, do) in enumerate(told)]
     real = {one.id: made(one, deadline_s, do) if do else None for one, do in offers}
     tried: list[str] = []

@@ -1,8 +1,8 @@
-"""Who fits on nothing, first in line: the others are ordered for all the same."""
+"""Models that fit no offer do not prevent orders for the models behind them."""
 
 from __future__ import annotations
 
-from typing import Any  # fields are passed on
+from typing import Any  # passes on fields
 
 import pytest
 
@@ -25,20 +25,20 @@ A = model("a", 16, slots=1, pod=Pod(tolerations=MEEK))
 
 
 def behind(*crowd: Model, **fields: Any) -> World:
-    """A Call of `a` waits, and those stand before it."""
+    """A request for `a` is queued behind requests for these models."""
     calls = gateway(levels=[level(one.name, 1, wait_s=60.0) for one in (A, *crowd)])
     return world([A, *crowd], [device("cpu", 1, "w1")], gateways=[calls], leading_since_s=T0 - 500, **fields)
 
 
 def rack(**fields: Any) -> list[Offer]:
-    """A Device each, at many nodes that are not alike."""
+    """One device each on many nodes that differ from each other."""
     taints = (Taint("team", "b", "NoSchedule"),)
     of = [({"team": "b", "at": str(at)}, f"n{at}") for at in range(NODES)]
     return [offer(name=at, node=at, devices_max=1, labels=labels, taints=taints, **fields) for labels, at in of]
 
 
 def owners(of: World) -> list[str]:
-    """For whom is ordered."""
+    """The models that capacity is ordered for."""
     return [one.order.owner for one in plan(of, T0).actions if isinstance(one, AcquireLease)]
 
 
@@ -57,7 +57,7 @@ def test_models_excluded_by_offer_attributes_do_not_use_up_trials(asks: dict[str
 
 
 def test_models_that_fit_no_offer_leave_trials_for_other_models() -> None:
-    """That a node has no CPU left nothing tells but a try."""
+    """Only a simulated placement shows that a node has no CPU left."""
     busy = Resources(requests={"cpu": "8"})
     crowd = [model(f"c{number}", 16, priority=1, pod=Pod(tolerations=MEEK, resources=busy)) for number in range(CROWD)]
     hosts = {NodeId(f"n{at}"): HostResources(8000, cpu_left_milli=1000 + at) for at in range(NODES)}

@@ -1,4 +1,4 @@
-"""What is ordered, for whom, how much of it, and when it goes again."""
+"""Capacity orders: what is ordered, for which model, how much, and when it is released."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.kit.offered import (
 )
 from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, world
 
-# --- what is ordered --------------------------------------------------------------------------------------------------
+# --- orders -----------------------------------------------------------------------------------------------------------
 
 
 def test_demand_without_providers_is_rejected_and_not_ordered() -> None:
@@ -111,7 +111,7 @@ def test_cheapest_offer_that_meets_the_deadline_is_ordered() -> None:
 
 
 def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
-    """Two nodes are full; who needs a GPU has one attached, who needs memory has a node."""
+    """Two nodes are full: a model that needs a GPU gets one attached, a model that needs memory gets a node."""
     hungry = model("a", 16, high=4, slots=1, resources=Resources(requests={"memory": "64Gi"}))
     told_ = gateway(levels=[level("a", 1, wait_s=60.0)])
     hosts = {device(node="w1").node: HostResources(8000, 32 * GI, 8000, 32 * GI)}
@@ -171,7 +171,7 @@ def test_queue_order_open_for_days_stays_single_and_other_offers_are_used() -> N
     assert orders(plan(free, now_s).actions) == [("rack", 1)]
 
 
-# --- when nothing may be ordered --------------------------------------------------------------------------------------
+# --- no orders --------------------------------------------------------------------------------------------------------
 
 
 def test_unmet_demand_reports_the_queue_wait_time_and_message() -> None:
@@ -228,7 +228,7 @@ def test_order_of_a_deleted_model_is_released_not_repeated() -> None:
     assert not made.tries
 
 
-# --- what goes --------------------------------------------------------------------------------------------------------
+# --- releases ---------------------------------------------------------------------------------------------------------
 
 
 def test_unneeded_order_is_withdrawn_unless_committed() -> None:

@@ -1,4 +1,4 @@
-"""Queues, in which an order may stand for days: it is one, it is kept, and nobody is told more than is known."""
+"""Orders that may be queued for days: one per model, kept while needed, and with no estimate beyond what is known."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def learnt(of: Offer, took_s: float) -> LearntSeen:
 
 
 def later(at: World, now_s: float, **fields: object) -> World:
-    """The queue says the same as before, and Calls still wait."""
+    """The queue reports the same state as before, and requests are still queued."""
     return shown(waits(at, now_s), now_s, "cloud", **fields)
 
 
@@ -86,7 +86,7 @@ def test_overdue_queue_order_is_kept_while_another_offer_is_taken() -> None:
 
 @pytest.mark.parametrize("memory_gi", [12, 16])
 def test_each_model_gets_its_own_order_in_the_queue(memory_gi: int) -> None:
-    """Else its owner, whose place was thought another's, asked once more, and one of the two was given back later."""
+    """Otherwise the owner, whose order was attributed to the other model, ordered again, and one was released later."""
     calls = [level(name, 1, wait_s=60.0) for name in ("a", "z")]
     both = [replace(A, memory_bytes=memory_gi * GI), replace(A, name=ModelName("z"))]
     begin = world(both, [device("cpu", 1, "w1")], gateways=[gateway(levels=calls[1:])], leading_since_s=T0 - 500)
@@ -143,7 +143,7 @@ def test_capacity_delivered_by_a_queue_starts_a_replica() -> None:
 
 
 def test_queue_order_is_kept_while_requests_wait_for_another_order() -> None:
-    """What is left of its time falls below what Calls wait, and rises again."""
+    """Its remaining time falls below the waiting limit of the requests, and rises again."""
     of, node = queue(expected_s=700.0), offer(expected_s=600.0)
     at, done = acted(offered(surge(of), of, node))
     assert sorted(orders(done)) == [("cloud", 1), ("rack", 1)]
@@ -154,7 +154,7 @@ def test_queue_order_is_kept_while_requests_wait_for_another_order() -> None:
 
 
 def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
-    """It was 8 hours once: who waits for 20 minutes is not told for 20 hours to wait for it."""
+    """It once took 8 hours: a request that can wait for 20 minutes is not made to wait for the queue for 20 hours."""
     of = queue(expected_s=None)
     at, done = acted(told(surge(of), learnt(of, 8 * 3600.0)))
     assert orders(done) == [("cloud", 1)]

@@ -1,9 +1,9 @@
-"""What the ledger asks of a plan: each question once, and no plan more than the orders take."""
+"""Simulations by the provisioner: each is run once per plan, and no more than the orders need."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any  # what a patched function is given is passed on
+from typing import Any  # passes on the arguments of a patched function
 
 import pytest
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from tests.kit.worlds import T0, device, gateway, level, model, world
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the Offers that are tried, as they are."""
+    """The names of the simulated offers, in order."""
     found: list[str] = []
 
     def counted(ground: SimulationContext, want: PlacementRequest, of: Offer) -> int | None:
@@ -47,7 +47,7 @@ def test_offer_is_tried_once_per_plan_for_identical_demand(asked: list[str]) -> 
 
 
 def test_planning_for_a_schedule_evaluates_at_most_two_offers(asked: list[str]) -> None:
-    """Else those who wait now were told that there is nothing."""
+    """Otherwise models with queued requests would be reported as having no offer."""
     many = [offer(name=f"n{number}", node=f"n{number}") for number in range(9)]
     ahead = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0)
     later = model("a", 16, high=4, slots=1)
@@ -60,7 +60,7 @@ def test_planning_for_a_schedule_evaluates_at_most_two_offers(asked: list[str]) 
 
 
 class Orders:
-    """A Supplier that remembers."""
+    """A capacity supplier that records the owners of orders."""
 
     def __init__(self) -> None:
         self.acquired: list[str] = []
@@ -95,7 +95,7 @@ def test_all_missing_capacity_is_ordered_with_the_fewest_plans(
 
 @pytest.mark.parametrize("calls", [False, True])
 def test_hedging_second_order_is_placed_only_if_requests_are_waiting(calls: bool) -> None:
-    """What is kept whoever calls comes a little later where the first does not deliver, and nobody pays for two."""
+    """Capacity for `replicas.min` can arrive later if the first order fails, so two orders are not paid for."""
     unsure = offer(expected_s=60.0, confidence=0.8), cloud(expected_s=60.0, confidence=0.8)
     kept = model("a", 16, low=1, high=4, slots=1)
     told = [gateway(levels=[level("a", 1, wait_s=1.0)] if calls else [])]

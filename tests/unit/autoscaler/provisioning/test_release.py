@@ -1,4 +1,4 @@
-"""What was given back and does not go: for how long is counted, and after a while its Model is told, once."""
+"""Released capacity that does not detach: its duration is counted, and one event of its model reports it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def here() -> World:
 
 
 def leaving() -> World:
-    """It is here and was ordered to go, and its operator says what is in the way."""
+    """An order that was delivered and released; its operator reports what blocks the detach."""
     begin = here()
     (id,) = begin.capacity.leases
     release = ReleaseLease(order=ReleaseOrder(id=id, epoch=1), reason="idle for 60 s")
@@ -40,14 +40,14 @@ def leaving() -> World:
 
 
 class Silent(Api):
-    """Nobody answers, and nobody is asked."""
+    """An API that answers no requests, and must not get any."""
 
     def __init__(self) -> None:
         pass
 
 
 class Teller:
-    """Events of one autoscaler, which sees what it is shown."""
+    """The events of one autoscaler that observes the given Worlds."""
 
     def __init__(self) -> None:
         self.now_s = BEGUN_S
@@ -55,7 +55,7 @@ class Teller:
         self.events = Events(Silent(), regarding=lambda model: about, clock=lambda: self.now_s, wall=lambda: self.now_s)
 
     def sees(self, world: World, after_s: float) -> list[tuple[str, str, str]]:
-        """What it has to tell after so many seconds: (reason, type, note) each."""
+        """The (reason, type, note) of each event due after `after_s` seconds."""
         self.now_s = BEGUN_S + after_s
         self.events.on_step(LoopStep(world, world, Plan(), (), (), self.now_s, self.now_s, self.now_s))
         dues = iter(lambda: self.events._book.take(self.now_s), None)

@@ -1,4 +1,4 @@
-"""A detach is forced only by `drain --force`, of what that drains, and only once it is stuck."""
+"""A detach is forced only by `drain --force`, only for the drained capacity, and only if it is stuck."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE_S = T0 + 30
 
 
 def idle(devices: int = 1) -> World:
-    """What was attached is here, and nobody calls any more."""
+    """Delivered capacity, without any requests."""
     ordered, _ = acted(surge(offer(devices_min=devices)))
     here = arrived(ordered, HERE_S, devices=devices)
     return replace(told(here, now_s=HERE_S), gateways={"g": gateway(seen_s=HERE_S)}, loads={})
@@ -47,7 +47,7 @@ def given_back(of: World, now_s: float) -> tuple[World, list[ReleaseLease]]:
 
 
 def stuck(of: World, *, now_s: float) -> World:
-    """It was ordered to be given back, and its provider shows it still."""
+    """The order was released, and its provider still lists it."""
     return shown(of, now_s, phase="leaving", committed=True, node="w1", device_ids=("new0",))
 
 
@@ -175,7 +175,7 @@ def test_release_is_forced_only_under_a_forced_drain(
     assert not seen or not seen[0].order.force, "the first order never is"
 
 
-# --- what an operator is told -----------------------------------------------------------------------------------------
+# --- reports to the operator ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (CordonTarget("device", "cpu"), False)])

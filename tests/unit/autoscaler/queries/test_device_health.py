@@ -1,4 +1,4 @@
-"""What agents of nodes said, and what follows: whose Devices are which, who is ill, memory that is back, no storms."""
+"""Reports of node agents: ownership of devices, their health, freed memory, and no repeated decisions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OURS = PodDevices(namespace="engines", name="r", devices=("GPU-b",))
 
 
 def gpus(count: int, node: str = "n0") -> list[Slice]:
-    """As the Kubernetes driver tells them: whole ones, which only count."""
+    """Whole GPUs as the Kubernetes driver reports them: counted only, not identified."""
     return [device(f"{node}/gpu{n}", 24, node, shared=False, isolation=Isolation.HARDWARE) for n in range(count)]
 
 
@@ -51,14 +51,14 @@ def gpu(name: str, used_bytes: int = 0, *, healthy: bool = True) -> DeviceReport
 
 
 def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, ...] = (), age_s: float = 0.0) -> World:
-    """The World after the agent of n0 said that."""
+    """The state after this report of the agent of n0."""
     known = at.nodes.get("n0")
     sequence = 1 if known is None else known.report.sequence + 1
     report = NodeReport(node="n0", boot="b", sequence=sequence, devices=found, pods=pods, age_s=age_s)
     return fold(at, (NodeReported(report=report),), now_s)[0]
 
 
-# --- whose Devices ----------------------------------------------------------------------------------------------------
+# --- ownership of devices ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("named", [OURS, PodDevices(pod_uid="u1", devices=("GPU-b",))])
@@ -82,7 +82,7 @@ def test_pod_with_another_namespace_or_uid_is_not_matched() -> None:
 
 
 def test_long_silent_node_is_removed_until_it_reports_again() -> None:
-    """Nodes come and go under new names for as long as an autoscaler runs."""
+    """Nodes appear under new names for as long as an autoscaler runs."""
     at = said(world([A], gpus(2), []), T0, gpu("GPU-a"))
     assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.keys() == {"n0"}
     later = fold(at, (), T0 + FORGET_S)[0]
@@ -90,11 +90,11 @@ def test_long_silent_node_is_removed_until_it_reports_again() -> None:
     assert said(later, T0 + FORGET_S + 1, gpu("GPU-a")).nodes["n0"].report.sequence == 1
 
 
-# --- memory that is back ----------------------------------------------------------------------------------------------
+# --- freed memory -----------------------------------------------------------------------------------------------------
 
 
 def gone(*found: DeviceReport, now_s: float = T0 + 2, age_s: float = 0.0, pods: tuple[PodDevices, ...] = ()) -> World:
-    """Its pod ran, went at T0 + 1, and then the agent said that."""
+    """Its pod was deleted at T0 + 1, and then the agent sent this report."""
     at = said(world([A], gpus(2), [ours()]), T0, gpu("GPU-a"), gpu("GPU-b", 20 * GI), pods=(OURS, *pods))
     return said(at, now_s, *found, pods=pods, age_s=age_s)
 
@@ -181,7 +181,7 @@ def test_closed_slices_never_outnumber_unhealthy_devices(health: list[bool], sli
     assert len(closed) >= min(health.count(False), slices - len(holders)) - max(0, len(health) - slices)
 
 
-# --- reports that repeat ----------------------------------------------------------------------------------------------
+# --- repeated reports -------------------------------------------------------------------------------------------------
 
 
 def test_node_report_with_only_a_small_memory_change_is_redundant() -> None:
@@ -220,7 +220,7 @@ async def test_redundant_node_report_waits_for_the_next_control_loop_step(
     assert len(stepped.loop.observed) == 3
 
 
-# --- a Device that is lost --------------------------------------------------------------------------------------------
+# --- a lost device ----------------------------------------------------------------------------------------------------
 
 
 def test_replica_on_an_unhealthy_device_drains_and_is_not_revived() -> None:

@@ -1,4 +1,4 @@
-"""What a Replica was granted is known by its memory, also when its document offers that no more."""
+"""The memory of a replica identifies its grant even if the document no longer offers that grant."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GROWS, ELASTIC, NEITHER = Gpu(growth_percent=100), Gpu(elastic_percent=30), Gpu(
 
 
 def asks(gpu: Gpu) -> Model:
-    """For 10 GiB."""
+    """A Model that requests 10 GiB."""
     return growing(context_tokens=2048, gpu=gpu)
 
 
 def serving(of: Model, memory_gi: int) -> Replica:
-    """For a while."""
+    """A replica that has served for a while."""
     return replica(of, "ra", memory_bytes=memory_gi * GI, ready_s=T0 - 5000, since_s=T0 - 5000)
 
 
@@ -53,7 +53,7 @@ def test_usage_of_a_replica_with_less_memory_does_not_lower_the_estimate(gpu: Gp
 
 
 def test_usage_of_a_replica_with_its_requested_memory_sets_the_estimate() -> None:
-    """Its grant is what was asked for when it started: what was measured since made it neither large nor small."""
+    """It got the memory requested at its start; later measurements neither grow nor shrink its grant."""
     of = asks(NEITHER)
     for corrected_gi in (6, 13):
         now = replace(of, memory_bytes=corrected_gi * GI)

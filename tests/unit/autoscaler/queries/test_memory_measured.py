@@ -1,4 +1,4 @@
-"""What engines were seen to use corrects what was estimated: upwards at once, downwards late, and nothing restarts."""
+"""Measured memory use corrects the estimate: upwards at once, downwards late, without a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = replace(model("a", 8), estimated_bytes=8 * GI)
 
 
 def after(*used: tuple[float, bool], of: Model = A) -> float:
-    """GiB that are counted after these looks: GiB seen, and whether it had served."""
+    """The estimate in GiB after these measurements: (GiB used, whether the replica had served)."""
     history = NEW
     for gib, served in used:
         history = record_measured_memory(history, of, int(gib * GI), served=served)
@@ -45,7 +45,7 @@ def test_usage_below_the_estimate_counts_after_serving_with_a_margin() -> None:
 
 
 def test_vllm_usage_raises_the_estimate_only_above_its_reserved_memory() -> None:
-    """It uses all that it is told to take, and of a Slice of its own whatever that has."""
+    """It uses all the memory that it reserves, and on a slice of its own all of the slice."""
     auto = ModelSpec(engine="vllm", gpu=Gpu(memory_bytes=BytesOrAuto(0)))
     of = replace(A, spec=auto, memory_bytes=8 * GI, estimated_bytes=8 * GI)
     there = world([of], [device()], [replica(of, "a1", memory_bytes=8 * GI)])
@@ -91,20 +91,20 @@ def test_spec_hash_excludes_memory_estimates_and_measurements() -> None:
 
 
 def served(now_s: float, used_gib: float, made: World) -> World:
-    """`a` runs, and its driver tells what it uses."""
+    """`a` runs, and its driver reports its memory use."""
     known = made.replicas[next(iter(made.replicas))]
     told = replace(seen_of(known, Seen.READY), used_bytes=int(used_gib * GI))
     return fold(made, (told,), now_s)[0]
 
 
 def reported(at: World, now_s: float, *uses: tuple[str, str, float], sequence: int = 1) -> World:
-    """The agent of its node says who uses how many GiB of which device."""
+    """The node agent reports how many GiB of which device each pod uses."""
     told = tuple(PodUse(pod_uid=uid, device=device, used_bytes=int(gib * GI)) for uid, device, gib in uses)
     return fold(at, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=sequence, uses=told)),), now_s)[0]
 
 
 def in_pod(at: World, uid: str = "u1") -> World:
-    """The same, of a cluster."""
+    """The same replica as a pod of a cluster."""
     pod = PodRef(namespace="engines", name="r", uid=uid)
     return replace(at, replicas={id: replace(one, pod=pod) for id, one in at.replicas.items()})
 
@@ -149,7 +149,7 @@ def test_missing_usage_or_an_older_spec_gives_no_measurement() -> None:
 
 
 def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
-    """The same rule as of one machine, and `explain fit` says the same."""
+    """The rule is the same as on a single machine, and `explain fit` reports the same."""
     early, long_s = in_pod(running(T0 - 10, T0 - 5)), T0 - SERVED_S
     upon = reported(early, T0, ("u1", "GPU-a", 9), ("u2", "GPU-a", 14))
     assert upon.models[A.name].memory_bytes == 9 * GI

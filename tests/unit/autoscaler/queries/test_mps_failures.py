@@ -1,4 +1,4 @@
-"""Which ends of Replicas are the end of their MPS server, and when its Slices are open again."""
+"""Which replica exits count as a failure of the MPS server, and when its slices are available again."""
 
 from __future__ import annotations
 

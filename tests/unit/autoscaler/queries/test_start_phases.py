@@ -1,4 +1,4 @@
-"""What a start consisted of: its phases, the parts of `place`, and starts that nobody saw."""
+"""The phases of a start, the parts of `place`, and starts that were not observed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.worlds import T0, replica, world
 
 
 def started(placing: Placing | None = None, **fields: float) -> Replica:
-    """Asked for at T0, ordered 1 s later, its process began at 10 s, and it was ready at 12 s."""
+    """Requested at T0, ordered 1 s later, process started at 10 s, ready at 12 s."""
     times: dict[str, Any] = {"wanted_s": T0, "created_s": T0 + 1, "started_s": T0 + 10, "ready_s": T0 + 12, **fields}
     return replica(DOC, "r", placing=placing or Placing(), **times)
 
@@ -73,11 +73,11 @@ def test_start_phases_sum_to_the_total_start_time(moments: tuple[float | None, .
         assert sum(parts_s(one).values()) <= found["place"] + 1e-9 or prepared_s is not None
 
 
-# --- starts that nobody saw -------------------------------------------------------------------------------------------
+# --- starts that were not observed ------------------------------------------------------------------------------------
 
 
 def test_adopted_replica_has_no_phases_and_records_no_start_time() -> None:
-    """A restart, or a new leader: an engine that has run for an hour did not take an hour to start."""
+    """After a restart or leader change: an engine that has run for an hour did not take an hour to start."""
     at, _ = after(world([DOC]), seen(Seen.READY, started_s=T0 - 3600), now_s=T0)
     assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
     assert at.histories.get(M) is None
@@ -98,7 +98,7 @@ def test_new_leader_records_no_times_of_earlier_starts() -> None:
 
 
 def test_process_older_than_its_replica_records_no_start_time() -> None:
-    """A rollout's pod is given to who waits for one."""
+    """A pod from a rollout is assigned to a replica that waits for one."""
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     at, _ = after(at, seen(Seen.READY, started_s=T0 - 60), now_s=T0 + 1)
     assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
@@ -112,7 +112,7 @@ def test_later_observations_of_a_start_keep_earlier_details() -> None:
     assert (at.replicas[R].pod, at.replicas[R].placing) == (pod, bound)
 
 
-# --- as a driver sees it ----------------------------------------------------------------------------------------------
+# --- as observed by a driver ------------------------------------------------------------------------------------------
 
 
 def test_pod_times_are_those_of_the_first_observation() -> None:
@@ -154,7 +154,7 @@ def test_start_steps_first_seen_with_the_running_process_get_no_times() -> None:
 
 
 def test_start_of_an_adopted_workload_uses_the_controller_clock() -> None:
-    """A kubelet's whole seconds said that it began before it was ordered."""
+    """Kubelet timestamps in whole seconds would put the start before the order."""
     bench = Bench()
     bench.core.begin(0.0)
     bench.now_s = 10.7

@@ -1,4 +1,4 @@
-"""Places that a scheduler would refuse: devices that others have, taints, and nodes that it was wrong about before."""
+"""Placements that the scheduler would reject: devices in use by other pods, taints, and nodes that failed before."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def called(*models: Model, on: list[Slice], **fields: Any) -> World:
 
 
 def places(there: World, now_s: float = T0) -> list[str]:
-    """Where starts go."""
+    """The slices on which starts are planned."""
     return [a.replica.slices[0] for a in plan(there, now_s).actions if isinstance(a, StartReplica)]
 
 
-# --- pods of others ---------------------------------------------------------------------------------------------------
+# --- foreign pods -----------------------------------------------------------------------------------------------------
 
 
 def pod(*limits: str, first: tuple[tuple[str, str], ...] = (), node: str = "n1") -> Any:
-    """With so many GPUs in each container; `first`: (GPUs, restartPolicy) of those that run before."""
+    """A pod with these GPU limits per container; `first`: (GPUs, restartPolicy) of its init containers."""
 
     def has(many: str) -> dict[str, Any]:
         return {"resources": {"limits": {"nvidia.com/gpu": many, "memory": "1Gi"}}}
@@ -107,7 +107,7 @@ def test_model_is_placed_on_a_device_not_used_by_foreign_pods() -> None:
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 6))
 def test_started_replicas_never_exceed_devices_left_by_foreign_pods(many: int, others: int, ours: int) -> None:
-    """Ours keep what they hold, and only what is free beside them and others is given out."""
+    """Our replicas keep their devices; only devices that are free of both are assigned."""
     held = [model(f"h{n}", 10) for n in range(min(ours, many))]
     there = [replica(one, one.name, [f"n1/gpu{n}"]) for n, one in enumerate(held)]
     wants = model("a", 10, high=8)
@@ -176,7 +176,7 @@ def test_model_avoids_a_node_with_an_untolerated_taint_and_explains_why() -> Non
 def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
     there: list[tuple[bool, bool]], order: list[int]
 ) -> None:
-    """Wants of different tolerations at once: each goes where it may, in whatever order they come."""
+    """Replicas with different tolerations at once: each gets a permitted node, in any order of arrival."""
     shelves = [
         Bin(slice=device(f"g{n}", 24, f"n{n}", taints=(LAB,) if tainted else ()), whole=True, incumbents=(),
               free=ResourceAmount(24 * GI, 100), coming=ResourceAmount(0, 0), locked=False)
@@ -207,13 +207,13 @@ def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
         assert not missing.never
 
 
-# --- kept off ---------------------------------------------------------------------------------------------------------
+# --- nodes that the scheduler rejected --------------------------------------------------------------------------------
 
 NO = "Unschedulable: 0/3 nodes are available: 1 Insufficient nvidia.com/gpu."
 
 
 class Kept:
-    """Model a starts on n1, and its scheduler says no."""
+    """Model `a` starts on n1, and the scheduler does not bind its pod."""
 
     def __init__(self, *on: Slice, **spec: Any) -> None:
         self.a = model("a", 10, **spec)
@@ -227,7 +227,7 @@ class Kept:
         return max(self.world.replicas.values(), key=lambda one: (one.created_s, one.state is S.STARTING))
 
     def act(self) -> list[str]:
-        """The plan, carried out."""
+        """Carry out the plan."""
         self.sequence += 1
         said = Report(
             gateway=GatewayId("g1"), boot="b", sequence=self.sequence, epoch=1, version=self.world.version,
@@ -250,7 +250,7 @@ class Kept:
         self.world, _ = fold(self.world, (build_podless_observation(self.last, seen, **of),), self.now_s)
 
     def moves(self) -> str:
-        """It is given up, and started elsewhere: where."""
+        """The replica is drained and started elsewhere: returns the new slice."""
         self.now_s += STRANDED_S
         assert self.act() == ["drain"]
         while self.last.state is not S.STARTING:
@@ -315,7 +315,7 @@ def test_unschedulable_replica_drains_if_an_idle_replica_can_be_evicted() -> Non
 
 
 def test_avoided_node_is_retried_with_a_growing_bounded_backoff() -> None:
-    """Two nodes, and neither takes it: it goes from one to the other, less and less often."""
+    """Neither of two nodes accepts the pod: it alternates between them, less and less often."""
     one = Kept(*gpus("n1"), *gpus("n2"))
     stays_s, where = list[float](), [one.moves()]
     for _ in range(14):
@@ -375,7 +375,7 @@ def test_only_one_of_two_unschedulable_replicas_moves_to_a_free_device() -> None
 @pytest.mark.case("20")
 @pytest.mark.parametrize("state", [S.STOPPING, S.SCRUBBING])
 def test_gpu_held_by_an_ended_replica_for_a_minute_gets_no_new_replica(state: S) -> None:
-    """There is room beside what it holds: for a minute that may be used, then no more until it is free."""
+    """The memory that it leaves free may be used for a minute, then not until the GPU is free."""
     small, ended = model("b", 2), replica(model("a"), "a-r", state=state, since_s=T0, memory_bytes=GI)
     for product, starts in (("H100", []), ("", ["start b"])):
         waits = [gateway(levels=[level("b", 1, wait_s=90)], seen_s=T0 + 60)]

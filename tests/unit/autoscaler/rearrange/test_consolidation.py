@@ -1,4 +1,4 @@
-"""Who is on capacity that costs goes home when nobody lacks room, and what is idle goes when it is not worth that."""
+"""Replicas on paid capacity move to owned devices if no model lacks room, and idle ones end if they cost too much."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CALLS = [gateway(levels=[level("a", 0, 1)], uses=[use("a1", 1)])]
 
 
 def home(name: str = "own0", memory_gi: float = 16, **fields: Any) -> Slice:
-    """A Device of our own."""
+    """An owned device."""
     return device(name, memory_gi, "w2", **{"product": "A100", "shared": True, **fields})
 
 
@@ -45,7 +45,7 @@ def rents(
     models: tuple[Model, ...] = (A, B, C),
     **fields: Any,
 ) -> World:
-    """A Lease of Devices `new0` ... with these Replicas on it, beside Devices of our own."""
+    """An order with the devices `new0` ... and these replicas on it, and owned devices."""
     told_fields = {"gateways": CALLS, "histories": STARTED, "leading_since_s": T0 - 5000, **fields}
     begin = offered(world(models, own, others, **told_fields), of or offer())
     order = AcquireOrder(
@@ -59,18 +59,18 @@ def rents(
 
 
 def move_of(name: str) -> Move:
-    """Home, of that Replica."""
+    """The move of this replica to an owned device."""
     return Move(replica=ReplicaId(name))
 
 
 def known(of: World) -> World:
-    """With all that is derived."""
+    """The World with all derived fields."""
     after = rebuild_indices(of, T0)
     return replace(after, rented=compute_paid_capacity(Draft(after, T0)))
 
 
 def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
-    """(Slice, whose place) of all that is started."""
+    """(Slice, moved replica) of each start."""
     return [
         (one.replica.slices[0], one.replica.move) for one in plan(of, now_s).actions if isinstance(one, StartReplica)
     ]
@@ -220,7 +220,7 @@ def test_scale_down_prefers_the_replica_on_paid_capacity() -> None:
 
 
 def idle(*since_s: float, starts_s: float = 10.0) -> dict[str, History]:
-    """Of Models `b`, `c`: called so long ago."""
+    """Histories of the models `b` and `c`, last requested this long ago."""
     told_of = {
         name: History(starts_s=(starts_s,), last_activity_s=T0 - s) for name, s in zip("bc", since_s, strict=False)
     }

@@ -1,4 +1,4 @@
-"""Defragmentation: who moves, for whom, and when nobody does."""
+"""Defragmentation: which replica moves, for which model, and when none moves."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_failed_successor_leaves_the_old_replica_unchanged() -> None:
 
 
 def more(at: World, name: str, most: int) -> World:
-    """That Model may have so many Replicas."""
+    """Let this model have up to `most` replicas."""
     before = at.models[ModelName(name)]
     spec = replace(before.spec, replicas=replace(before.spec.replicas, max=most))
     return replace(at, models={**at.models, before.name: replace(before, spec=spec)})
@@ -119,7 +119,7 @@ def test_both_replicas_stay_if_demand_rises_during_a_move() -> None:
     assert not scene.verbs("drain"), "room is for Calls first"
 
 
-# --- who moves --------------------------------------------------------------------------------------------------------
+# --- the choice of the moved replica ----------------------------------------------------------------------------------
 
 
 def test_idle_and_quickly_starting_replicas_move_first() -> None:
@@ -166,7 +166,7 @@ def test_no_move_for_a_replica_that_gets_space_anyway_or_can_never_fit() -> None
 
 
 def settled(at: World, name: str, **spec: Any) -> World:
-    """That Model's spec, and its Replicas with it."""
+    """Change the spec of this model, and of its replicas."""
     before = at.models[ModelName(name)]
     after = replace(before, spec=replace(before.spec, **spec))
     at = replace(at, models={**at.models, after.name: after})
@@ -293,7 +293,7 @@ def test_fragmented_memory_of_shared_devices_is_joined_by_a_move() -> None:
 
 
 def test_spread_replica_moves_to_a_rack_without_others_of_its_model() -> None:
-    """n1 is the tightest, and has another in its rack; the mover's own rack counts as empty when it has left."""
+    """n1 is the tightest node, but another replica is in its rack; the moved replica's own rack counts as empty."""
     at = laid({0: [2, 2], 1: [6], 2: [5], 3: [5]})
     racks = {"n0": "a", "n1": "b", "n2": "b", "n3": "a"}
     slices = {id: replace(one, labels={"rack": racks[one.node]}, labels_known=True) for id, one in at.slices.items()}
@@ -309,7 +309,7 @@ def test_spread_replica_moves_to_a_rack_without_others_of_its_model() -> None:
 
 
 def homes(at: World, name: str = "n0-a") -> set[str]:
-    """The nodes that it moves to; none: it does not."""
+    """The nodes that the replica moves to, if any."""
     starts = [one.replica for one in plan(at, T0).actions if isinstance(one, StartReplica)]
     return {str(node_of(at, one)) for one in starts if one.model == name and one.move is not None}
 
@@ -332,7 +332,7 @@ def test_move_prefers_a_node_with_the_weights_to_a_tight_fit() -> None:
 
 
 def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:
-    """Each on one of two Devices, of which a third Model needs all but a little."""
+    """Each is on one of two devices; a third model needs almost all of one."""
     there = [replica(one, f"{one.name}-r", [slices[at].id]) for at, one in enumerate((a, b))]
     return world([a, b, model("big", 20, low=1)], slices, there)
 

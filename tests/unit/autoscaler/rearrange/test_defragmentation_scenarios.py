@@ -1,4 +1,4 @@
-"""Room that is free in pieces becomes one: four nodes of ten devices in virtual time, and what holds for every move."""
+"""Defragmentation scenarios: four nodes of ten devices in virtual time, and invariants of every move."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.kit.worlds import GI, T0, Scene, folded, world
 
 
 class Churn:
-    """Replicas come and go one by one."""
+    """Starts and stops replicas one at a time."""
 
     def __init__(self, seed: int, begin: World, sizes: dict[str, int]) -> None:
         self.rng, self.sizes = Random(seed), sizes
@@ -54,13 +54,13 @@ class Churn:
         self.big, self.step_s = False, 2.0
 
     def tell(self) -> None:
-        """The documents as they are now."""
+        """Report the current documents."""
         models = [wide(name, size, int(name in self.on)) for name, size in self.sizes.items()]
         told = DocumentsSeen(models=(*models, big(low=int(self.big))), settings=self.scene.world.settings)
         self.scene.world, _ = fold(self.scene.world, [told], self.scene.now_s)
 
     def turn(self) -> None:
-        """One more, or one less."""
+        """Add or remove one replica."""
         name = self.rng.choice(sorted(self.sizes))
         room = NODES * DEVICES - sum(self.sizes[one] for one in self.on)
         if name in self.on:
@@ -70,7 +70,7 @@ class Churn:
         self.tell()
 
     def seconds(self, many: float) -> Iterator[World]:
-        """The World at each step of so many seconds."""
+        """Yield the World at each step for `many` seconds."""
         for _ in range(int(many // self.step_s)):
             self.scene.run(self.step_s, self.step_s)
             yield self.scene.world
@@ -85,7 +85,7 @@ def placeable(at: World, now_s: float) -> bool:
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_replicas_are_packed_without_fragmentation_or_moves(seed: int, shared: bool) -> None:
     churn = Churn(seed, world([], slices(shared=shared)), {f"m{at}": 3 for at in range(6)})
-    for at in range(6):  # one by one, interleaved with stops and starts
+    for at in range(6):  # one at a time, interleaved with stops and starts
         churn.on.add(f"m{at}")
         churn.tell()
         for _ in range(3):
@@ -97,11 +97,11 @@ def test_equal_replicas_are_packed_without_fragmentation_or_moves(seed: int, sha
 
 TAKEN = range(DEVICES - BIG + 1, DEVICES + 1)
 TOTALS = tuple(each for each in combinations_with_replacement(TAKEN, NODES) if sum(each) == NODES * DEVICES - 20)
-"""What is taken of each node when 20 devices are free, at most seven of them on one node."""
+"""Devices in use on each node when 20 are free, with at most seven free on one node."""
 
 
 def in_pieces(rng: Random, most: int = 5) -> Laid:
-    """Replicas of one device to `most`, so laid out."""
+    """A random layout of replicas of one to `most` devices."""
     totals = list(rng.choice(TOTALS))
     rng.shuffle(totals)
     at: Laid = {}
@@ -115,7 +115,7 @@ def in_pieces(rng: Random, most: int = 5) -> Laid:
 @settings(derandomize=True, deadline=None, max_examples=examples(25))
 @given(st.integers(0, 1 << 30), st.booleans())
 def test_defragmentation_joins_20_free_devices_while_replicas_serve(seed: int, shared: bool) -> None:
-    """Replicas of one to five devices: whoever is there stays ready, and one of eight is ready in bounded time."""
+    """Replicas of one to five devices all stay ready, and one of eight is ready in bounded time."""
     scene = Scene(laid(in_pieces(Random(seed)), shared=shared), nobody)
     begin = scene.world
     assert sum(free(begin).values()) == 20
@@ -133,7 +133,7 @@ def test_defragmentation_joins_20_free_devices_while_replicas_serve(seed: int, s
 
 
 def _first(begin: World, heir: Replica) -> Replica:
-    """Who had its place at first: each Model has one Replica."""
+    """The replica that was replaced by this move; each model has one replica."""
     return begin.replicas[begin.by_model[heir.model][0]]
 
 

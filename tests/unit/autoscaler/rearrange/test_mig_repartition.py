@@ -1,4 +1,4 @@
-"""When an idle node is cut anew, and how: for what fits no cut that is there, and never under anybody's feet."""
+"""MIG repartitioning of idle nodes: when, into what, only for models that fit no partition, and never while in use."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_repartition_starts_only_after_requests_waited_a_minimum_time() -> None:
 
 
 def test_no_second_repartition_starts_while_one_is_pending() -> None:
-    """No second node is cut for the same PlacementRequest."""
+    """For the same placement request, no second node is repartitioned."""
     two = [*slices(_1g_10gb="7"), *slices("n2", _1g_10gb="7")]
     at = town(cuttable(), cuttable("n2"), there=two)
     action = order(at)
@@ -136,7 +136,7 @@ def test_no_second_repartition_starts_while_one_is_pending() -> None:
 
 
 def test_remaining_space_is_partitioned_by_recent_demand() -> None:
-    """Nobody waits for these, and no cut of theirs is there."""
+    """No requests are queued for these models, and no existing partition fits them."""
     models = [model("big", 30), model("mid", 18), model("small", 9)]
     waits = gateway(levels=[level("big", waiting=1, wait_s=WAIT_S)])
 

@@ -1,4 +1,4 @@
-"""A GPU of which parts are in use, and who needs all of it: those on the parts make room, all of them or nobody."""
+"""A model that needs a whole GPU of which parts are in use: all replicas on the parts are evicted, or none."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LARGE = model("large", 70)
 
 
 def on(of: Model, entry: str, **fields: Any) -> Replica:
-    """Ready long ago."""
+    """A replica that has been ready for a long time."""
     return replica(of, f"{of.name}-r", (f"{NODE}/{entry}",), **{"ready_s": T0 - 100, **fields})
 
 
 def asked(
     slices: list[Slice], calls: tuple[str, ...], *there: Replica, models: tuple[Model, ...], busy: str = ""
 ) -> World:
-    """One Call waits for each of `calls`, the first for longest, and one runs on `busy`; the others were called last a
-    second ago.
+    """One request is queued for each of `calls`, the first for longest, and one runs on `busy`. The others had their
+    last request a second ago.
     """
     levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate(calls)]
     levels += [level(busy, running=1)] if busy else []
@@ -67,7 +67,7 @@ def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_replica() -> None:
 
 
 def test_no_replica_is_evicted_if_one_on_the_gpu_must_stay() -> None:
-    """Within its residency, kept by `replicas.min`, of higher priority, and starting for who waits."""
+    """Within its minimum residency, kept by `replicas.min`, of higher priority, or starting for queued requests."""
     a = model("a", 5)
     for b, more in (
         (model("b", 30, residency_seconds=1000.0), {"busy": "b"}),
@@ -92,7 +92,7 @@ def test_busy_replica_is_evicted_only_if_no_idle_one_can_leave() -> None:
 
 
 def test_additional_replica_does_not_evict_a_busy_replica() -> None:
-    """More Replicas than one of a Model that is served: busy ones stay."""
+    """For another replica of a model that is already served, busy replicas are not evicted."""
     a = model("a", 30)
     many = model("large", 70, low=2, high=2)
     here = replica(many, "there", ("elsewhere/gpu-0",))
@@ -110,7 +110,7 @@ def test_no_eviction_if_a_foreign_pod_uses_a_part_of_the_gpu() -> None:
 
 
 def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
-    """Who comes then goes to another GPU, or waits."""
+    """A new replica goes to another GPU, or waits."""
     a, b = model("a", 5), model("b", 30)
     leaving = on(a, A, state=S.DRAINING, since_s=T0 - 1, drain=drain(T0 - 1, victim_of="large"))
     made = plan(asked(parts(A), ("large", "b"), leaving, models=(a, b)), T0)
@@ -122,7 +122,7 @@ def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
 
 
 def test_emptied_gpu_is_reserved_until_offered_whole() -> None:
-    """The last has left, and the ResourceSlices are not told anew yet."""
+    """The last replica has left, and the ResourceSlices are not updated yet."""
     b = model("b", 30)
     made = plan(asked(parts(A), ("large", "b"), models=(b,)), T0)
     assert start(made) == {}
@@ -161,7 +161,7 @@ def test_next_plan_keeps_the_chosen_gpu_and_evicts_no_more_replicas() -> None:
 
 
 def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
-    """And the other way round: the cheaper way is taken."""
+    """And vice versa: the cheaper GPU is emptied."""
     small, other = cut_name("3g.40gb", 0), model("other", 75)
     a = model("a", 30)
     slices = parts(small, "gpu-1", gpus=2)
@@ -176,7 +176,7 @@ def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
 
 
 def test_protected_replica_moves_to_parts_of_another_gpu() -> None:
-    """Two that are kept, each on a GPU of its own: one of them moves, then the other GPU is whole."""
+    """Two protected replicas, each on its own GPU: one moves, and then its former GPU is whole."""
     first, second = cut_name("3g.40gb", 0), cut_name("3g.40gb", 0, 1)
     a, b = model("a", 30, low=1), model("b", 30, low=1)
     at = asked(parts(first, second, gpus=2), ("large",), on(a, first), on(b, second), models=(a, b))

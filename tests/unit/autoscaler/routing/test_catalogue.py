@@ -1,4 +1,4 @@
-"""What of the documents a gateway learns."""
+"""The part of the documents that a gateway receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters, pure: from the document to the engine's command line, the catalogue, the names and the body."""
+"""Adapters: the document, the engine's command line, the catalogue, the names and the request body."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def model(engine: EngineName, *, aliases: tuple[str, ...] = (), args: tuple[str,
 
 
 def words(engine: EngineName, program: str, *args: str) -> list[str]:
-    """The command line behind what every Model has."""
+    """The command line of a Model with these arguments."""
     started = build_launch_command(
         model(engine, args=args), None, "127.0.0.1", 9000, {program: f"/bin/{program}"} if program else {}
     )
@@ -117,7 +117,7 @@ def test_number_of_adapters_is_bounded() -> None:
 
 
 def test_model_name_equal_to_an_adapter_name_is_rejected() -> None:
-    """Names of Models may have colons, too."""
+    """Names of Models may contain colons too."""
     adapted = document("[{name: b, artifact: 'file:///b'}]", name="m", rest="aliases: [n], ")
     for taken in ("m:b", "n:b"):
         said = f"metadata.name: `{taken}` is already an adapter of Model m in 0.yaml"
@@ -140,7 +140,7 @@ def test_llama_cpp_flags_that_conflict_with_adapters_are_rejected(arg: str) -> N
 
 
 def test_model_name_with_a_colon_is_rejected_for_sglang() -> None:
-    """It would take what follows for an adapter, and does not start."""
+    """SGLang would take the part after the colon for an adapter, and fail to start."""
     assert "metadata.name: engine sglang serves no name with a `:`" in wrong(
         document("[]", name="qwen:7b", engine="sglang")
     )
@@ -197,7 +197,7 @@ def test_model_entry_contains_the_served_name_of_each_adapter(engine: EngineName
 
 
 def test_llama_cpp_entries_always_select_adapters_explicitly() -> None:
-    """A Call that says nothing may be answered from what was computed with the adapter of the last one."""
+    """Otherwise llama.cpp may answer from results that it computed with the adapter of the previous request."""
     entry = model_entry(model("llama.cpp"))
     assert json.loads(entry.lora) == [{"id": 0, "scale": 0}]
     assert [json.loads(adapter.lora) for adapter in entry.adapters] == [
@@ -258,7 +258,7 @@ def operation(path: str) -> Operation:
 
 
 def sent(path: str, body: bytes, lora: str, *, large: bool = False) -> dict[str, object]:
-    """What an engine gets."""
+    """The JSON body that an engine receives."""
     given: bytes | ChunkedBody = body
     if large:
         given = ChunkedBody()

@@ -1,4 +1,4 @@
-"""What gateways are told: states, estimates, refusals; and deltas that add up to the whole."""
+"""Routes sent to gateways: states, estimates, rejections, and deltas that add up to the full routes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_route_of_a_ready_model_contains_its_start_phases() -> None:
 
 
 def test_unobserved_start_phases_are_omitted() -> None:
-    """A start that no Call asked for has no first Call; an adopted engine was started by another."""
+    """A start without a request has no arrival time; an adopted engine was started by another process."""
     unasked = replica(model("m"), "r", created_s=T0 - 3.0, started_s=T0 - 2.0, ready_s=T0)
     adopted = replica(model("m"), "s", created_s=T0 - 1.0, started_s=T0 - 9.0, ready_s=T0)
     assert last_phases_ms([unasked, adopted]) == {"place": 1000.0, "load": 2000.0}
@@ -91,7 +91,7 @@ def test_requests_are_accepted_during_a_backoff_if_a_replica_is_ready() -> None:
 
 
 def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> None:
-    """Without a Replica: where one serves, they wait as ever. A moment that merely comes nearer is no news."""
+    """Only without a replica: where one serves, they wait as usual. A shorter remaining time alone causes no update."""
     of = model("m", queue=Queue(wait_seconds_max=300.0))
     at = world([of])
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=610.0)}
@@ -114,7 +114,7 @@ def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> No
 
 
 def test_capacity_wait_is_rounded_down_to_a_multiple_of_30_seconds() -> None:
-    """A Call that waits for less is refused there; of what nobody can say when, and of what serves, nothing is said."""
+    """Requests with a shorter limit are rejected there; unknown times and Models that serve have no capacity wait."""
     of = model("m")
     coming = {M: Unmet(model=M, reason="rack brings one", ready_s=599.0)}
     assert told(world([of]), unmet=coming).capacity_wait_s == 570.0
@@ -143,7 +143,7 @@ def test_routes_reject_a_model_only_while_it_fits_no_device() -> None:
 
 
 def test_leader_sends_empty_routes_until_synced() -> None:
-    """Else its gateways would forget Replicas that are there."""
+    """Otherwise its gateways would drop replicas that exist."""
     at = World(epoch=2)
     assert publish.routes_full(at, G1, T0) == RoutesDelta(epoch=2, version=0)
     synced, _ = fold(at, [Synced()], T0)
@@ -161,7 +161,7 @@ def test_change_irrelevant_to_gateways_produces_no_route_delta() -> None:
 
 
 def test_gateway_that_reduced_its_own_slots_gets_no_route_delta() -> None:
-    """What it did is not repeated to it: a late echo must not raise what it has lowered further."""
+    """The gateway's own change is not echoed: a late echo must not raise a value that it has lowered further."""
     at = world([model("m")], replicas=[replica(model("m"), "r")], undivided=frozenset({M}), handed_over=True)
     moved = slots.divide_slots(at, T0)
     assert moved is not None
@@ -204,7 +204,7 @@ def test_catalogue_delta_lists_added_changed_and_removed_entries() -> None:
 
 
 class Reader:
-    """A gateway's picture of Routes, by applying messages as the contract says."""
+    """A gateway's copy of the routes, updated from messages according to the contract."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, Route] = {}
@@ -221,7 +221,7 @@ class Reader:
             self.models.pop(gone_model, None)
 
     def shown(self) -> tuple[object, ...]:
-        """Holds count only with a grant: an echo is the gateway's own. Estimates depend on when they are asked."""
+        """Holds count only if granted: an echo is the gateway's own. Estimates are omitted; they depend on the time."""
         routes = {
             id: (r.state, r.address, r.slots, r.granted, r.hold if r.granted else 0) for id, r in self.replicas.items()
         }
@@ -290,7 +290,7 @@ observations: st.SearchStrategy[Observation] = st.one_of(
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(st.lists(st.tuples(st.lists(observations, max_size=4), st.booleans()), max_size=12))
 def test_route_deltas_applied_in_order_equal_the_full_routes(steps: list[tuple[list[Observation], bool]]) -> None:
-    """Whatever happens, and however many steps a slow reader skips."""
+    """It holds for any observations, and for any number of steps that a slow reader skips."""
     at = World(epoch=1)
     reader, sent, now_s = Reader(), at, T0
     reader.take(publish.routes_full(at, G1, now_s))
@@ -315,7 +315,7 @@ def test_route_deltas_applied_in_order_equal_the_full_routes(steps: list[tuple[l
     whole = Reader()
     whole.take(publish.routes_full(at, G1, now_s))
     kept = {id for id, r in whole.replicas.items() if not r.granted}
-    for id in kept & reader.replicas.keys():  # a grant acknowledged as 0 is forgotten by the leader, not by the gateway
+    for id in kept & reader.replicas.keys():  # the leader, but not the gateway, forgets a grant acknowledged as 0
         if reader.replicas[id].granted:
             assert whole.replicas[id].hold == 0
             whole.replicas[id] = reader.replicas[id]

@@ -1,4 +1,4 @@
-"""Who holds which Slots, with the real fold, shares and publish, several gateways and faults, in virtual time."""
+"""Slot allocation with the real fold, shares and publish code, several gateways and faults, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def saturated(fleet: Fleet, mean_s: float, seconds: float, load: float = 1.2) -> Fleet:
-    """More Calls than Slots, most of them through the first gateway, of Tenants A and B alike."""
+    """More requests than slots, most of them through the first gateway, from Tenants A and B equally."""
     at_s = 0.5
     weights = [2.0**-k for k in range(len(fleet.gateways))]
     while at_s < seconds:
@@ -42,7 +42,7 @@ def saturated(fleet: Fleet, mean_s: float, seconds: float, load: float = 1.2) ->
 
 
 def chaos(gateways: int, slots: int, replicas: int, seed: int, seconds: float = 30.0) -> Fleet:
-    """Crashes, restarts and leader changes under load, a tenth of the reports lost; then quiet."""
+    """Crashes, restarts and leader changes under load, with a tenth of the reports lost; then a quiet period."""
     fleet = Fleet(gateways, slots, seed, lost=0.1, replicas=replicas)
     at_s = 0.0
     while at_s < seconds:
@@ -63,7 +63,7 @@ def chaos(gateways: int, slots: int, replicas: int, seed: int, seconds: float = 
 
 @pytest.mark.parametrize(("gateways", "slots", "replicas"), [(2, 1, 1), (3, 4, 1), (3, 4, 2), (4, 16, 1)])
 def test_slot_limit_holds_through_crashes_restarts_and_leader_changes(gateways: int, slots: int, replicas: int) -> None:
-    """The fleet raises at the first Call too many; afterwards everything that waited was served."""
+    """The fleet raises at the first request above the limit; in the end all queued requests were served."""
     for seed in range(examples(40 if slots * replicas < 8 else 8)):
         fleet = chaos(gateways, slots, replicas, seed)
         assert not any(gateway.waiting() for gateway in fleet.gateways), f"seed {seed}"
@@ -75,7 +75,7 @@ def test_slot_limit_holds_through_crashes_restarts_and_leader_changes(gateways: 
 def test_free_slot_and_queued_request_coexist_for_at_most_50_ms(
     kind: str, gateways: int, slots: int, replicas: int
 ) -> None:
-    """100 ms when a tenth of the reports is lost (three lost in a row may cost more, but not one time in a hundred)."""
+    """100 ms if a tenth of the reports is lost; longer if three in a row are lost, but in less than 1 % of cases."""
     service, mean_s = KINDS[kind]
     whole = saturated(Fleet(gateways, slots, 1, service=service, replicas=replicas), mean_s, 20.0)
     assert max(whole.gaps_s, default=0.0) <= 0.055
@@ -87,7 +87,7 @@ def test_free_slot_and_queued_request_coexist_for_at_most_50_ms(
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("gateways", [2, 4])
 def test_single_request_gets_a_slot_despite_500_queued_of_another_tenant(gateways: int, slots: int) -> None:
-    """500 Calls of A wait through the first gateway when one of B comes through the last."""
+    """500 requests of A are queued at the first gateway when one of B arrives at the last."""
     for seed in range(examples(20)):
         fleet = Fleet(gateways, slots, seed)
         for call in range(500):
@@ -100,21 +100,20 @@ def test_single_request_gets_a_slot_despite_500_queued_of_another_tenant(gateway
 
 @pytest.mark.parametrize(("gateways", "slots"), [(1, 4), (2, 1), (2, 4), (4, 64)])
 def test_two_tenants_get_equal_shares_through_different_gateways(gateways: int, slots: int) -> None:
-    """B sends as much as A, but all of it through the last gateway: within 2 % of each other."""
+    """B sends as much as A, but all through the last gateway: their totals differ by at most 2 %."""
     fleet = Fleet(gateways, slots, 7, service=lambda r: r.uniform(0.04, 0.06))
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[-1]}, 30.0)
     assert abs(fleet.done["A"] / fleet.done["B"] - 1.0) <= 0.02
 
 
 def test_tenant_with_triple_weight_is_served_three_times_as_often() -> None:
-    """With weights 3 and 1, A gets three times as many."""
     fleet = Fleet(2, 1, 3, service=lambda r: r.uniform(0.04, 0.06), weights={"A": 3.0, "B": 1.0})
     backlog(fleet, {"A": fleet.gateways[0], "B": fleet.gateways[1]}, 60.0)
     assert abs(fleet.done["A"] / fleet.done["B"] / 3.0 - 1.0) <= 0.03
 
 
 def backlog(fleet: Fleet, senders: Mapping[str, HoldGateway], seconds: float) -> None:
-    """Each Tenant always has a few hundred Calls waiting at its gateway."""
+    """Keep a few hundred requests of each Tenant queued at its gateway."""
 
     def refill() -> None:
         for tenant, gateway in senders.items():
@@ -129,7 +128,7 @@ def backlog(fleet: Fleet, senders: Mapping[str, HoldGateway], seconds: float) ->
 
 
 def test_requests_of_one_tenant_do_not_starve_on_any_gateway() -> None:
-    """One Slot, the same Tenant everywhere, always more Calls than it can serve: all gateways serve."""
+    """One slot, one Tenant on all gateways, always more requests than it can serve: all gateways serve."""
     fleet = Fleet(3, 1, 5, service=lambda _: 0.05)
     served: dict[str, int] = {}
 
@@ -146,7 +145,7 @@ def test_requests_of_one_tenant_do_not_starve_on_any_gateway() -> None:
     assert min(served.values()) > 0.15 * sum(served.values())
 
 
-# --- one step at a time ---------------------------------------------------------------------------------------------
+# --- single steps ---------------------------------------------------------------------------------------------------
 
 R, R0, G1, G2 = ReplicaId("r"), ReplicaId("r0"), GatewayId("g1"), GatewayId("g2")
 
@@ -159,14 +158,14 @@ def seen(state: Seen, slots: int = 4, id: ReplicaId = R) -> ReplicaSeen:
 
 
 def lead(*gateways: GatewayId, slots: int = 4) -> World:
-    """A new leader's World with one ready Replica and these gateways known, whose processes are watched."""
+    """The state of a new leader with one ready replica and these known gateways, whose processes are watched."""
     model = Model(name=MODEL, spec=ModelSpec(engine="command"), slots=slots)
     known = [GatewaySeen(gateway=id, watched=True) for id in gateways]
     return fold(World(epoch=2), [DocumentsSeen(models=(model,)), *known, seen(Seen.READY, slots), Synced()], 100.0)[0]
 
 
 def report(world: World, id: GatewayId, sequence: int, *, hold: int = 0, use: int = 0, waiting: int = 0) -> Reported:
-    """A report of `id` that acknowledges all of `world`."""
+    """A report of `id` that acknowledges the current version of `world`."""
     return Reported(
         report=Report(
             gateway=id,
@@ -183,7 +182,7 @@ def report(world: World, id: GatewayId, sequence: int, *, hold: int = 0, use: in
 
 
 def divided(world: World, now_s: float = 100.0) -> tuple[World, dict[GatewayId, int]]:
-    """What shares moves, by gateway, and the World after it."""
+    """The state after a slot division, and the changed allocations by gateway."""
     moved = shares.divide_slots(world, now_s)
     if moved is None:
         return world, {}
@@ -191,7 +190,7 @@ def divided(world: World, now_s: float = 100.0) -> tuple[World, dict[GatewayId, 
 
 
 def test_new_leader_divides_no_slots_until_all_gateways_report_or_die() -> None:
-    """Silence is not death: even after 20 s the holds of the silent one are safe, until its process is gone."""
+    """A silent gateway is not dead: its slots stay reserved even after 20 s, until its process is gone."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=1, waiting=3)], 100.0)
     assert shares.divide_slots(world, 100.0) is None
@@ -202,7 +201,7 @@ def test_new_leader_divides_no_slots_until_all_gateways_report_or_die() -> None:
 
 
 def test_report_of_an_older_epoch_adds_demand_but_allows_no_slot_division() -> None:
-    """It still acts on another leader's Routes."""
+    """It still applies the routes of another leader."""
     world = lead(G1)
     old = report(world, G1, 1, hold=4, use=1).report
     world, _ = fold(
@@ -214,7 +213,7 @@ def test_report_of_an_older_epoch_adds_demand_but_allows_no_slot_division() -> N
 
 
 def test_new_leader_keeps_the_slots_that_gateways_report() -> None:
-    """Held of old: 3 in use at the first, 1 unused at the second where nobody calls."""
+    """Slots held before: 3 in use at the first, 1 unused at the second, which has no requests."""
     world = lead(G1, G2)
     batch = [report(world, G1, 1, hold=3, use=3), report(world, G2, 1, hold=1)]
     world, _ = fold(world, batch, 100.0)
@@ -222,7 +221,7 @@ def test_new_leader_keeps_the_slots_that_gateways_report() -> None:
 
 
 def test_slot_moves_to_another_gateway_only_after_it_is_returned() -> None:
-    """Lowered, acknowledged, and only then raised elsewhere."""
+    """It is lowered, acknowledged, and only then raised elsewhere."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
     world, moved = divided(world)
@@ -238,7 +237,7 @@ def test_slot_moves_to_another_gateway_only_after_it_is_returned() -> None:
 
 
 def test_requests_above_a_reduced_allocation_keep_their_slots_to_the_end() -> None:
-    """Nothing is cut: what they use is given when they end."""
+    """No request is cut off: their slots are reallocated when they end."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1), report(world, G2, 1)], 100.0)
     world, _ = divided(world)
@@ -253,7 +252,7 @@ def test_requests_above_a_reduced_allocation_keep_their_slots_to_the_end() -> No
 
 
 def test_slots_of_an_unready_replica_are_withdrawn_until_ready_again() -> None:
-    """The version that says so lowers every hold; ready again, they are given anew."""
+    """The version that reports it lowers each allocation; when it is ready again, they are raised again."""
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1)], 100.0)
     world, moved = divided(world)
@@ -267,7 +266,6 @@ def test_slots_of_an_unready_replica_are_withdrawn_until_ready_again() -> None:
 
 
 def test_gateway_restart_frees_its_slots_and_ignores_its_older_reports() -> None:
-    """Its holds are free at once."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=4, use=4), report(world, G2, 1, waiting=4)], 100.0)
     world, _ = divided(world)
@@ -279,7 +277,7 @@ def test_gateway_restart_frees_its_slots_and_ignores_its_older_reports() -> None
 
 
 def test_silent_gateway_keeps_its_claimed_slots_until_confirmed_gone() -> None:
-    """Expired is not dead: what it may be using is given to nobody."""
+    """An expired report is no proof of death: slots that it may be using are not reallocated."""
     world = lead(G1, G2)
     world, _ = fold(world, [report(world, G1, 1, hold=2, use=2), report(world, G2, 1, hold=2, use=2)], 100.0)
     world, _ = fold(world, [report(world, G2, 2, hold=2, use=2, waiting=5), Tick()], 111.0)
@@ -291,7 +289,7 @@ def test_silent_gateway_keeps_its_claimed_slots_until_confirmed_gone() -> None:
 
 
 def test_unwatched_gateway_loses_its_slots_when_its_report_expires() -> None:
-    """Nothing else would ever end them: it is known from its reports alone."""
+    """Nothing else would ever free them: the gateway is known only from its reports."""
     stranger = GatewayId("stranger")
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1), report(world, stranger, 1)], 100.0)
@@ -309,7 +307,7 @@ def test_unwatched_gateway_loses_its_slots_when_its_report_expires() -> None:
 
 
 def test_expired_gateway_counts_its_used_slots_again_after_a_new_report() -> None:
-    """Its process lives, and uses what it holds."""
+    """Its process is alive and uses its slots."""
     stranger = GatewayId("stranger")
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1), report(world, stranger, 1)], 100.0)
@@ -323,7 +321,6 @@ def test_expired_gateway_counts_its_used_slots_again_after_a_new_report() -> Non
 
 
 def test_higher_priority_gets_all_slots_before_fair_sharing() -> None:
-    """All Slots go to where the higher priority waits."""
     world = lead(G1, G2)
 
     def wanting(id: GatewayId, priority: int) -> Reported:
@@ -337,7 +334,7 @@ def test_higher_priority_gets_all_slots_before_fair_sharing() -> None:
 
 
 def test_heartbeat_without_changes_triggers_no_slot_division() -> None:
-    """A heartbeat that changes no level leaves no Model to look at."""
+    """The heartbeat changes no level, so no Model is marked for division."""
     world = lead(G1)
     world, _ = fold(world, [report(world, G1, 1)], 100.0)
     world, _ = divided(world)
@@ -349,7 +346,7 @@ def test_heartbeat_without_changes_triggers_no_slot_division() -> None:
 
 
 def test_fleet_harness_detects_a_gateway_that_uses_unallocated_slots() -> None:
-    """The check that all others rest on."""
+    """All other tests rely on this check."""
     fleet = Fleet(2, 2, 1, service=lambda _: 5.0)
     fleet.run(2.0)
     thief = fleet.gateways[0]
@@ -362,7 +359,7 @@ def test_fleet_harness_detects_a_gateway_that_uses_unallocated_slots() -> None:
 
 
 def test_restarted_gateway_does_not_inherit_its_former_slots() -> None:
-    """It reads its Routes before the leader knows of its new boot."""
+    """It reads its routes before the leader knows of its new boot."""
     fleet = Fleet(2, 4, 1)
     fleet.run(2.0)
     gateway = fleet.gateways[0]

@@ -1,4 +1,4 @@
-"""Who gets the Slots of what is ready while something else drains."""
+"""Allocation of the slots of ready replicas while another replica drains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M = model("m", 4, slots=2, high=2)
 
 
 def town(*gateways: Gateway) -> World:
-    """One Replica drains, one with two Slots is ready, nothing is granted."""
+    """One replica drains, one with two slots is ready, and no slots are allocated."""
     old, new = replica(M, "old", state=ReplicaState.DRAINING), replica(M, "new", created_s=T0)
     made = world([M], [device()], [old, new], gateways, handed_over=True)
     return replace(made, undivided=frozenset({M.name}))
@@ -29,7 +29,7 @@ def given(made: World) -> dict[str, int]:
 
 
 def test_request_on_a_draining_replica_needs_no_slot_on_another_replica() -> None:
-    """`lab` is due one of two Slots, but its Call is on the old one: the Slot would only come back, again and again."""
+    """`lab` is due one of two slots, but its request is on the old replica: it would return the slot repeatedly."""
     made = town(
         gateway("g1", [level("m", 0, 1, tenant="lab")], [use("old", 1)]),
         gateway("g2", [level("m", 1, wait_s=2.0)]),

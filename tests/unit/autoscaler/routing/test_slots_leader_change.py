@@ -1,4 +1,4 @@
-"""Leadership changes hands: what the World keeps, that who follows orders and says nothing, and who is followed."""
+"""Leader changes: the state that is kept, a follower that takes no actions, and which leader is followed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LED = LeadingSeen(epoch=7)
 
 
 def there() -> tuple[Observation, ...]:
-    """What a driver says of it again."""
+    """The driver reports the replica again."""
     return (SlicesSeen(slices=(device(),)), seen_of(RUNS, Seen.READY, address=RUNS.address), Synced())
 
 
@@ -49,7 +49,7 @@ def told(report: Report) -> Reported:
 
 
 def test_new_leader_keeps_only_replicas_that_are_observed_again() -> None:
-    """Intents of a leadership before are void: what was ordered may never have been carried out."""
+    """Intents of the previous leadership are void: the orders may never have been carried out."""
     starting = replica(A, "never-made", S.STARTING)
     draining = replica(A, "r1", S.DRAINING, address=RUNS.address)
     before = world([A, B], [device()], [starting, draining], [gateway("g1", uses=[use("r1", 1)])])
@@ -80,7 +80,7 @@ def test_new_leader_divides_no_slots_until_every_gateway_has_reported() -> None:
 
 
 def test_slots_of_new_replicas_are_divided_despite_a_silent_gateway() -> None:
-    """The silent one can hold nothing there; once it has reported, what was found is divided, too."""
+    """The silent gateway can hold no slots there; once it reports, the slots of found replicas are divided too."""
     before = world([A, B], [device()], gateways=[gateway("g1"), gateway("g2")], leads=False)
     led, _ = fold(before, (LED, *there()), T0)
     fresh = replica(B, "fresh", address="127.0.0.1:10")
@@ -112,7 +112,7 @@ def test_follower_neither_plans_nor_divides_slots() -> None:
 
 
 def test_loop_without_write_permission_executes_no_actions() -> None:
-    """It was paused while it led: its World says that it leads."""
+    """It was paused while it led, so its World still says that it leads."""
     loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
     loop.writes_s = 0.0
     loop.step(told(waits(epoch=1)))
@@ -122,7 +122,7 @@ def test_loop_without_write_permission_executes_no_actions() -> None:
     assert [one.model for one in loop.driver.started] == ["b"]
 
 
-# --- what gateways are told ------------------------------------------------------------------------------------------
+# --- what gateways receive -------------------------------------------------------------------------------------------
 
 
 async def test_route_stream_of_a_follower_is_silent_until_election(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +148,11 @@ def test_follower_accepts_a_report_and_answers_as_not_leading() -> None:
     assert (answer.leads, loop.step().loads[ModelName("b")].waiting) == (False, 1)
 
 
-# --- who is followed -------------------------------------------------------------------------------------------------
+# --- which leader is followed ----------------------------------------------------------------------------------------
 
 
 class Silent:
-    """A link that says nothing."""
+    """A link that receives nothing."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -163,7 +163,7 @@ class Silent:
 
 
 class Noted:
-    """Of Sync: who is followed."""
+    """A fake Sync that records which addresses are followed."""
 
     def __init__(self) -> None:
         self.links: list[str] = []

@@ -1,7 +1,4 @@
-"""The CustomResourceDefinitions: checked in, up to date, and of the form that Kubernetes wants.
-
-What a real API server says of them is in tests/cluster/test_crds.py.
-"""
+"""The checked-in CRDs are up to date and valid. tests/cluster/test_crds.py tests them on a real API server."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ FOLDER = Path(__file__).parents[4] / "charts" / "pilotlight" / "crds"
 
 
 def schemas(kind: CrdKind) -> Iterator[tuple[str, Schema]]:
-    """(path, schema) of everything in the schema of a kind."""
+    """(path, schema) of every schema of a kind."""
     found = yaml.safe_load(render_crds(field_docs)[f"{kind.plural}.yaml"])
     yield from _below(found["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "")
 
@@ -56,7 +53,7 @@ def test_crd_schemas_are_structural(kind: CrdKind) -> None:
 
 
 def test_arrays_and_strings_of_a_model_spec_are_bounded() -> None:
-    """Else the API server takes the cost of a rule for too high."""
+    """Otherwise the API server estimates the cost of a validation rule as too high."""
     for path, schema in schemas(MODEL):
         if path.startswith(".spec") and not path.startswith(".spec.fallbacks"):
             needed = {"array": "maxItems", "string": "maxLength"}.get(str(schema.get("type")))
@@ -65,7 +62,7 @@ def test_arrays_and_strings_of_a_model_spec_are_bounded() -> None:
 
 
 def test_no_field_of_a_spec_accepts_values_of_unbounded_depth() -> None:
-    """The API server keeps up to 10,000 levels in a field that preserves unknown keys."""
+    """The API server accepts up to 10,000 levels in a field that preserves unknown keys."""
     for kind in (MODEL, TENANT):
         loose = {path for path, schema in schemas(kind) if "x-kubernetes-preserve-unknown-fields" in schema}
         assert loose <= {".spec.env.*", ".status.learned"}
@@ -74,13 +71,13 @@ def test_no_field_of_a_spec_accepts_values_of_unbounded_depth() -> None:
 
 
 def test_definitions_are_small_enough_for_a_client_side_apply() -> None:
-    """`kubectl apply` keeps the definition in an annotation. All annotations have at most 256 KiB."""
+    """`kubectl apply` stores the definition in an annotation, and annotations are limited to 256 KiB in total."""
     for text in render_crds(field_docs).values():
         assert len(msgspec.json.encode(yaml.safe_load(text))) < 128 << 10
 
 
 def test_every_validation_rule_appears_in_a_definition() -> None:
-    """A type or key that was renamed would silently lose its rules."""
+    """A renamed type or key would silently lose its rules."""
     shown = str([yaml.safe_load(text) for text in render_crds(field_docs).values()])
     for rules in RULES.values():
         for rule in rules:

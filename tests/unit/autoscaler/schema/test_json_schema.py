@@ -1,4 +1,4 @@
-"""JSON Schema of the documents: checked in, up to date, and agreeing with what loads."""
+"""The JSON Schema of the documents is checked in, up to date, and agrees with the parser."""
 
 from __future__ import annotations
 

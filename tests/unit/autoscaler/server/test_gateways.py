@@ -1,4 +1,4 @@
-"""The contract's server half: reports come in, streams go out, and a gateway process that died is known to be gone."""
+"""The server side of the contract: receives reports, sends streams, and detects dead gateway processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ time.sleep(60)
 
 
 def stepped() -> SteppedLoop:
-    """One gateway g1 and one ready Replica, in a World that needs nothing."""
+    """A loop with gateway g1 and one ready replica, in which nothing is to be done."""
     loop = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
     loop.step()
     return loop
@@ -79,7 +79,7 @@ async def test_report_is_queued_for_the_next_step_and_answered_with_epoch(aiohtt
 
 
 def test_redundant_report_triggers_no_decision_before_the_next_tick() -> None:
-    """A gateway with Calls that wait says so twenty times a second, and a decision over many Models takes longer."""
+    """A gateway with queued requests reports twenty times a second; a decision over many Models takes longer."""
 
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time
@@ -189,7 +189,7 @@ async def test_idle_stream_sends_heartbeats(aiohttp_client: AiohttpClient, monke
 
 
 async def test_catalogue_is_withheld_until_the_documents_are_known() -> None:
-    """A gateway that heard of an empty one would say of every Model that there is no such."""
+    """A gateway with an empty catalogue would reject every Model as unknown."""
     loop = SteppedLoop(World(epoch=1))
     async with contextlib.aclosing(Feed(loop.loop).catalogue()) as messages:
         assert await anext(messages) == gateways.BLANK
@@ -234,18 +234,18 @@ WHOLE: dict[str, Any] = {
     "totals": [{"model": "a", "tenant": "t", "admitted": 1, "busy_slot_us": 1, "idle_s": 1.0}],
     "replicas": [{"replica": "r1", "hold": 1, "in_use": 1, "last_byte_age_s": 1.0}],
 }  # fmt: skip
-"""A report with a value of each kind."""
+"""A valid report with a value for each field."""
 MAY_BE = {
     "gateway": (), "boot": (), "sequence": (), "epoch": (), "version": (), "waiting": (), "running": (), "hold": (),
     "in_use": (), "admitted": (), "busy_slot_us": (), "levels": ([],), "totals": ([],), "replicas": ([],),
     "model": ("a/b/../c",), "tenant": ("a/b/../c",), "replica": ("a/b/../c",), "priority": (-1,),
     "oldest_wait_s": (-1,), "idle_s": (-1,), "last_byte_age_s": (-1, None),
 }  # fmt: skip
-"""What of ODD is a value that a field may have; a name may have slashes."""
+"""The values of ODD that are valid for a field; names may contain slashes."""
 
 
 def odd_reports() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(path of the field, a report in which it is out of bounds)."""
+    """(path of the field, a report with an invalid value there)."""
     for field, rows in WHOLE.items():
         for odd in ODD:
             if not any(odd == one and type(odd) is type(one) for one in MAY_BE[field]):
@@ -272,7 +272,7 @@ async def test_report_out_of_bounds_is_rejected_with_400_and_the_field(aiohttp_c
 
 
 async def test_report_with_a_future_route_version_is_rejected(aiohttp_client: AiohttpClient) -> None:
-    """Else another boot of a gateway's name would count as the living one, and the gateway's own reports would not."""
+    """Otherwise another boot would count as the living one, and the reports of the gateway itself would be ignored."""
     loop = stepped()
     client = await aiohttp_client(ContractServer(loop.loop).application())
     version = loop.loop.world.version

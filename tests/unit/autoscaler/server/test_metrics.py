@@ -1,4 +1,4 @@
-"""The autoscaler's metrics: the names of interfaces section 5, counted from real steps of the loop."""
+"""The autoscaler's metrics: the names in section 5 of the interfaces, counted from real steps of the loop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ A = model("a", 6)
 
 
 class Scrape:
-    """What a scraper reads now."""
+    """A parsed scrape of the metrics."""
 
     def __init__(self, text: bytes) -> None:
         self.families = {family.name: family for family in text_string_to_metric_families(text.decode())}
 
     def __getitem__(self, key: tuple[str, ...]) -> float:
-        """(sample, label values in order of label names) -> value."""
+        """The value for (sample, label values in order of label names)."""
         (value,) = [value for name, labels, value in self._samples() if (name, *labels) == key]
         return value
 
@@ -46,7 +46,7 @@ def seen(of: Replica, what: Seen, started_s: float) -> ReplicaSeen:
 
 
 def begun() -> tuple[SteppedLoop, Metrics, Replica]:
-    """One Call waits for `a`, and its Replica was ordered 3 ms after the report came."""
+    """One request waits for `a`, and its replica was ordered 3 ms after the report arrived."""
     stepped = SteppedLoop(world([A], [device()], gateways=[gateway(levels=[level("a", 1)])]))
     metrics = Metrics(lambda: stepped.loop.world)
     stepped.loop.listeners.append(metrics.on_step)
@@ -96,7 +96,7 @@ def test_driver_event_during_a_step_does_not_reset_the_decision_time() -> None:
 
 
 def test_node_repartition_is_counted_as_an_action() -> None:
-    """Whatever is ordered: what is not known to the counter ends the loop with its step."""
+    """An action kind that the counter does not know would end the loop with its step."""
     there = world([A], [device()])
     metrics = Metrics(lambda: there)
     order = CutOrder(node="n1", config="pilotlight-1", cuts=(("7g.80gb",),))
@@ -166,7 +166,7 @@ def test_slice_memory_is_reported_as_used_and_free() -> None:
     assert memory == {
         ("gpu0", "used"): 12 * gi,
         ("gpu0", "free"): 12 * gi,
-        ("gpu1", "used"): 8 * gi,  # it states no memory, so it has the whole device
+        ("gpu1", "used"): 8 * gi,  # it has no memory request, so it has the whole device
         ("gpu1", "free"): 0,
     }
 

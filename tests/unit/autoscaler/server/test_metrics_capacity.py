@@ -1,4 +1,4 @@
-"""What is counted of orders for capacity."""
+"""Metrics of capacity orders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_order_of_another_leader_is_not_counted_again() -> None:
 
 
 def counts_of(*steps: tuple[World, World]) -> dict[tuple[str, str], float]:
-    """What `pilotlight_offers_total` says after these steps, by provider and result."""
+    """The `pilotlight_offers_total` values after these steps, by provider and result."""
     metrics = Metrics(lambda: steps[-1][1])
     for before, after in steps:
         metrics.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
@@ -77,7 +77,7 @@ def test_follower_counts_no_capacity_orders() -> None:
     lists += [listed(here, phase="leaving", committed=True, node="w1", device_ids=("new0",)), (), ()]
 
     def steps(begin: World) -> list[tuple[World, World]]:
-        """What one sees who never ordered it: it is there, it leaves, it is gone, it is gone."""
+        """The steps of a process that did not order it: delivered, leaving, gone, still gone."""
         found = []
         for number, leases in enumerate(lists):
             now_s = T0 + 31 + 30 * number

@@ -1,4 +1,4 @@
-"""The stream of what nodes are to have: of who leads, whole, at once at a change."""
+"""The stream of the desired state of a node: sent by the leader only, complete, and at once when it changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.autoscaler.weights.test_image_prepull import ENGINE, at, needs
 from tests.unit.autoscaler.weights.test_image_prepull import starting as starts
 
 KNOWN = Gpu(memory_bytes=BytesOrAuto(1 << 30))
-"""Nobody has to look at its header."""
+"""Known memory, so no agent needs to inspect its header."""
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/a:1", gpu=KNOWN))
 
 
@@ -78,7 +78,7 @@ async def test_unknown_artifact_is_inspected_by_one_connected_agent() -> None:
         assert [one.look for one in read(await told(other)).wants] == [True], "the first is gone"
         third = telling.messages(NodeId("n3"))
         assert read(await anext(third)).wants == ()
-        stepped.step(Tick())  # either does it from now on
+        stepped.step(Tick())  # either of the two does it from now on
         by_third = bool(telling._wants.get(NodeId("n3")))
         gone, left = (third, other) if by_third else (other, third)
         await gone.aclose()
@@ -107,7 +107,7 @@ async def test_artifact_is_inspected_by_another_agent_if_the_first_is_silent() -
 
 
 async def told(lines: AsyncGenerator[bytes]) -> bytes:
-    """The next line with something in it."""
+    """The next non-empty line."""
     while not (line := (await anext(lines)).strip()):
         pass
     return line
@@ -130,7 +130,7 @@ async def test_node_stream_without_a_node_name_is_rejected_with_400(aiohttp_clie
 
 
 class Watched:
-    """A loop that decides nothing."""
+    """A loop that takes no decisions."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -1,7 +1,4 @@
-"""Operators' orders over HTTP: who may, from where, what is answered and written down, what outlives a restart.
-
-`Any` stands where a builder passes any field of a Struct on.
-"""
+"""Operators' orders over HTTP: authorization, responses, audit log and persistence."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ class Kept:
 
 
 class Port:
-    """An operations port over a World that stands still."""
+    """An operations port over an unchanging World."""
 
     def __init__(self, made: World) -> None:
         self.loop = SteppedLoop(made).loop
@@ -180,7 +177,7 @@ async def test_wake_that_cannot_succeed_is_rejected_with_409_and_the_reason(
     assert (response.status, await response.json()) == (409, {"error": why})
 
 
-# --- who may --------------------------------------------------------------------------------------------------------
+# --- authorization --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,7 +278,7 @@ async def test_operator_order_to_a_read_only_server_is_rejected_with_405(aiohttp
     assert (await client.post("/api/v1/models/a/wake", json={})).status == 405
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- persistence ----------------------------------------------------------------------------------------------------
 
 
 def file(folder: Path, seen: list[CordonsSeen], clock: Callable[[], float], wall: Callable[[], float]) -> CordonFile:

@@ -1,4 +1,4 @@
-"""The operations port: every path, what it says of what is unknown, and its description."""
+"""The operations port: each path, its responses to unknown names, and its description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GAUGE = b"# HELP pilotlight_leader x\n# TYPE pilotlight_leader gauge\npilotlight
 
 
 def lived() -> tuple[World, Log]:
-    """`a` runs on the one device, `org/b` waits for it; one Tenant with a key."""
+    """`a` runs on the only device, `org/b` waits for it; there is one Tenant with a key."""
     runs = replica(A, "r1")
     calls = [gateway(levels=[level("a", 0, 2), level("org/b", 3)], uses=[use("r1", 2)])]
     acme = Tenant(name=TenantName("acme"), spec=TenantSpec(keys=(Key(sha256="5" * 64),), weight=2.0))
@@ -171,7 +171,7 @@ async def test_metrics_include_those_of_gateways_that_respond(aiohttp_client: Ai
 
 
 class Outline(HTMLParser):
-    """What a page asks of a browser."""
+    """Records the tags of a page with their attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ async def test_hanging_gateway_delays_the_scrape_only_by_its_timeout(
     monkeypatch.setattr("autoscaler.server.ops.SCRAPE_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as hangs:
         hangs.bind(str(tmp_path / "g.sock"))
-        hangs.listen(1)  # the kernel takes the connection; nobody answers
+        hangs.listen(1)  # the kernel accepts the connection; no response follows
         client = await connect(aiohttp_client, world(), None, tmp_path / "g.sock")
         async with asyncio.timeout(30):
             assert "pilotlight_leader" in await (await client.get("/metrics")).text()

@@ -1,4 +1,4 @@
-"""Merging expositions of several processes: sums, maxima, and a text that any scraper reads."""
+"""Merging the expositions of several processes: sums, maxima, and text that any scraper parses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def samples(text: bytes) -> Samples:
-    """(name, labels) -> value, as a scraper reads them."""
+    """(name, labels) -> value, as a scraper parses them."""
     families = list(text_string_to_metric_families(text.decode()))
     assert len({family.name for family in families}) == len(families), "each family stands once"
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
 def process(calls: Iterable[tuple[str, int]], seconds: Iterable[float] = (), waiting: int = 0) -> bytes:
-    """What one process exposes."""
+    """The exposition of one process."""
     registry = CollectorRegistry()
     counter = Counter("pilotlight_calls", 'Calls that\nhave "ended" \\o/', ("model",), registry=registry)
     for model, count in calls:

@@ -1,4 +1,4 @@
-"""Who may report, asked of an API server that answers, hangs, or says no: as a script of questions and answers."""
+"""Authentication of reports with an API server that answers, hangs or rejects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGENTS = "system:serviceaccount:n:agent"
 
 
 class Server:
-    """Knows some tokens; while it `hangs`, whoever asks waits."""
+    """Accepts some tokens; while it `hangs`, reviews do not return."""
 
     def __init__(self) -> None:
         self.good: set[str] = set()
@@ -31,7 +31,7 @@ class Server:
         self._goes_on.set()
 
     async def create(self, path: str, body: Object) -> Object:
-        """A TokenReview."""
+        """Answer a TokenReview."""
         assert path.endswith("/tokenreviews")
         token = body["spec"]["token"]
         self.asked.append(token)
@@ -74,7 +74,7 @@ async def test_known_tokens_are_admitted_at_once_while_the_api_server_hangs(hous
     for _ in range(3):
         for name in names:
             report = house.tokens.admits(name)
-            with pytest.raises(StopIteration) as said:  # without waiting for anything
+            with pytest.raises(StopIteration) as said:  # without waiting
                 report.send(None)
             assert said.value.value == Authenticated()
         await asyncio.sleep(0)

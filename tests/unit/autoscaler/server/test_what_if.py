@@ -1,4 +1,4 @@
-"""The what-if on the operations port: what may be asked, how often, and that nothing comes of it."""
+"""The what-if endpoint of the operations port: valid queries, rate limits, and no side effects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tenants() -> dict[TenantName, Tenant]:
 
 
 def lived() -> World:
-    """`a` is idle on the one device."""
+    """`a` is idle on the only device."""
     return world([A, B], [device()], [replica(A, "r1")])
 
 
@@ -112,7 +112,7 @@ async def test_query_requires_an_operator_key_if_tenants_exist(aiohttp_client: A
 
 
 async def test_simulation_reports_the_obstacle_of_a_model_that_cannot_start(aiohttp_client: AiohttpClient) -> None:
-    """Nothing goes for it, and that it was asked about is not remembered."""
+    """No replica is evicted for it, and the query leaves no state behind."""
     client, stepped = await connect(aiohttp_client, lived())
     stepped.driver.obstacles["org/b"] = "vllm: no such program"
     found = await (await client.post(PATH, json={"demand": {"org/b": {"waiting": 1}}})).json()

@@ -1,4 +1,4 @@
-"""Pods of the kinds that the device plug-in gives out (whole, time slices, MPS), from a document to the whole pod."""
+"""Pods on GPUs of the device plug-in (whole, time slices, MPS), from the document to the complete pod."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARED = "{memory: 4Gi}"
 
 
 def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFacts:
-    """With T4s, as GPU feature discovery tells of them."""
+    """A node with T4 GPUs and the labels of GPU feature discovery."""
     told = {"product": "Tesla-T4", "memory": "15360", **{name.replace("_", "-"): said for name, said in labels.items()}}
     return NodeFacts(
         NodeId("node-1"), {f"nvidia.com/gpu.{name}": said for name, said in told.items()}, {}, {resource: str(many)}
@@ -45,7 +45,7 @@ def node(many: int, resource: str = "nvidia.com/gpu", **labels: str) -> NodeFact
     ],
 )  # fmt: skip
 def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str) -> None:
-    """One resource for each Slice; of time slices alone the engine is told its share, since nothing else holds it."""
+    """One resource per slice; with time slices the engine also gets its share, since nothing else enforces it."""
     (of,) = parse_documents([("a.yaml", DOCUMENT.replace("{GPU}", gpu))]).models
     there = registry.list_slices(on)
     assert {one.kind for one in there} == {name.partition("-")[0]}
@@ -73,7 +73,7 @@ def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str
 def test_devices_above_the_labeled_count_are_used_if_sharing_is_known(
     on: NodeFacts, most: int | None, many: int
 ) -> None:
-    """Labels tell how many there were; where nobody tells that they are not shared, more are no new devices."""
+    """Labels contain the earlier count; more devices are new ones only if it is known that they are not shared."""
     said = NodeKind(selector={}, device=NodeDevice(model="T4", memory_bytes=Bytes(1 << 34)), devices_max=most)
     there = registry.list_slices(on._replace(declared=said))
     assert sum(not one.closed for one in there) == many

@@ -1,4 +1,4 @@
-"""Devices that claims have before they are there: what their conditions say, and what Slices say of them."""
+"""Devices allocated to claims before they are attached: their conditions, and the state of their slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKED = {"bindsToNode": True, "bindingConditions": [READY], "bindingFailureCondi
 
 
 def claim(*conditions: Object, asked: Object = ASKED, **status: Any) -> Object:
-    """That was given gpu-0, with what was written of it; `status`: what else."""
+    """A claim that was allocated gpu-0, with these conditions; `status`: other status fields."""
     device = {"driver": DRIVER, "pool": NODE, "device": "gpu-0"}
     results = [{"request": "gpu", **device, **{key: one for key, one in asked.items() if key != "bindsToNode"}}]
     written = {"devices": [{**device, "conditions": [*conditions]}]} if conditions else {}

@@ -1,4 +1,4 @@
-"""ResourceSlices as inventory, claims that pin what was chosen, and what claims really got."""
+"""ResourceSlices as inventory, claims that pin the chosen devices, and devices that claims were allocated."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def test_only_partitions_that_fit_together_are_offered() -> None:
     assert (small.memory_bytes, small.compute_percent) == (H100.profile("1g.10gb").memory_bytes, 14)
 
 
-@settings(deadline=None)  # what is asked of a geometry is worked out once
+@settings(deadline=None)  # geometries are computed once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
 def test_offered_partitions_match_the_hardware_layouts(cuts: list[Cut]) -> None:
-    """No set of Slices that is offered overlaps, and each layout that can be is offered as it was kept."""
+    """Offered slices never overlap, and each possible layout is offered exactly as kept."""
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     called = {name: cut for cuts in Dra().places(node(*partitionable(NODE))).values() for cut, name in cuts.items()}
     offered = [called[one] for one in map(entry, names(slices(*partitionable(NODE), kept=kept))) if one in called]
@@ -122,10 +122,10 @@ def test_offered_partitions_match_the_hardware_layouts(cuts: list[Cut]) -> None:
     assert set(cuts) <= set(offered)
 
 
-@settings(deadline=None)  # what is asked of a geometry is worked out once
+@settings(deadline=None)  # geometries are computed once
 @given(st.lists(st.sampled_from([Cut(one.name, start) for one in H100.profiles for start in one.starts]), max_size=8))
 def test_every_partition_reports_the_same_whole_gpu(cuts: list[Cut]) -> None:
-    """A share of the work is not that of the memory: a 1g.20gb has a seventh of one and a quarter of the other."""
+    """The shares of compute and memory differ: a 1g.20gb has a seventh of one and a quarter of the other."""
     (whole,) = slices(*partitionable(NODE))
     kept = tuple(entry(cut_name(cut.profile, cut.start)) for cut in cuts)
     parts = [one for one in slices(*partitionable(NODE), kept=kept) if one.device_bytes]

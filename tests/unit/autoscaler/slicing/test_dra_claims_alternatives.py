@@ -1,4 +1,4 @@
-"""Claims that name other devices of the node behind the chosen one, and what is real when that is gone by then."""
+"""Claims that name alternative devices of the node, and which device counts if the chosen one was taken meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMED = (
 
 
 class Paths(Server):
-    """By path, what is there."""
+    """A fake API server with these objects by path."""
 
     def __init__(self, there: Mapping[str, list[Object]]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def theirs(device: str) -> Object:
 async def asked(
     *chosen: str, held: tuple[str, ...] = (), closed: str = "", gone: str = "", alternatives: int = 7
 ) -> PodFields:
-    """What the pod of a Replica on these asks for, on a node of five GPUs."""
+    """The fields of the pod of a replica on these slices, on a node with five GPUs."""
     node: Object = {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": [
         {"type": "Ready", "status": "True"},
     ]}}  # fmt: skip
@@ -98,7 +98,7 @@ async def _begun(inventory: Inventory) -> None:
 
 
 def uuids(asks: PodFields) -> list[str]:
-    """Of the GPUs that its claim admits, the first choice first."""
+    """UUIDs of the GPUs that its claim admits, in order of preference."""
     ((request,),) = [one["spec"]["devices"]["requests"] for one in asks.claims]
     wishes = request.get("firstAvailable") or [request["exactly"]]
     return [one["selectors"][0]["cel"]["expression"].rpartition('"GPU-')[2].strip('"') for one in wishes]
@@ -123,7 +123,7 @@ async def test_multiple_or_shared_devices_have_no_alternatives() -> None:
 
 
 def cuts(*kept: tuple[str, int, int]) -> dict[str, Slice]:
-    """Two H100s, with these cuts (profile, start, GPU) and what fits beside them."""
+    """The slices of two H100s with these partitions (profile, start, GPU), and the partitions that still fit."""
     pools = partitionable(NODE), partitionable(NODE, 1)
     counters = [one for counted, _ in pools for one in counted["spec"]["sharedCounters"]]
     devices = [one for _, told in pools for one in told["spec"]["devices"]]
@@ -137,7 +137,7 @@ def cuts(*kept: tuple[str, int, int]) -> dict[str, Slice]:
 
 
 def test_partition_alternatives_are_one_per_gpu_of_the_same_size() -> None:
-    """Of two that do not exist yet on one GPU no claim can tell which: it admits both anyway."""
+    """No claim can distinguish two partitions of a GPU that do not exist yet: it admits both anyway."""
     kept = [("3g.40gb", 0, 0), ("3g.40gb", 4, 0), ("3g.40gb", 0, 1), ("1g.10gb", 4, 1)]
     there = cuts(*kept)
     own, other = there[cut_name("3g.40gb", 4)], there[cut_name("3g.40gb", 0, 1)]

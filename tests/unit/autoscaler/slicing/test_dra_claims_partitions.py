@@ -1,4 +1,4 @@
-"""A GPU that ResourceSlices offer whole and in parts, where Settings let it be cut: who comes claims what it needs."""
+"""A GPU that ResourceSlices offer whole and partitioned, if Settings allow it: each replica claims what it needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ nodes:
 
 
 def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slice]:
-    """Of a node with one H100, as the driver makes them."""
+    """The slices of a node with one H100, as the driver builds them."""
     declared = parse_documents([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
     published = resource_claims.group_slices_by_node(partitionable(NODE, places=places))
     found = node.build_slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
@@ -34,7 +34,7 @@ def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slic
 
 
 def claimed(asks: PodFields) -> tuple[str, str]:
-    """The DeviceClass, and what the selector says of the profile; empty: nothing, but the GPU's UUID."""
+    """The DeviceClass and the profile in the selector; the profile is empty if only the UUID is selected."""
     (claim,) = asks.claims
     (request,) = claim["spec"]["devices"]["requests"]
     said = request["exactly"]["selectors"][0]["cel"]["expression"]
@@ -55,7 +55,7 @@ def test_small_demand_claims_the_smallest_sufficient_partition(memory_gib: int, 
     assert claimed(Dra().fields("m-1", [SliceShare(kept, memory_gib * GIB, percent)])) == ("gpu.nvidia.com", "")
 
 
-@settings(deadline=None)  # the first one asks where on a GPU is best
+@settings(deadline=None)  # the first example computes the best placements on a GPU
 @given(st.integers(1, 80 * GIB), st.integers(0, 100), st.booleans())
 def test_claimed_partition_is_never_below_the_demand(memory_bytes: int, percent: int, places: bool) -> None:
     _, profile = claimed(Dra().fields("m", [SliceShare(slices(places=places)["gpu-0"], memory_bytes, percent)]))
@@ -87,7 +87,7 @@ def test_claimed_partition_is_used_and_the_rest_of_the_gpu_is_offered() -> None:
 
 @pytest.mark.parametrize("places", [False, True])
 def test_small_demand_claims_a_smaller_profile_of_the_last_free_partition(places: bool) -> None:
-    """It can be nowhere else then; where several are left, only if the driver tells places."""
+    """No other place is left then; if several are left, only with a driver that publishes placements."""
     given_to = f"{DRIVER}/{NODE}/{cut_name('3g.40gb', 0)}"
     left = slices(given_to, places=places)[cut_name("3g.40gb", 4)]
     assert claimed(Dra().fields("m", [SliceShare(left, 5 * GIB)])) == ("mig.nvidia.com", "1g.10gb")
@@ -103,7 +103,7 @@ def test_small_demand_claims_a_smaller_profile_of_the_last_free_partition(places
 
 
 def test_small_partition_of_an_idle_gpu_keeps_the_first_half_free() -> None:
-    """Where the driver tells places: beyond the half that is the only place of the largest."""
+    """If the driver publishes placements: the first half is the only place of the largest profile."""
     (claim,) = Dra().fields("m", [SliceShare(slices(places=True)["gpu-0"], 5 * GIB)]).claims
     said = claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
     assert "'memorySlice4' in" in said

@@ -1,4 +1,4 @@
-"""A GPU that many Replicas have by one claim: what is offered, what is claimed, and who comes to whom."""
+"""A GPU shared by several replicas through one claim: offered slices, claims, and which replicas share it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GPUS = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)])
 def slices(
     *objects: Object, sharing: Sharing | None = "mps", replicas: int | None = None, kept: Sequence[str] = ()
 ) -> tuple[Slice, ...]:
-    """Of a node of which the Settings say so, as the table has them."""
+    """The slices of a node for which the Settings declare this sharing."""
     slicing = NodeSlicing(kind="dra", sharing=sharing, replicas=replicas)
     kind = NodeKind(selector={}, device=NodeDevice(model="H100", memory_bytes=Bytes(80 * GIB)), slicing=slicing)
     return registry.list_slices(NodeFacts(NODE, declared=kind, devices=objects or (GPUS,), kept=kept))
@@ -102,7 +102,7 @@ def test_partition_or_consumable_capacity_has_a_separate_claim_per_pod() -> None
 
 @pytest.mark.parametrize("then", ["mps", "timeslice"])
 def test_gpu_held_by_an_outdated_claim_is_unavailable(then: Any) -> None:
-    """It was a Replica's own, or was shared in another way, before the Settings said so."""
+    """It is a replica's own claim, or one for another kind of sharing, from before the Settings changed."""
     (before, *_), found = slices(sharing="mps" if then == "timeslice" else "timeslice"), slices(sharing=then)
     for name in ("m-1", common_claim_name(before)):
         closed, free = close_claimed_slices(found, [(name, Got("gpu", dra_device_name(found[0]), None))])
@@ -115,7 +115,7 @@ def test_gpu_held_by_an_outdated_claim_is_unavailable(then: Any) -> None:
     assert close_claimed_slices(alone, [("m-1", Got("gpu", dra_device_name(alone[0]), None))]) == alone
 
 
-# --- as a cluster has it ----------------------------------------------------------------------------------------------
+# --- as in a cluster --------------------------------------------------------------------------------------------------
 
 SAID = """apiVersion: pilotlight.dev/v1alpha1
 kind: Settings
@@ -124,14 +124,14 @@ nodes:
 
 
 def claimed(name: str, namespace: str = "n", **labels: str) -> Object:
-    """A claim that has the first GPU."""
+    """A claim that was allocated the first GPU."""
     result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}
     metadata = {"name": name, "namespace": namespace, "resourceVersion": "1", "labels": labels}
     return {"metadata": metadata, "status": {"allocation": {"devices": {"results": [result]}}}}
 
 
 async def looked(*there: Object, held: Sequence[str] = ()) -> tuple[Slice, ...]:
-    """What is told of a node with two GPUs; `held`: by Replicas of ours."""
+    """The slices reported for a node with two GPUs; `held`: those held by replicas of ours."""
     conditions = [{"type": "Ready", "status": "True"}]
     node: Object = {
         "metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}, "status": {"conditions": conditions},
@@ -164,7 +164,7 @@ OURS_TOO = {MANAGED_BY: "pilotlight", "pilotlight.dev/intent": "common"}
 
 
 async def test_gpu_with_our_shared_claim_stays_available() -> None:
-    """Also while it is there for a moment after the last of them."""
+    """It includes the moment after the last of its replicas has ended."""
     free = await looked()
     name = common_claim_name(free[0])
     assert await looked(claimed(name, **OURS_TOO), held=["gpu-0"]) == await looked(claimed(name, **OURS_TOO)) == free
@@ -182,18 +182,18 @@ async def test_gpu_held_by_an_earlier_exclusive_claim_accepts_no_replica() -> No
     assert all(one.closed for one in (await looked(before))[:1]), "and until its claim is gone"
 
 
-# --- through the plan -------------------------------------------------------------------------------------------------
+# --- the resulting plan -----------------------------------------------------------------------------------------------
 
 
 def started(*models: Model, there: Sequence[Replica] = (), **said: Any) -> list[str]:
-    """Who starts on a node with one such GPU."""
+    """The Models that start on a node with one such GPU."""
     found = slices(resource_slice(NODE, "gpus", devices=[gpu(0)]), **said)
     known = world(models, found, there, gateways=[gateway(levels=[level(one.name, 1) for one in models])])
     return [str(one.replica.model) for one in plan(known, T0).actions if isinstance(one, StartReplica)]
 
 
 def runs(of: Model, state: S = S.READY) -> Replica:
-    """On that GPU, just called."""
+    """A replica on that GPU that has been in this state since T0."""
     return replica(of, f"{of.name}-1", ["node-1/gpu-0"], state, since_s=T0, ready_s=T0)
 
 

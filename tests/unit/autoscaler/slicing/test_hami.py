@@ -1,4 +1,4 @@
-"""HAMi's cards as Slices: what nodes and pods say of them, and what a pod says to get its share of one."""
+"""HAMi cards as slices: node and pod annotations, and how a pod requests its share of a card."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_node_without_hami_is_ignored() -> None:
 
 
 def test_both_register_formats_yield_the_same_cards() -> None:
-    """The older one is that of HAMi's docs/develop/protocol.md; it had seven members before it had nine."""
+    """HAMi's docs/develop/protocol.md describes the older one; it had seven fields, later nine."""
     v100 = "NVIDIA-Tesla V100-PCIE-32GB"
     old = f"GPU-0055-a,10,32768,100,{v100},0,true:GPU-0fc3-b,10,32768,100,{v100},0,false,1,mig:"
     first, second = parse_cards(old) or ()
@@ -155,7 +155,7 @@ def test_memory_request_is_rounded_up_within_the_card(memory_bytes: int, cores: 
 
 
 def taken(words: HamiNames, asks: list[tuple[int, int]]) -> bool:
-    """Whether HAMi's scheduler takes these pods onto one card, one after the other (`Fit` of 2.10)."""
+    """Whether HAMi's scheduler puts these pods on one card, one after the other (`Fit` of 2.10)."""
     total, used_mib, used_cores, tasks = 81920, 0, 0, 0
     one = Hami(words).inventory(NodeFacts(NODE, {}, {words.register: json.dumps([card()])})) or ()
     for mib, percent in asks:
@@ -179,12 +179,12 @@ def taken(words: HamiNames, asks: list[tuple[int, int]]) -> bool:
 @example(NVIDIA, [(1, 0), (1, 100), (1, 0)])
 @example(HAMI[0], [(1, 0)] * 10)
 def test_hami_scheduler_accepts_replicas_that_fit_a_slice(words: HamiNames, asks: list[tuple[int, int]]) -> None:
-    """The packer counts memory and compute; asks are in whole MiB."""
+    """The packer counts memory and compute; requests are in whole MiB."""
     fitting: list[tuple[int, int]] = []
     for ask in asks:
         if sum(mib for mib, _ in [*fitting, ask]) <= 81920 and sum(percent for _, percent in [*fitting, ask]) <= 100:
             fitting.append(ask)
-    assume(not words.all_unless_said or len({percent > 0 for _, percent in fitting}) < 2)  # its docstring says why
+    assume(not words.all_unless_said or len({percent > 0 for _, percent in fitting}) < 2)  # see `all_unless_said`
     assert taken(words, fitting)
 
 

@@ -1,4 +1,4 @@
-"""GPUs that KAI or Volcano give out: what a pod says to them, and what others have."""
+"""GPUs allocated by KAI or Volcano: the pods' annotations, and the shares of other pods."""
 
 from __future__ import annotations
 

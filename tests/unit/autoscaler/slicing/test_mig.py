@@ -1,4 +1,4 @@
-"""MIG cuts as Slices: both strategies of the device plug-in, what shares memory after all, and cutting anew."""
+"""MIG partitions as slices: both strategies of the device plug-in, partitions that share memory, repartitioning."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_planned_partition_matches_the_profile_of_its_node(product: str) -> None
 
 
 def test_gpu_memory_is_never_below_its_partition() -> None:
-    """Where a label says more than the table has of all, or no table has the product."""
+    """Even if a label exceeds the total in the table, or if no table contains the product."""
     for product in ("NVIDIA-H100-80GB-HBM3", "NVIDIA-X900"):
         labels = {"nvidia.com/gpu.product": product, "nvidia.com/mig-1g.10gb.memory": "200000"}
         (one,) = slices(NodeFacts(NODE, labels, {}, {"nvidia.com/mig-1g.10gb": "1"}))

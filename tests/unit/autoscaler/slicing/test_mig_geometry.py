@@ -1,4 +1,4 @@
-"""MIG geometry: every layout of a Device is counted, what cannot be is refused, and what fits is what NVIDIA says."""
+"""MIG geometry: each layout of a device is counted, impossible ones are rejected, results match NVIDIA's tables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GIB = 1 << 30
 
 
 def plain(geometry: Geometry) -> list[str]:
-    """Its profiles without media engines."""
+    """The profiles without media engines."""
     return [profile.name for profile in geometry.profiles if not profile.media]
 
 
 def layouts(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
-    """All that can be had by cutting one after the other."""
+    """All layouts that result from adding one partition after another."""
     found: set[Layout] = {()}
     ends: list[Layout] = [()]
     while ends:
@@ -48,7 +48,7 @@ def layouts(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
 
 
 def by_hand(geometry: Geometry, profiles: Collection[str]) -> set[Layout]:
-    """All sets of cuts that do not overlap, by trying every set: shares no code with `list_starts`."""
+    """All sets of partitions that do not overlap, by exhaustive search; shares no code with `list_starts`."""
     cuts = sorted((p.name, start, p.size) for p in geometry.profiles if p.name in profiles for start in p.starts)
     found: set[Layout] = set()
 
@@ -72,20 +72,20 @@ def test_all_h100_layouts_are_enumerated() -> None:
 
 
 def test_a100_has_nvidias_nineteen_full_layouts() -> None:
-    """Without 1g.10gb, which came with driver 525, the guide draws 19 ways to fill an A100."""
+    """Without 1g.10gb, which driver 525 added, the guide shows 19 ways to fill an A100."""
     five = [name for name in plain(A100) if name != "1g.10gb"]
     full = [on for on in layouts(A100, five) if not any(list_starts(A100, on, profile) for profile in five)]
     assert len(full) == 19
 
 
 def test_all_a30_layouts_are_enumerated() -> None:
-    assert len(layouts(A30, plain(A30))) == 26  # each half: empty, a 2g, or one of 3 ways with 1g; all of it: a 4g
+    assert len(layouts(A30, plain(A30))) == 26  # each half: empty, a 2g, or one of 3 ways with 1g; or a 4g on all
     assert layouts(A30, plain(A30)) == by_hand(A30, plain(A30))
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=lambda geometry: geometry.name)
 def test_no_layout_exceeds_the_compute_of_the_device(geometry: Geometry) -> None:
-    """Where memory slices do not overlap compute slices suffice, so only memory is counted."""
+    """If memory slices do not overlap, compute slices suffice, so only memory is counted."""
     for on in layouts(geometry, plain(geometry)):
         assert sum(geometry.profile(cut.profile).compute for cut in on) <= geometry.compute
 
@@ -110,7 +110,7 @@ def test_partition_counts_of_an_empty_gpu_match_nvidia_documentation() -> None:
 
 
 def test_free_partition_count_is_the_largest_number_that_fits() -> None:
-    """Against every set of starts, for every layout."""
+    """Compared with all sets of starts, for each layout."""
     for on in layouts(H100, plain(H100)):
         taken = {cut.start + index for cut in on for index in range(H100.profile(cut.profile).size)}
         assert free_slices(H100, on) == 8 - len(taken)
@@ -156,7 +156,7 @@ def test_impossible_h100_layout_is_rejected(cuts: list[tuple[str, int]], says: s
 def test_known_layouts_leave_the_expected_free_partitions() -> None:
     assert (
         count_free_cuts_by_profile(H100, build_layout(H100, [("4g.40gb", 0), ("3g.40gb", 4)])) == (0,) * 7
-    )  # a full Device
+    )  # a full device
     two_halves = build_layout(H100, [("3g.40gb", 4), ("3g.40gb", 0)])
     assert count_free_cuts_by_profile(H100, two_halves) == (0,) * 7  # one compute slice is stranded
     assert count_free_cuts(H100, build_layout(H100, [("1g.10gb", start) for start in range(7)]), "1g.10gb") == 0
@@ -208,5 +208,5 @@ def test_product_name_maps_to_its_geometry(product: str, name: str) -> None:
     ],
 )
 def test_unknown_product_has_no_geometry(product: str) -> None:
-    """A wrong geometry would cut what cannot be cut; none only leaves the Device whole."""
+    """A wrong geometry would create impossible partitions; without one the device only stays whole."""
     assert geometry_of(product) is None

@@ -1,4 +1,4 @@
-"""MIG packing: the incremental choice is the careful one, nothing in use is touched, room is left for what comes."""
+"""MIG packing: the incremental choice equals exhaustive search, used partitions stay, room is kept for later demand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Seen = dict[DeviceId, tuple[Geometry, Layout, Layout, str]]
 
 
 def fleet(*devices: tuple[Geometry, list[tuple[str, int]]], shares: Mapping[str, float] = MIX) -> Fleet:
-    """Devices gpu-0, gpu-1, ... with these cuts in use."""
+    """A fleet of devices gpu-0, gpu-1, ... with these partitions in use."""
     made = Fleet(shares)
     for number, (geometry, used) in enumerate(devices):
         made.add(DeviceId(f"gpu-{number}"), geometry, used)
@@ -49,11 +49,11 @@ def where(found: MigPlacement | MigRefusal) -> tuple[str, int]:
     return found.device, found.start
 
 
-# --- the careful one ------------------------------------------------------------------------------------------------
+# --- exhaustive search ----------------------------------------------------------------------------------------------
 
 
 def hopes(geometry: Geometry, on: Layout) -> list[int]:
-    """Room now, NOW times, and what each cut's end would add."""
+    """Free partitions now, weighted by NOW, plus those that the end of each partition would add."""
     now = count_free_cuts_by_profile(geometry, on)
     thens = [count_free_cuts_by_profile(geometry, tuple(other for other in on if other != cut)) for cut in on]
     return [NOW * had + sum(then[index] - had for then in thens) for index, had in enumerate(now)]
@@ -61,7 +61,7 @@ def hopes(geometry: Geometry, on: Layout) -> list[int]:
 
 @lru_cache(maxsize=1 << 14)
 def filling(geometry: Geometry, on: Layout, told: tuple[tuple[str, float], ...]) -> float:
-    """The work of what comes as it is wanted until none fits: what comes first is drawn among those that fit."""
+    """The expected work that fits when profiles arrive at random by demand, drawn among those that still fit."""
     shares = dict(told)
     fit = {one: list_starts(geometry, on, one.name) for one in geometry.profiles if shares.get(one.name)}
     chance = fsum(shares[one.name] for one in fit if fit[one])
@@ -79,7 +79,7 @@ def after(on: Layout, cut: Cut) -> Layout:
 
 
 def shared(seen: Seen, shares: Mapping[str, float]) -> dict[str, float]:
-    """In parts of 1; where nothing is told, all alike that there are."""
+    """The demand normalized to 1; without demand, all profiles are equally likely."""
     total = fsum(shares.values())
     plain = {one.name for geometry, *_ in seen.values() for one in geometry.profiles if not one.media}
     return (
@@ -88,7 +88,7 @@ def shared(seen: Seen, shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def rooms(seen: Seen) -> Counter[str]:
-    """By profile: how many more of it fit."""
+    """Profile -> how many more of it fit."""
     counts = Counter[str]()
     for geometry, used, _, closed in seen.values():
         if not closed:
@@ -103,7 +103,7 @@ def rooms(seen: Seen) -> Counter[str]:
 
 
 def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[DeviceId, int, tuple[Cut, ...]] | None:
-    """What a Fleet is to find, from nothing: every place on every Device, priced by the room of the whole fleet."""
+    """The expected result of `Fleet.find`, recomputed: every place on every device, scored over the whole fleet."""
     counts, wanted = rooms(seen), shared(seen, shares)
     left = FILLING_LEAST + FILLING_EACH * sum(not closed for *_, closed in seen.values())
     worth = 1 / (1 + left) ** 2
@@ -125,7 +125,7 @@ def careful(seen: Seen, shares: Mapping[str, float], profile: str) -> tuple[Devi
     return None if best is None else (best[5], best[4], best[6])
 
 
-# --- named ----------------------------------------------------------------------------------------------------------
+# --- single cases ---------------------------------------------------------------------------------------------------
 
 
 def test_small_partitions_fill_slots_4_to_6_before_slots_0_to_3() -> None:
@@ -139,7 +139,7 @@ def test_empty_gpu_stays_free_while_a_used_gpu_fits_the_partition() -> None:
 
 
 def test_space_is_not_kept_free_for_profiles_without_demand() -> None:
-    """With nothing but 3g wanted, a 1g goes where it costs no 3g, though it breaks up the only whole Device but one."""
+    """If only 3g is in demand, a 1g goes where it blocks no 3g, even if that is the device with the most free space."""
     on = fleet((H100, [("3g.40gb", 0)]), (H100, [("1g.10gb", 5)]), shares={"3g.40gb": 1})
     assert where(on.find("1g.10gb"))[0] == "gpu-1"
     on.learn({"7g.80gb": 1})
@@ -147,7 +147,7 @@ def test_space_is_not_kept_free_for_profiles_without_demand() -> None:
 
 
 def test_small_partition_is_placed_where_it_blocks_no_larger_profile() -> None:
-    """The last place for a 4g costs more than one of many for a 7g's work would suggest."""
+    """Blocking the last place for a 4g costs more than blocking one of many for a 7g."""
     devices = [(H100, [("1g.10gb", 6)]), *((H100, list[tuple[str, int]]()) for _ in range(9))]
     device, start = where(fleet(*devices, shares={"4g.40gb": 1, "7g.80gb": 1}).find("1g.10gb"))
     assert (device, start) == ("gpu-0", 4)
@@ -245,7 +245,7 @@ shares_ = st.dictionaries(st.sampled_from(PROFILES), st.floats(0, 10), max_size=
 def played(
     shares: Mapping[str, float], steps: list[tuple[str, int, str]], look: Callable[[Fleet, Seen], None]
 ) -> Fleet:
-    """A Fleet, and beside it what is known of it from outside, through starts, stops and the rest."""
+    """A fleet and an independent record of it, through random starts, stops and other steps."""
     on, seen = Fleet(shares), Seen()
     for number, id in enumerate(IDS[:3]):
         on.add(id, (H100, A30, H100)[number])
@@ -311,8 +311,8 @@ def test_partitions_never_overlap_and_used_ones_are_kept(
 ) -> None:
     def look(on: Fleet, seen: Seen) -> None:
         for id, (geometry, used, idle, _) in seen.items():
-            assert (on.used(id), on.idle(id)) == (used, idle)  # so what was in use is, until it was stopped
-            build_layout(geometry, (*used, *idle))  # raises where two overlap
+            assert (on.used(id), on.idle(id)) == (used, idle)  # so partitions in use stay until they are stopped
+            build_layout(geometry, (*used, *idle))  # raises if two overlap
 
     played(shares, steps, look)
 

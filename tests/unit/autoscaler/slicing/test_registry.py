@@ -1,4 +1,4 @@
-"""What holds of whole, shared and MPS devices is asked of every kind: node, ids, names, shares, what others write."""
+"""Properties of every kind of slice: node, ids, names, shares, and robustness against malformed input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.autoscaler.slicing.test_slicers import HOSTILE, by_device, every
 
 @every_node
 def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: sliced.Example) -> None:
-    """Where nobody tells which GPU a cut is of (MIG), the cut is its own device; ids of DRA are its entries' names."""
+    """If it is unknown which GPU a MIG partition is on, it is its own device; DRA ids are the names of entries."""
     found = registry.list_slices(one.node)
     assert len({slice_.id for slice_ in found}) == len(found)
     for slice_ in found:
@@ -29,7 +29,7 @@ def test_device_belongs_to_one_node_and_slice_ids_are_unique(one: sliced.Example
 
 @every_node
 def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: sliced.Example) -> None:
-    """What a ResourceSlice is of stands in itself: with DRA, of another node there is nothing."""
+    """A ResourceSlice names its node itself: with DRA, another node gets no slices from it."""
     found, other = registry.list_slices(one.node), NodeId("m")
     assert registry.list_slices(one.node) == found
     mixed = one.node._replace(
@@ -46,7 +46,7 @@ def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: sliced.Exam
 
 
 def renamed(what: Any, before: str, after: str) -> Any:
-    """An object of the API, of another node."""
+    """A copy of an API object that belongs to another node."""
     if isinstance(what, dict):
         return {key: renamed(each, before, after) for key, each in what.items()}
     if isinstance(what, list):
@@ -56,7 +56,7 @@ def renamed(what: Any, before: str, after: str) -> Any:
 
 @every_node
 def test_slice_shares_do_not_exceed_their_device(one: sliced.Example) -> None:
-    """A device of which only parts tell is as large as they say."""
+    """If only the partitions of a device are known, the size of the device is the one that they report."""
     for parts in by_device(tuple(slice_ for slice_ in registry.list_slices(one.node) if not slice_.closed)):
         most = max(slice_.device_bytes or slice_.memory_bytes for slice_ in parts)
         assert 0 < sum(slice_.memory_bytes for slice_ in parts) <= most
@@ -67,7 +67,7 @@ def test_slice_shares_do_not_exceed_their_device(one: sliced.Example) -> None:
 @settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_malformed_node_data_raises_nothing_and_slices_have_a_size(one: sliced.Example, data: st.DataObject) -> None:
-    """Annotations are written by others' programs; what a device has is theirs to tell, so it has no bound here."""
+    """Other programs write annotations, and a device has the size that they report, so no bound is checked here."""
 
     def spoilt(texts: Mapping[str, str]) -> dict[str, str]:
         chosen = {name: data.draw(st.sampled_from((value, value, *HOSTILE))) for name, value in sorted(texts.items())}

@@ -1,4 +1,4 @@
-"""The contract of every kind of Slice, over a table of nodes: a kind adds its examples, and is held to all of it."""
+"""The contract of every kind of slice, over a table of nodes. Each kind adds its examples and must pass all tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N = NodeId("n")
 
 
 class Example(NamedTuple):
-    """A node that a kind knows, and what it makes of it."""
+    """A node that a slicer recognizes, and the expected result."""
 
     name: str
     slicer: Slicer
@@ -39,7 +39,7 @@ class Example(NamedTuple):
     device_bytes: int
     isolation: Isolation
     limits: Mapping[str, str]
-    """Of the pod that has the first of them."""
+    """Limits of a pod on the first of them."""
 
 
 def shares(*devices: str, of: int) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def test_node_yields_expected_slices_from_its_own_slicer_only(one: Example) -> N
 
 
 every_node = pytest.mark.parametrize("one", sliced.EXAMPLES.values(), ids=sliced.EXAMPLES)
-"""Those of the other kinds."""
+"""Parametrizes a test over the nodes in `sliced`, which cover the other kinds too."""
 
 
 @every_node
@@ -166,7 +166,7 @@ def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example
 def test_gpus_managed_by_another_slicer_are_not_offered_twice(
     one: sliced.Example,
 ) -> None:
-    """A device plug-in counts them all the same. ResourceSlices count where none does."""
+    """A device plug-in counts these GPUs nevertheless. ResourceSlices apply only if no plug-in counts the GPUs."""
     beside = one.node._replace(allocatable={GPU: "10", **one.node.allocatable})
     kinds = {slice_.kind for slice_ in registry.list_slices(beside)}
     maker = one.slicer.kind
@@ -224,7 +224,7 @@ def test_slice_ids_contain_the_node_name_and_ignore_label_order(one: Example) ->
 
 @every_example
 def test_pod_limits_do_not_exceed_the_counted_devices(one: Example) -> None:
-    """All Slices asked for one by one are no more than the node has."""
+    """Requesting each slice once never exceeds the allocatable resources of the node."""
     found = made(one)
     asked = Counter[str]()
     for slice_ in found:
@@ -257,7 +257,7 @@ HOSTILE = (
     "none",
     "mps",
 )
-"""What a label or an amount may be in the worst case."""
+"""Malformed values of labels and amounts."""
 
 
 @every_example
@@ -284,7 +284,7 @@ def test_malformed_node_data_never_yields_more_slices_than_allocatable(one: Exam
         assert sum(part.compute_percent for part in parts) <= 100
 
 
-# --- how sharing is learnt --------------------------------------------------------------------------------------------
+# --- detection of sharing ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,6 +328,6 @@ def test_node_without_gpus_has_no_slices() -> None:
 
 
 def test_product_name_of_a_shared_gpu_omits_the_shared_suffix() -> None:
-    """Globs of `gpu.models` and prices are over it."""
+    """`gpu.models` globs and prices match this name."""
     shared = NodeFacts(N, {**T4, **gfd("time-slicing", "3", product="Tesla-T4-SHARED")}, allocatable=THREE)
     assert {one.product for one in registry.list_slices(shared)} == {"Tesla-T4"}

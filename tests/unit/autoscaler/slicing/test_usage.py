@@ -1,4 +1,4 @@
-"""What pods of others have of sliced devices: of the resource, the card or the entry that it is, and of no other."""
+"""Use of sliced devices by foreign pods: counted against their resource, card or entry, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ AMD = NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4", "nvi
 
 
 def seen(node: NodeFacts) -> NodeSeen:
-    """As the driver keeps it."""
+    """The node as the driver stores it."""
     told = {"name": node.name, "labels": dict(node.labels), "annotations": dict(node.annotations)}
     status = {"allocatable": dict(node.allocatable), "conditions": [{"type": "Ready", "status": "True"}]}
     return nodes.read_node({"metadata": told, "spec": {}, "status": status})
 
 
 def pod(limits: dict[str, str], **annotations: str) -> OtherPod:
-    """Of others, as it is kept."""
+    """A foreign pod as the driver stores it."""
     containers: list[Any] = [{"name": "a", "resources": {"limits": {"cpu": "2", **limits}}}]
     told = {name.replace("_", "-"): said for name, said in annotations.items()}
     spec = {"nodeName": NODE, "containers": containers}
@@ -116,7 +116,7 @@ def test_npu_partition_used_by_others_counts_as_one_slice() -> None:
 
 
 def test_hami_node_is_unavailable_while_a_replica_from_before_hami_runs() -> None:
-    """Which card it has HAMi does not know either."""
+    """HAMi does not know either which card that replica uses."""
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
     closed, lost = nodes.close_stale_slices(on, [SliceId(f"{NODE}/gpu0")])
     assert [one.closed for one in closed] == [RESLICED] * 2
@@ -125,7 +125,7 @@ def test_hami_node_is_unavailable_while_a_replica_from_before_hami_runs() -> Non
 
 
 def test_hami_handshake_annotation_is_kept_only_if_it_says_deleted() -> None:
-    """A handshake is written anew twice a minute; a node that seems changed each time would be planned for anew."""
+    """Other handshakes change twice a minute, and each change of a node would trigger planning."""
     said = {NVIDIA.register: "[]", HANDSHAKE: "Requesting_2026.11.20 00:00:00", "other.io/x": "y"}
     node = NodeFacts(NODE, {}, said)
     assert seen(node).annotations == {NVIDIA.register: "[]"}
@@ -149,7 +149,7 @@ def test_remaining_card_share_is_never_negative_or_too_large(
 
 
 def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[SliceId, ...]], list[str]]:
-    """What the plan starts on that node for one Call, and why not."""
+    """The slices on which the plan starts one request's replica on that node, and the reasons if it does not."""
     found, _ = left(node, *pods)
     seen_ = SlicesSeen(slices=found)
     answer = plan(fold(world([of], gateways=[gateway(levels=[level(of.name, 1)])]), (seen_,), T0)[0], T0)
@@ -158,7 +158,7 @@ def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[Slic
 
 
 def test_whole_device_model_gets_no_partition_or_partly_used_card() -> None:
-    """A program can use one MIG device; and what is left of a card is not all of it."""
+    """A program can use only one MIG device, and the rest of a partly used card is not a whole device."""
     theirs = pod({}, vgpu_devices_allocated="GPU-aaaa,NVIDIA,1024,0:;")
     node, whole, two = hami_node(card(), card("GPU-bbbb")), model("a", 0), model("a", 5, gpu=Gpu(count=2))
     assert placed(node, whole)[0] == [(SliceId(f"{NODE}/GPU-aaaa"),)]

@@ -1,4 +1,4 @@
-"""Devices of other makers: whole ones by their resource, HAMi's shared cards, and Ascend's NPUs in parts."""
+"""Devices of other vendors: whole devices by resource, shared cards of HAMi, and partitions of Ascend NPUs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_hami_cards_of_other_vendors_use_their_own_resource_names() -> None:
 
 @given(st.lists(st.integers(1, 81920), min_size=1, max_size=10))
 def test_default_cores_never_run_out_before_memory(mib: list[int]) -> None:
-    """AMD's and Hygon's tasks that name none would get all."""
+    """AMD and Hygon tasks that request no cores would get all of them."""
     amd = Hami(HAMI[0])
     (one,) = amd.inventory(NodeFacts(NODE, {}, {"hami.io/node-amd-register": json.dumps([card()])})) or ()
     fitting = [each for at, each in enumerate(mib) if sum(mib[: at + 1]) <= 81920]
@@ -138,14 +138,14 @@ def test_npu_is_whole_or_split_by_one_template() -> None:
 
 
 def test_npu_partition_is_never_a_whole_device() -> None:
-    """Of Ascend910A's vir16 there is room for one: a Model that wants a whole Device is not placed there."""
+    """Ascend910A has room for a single vir16: a Model that needs a whole device is still not placed on it."""
     found = registry.list_slices(npu_node("NPU-1", npu=NPUS[0], template="vir16"))
     assert (len(found), list_whole_devices(found)) == (1, set())
     assert list_whole_devices(registry.list_slices(npu_node("NPU-1", npu=NPUS[0])))
 
 
 def test_settings_template_partitions_an_npu_for_a_pod() -> None:
-    """From the document to the pod: nothing but Settings names the template."""
+    """From the document to the pod: only Settings name the template."""
     (kind,) = parse_documents([("settings.yaml", TEMPLATED)]).settings.nodes
     node = npu_node("NPU-1")._replace(declared=kind)
     parts = {one.id: one for one in registry.list_slices(node)}

@@ -1,4 +1,4 @@
-"""What artifacts are called, and that the room of weights calls them the same."""
+"""Artifact references, and that the weights store uses the same ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`capacity:` of the Settings: each wrong key has one line that names it."""
+"""`capacity:` in Settings: each invalid key is reported in one line that names it."""
 
 from __future__ import annotations
 

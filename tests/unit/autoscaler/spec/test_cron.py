@@ -1,4 +1,4 @@
-"""Five fields of cron, in a time zone."""
+"""Cron expressions with five fields in a time zone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents: what is right loads, what is wrong is one line that names file, document, key and expectation."""
+"""Documents: valid ones load; an error is one line with file, document, key and expectation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config(keys: str = "") -> str:
 
 
 def wrong(*texts: str, environ: dict[str, str] | None = None) -> str:
-    """The one line that the texts (a.yaml, b.yaml ...) are refused with."""
+    """The one-line error for these texts (a.yaml, b.yaml ...)."""
     with pytest.raises(DocumentError) as caught:
         parse_documents(
             [(f"{letter}.yaml", text) for letter, text in zip(string.ascii_lowercase, texts, strict=False)], environ
@@ -323,7 +323,7 @@ def test_keys_not_yet_supported_are_rejected_with_that_reason(kind: str) -> None
 
 
 def aliases(form: str, count: int, times: int) -> str:
-    """So many anchors, each with several aliases of the one before."""
+    """`count` anchors, each with `times` aliases of the previous one."""
     first = "a0: &a0 {x: 1}\n"
     return first + "".join(f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * times))}\n" for n in range(1, count))
 

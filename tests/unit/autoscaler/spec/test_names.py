@@ -1,4 +1,4 @@
-"""Names by age: who was first has a name, the next is called by its namespace, and nobody is without one for long."""
+"""Model names by age: the oldest keeps the name, later ones get a namespace prefix, none stays unnamed for long."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_adapter_names_follow_the_resolved_model_name() -> None:
 
 
 def test_renamed_model_keeps_its_served_name_and_launch_command() -> None:
-    """So that a Model which gets its name back needs no new Replica for its command line's sake."""
+    """A Model that gets its name back therefore needs no new replica."""
     young = model("x", namespace="b", at_s=2, adapters=("z",))
     called = settled(model("x", at_s=1), young).models[1]
     assert called.name == "b/x"

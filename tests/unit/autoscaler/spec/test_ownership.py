@@ -1,4 +1,4 @@
-"""Whose objects are: identities differ, and nothing of another installation is owned."""
+"""Ownership of objects: identities differ, and objects of another installation are never owned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be laid over a pod, and what is the plan's."""
+"""Pod overrides: the fields that may be set, and those reserved for the planner."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_pod_fields_that_choose_no_device_are_accepted(text: str) -> None:
 
 
 def test_resources_and_annotations_of_all_slicing_kinds_are_reserved() -> None:
-    """So that a new kind cannot be forgotten."""
+    """New kinds are covered too."""
     for example in EXAMPLES.values():
         parts = [SliceShare(one, one.memory_bytes) for one in example.slicer.inventory(example.node) or ()][:1]
         if parts:

@@ -1,4 +1,4 @@
-"""Quantities: exact both ways, and nothing else is taken for one."""
+"""Quantities are parsed and formatted exactly, and other texts are rejected."""
 
 from __future__ import annotations
 

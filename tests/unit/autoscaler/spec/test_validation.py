@@ -1,4 +1,4 @@
-"""Rules over several keys of one document; more of them are among the documents' tests."""
+"""Rules over several keys of one document; the tests of the documents contain more of them."""
 
 from __future__ import annotations
 

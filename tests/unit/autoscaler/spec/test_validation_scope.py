@@ -1,4 +1,4 @@
-"""A Model of another namespace takes nothing of the namespace that pods are made in."""
+"""A Model of another namespace cannot use objects of the namespace in which pods are created."""
 
 from __future__ import annotations
 

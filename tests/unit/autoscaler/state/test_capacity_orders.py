@@ -1,4 +1,4 @@
-"""Names of Leases: the same for whoever orders for the same lack, and taken by everybody."""
+"""Names of capacity orders: equal for equal shortages, whichever process orders, and valid for all providers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_order_is_awaited_until_overdue_failed_or_unlisted_for_too_long() -> Non
     assert not lease.coming(T0 + UNSEEN_S)
 
     def seen(**fields: object) -> Lease:
-        listed = Listed(name="x", offer=offer(), devices=1, **fields)  # type: ignore[arg-type]  # a test's own words
+        listed = Listed(name="x", offer=offer(), devices=1, **fields)  # type: ignore[arg-type]  # fields of each test
         return Lease(
             id=lease.id, offer=lease.offer, devices=1, owner=lease.owner, asked_s=T0, sent_s=T0, due_s=T0 + 300,
             listed=listed,

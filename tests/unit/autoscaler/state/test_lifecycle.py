@@ -1,4 +1,4 @@
-"""The table of states: what it allows, what it refuses, and the picture of it."""
+"""The state table: permitted transitions, rejected transitions, and its diagram."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels that nobody can tell ahead: who has a selector is ordered for where it may be met, and nowhere else."""
+"""Labels of nodes that do not exist yet: capacity is ordered only where it may match a Model's node selector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODE = {HOST: "w1", "kubernetes.io/os": "linux"}
 
 
 def choosy(*offers: Offer, **selector: str) -> World:
-    """Calls wait for a Model with that selector; the one node that is there has no GPU that would do."""
+    """Requests wait for a Model with this selector; the only node has no suitable GPU."""
     of = model("a", 16, slots=1, pod=Pod(node_selector=selector))
     there = device("cpu", 1, "w0", product="A100", labels={"kubernetes.io/os": "linux"}, labels_known=True)
     begin = replace(surge(), models={of.name: of}, slices={there.id: there})
@@ -31,14 +31,14 @@ def choosy(*offers: Offer, **selector: str) -> World:
 
 
 def chosen(at: World) -> list[str]:
-    """The names of the Offers that are ordered; `refused`: none is, and its Calls are told at once."""
+    """Names of the ordered offers, or `refused` if none is ordered and the requests fail at once."""
     made = plan(at, T0)
     refused = [one for one in made.unmet if one.never]
     return ["refused"] if refused else [one.order.offer.name for one in made.actions if isinstance(one, AcquireLease)]
 
 
 def test_gpus_are_attached_only_to_a_node_that_matches_the_selector() -> None:
-    """None is seen there before its first one comes: the Offer tells all labels that it has."""
+    """The node has no GPU yet, so the offer must list all labels."""
     bare = offer(name="w1", node="w1", labels=NODE, price_per_hour=0.5)
     right = offer(name="w2", node="w2", labels={**NODE, HOST: "w2", "team": "x"})
     assert chosen(choosy(bare, right, team="x")) == ["w2"]

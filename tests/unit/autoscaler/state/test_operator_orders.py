@@ -1,4 +1,4 @@
-"""What operators order: the plan respects it, in virtual time, and says so."""
+"""Operators' orders in virtual time: the plan obeys and reports them."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_drained_node_moves_its_replicas_one_at_a_time() -> None:
 
 @st.composite
 def ordered(draw: st.DrawFn) -> World:
-    """A World with any orders about its three devices, its node and its Models."""
+    """A World with arbitrary orders for its three devices, its node and its Models."""
     places = [NODE, *(CordonTarget("device", f"g{i}") for i in range(3))]
     drains = st.tuples(st.sampled_from(places), st.booleans(), st.booleans())
     cordons = {
@@ -273,7 +273,7 @@ def test_plan_never_starts_a_stopped_model_or_uses_a_cordoned_device(begin: Worl
             assert replica_.state not in LIVE
 
 
-# --- agents of nodes ------------------------------------------------------------------------------------------------
+# --- node agents ----------------------------------------------------------------------------------------------------
 
 
 def report(sequence: int, boot: str = "b1", used: int = 5) -> NodeReported:

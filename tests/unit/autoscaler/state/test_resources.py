@@ -1,4 +1,4 @@
-"""CPU and memory of nodes, from what an API server says to what the plan makes of it."""
+"""CPU and memory of nodes, from the API objects to the plan."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_added_and_removed_pods_change_the_free_cpu_and_memory_of_a_node() -> No
     assert hosts.seen(told) == first
 
 
-# --- what the plan makes of it ----------------------------------------------------------------------------------------
+# --- the resulting plan -----------------------------------------------------------------------------------------------
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 SIZE = Beside(8000, 64 * GI)
@@ -109,7 +109,7 @@ def called(*models: Model, **fields: Any) -> World:
 
 
 def having(one: World, **left: int) -> World:
-    """As a driver tells it: so many cores are left by others."""
+    """The state after a driver reports this many free cores per node."""
     told = {NodeId(node): HostResources(*SIZE, cores * 1000, SIZE.host_bytes) for node, cores in left.items()}
     return fold(one, (HostsSeen(hosts=told),), T0)[0]
 

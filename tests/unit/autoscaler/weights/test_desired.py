@@ -1,4 +1,4 @@
-"""Which weights a node is to have, and how far those of a Replica are."""
+"""The weights that a node should have, and the progress of those of a replica."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 
 def model(name: str = "ada", artifact: str = ADA, **spec: object) -> Model:
     given = {"engine": "vllm", "artifact": artifact, "gpu": Gpu(), **spec}
-    return Model(name=ModelName(name), spec=ModelSpec(**given))  # type: ignore[arg-type]  # a test's own words
+    return Model(name=ModelName(name), spec=ModelSpec(**given))  # type: ignore[arg-type]  # fields of each test
 
 
 def one(of: Model, id: str, slice_: str = "g1", state: S = S.STARTING, **more: object) -> Replica:
@@ -144,7 +144,7 @@ def test_model_that_allows_unsafe_weights_gets_a_separate_request() -> None:
     assert told == (want(ADA, "", "a1"), replace(want(ADA, "", "b1"), allow_unsafe=True))
 
 
-# --- how far they are -------------------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------------------------
 
 
 def said(*weights: WeightsReport, brings: bool = True) -> World:
@@ -153,7 +153,7 @@ def said(*weights: WeightsReport, brings: bool = True) -> World:
 
 
 def stands(at: World, now_s: float = T0, **spec: object) -> Laid | WeightsPending | WeightsFailed:
-    return assess_weights(at, one(model(), "a1"), model(**spec), T0, now_s)  # type: ignore[arg-type]  # a test's own words
+    return assess_weights(at, one(model(), "a1"), model(**spec), T0, now_s)  # type: ignore[arg-type]
 
 
 A1 = (ReplicaId("a1"),)
@@ -214,7 +214,7 @@ def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
     assert stands(said(there), allow_unsafe=True) == Laid("copies/x/files", "")
 
 
-# --- what pods mount as an image --------------------------------------------------------------------------------------
+# --- weights that pods mount as an image ------------------------------------------------------------------------------
 
 
 IMAGES = Settings(weights=Weights(mount="image"))

@@ -1,4 +1,4 @@
-"""What agents bring, and what engines fetch themselves."""
+"""Weights that node agents download, and weights that engines download themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine images nodes are told to bring, and which not."""
+"""Which engine images nodes should pull in advance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def having(*nodes: str, of: str = ENGINE.image) -> dict[str, NodeImages]:
 def at(
     models: Iterable[Model], replicas: Iterable[Replica] = (), agents: Iterable[int] = range(MANY), **more: Any
 ) -> World:
-    """Nodes n0 and so on with a device each; of those of even number it is small."""
+    """Nodes n0, n1, ... with a device each, which is small on nodes with an even number."""
     there = [device(f"n{n}/g", 24 if n % 2 else 8, f"n{n}", product="L4" if n % 2 else "T4") for n in range(MANY)]
     nodes = {f"n{n}": NodeAgentStatus(report=NodeReport(node=f"n{n}", boot="b", sequence=1), seen_s=T0) for n in agents}
     return world(models, there, replicas, nodes=nodes, **more)
@@ -52,7 +52,7 @@ def told(one: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[str
 
 
 def where(one: World) -> set[str]:
-    """The nodes that are told anything."""
+    """The nodes that should pull anything."""
     return {*told(one)}
 
 

@@ -1,4 +1,4 @@
-"""Who looks at artifacts that nobody has looked at, and who after it."""
+"""Which agent inspects an artifact that was not inspected yet, and which one takes over from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How pods see weights: which kind of volume, and why."""
+"""How weights are mounted into pods: the kind of volume, and the reason for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which agents are named to one that is about to pull: who has it, who is to have it, and never too many."""
+"""Peers that an agent is given before a pull: nodes that have the weights or will have them, limited in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link over HTTP: reads streams of lines, posts reports, and calls every way to fail a LinkError."""
+"""The HTTP link: reads streams of lines, posts reports, and raises LinkError for every failure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_stream_without_data_until_the_timeout_raises_link_error(
 
     async def follow() -> None:
         async for line in one.lines("/v1/routes"):
-            read.append(line)  # noqa: PERF401  what came before the error counts
+            read.append(line)  # noqa: PERF401  lines before the error count
 
     async with asyncio.timeout(60):
         with pytest.raises(LinkError):

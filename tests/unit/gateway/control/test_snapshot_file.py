@@ -1,4 +1,4 @@
-"""What a gateway keeps on disk: deltas folded into one whole, private, and without grants."""
+"""The snapshot that a gateway keeps on disk: deltas merged into one state, private, without slot allocations."""
 
 from __future__ import annotations
 

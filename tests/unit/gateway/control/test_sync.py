@@ -1,4 +1,4 @@
-"""Sync against a played Link: it comes back by itself, reports at the right moments, and serves from what it kept."""
+"""Sync with a fake Link: it reconnects by itself, reports at the right times, and serves from its snapshot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROUTES = RoutesDelta(epoch=1, version=1, full=True, replicas=(ROUTE,))
 
 
 def in_virtual_time(test: Callable[[], Coroutine[object, object, None]]) -> Callable[[], None]:
-    """Its moments are exact, whatever else this machine does."""
+    """Run the test in virtual time, which is exact on a busy machine, too."""
 
     @functools.wraps(test)
     def told() -> None:
@@ -48,7 +48,7 @@ def in_virtual_time(test: Callable[[], Coroutine[object, object, None]]) -> Call
 
 
 class PlayedLink:
-    """One autoscaler. Streams say what is in `says` and then wait; `cut` breaks them, `up` False refuses all."""
+    """A fake link to one autoscaler. Streams send `says`, then wait; `cut` breaks them; all fails unless `up`."""
 
     def __init__(self, *, up: bool = True) -> None:
         self.up = up
@@ -85,7 +85,7 @@ class PlayedLink:
 
 
 class Front:
-    """The follower: remembers what it was told."""
+    """A fake follower that records what it receives."""
 
     def __init__(self) -> None:
         self.catalogues: list[CatalogueDelta] = []
@@ -117,7 +117,7 @@ class Front:
 
 @contextlib.asynccontextmanager
 async def following(*links: Link, kept_at: Path | None = None) -> AsyncIterator[tuple[Front, Sync]]:
-    """A Sync that runs, without jitter."""
+    """Run a Sync without jitter."""
     front = Front()
     one = Sync(G, links, front, kept_at, lambda: 1.0, boot="b")
     running = asyncio.create_task(one.run())
@@ -234,7 +234,7 @@ async def test_gateway_reports_every_50_ms_while_requests_wait() -> None:
 
 @in_virtual_time
 async def test_gateway_reports_early_when_requests_wait_at_other_gateways() -> None:
-    """Not only after its next heartbeat: what the leader waits for may be its word that it took a lower hold."""
+    """It does not wait for its next heartbeat: the leader may need its report that it applied a lower allocation."""
     played, told = PlayedLink(), asyncio.Event()
 
     async def lines(path: str) -> AsyncIterator[bytes]:
@@ -245,7 +245,7 @@ async def test_gateway_reports_early_when_requests_wait_at_other_gateways() -> N
             yield msgspec.json.encode(RoutesDelta(epoch=1, version=2))
         await asyncio.get_running_loop().create_future()
 
-    played.lines = lines  # type: ignore[method-assign]  # this one link says more, later
+    played.lines = lines  # type: ignore[method-assign]  # this link sends another line later
     async with following(played) as (front, _):
         await until("it is quiet", lambda: len(played.reports) == 2)
         known, told_s = len(played.reports), asyncio.get_running_loop().time()
@@ -300,7 +300,7 @@ async def test_saved_snapshot_is_used_when_no_autoscaler_answers(
 async def test_first_complete_snapshot_is_saved_at_once_and_the_next_one_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway that is killed in its first second has a file for the one that replaces it."""
+    """If a gateway is killed in its first second, its replacement still finds a file."""
     pace_s, written = 3600.0, list[snapshot_file.GatewaySnapshot]()
     monkeypatch.setattr(sync, "KEEP_S", pace_s)
     monkeypatch.setattr(snapshot_file, "save_snapshot", lambda _path, known: written.append(known))

@@ -1,4 +1,4 @@
-"""Dispatch as a script: what happens at one gateway, and what it must do then."""
+"""Dispatch as a script: events at one gateway, and the actions expected of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gateway.dispatch.call import CallState
 from gateway.errors import MAX_RETRY_AFTER_S
 from tests.kit.dispatching import Script, warm
 
-# --- from zero ----------------------------------------------------------------------------------------------
+# --- scale from zero ----------------------------------------------------------------------------------------
 
 
 def test_request_for_a_cold_model_waits_until_a_replica_is_ready() -> None:
@@ -68,7 +68,7 @@ def test_requests_are_rejected_with_the_error_sent_by_the_autoscaler() -> None:
     assert script.arrive("c3") == ["report"], "parked again"
 
 
-# --- deadlines and bounds -----------------------------------------------------------------------------------
+# --- deadlines and limits -----------------------------------------------------------------------------------
 
 
 def test_request_with_wait_0_gets_a_free_slot_or_is_rejected_at_once() -> None:
@@ -83,7 +83,7 @@ def test_request_with_wait_0_gets_a_free_slot_or_is_rejected_at_once() -> None:
 
 
 def test_request_with_deadline_before_the_expected_start_is_rejected() -> None:
-    """Case 5: what cannot be met is refused at once, the rest expires at its deadline, none is granted after it."""
+    """Case 5: a deadline that cannot be met is rejected at once; the others expire, and none is dispatched late."""
     script = Script()
     script.say(expected_s=90.0)
     assert script.arrive("c1", wait_s=1) == ["refuse c1 model_starting", "report"]
@@ -104,7 +104,7 @@ def test_request_with_deadline_before_the_expected_start_is_rejected() -> None:
 
 
 def test_request_with_deadline_before_capacity_arrival_is_rejected_at_once() -> None:
-    """And who waits for so long waits. It counts down from when that was heard; a start that is known is as ever."""
+    """Longer deadlines wait. The estimate counts down from when it was received; a known start is handled as usual."""
     script = Script()
     script.arrive("c30", wait_s=30)
     script.arrive("c600", wait_s=600)
@@ -149,7 +149,7 @@ def test_retry_after_is_capped_for_long_estimates() -> None:
 
 
 def test_full_queue_rejects_only_the_surplus_and_keeps_order() -> None:
-    """Case 3: capacity + 500 Calls."""
+    """Case 3: capacity + 500 requests."""
     script = Script(calls_max=1000)
     script.say(expected_s=20.0)
     said = script.arrive_many(1500, "c")
@@ -167,11 +167,11 @@ def test_request_that_exceeds_the_queue_byte_limit_is_rejected() -> None:
     assert script.arrive("c3", body_bytes=40) == []
 
 
-# --- leaving and ending -------------------------------------------------------------------------------------
+# --- disconnect and shutdown --------------------------------------------------------------------------------
 
 
 def test_no_request_is_dispatched_after_all_clients_disconnect() -> None:
-    """Case 4: the queue is empty at once, the next report says so, and no dead client is granted."""
+    """Case 4: the queue is empty at once, the next report shows it, and no disconnected client gets a slot."""
     script = Script()
     script.say(state="starting")
     script.arrive_many(200, "c")
@@ -210,7 +210,7 @@ def test_shutdown_rejects_waiting_requests_and_keeps_running_ones() -> None:
 
 
 def test_second_tenant_gets_the_next_slot_despite_a_long_backlog() -> None:
-    """Case 8: B is granted at the next release, A's order is kept."""
+    """Case 8: B gets the next free slot, and A's requests keep their order."""
     script = warm(1)
     script.arrive_many(500, "a", tenant="A")
     assert script.arrive("b", tenant="B") == ["report"], "0 -> 1 of this Tenant"

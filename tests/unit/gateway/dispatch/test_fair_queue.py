@@ -1,4 +1,4 @@
-"""The queue of one Model: order, fairness, bounds, and heaps that stay in proportion."""
+"""The queue of one model: order, fairness, limits, and heaps that stay proportional to the waiting requests."""
 
 from __future__ import annotations
 

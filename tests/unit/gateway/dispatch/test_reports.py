@@ -85,7 +85,7 @@ def test_totals_of_a_forgotten_model_are_reported_until_acknowledged() -> None:
 
 
 def test_totals_of_forgotten_model_restart_only_after_acknowledgement() -> None:
-    """Two accounts of one pair in one report would be told as growth again and again."""
+    """Two accounts of the same model and tenant in one report would be counted as growth again and again."""
     accounts = Accounts()
     accounts.refused_cold(LLAMA, ACME, 1.0, 5.0)
     accounts.totals(1.0, 1)

@@ -1,4 +1,4 @@
-"""Routes as one gateway acts on them: versions, holds, the choice of a Replica, suspicion and the silent leader."""
+"""Routes as one gateway applies them: versions, allocations, replica choice, suspect replicas and a silent leader."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_removed_replica_is_reported_until_its_last_request_ends() -> None:
 def test_slots_during_leader_silence_follow_the_documented_formula(
     holds: tuple[int, ...], slots: int, gateways: int, allowed: list[int]
 ) -> None:
-    """max(hold, floor(slots / gateways), and 1 where this gateway holds none for the Model): interfaces, section 6."""
+    """max(hold, floor(slots / gateways), 1 if this gateway holds no slot of the model): interfaces, section 6."""
     routes, part = llama(*(route(f"r{n}", hold, slots=slots) for n, hold in enumerate(holds)), gateways=gateways)
     assert routes.fall_silent() == [MODEL]
     assert [hold.allowed for hold in part.holds.values()] == allowed
@@ -129,7 +129,7 @@ def test_slots_during_leader_silence_follow_the_documented_formula(
 
 @pytest.mark.parametrize(("slots", "gateways"), [(1, 4), (4, 4), (5, 2), (16, 3)])
 def test_slot_overcommit_during_leader_silence_stays_below_its_limit(slots: int, gateways: int) -> None:
-    """One gateway held all Slots, the others none: at most slots + max(slots, gateways) - 1 in total."""
+    """One gateway held all slots, the others none: at most slots + max(slots, gateways) - 1 in total."""
     total = 0
     for hold in (slots, *[0] * (gateways - 1)):
         routes, part = llama(route("r1", hold, slots=slots), gateways=gateways)
@@ -153,7 +153,7 @@ def test_suspect_replica_gets_one_request_per_second_until_it_responds() -> None
 
 
 def test_replica_state_change_ends_suspicion_but_a_slot_change_does_not() -> None:
-    """Else a dead Replica is tried again at every delta: the failed connect itself makes the leader move holds."""
+    """Otherwise every delta would retry a dead replica: the failed connect itself makes the leader move allocations."""
     routes, part = llama(route("r1", 4))
     hold = routes.holds[ReplicaId("r1")]
     hold.suspect(0.0)

@@ -1,4 +1,4 @@
-"""Dispatch and the Slots it may use: holds that rise and fall, a silent leader, Replicas that fail, Calls that move."""
+"""Dispatch and its slots: rising and falling allocations, a silent leader, failing replicas, retried requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.dispatch.model_dispatcher import RETRIES_MAX, Bounce
 from gateway.dispatch.slots import SUSPECT_S
 from tests.kit.dispatching import Script, warm
 
-# --- holds --------------------------------------------------------------------------------------------------
+# --- allocations --------------------------------------------------------------------------------------------
 
 
 def test_lowered_slot_allocation_does_not_abort_running_requests() -> None:
@@ -93,7 +93,7 @@ def test_request_gets_a_slot_at_once_while_the_leader_is_silent() -> None:
     assert script.arrive("c1") == ["grant c1 r1", "report"]
 
 
-# --- moving -------------------------------------------------------------------------------------------------
+# --- retries ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_failed_request_is_retried_once_on_another_replica(reason: Bounce, code:
 
 
 def test_reset_by_a_stopping_replica_does_not_use_up_the_retry() -> None:
-    """A rolling update ends one Replica after the other, each with the Call that fled from the one before."""
+    """A rolling update stops one replica after another, each with the request retried from the one before."""
     script = Script()
     for replica in ("r1", "r2", "r3"):
         script.replica(replica, 1)
@@ -126,7 +126,7 @@ def test_reset_by_a_stopping_replica_does_not_use_up_the_retry() -> None:
 
 
 def test_reset_after_the_model_is_paused_gives_no_capacity_if_retryable() -> None:
-    """A person scales to zero: the Replica ends under its Calls, and no other may take them."""
+    """An operator scales to zero: the replica stops with requests in flight, and no other replica may take them."""
     script = Script()
     script.replica("r1", 2)
     script.arrive("c1")
@@ -138,7 +138,7 @@ def test_reset_after_the_model_is_paused_gives_no_capacity_if_retryable() -> Non
 
 
 def test_reset_just_before_a_replica_is_reported_stopping_uses_no_retry() -> None:
-    """Its connection breaks before Routes say why."""
+    """The connection breaks before Routes report the reason."""
     script = Script()
     script.replica("r1", 1)
     script.replica("r2", 1)
@@ -150,7 +150,7 @@ def test_reset_just_before_a_replica_is_reported_stopping_uses_no_retry() -> Non
 
 
 def test_reset_by_a_replica_removed_before_it_stops_uses_the_retry() -> None:
-    """Else one Call that kills engines would kill them all."""
+    """Otherwise one request that crashes engines could crash them all."""
     script = Script()
     script.replica("r1", 1)
     script.replica("r2", 1)
@@ -162,7 +162,7 @@ def test_reset_by_a_replica_removed_before_it_stops_uses_the_retry() -> None:
 
 
 def test_timeout_is_not_retried_if_the_replica_serves_other_requests() -> None:
-    """The Replica is busy and not wedged: elsewhere the Call would wait as long again (interfaces, section 3, 504)."""
+    """The replica is busy, not stuck: elsewhere the request would wait as long again (interfaces, section 3, 504)."""
     script = Script()
     script.replica("r1", 2)
     script.arrive("c1")
@@ -275,7 +275,7 @@ def test_retries_after_busy_responses_stay_within_the_retry_budget() -> None:
 
 
 def test_all_requests_of_a_failed_replica_are_retried() -> None:
-    """Case 16: a death is no overload, so the budget for busy engines does not hold them back."""
+    """Case 16: a crash is not an overload, so the retry budget for busy engines does not apply."""
     script = warm(64)
     for n in range(64):
         script.arrive(f"c{n}")
@@ -284,7 +284,7 @@ def test_all_requests_of_a_failed_replica_are_retried() -> None:
 
 
 def test_refused_connection_does_not_consume_the_retry() -> None:
-    """After a reset the dead Replica is tried once more before Routes tell; the Call still waits for the next one."""
+    """After a reset, the dead replica is tried again before Routes report its end; the request still waits."""
     script = warm(1)
     script.arrive("c1")
     assert script.bounce("c1", "reset") == ["grant c1 r1"]

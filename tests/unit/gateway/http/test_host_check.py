@@ -1,4 +1,4 @@
-"""The host check: which names can be registered, and which origins may call. As a table."""
+"""The host check: which names can be registered, and which origins may send requests, as tables."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ APP, OTHER = "https://app.example", "https://evil.example"
         ((), "null", None, False),
         ((), "", None, False),
         ((APP,), APP, None, True),
-        ((APP,), APP, "cross-site", True),  # else no page of an allowed origin could call
+        ((APP,), APP, "cross-site", True),  # otherwise no page of an allowed origin could send requests
         ((APP,), OTHER, "cross-site", False),
         ((APP,), f"{APP}:8443", "cross-site", False),
         ((APP,), APP.upper(), "cross-site", False),

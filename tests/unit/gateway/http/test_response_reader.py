@@ -1,4 +1,4 @@
-"""One engine's connection over a transport that is played: what was read in one go is handed on in many turns."""
+"""An engine connection over a fake transport: the data of one read is delivered over several loop iterations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 CLOSING = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 TEXT = bytes(range(97, 123)) * 400
 CRUMBS = b"".join([encode_chunk(TEXT[at : at + 1]) for at in range(len(TEXT))])
-"""More than three steps."""
+"""Takes more than three steps of `STEP_BYTES`."""
 TURNS = len(CRUMBS) // STEP_BYTES
 
 
 class Played(asyncio.Transport):
-    """Remembers whether it is read from, and that it was aborted."""
+    """A fake transport that records whether it is read from and whether it was aborted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Played(asyncio.Transport):
 
 
 class Heard:
-    """A Sink that takes the content, and counts in how many pieces."""
+    """A fake sink that collects the content and counts its pieces."""
 
     def __init__(self) -> None:
         self.engine: EngineConnection | None = None
@@ -86,7 +86,7 @@ class Heard:
 
 
 class Line:
-    """A connection, its transport and its Sink, with a request sent."""
+    """A connection with its transport and sink, after a request was sent."""
 
     def __init__(self) -> None:
         self.pool = Pool(parse_address("127.0.0.1:1"), lambda: pytest.fail("no TLS here"))
@@ -97,7 +97,7 @@ class Line:
         self.connection.connection_made(self.transport)
 
     async def turns(self) -> int:
-        """Lets the loop turn until nothing more comes; how many turns brought something."""
+        """Run the loop until nothing more is delivered; return the number of iterations that delivered data."""
         brought = 0
         for _ in range(2 * TURNS):
             before = len(self.sink.pieces)

@@ -1,4 +1,4 @@
-"""The response side of HTTP/1.1: whole, byte by byte, cut anywhere; and what is refused."""
+"""The response side of HTTP/1.1: at once, byte by byte, split anywhere; and what is rejected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def read(*pieces: bytes) -> tuple[ResponseHead, BodyWalker, bytes]:
-    """Head, walker and all that may go on."""
+    """Return the head, the walker and all bytes that may be forwarded."""
     reader, walker, head, out = HeadReader(), None, None, b""
     for piece in pieces:
         if walker is None:
@@ -97,7 +97,7 @@ def test_walker_is_at_a_boundary_only_between_complete_chunks() -> None:
     assert not walker.at_boundary
     walker.walk(b"c\r")
     assert not walker.at_boundary
-    assert walker.walk(b"\n1") == b"\n"  # a size that has begun is held back
+    assert walker.walk(b"\n1") == b"\n"  # a partial chunk size is held back
     assert walker.at_boundary
 
 
@@ -138,7 +138,7 @@ def test_malformed_heads_are_rejected(head: bytes) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("size", [1, 2, 7, 100_000])
 def test_invalid_head_is_rejected_before_the_head_is_complete(begun: bytes, size: int) -> None:
-    """Its engine has perhaps said all that it wants to say."""
+    """The engine may send nothing more."""
     with pytest.raises(FramingError):
         read(*pieces(begun, size))
 
@@ -157,7 +157,7 @@ def test_head_after_split_interim_response_is_found() -> None:
 
 
 def test_205_response_with_content_is_rejected() -> None:
-    """RFC 9110, 15.3.6."""
+    """Required by RFC 9110, section 15.3.6."""
     head, walker, _ = read(b"HTTP/1.1 205 Reset Content\r\n\r\n")
     assert (head.length, walker.ended) == (0, True)
     for framing in (b"Content-Length: 2", b"Transfer-Encoding: chunked"):
@@ -189,7 +189,7 @@ def test_only_allowed_response_headers_are_forwarded() -> None:
      (500, False), (502, False), (503, True), (504, False)],
 )  # fmt: skip
 def test_redirects_429_and_503_are_not_forwarded_as_responses(status: int, elsewhere: bool) -> None:
-    """An engine's own error is its answer, and goes on to the client."""
+    """An engine's own error is a response and is forwarded to the client."""
     assert ResponseHead(status, False, 0, True, b"", b"").elsewhere is elsewhere
 
 
@@ -214,7 +214,7 @@ def test_tail_keeps_the_end_of_the_body_for_any_chunk_size(size: int) -> None:
 
 
 def gate_through(data: list[bytes], *, drop_usage: bool) -> bytes:
-    """What the client's side dechunks of a stream that went through the gate."""
+    """Return the content that a client decodes from a stream that passed the gate."""
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
     gate = EventGate(walker, drop_usage=drop_usage)
     client = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
@@ -235,7 +235,7 @@ def test_usage_chunk_is_removed_for_any_split_of_the_stream(size: int) -> None:
 
 @pytest.mark.parametrize("drop_usage", [True, False])
 def test_tail_keeps_usage_events_and_drops_token_events(drop_usage: bool) -> None:
-    """Each event comes as a chunk of its own, as engines send them; of Anthropic's the first tells a part of it."""
+    """Each event is a chunk of its own, as engines send them; Anthropic's first event reports part of the usage."""
     began = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":1}}}\n\n'
     ended = b'event: message_delta\ndata: {"usage":{"output_tokens":64}}\n\n'
     walker = BodyWalker(ResponseHead(200, True, None, True, b"text/event-stream", b""))
@@ -280,10 +280,10 @@ def test_usage_event_in_the_middle_of_many_is_removed() -> None:
         (b"3\r\na\n\n\r\n0\r\n\r\n", (8, False)), (b"0\r\n\r\n", (0, False)), (b"a", (0, True)), (b"3\r", (0, True)),
         (b"3\r\na\n\n\r\n03\r\nb\n\n\r\n", (17, True)), (b"5\r\na\r\n\r\n\r\n", (10, True)),
         (b"2\r\n\n\n\r\n", (7, True)),
-        # Chunks that end with no event, though the bytes might look so.
+        # Chunks that do not end with an event, although their bytes look like it.
         (b"1\r\n\n\r\n1\r\n\n\r\n", (0, False)), (b"2\r\na\n\r\n3\r\nb\n\n\r\n", (0, False)),
         (b"2\r\n\r\n\r\n", (0, False)), (b"3\r\na\n\n\r\n2\r\nb\n\r\n3\r\nc\n\n\r\n", (8, False)),
-        # Odd ones: whoever walks them says so.
+        # Malformed chunks: the walker reports them.
         (b"2\r\na\n\n\r\n", (0, False)), (b"3\r\na\n\n\r\n3\r\nbc\n\n\r\n", (8, False)), (b"x\r\n", (0, False)),
         (b"3;x\r\na\n\n\r\n", (0, False)), (b"+3\r\na\n\n\r\n", (0, False)), (b"x", (0, False)), (b"\r\n", (0, False)),
     ],
@@ -298,7 +298,6 @@ def test_whole_chunks_finds_last_chunk_that_ends_an_event(data: bytes, expected:
     st.integers(0, 400),
 )
 def test_whole_chunks_agrees_with_a_parse_of_one_chunk_at_a_time(contents: list[bytes], stop: int) -> None:
-    """As a plain walk finds them, one by one."""
     data, ends, whole = b"", [0], True
     for content in contents:
         data += encode_chunk(content)

@@ -1,7 +1,7 @@
-"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk; and that neither
-hangs on how the bytes are cut or on where chunks end.
+"""Event streams in every form that SSE allows: where an event ends, and which one is the usage chunk.
 
-The fast ways through the gate are in test_walker.py.
+Neither depends on how the bytes are split or on where chunks end. The fast paths of the gate are tested in
+test_response_reader_walk.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def gate(*, drop_usage: bool = True) -> EventGate:
 
 
 def content(framed: bytes) -> bytes:
-    """What a client dechunks."""
+    """Return the content that a client decodes from the chunks."""
     return BodyWalker(ResponseHead(200, True, None, True, b"", b"")).strip(framed)
 
 
 def dispatched(stream: bytes) -> list[bytes]:
-    """The data of the events that a client sees, by the letter of WHATWG HTML, 9.2.6."""
+    """Return the data of the events that a client sees, as defined in WHATWG HTML, section 9.2.6."""
     found, data = list[bytes](), list[bytes]()
     for line in re.split(rb"\r\n|\n|\r", stream):
         if not line and data:
@@ -76,7 +76,7 @@ KEPT: dict[str, bytes] = {
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("name", USAGE)
 def test_usage_event_is_recognized_in_every_sse_form(name: str, end: bytes) -> None:
-    """In a chunk of its own, between others in one, and as content without chunks."""
+    """In its own chunk, between other chunks in one read, and as content without chunks."""
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
     assert is_usage(event)
@@ -102,7 +102,7 @@ def test_event_that_only_resembles_usage_is_kept(name: str) -> None:
 
 
 def test_token_chunks_that_carry_usage_pass_without_copy() -> None:
-    """As some engines send them, with what was used so far or null."""
+    """Some engines send the usage so far, or null, with every token."""
     said = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":{"prompt_tokens":7}}\n\n'
     one, piece, run = gate(), encode_chunk(said), encode_chunk(said) * 3
     assert one.pass_chunks(piece) is piece
@@ -112,7 +112,7 @@ def test_token_chunks_that_carry_usage_pass_without_copy() -> None:
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("name", ["alone", "two lines", "a list of two lines"])
 def test_usage_event_split_across_chunks_is_removed(name: str, end: bytes) -> None:
-    """Both chunks in one read, each in its own, and cut at every byte."""
+    """Both chunks in one read, each in its own read, and byte by byte."""
     line_end = end[:2] if end.startswith(b"\r\n") else end[:1]
     event = USAGE[name].replace(b"\n", line_end) + end
     for at in range(1, len(event)):
@@ -135,7 +135,7 @@ def test_split_line_end_is_removed_with_the_usage_event() -> None:
 
 
 def test_blank_lines_between_events_are_kept() -> None:
-    """They go on, whether they come with an event or alone, and whatever becomes of the event."""
+    """They are forwarded whether they arrive with an event or alone, and even if the event is removed."""
     usage = USAGE["alone"] + b"\n\n"
     for stream, expected in (
         (TOKEN + b"\n" + usage + TOKEN, TOKEN + b"\n" + TOKEN),
@@ -149,7 +149,7 @@ def test_blank_lines_between_events_are_kept() -> None:
 
 
 def test_unterminated_usage_event_at_end_of_stream_is_removed() -> None:
-    """SSE has it dropped by the client, but not every client does so."""
+    """SSE requires the client to discard it, but not every client does."""
     for end in (b"", b"\n", b"\r\n", b"\r"):
         one = gate()
         assert content(one.pass_chunks(encode_chunk(TOKEN) + encode_chunk(USAGE["alone"] + end) + LAST_CHUNK)) == TOKEN
@@ -162,7 +162,7 @@ def test_unterminated_usage_event_at_end_of_stream_is_removed() -> None:
 @pytest.mark.parametrize("end", EVENT_ENDS)
 @pytest.mark.parametrize("missing", [0, 1])
 def test_usage_event_above_size_limit_is_kept_for_any_split(end: bytes, missing: int) -> None:
-    """Of the greatest length, and one more."""
+    """At the size limit, and one byte above it."""
     event = USAGE["alone"] + b" " * (EVENT_BYTES_MAX + missing - len(USAGE["alone"])) + end
     stream = TOKEN + event + TOKEN
     for sizes in ([len(stream)], [EVENT_BYTES_MAX + len(TOKEN) + 2, 1, 1, 1], [1000], [60_000, 1]):
@@ -182,7 +182,7 @@ def test_rest_of_oversized_event_is_not_treated_as_usage() -> None:
 
 
 def test_oversized_event_passes_the_same_bytes_for_any_split() -> None:
-    """Nothing up to the bound; above it all but its last line ends."""
+    """Nothing is forwarded up to the limit; above it, everything except its last line ends."""
     long = b"data: " + b"x" * EVENT_BYTES_MAX
     for sizes in ([len(long)], [EVENT_BYTES_MAX, 6], [EVENT_BYTES_MAX + 1, 5], [40_000, 30_000], [4097] * 17):
         one, out, at = gate(), b"", 0
@@ -204,7 +204,7 @@ def test_event_is_forwarded_as_soon_as_it_is_complete(end: bytes) -> None:
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
 def test_event_sent_byte_by_byte_passes_at_its_first_possible_end(end: bytes) -> None:
-    """A CR may be half of a line end: its other half is let through when it comes, and begins no event."""
+    """A CR may be half of a line end: the other half is forwarded when it arrives and does not start an event."""
     one, told = gate(), one_by_one(b"data: a" + end)
     first = next(at for at in range(len(end)) if len(re.findall(rb"\r\n|\n|\r", end[: at + 1])) == 2)
     for at, byte in enumerate(told):
@@ -228,7 +228,7 @@ def test_split_crlf_is_not_an_empty_line() -> None:
 
 @pytest.mark.parametrize("end", EVENT_ENDS)
 def test_usage_after_an_oversized_event_is_removed(end: bytes) -> None:
-    """Too long to be held: it goes on unfinished, and usage after it is usage all the same."""
+    """An event too long to hold is forwarded unfinished; a usage event after it is still recognized."""
     long, usage = b"data: " + b"x" * EVENT_BYTES_MAX, USAGE["alone"] + b"\n\n"
     for at in range(len(end) + 1):
         one = gate()
@@ -254,7 +254,7 @@ def test_usage_after_an_oversized_event_is_removed(end: bytes) -> None:
 def test_client_sees_the_same_events_for_any_line_ends_and_splits(
     blocks: list[tuple[list[bytes], bytes]], chunks: list[int], reads: list[int], drop_usage: bool
 ) -> None:
-    """Chunks and reads of any size; at each moment the client has what single bytes would have brought by then."""
+    """Chunks and reads have any size; after each read, the client has the same bytes as with single-byte reads."""
     stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in blocks)
     told = b"".join(map(encode_chunk, cut(stream, chunks)))
     one, single, out, expected = gate(drop_usage=drop_usage), gate(drop_usage=drop_usage), b"", b""
@@ -270,7 +270,7 @@ def test_client_sees_the_same_events_for_any_line_ends_and_splits(
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:
-    """Pieces of these sizes, again and again."""
+    """Split the data into pieces of these sizes, repeatedly."""
     pieces, at = list[bytes](), 0
     while at < len(data):
         size = sizes[len(pieces) % len(sizes)]
@@ -280,7 +280,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def test_chunks_pass_unchanged_after_a_split_inside_a_chunk_end() -> None:
-    """A cut between an event's end and its chunk's: only that chunk is framed anew."""
+    """A split between the end of an event and the end of its chunk: only that chunk is framed again."""
     one = encode_chunk(TOKEN)
     for at in (len(one) - 2, len(one) - 1):
         each = gate()

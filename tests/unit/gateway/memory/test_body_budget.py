@@ -1,4 +1,4 @@
-"""The room for bodies: never more than there is, whole bodies or none, in order, and some left for small ones."""
+"""The budget for request bodies: never exceeded, large bodies whole and in order, and a share left for small ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 class Body:
-    """One body that waits."""
+    """A body that waits for admission."""
 
     def __init__(self, length: int) -> None:
         self.pieces = ChunkedBody()

@@ -1,4 +1,4 @@
-"""Memory that runs short: the steps, the limit that the kernel tells, and what is refused then."""
+"""Memory pressure: its levels, the limit that the kernel reports, and which requests are rejected."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_resident_memory_of_this_process_is_above_one_mib() -> None:
 
 
 class Machine:
-    """What `gateway.memory.guard` would say, and how often memory was given back."""
+    """Fakes the figures of `gateway.memory.guard`, and counts how often memory was released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, resident_bytes: int) -> None:
         self.resident_bytes = resident_bytes

@@ -1,4 +1,4 @@
-"""Which paths exist on the inference port, and that nothing else does."""
+"""Which paths exist on the inference port, and that there are no others."""
 
 from __future__ import annotations
 

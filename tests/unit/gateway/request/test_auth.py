@@ -1,4 +1,4 @@
-"""Who may call what: keys, names, permissions."""
+"""Which callers may use which models: keys, names, permissions."""
 
 from __future__ import annotations
 

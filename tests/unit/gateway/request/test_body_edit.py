@@ -1,4 +1,4 @@
-"""What is read from a JSON body and edited in it: top-level members, each once, the rest byte for byte."""
+"""Reading and editing of a JSON body: top-level members, each once; all other bytes stay unchanged."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def test_invalid_stream_options_are_rejected(options: bytes) -> None:
         b'{"model":"m","a":1,"a":12}',
         b'{"model":"m","a":12,"a":1}',
         b'{"model":"m","a":[1],"a":[1,2]}',
-        # As long as the spaced form of the members that are left: length alone proves nothing there.
+        # As long as the spaced form of the remaining members: an equal length proves nothing.
         b'{"model":"m","a":1,"b":2,"c":3,"a":12}',
         b'{"model":"x", "model": "x"}',
-        # A first value that contains what the walk would expect after the last one.
+        # A first value that contains what the parser expects after the last one.
         b'{"a": "1, \\"b\\": 2", "b": 2, "a": "1", "model": "m"}',
         b'{"a": "x", "b": 1, "model": "m", "a": "x"}',
     ],
@@ -147,7 +147,7 @@ VALUES = st.recursive(
 
 
 def written(name: str, value: object, style: int) -> str:
-    """One member in one of the ways people write them."""
+    """Return one member in one of the usual JSON notations."""
     escaped = "".join(f"\\u{ord(character):04x}" for character in name)
     key = f'"{escaped}"' if style & 1 else json.dumps(name, ensure_ascii=not style & 2)
     colon = ": " if style & 4 else ":"

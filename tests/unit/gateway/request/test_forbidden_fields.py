@@ -1,4 +1,4 @@
-"""A body that says where the Call, or a part of it, shall go is refused, wherever such a name is looked for."""
+"""Body fields that would redirect a request, or a part of it, are rejected wherever such names are looked up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_forbidden_field_is_named_in_the_error_without_its_value(name: str) -> N
 
 @pytest.mark.parametrize("large", [False, True])
 def test_cache_salt_in_a_form_is_rejected(*, large: bool) -> None:
-    """Of JSON it is taken out; of a form nothing is."""
+    """It is removed from JSON; nothing is removed from a form."""
     file = FORM % (b"file", b"x" * (LARGE_BYTES if large else 1))
     forms = FORM % (b"model", b"m") + file + FORM % (b"cache_salt", b"theirs") + b"--b--"
     body: Body = forms
@@ -68,7 +68,7 @@ VARIANTS = {
     "extra_\u212aey": "extra_key",
     "\\u017ftream": "stream",
 }
-"""Names that Go's encoding/json takes for the second one."""
+"""Names that Go's encoding/json matches with the name on the right."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -106,7 +106,7 @@ def test_unreserved_names_with_capital_letters_are_accepted() -> None:
 
 
 def test_names_that_skip_the_check_are_lower_case_and_not_forbidden() -> None:
-    """Bodies that have no other names skip the checks."""
+    """Bodies with no other names skip the checks."""
     assert not forbidden_fields.USUAL & forbidden_fields.PLACES
     assert all(name == name.casefold() for name in forbidden_fields.USUAL)
 

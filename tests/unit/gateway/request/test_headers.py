@@ -1,4 +1,4 @@
-"""What a request's headers say about its Call, and what of them an engine gets to see."""
+"""What the headers of a request specify, and which of them an engine receives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def head_with(**headers: str) -> Head:
-    """The head of a chat request with these headers (underscores for hyphens)."""
+    """Return the head of a chat request with these headers (underscores for hyphens)."""
     return Head(
         b"POST",
         b"/v1/chat/completions",
@@ -29,7 +29,7 @@ def head_with(**headers: str) -> Head:
 
 
 def asked(**headers: str) -> Asked:
-    """What such a head says."""
+    """Parse these headers of a request."""
     return read_call_headers(head_with(**headers).headers)
 
 
@@ -148,7 +148,7 @@ def test_only_valid_trace_context_is_forwarded(value: bytes) -> None:
 
 
 def sent(head: Head) -> bytes:
-    """What an engine gets for a body of 42 bytes."""
+    """Return the head that an engine receives for a body of 42 bytes."""
     operation = find_operation(b"POST", b"/openai/v1/chat/completions")
     assert operation is not None
     return upstream_head(read_call_headers(head.headers).upwards, operation, b"127.0.0.1:9000", 42, b"id-1")

@@ -1,4 +1,4 @@
-"""Large bodies: read in steps as they arrive, the same however they are cut, and as small ones are read in one go."""
+"""Large bodies: scanned in steps as they arrive, for any chunk boundaries, with the same result as small bodies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def operation(path: bytes = b"/v1/chat/completions") -> Operation:
 
 
 def arrived(body: bytes, *cuts: int) -> ChunkedBody:
-    """The body, read on whenever a piece has come; cut at these places."""
+    """Return the body, received in pieces split at these offsets and scanned after each piece."""
     pieces = ChunkedBody()
     scan = pieces.scan = JsonScan(pieces.parts)
     places = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
@@ -41,7 +41,7 @@ def arrived(body: bytes, *cuts: int) -> ChunkedBody:
 
 
 def outcome(pieces: ChunkedBody) -> tuple[dict[str, bytes], bytes] | None:
-    """What was read of it and what it becomes when all that can be edited is; None where it is refused."""
+    """Return the values read from the body, and the body after all possible edits; None if it is rejected."""
     scan = pieces.scan
     assert isinstance(scan, JsonScan)
     try:
@@ -98,7 +98,7 @@ BODIES = st.tuples(st.lists(MEMBERS, max_size=6), st.booleans(), st.sampled_from
 
 
 def written(members: list[tuple[str, object]], escaped: bool, indent: str | int | None, spaced: bool) -> bytes:
-    """An object with these members (some of them maybe twice) in one of the ways people write one."""
+    """Return an object with these members, possibly repeated, in one of the usual JSON notations."""
     separators = (", ", " : ") if spaced else (",", ":")
     texts = [
         json.dumps({name: value}, ensure_ascii=escaped, indent=indent, separators=separators)[1:-1].strip()
@@ -158,7 +158,7 @@ def test_scan_result_does_not_depend_on_chunk_boundaries(body: bytes, cuts: list
 @settings(derandomize=True, deadline=None, max_examples=examples(1000))
 @given(body=GARBAGE | MUTATED)
 def test_large_body_scan_agrees_with_small_body_parser(body: bytes) -> None:
-    """It proves less of what is inside of values; whatever both take they read and edit alike."""
+    """The scan checks less inside values; a body that both accept is read and edited alike."""
     try:
         small: Peek | None = read_as_json(body)
     except CallError:
@@ -212,7 +212,7 @@ def read_as_json(body: Body) -> Peek:
         b'{"model":"m","a\n":1}',
         b'{"model":"m","a\\x":1}',
         b'{"model":"m","\\ud800":1}',
-        # Inside of values: whatever could make another reader see other strings or brackets.
+        # Inside values: anything that could make another parser see other strings or brackets.
         b'{"model":"m","a":"\n"}',
         b'{"model":"m","a":"\\x41"}',
         b'{"model":"m","a":"\\u12"}',
@@ -246,7 +246,7 @@ def test_invalid_or_ambiguous_json_is_rejected(body: bytes) -> None:
 
 
 def test_nested_value_with_invalid_tokens_but_closed_brackets_is_accepted() -> None:
-    """The engine reads the rest of them, and will not take these."""
+    """The engine parses the values completely and rejects these."""
     assert read_as_json(arrived(b'{"model":"m","a":[1 2,,tru],"b":{:}}')).model == "m"
 
 
@@ -286,7 +286,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_one_scan_step_of_a_hostile_body_reads_at_most_the_step_limit(name: str) -> None:
-    """Two MiB in one piece are never read in one go: in a step a few windows at most once it is costly."""
+    """Two MiB in one piece are never scanned at once: a costly step reads a few windows at most."""
     body = b'{"model":"m","a":[' + HOSTILE[name] * ((2 << 20) // len(HOSTILE[name])) + b"1]}"
     pieces = ChunkedBody()
     scan = JsonScan(pieces.parts)

@@ -1,4 +1,4 @@
-"""Forms: the parts `model` and `stream` are found by a strict grammar, files stay untouched."""
+"""Forms: a strict grammar finds the parts `model` and `stream`; files stay unchanged."""
 
 from __future__ import annotations
 

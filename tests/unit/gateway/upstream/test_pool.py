@@ -1,4 +1,4 @@
-"""An engine's address as Routes say it, taken apart."""
+"""Parsing of engine addresses as given in Routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: right figures as JSON, and a page that needs nothing else and shows nothing that was said."""
+"""The report: correct figures as JSON, and a self-contained page without any response text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent of a node: what it finds, when it says so, and that autoscalers hear it."""
+"""The node agent: what it finds, when it reports, and that autoscalers receive its reports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_pod_uid_is_read_from_the_control_group(cgroup: str, uid: str) -> None:
     assert pod_uid(cgroup) == uid
 
 
-# --- what is found --------------------------------------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------------------------
 
 
 def looks(nvml: FakeNvml | None, proc: Path, *, host: bool = True) -> NodeLooks:
@@ -84,7 +84,7 @@ async def test_devices_are_reported_with_memory_use_and_pods(tmp_path: Path) -> 
 
 
 async def test_pod_memory_use_is_summed_per_device_unless_a_part_is_unknown(tmp_path: Path) -> None:
-    """Two share GPU-a; of one that the driver does not weigh nothing is said, rather than too little."""
+    """Two pods share GPU-a; a device with a process of unknown memory use is omitted rather than reported too low."""
     nvml, other = FakeNvml(), UID[:-1] + "c"
     nvml.found = tuple(NvmlGpu(f"GPU-{name}", "H200", 100) for name in "abc")
     nvml.holders = {"GPU-a": {11: 30, 12: 10, 21: 7}, "GPU-b": {11: 5}, "GPU-c": {11: 5, 12: 0, 21: 9}}
@@ -101,7 +101,7 @@ async def test_pod_memory_use_is_summed_per_device_unless_a_part_is_unknown(tmp_
 
 
 def processes(proc: Path, cgroups: dict[int, str]) -> None:
-    """As the node shows them."""
+    """Process files as on a node."""
     for pid, text in cgroups.items():
         (proc / str(pid)).mkdir()
         (proc / str(pid) / "cgroup").write_text(text)
@@ -155,11 +155,11 @@ def test_only_initial_pid_namespace_sees_node_processes(tmp_path: Path) -> None:
     assert sees_node(tmp_path)
 
 
-# --- when it is told ------------------------------------------------------------------------------------------------
+# --- when it reports ------------------------------------------------------------------------------------------------
 
 
 class Noted:
-    """A way that notes what it takes, while it takes anything."""
+    """A fake connection that records accepted reports; it can be made to fail or hang."""
 
     def __init__(self, name: str = "one") -> None:
         self.name = name
@@ -178,7 +178,7 @@ class Noted:
 
 
 class Told:
-    """A node whose look a test sets, and the agent over it."""
+    """A node with a state that the test sets, and its agent."""
 
     def __init__(self, ways: Sequence[Noted], period_s: float) -> None:
         self.now = 0
@@ -259,7 +259,7 @@ def test_node_expiry_exceeds_three_report_periods() -> None:
     assert 3 * NODE_PERIOD_S < NODE_EXPIRY_S
 
 
-# --- the intake -----------------------------------------------------------------------------------------------------
+# --- the receiver ---------------------------------------------------------------------------------------------------
 
 
 def body(**fields: object) -> bytes:
@@ -335,7 +335,7 @@ async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() ->
     port = runner.addresses[0][1]
     way = HttpWay(f"dns+http://localhost:{port}", None, None)
     try:
-        with contextlib.suppress(WayError):  # ::1 may be one of its addresses, too
+        with contextlib.suppress(WayError):  # ::1 may be one of its addresses too
             await way.send(body())
         assert loop.observed
         nobody = HttpWay("dns+http://nobody.invalid:1", None, None)

@@ -1,4 +1,4 @@
-"""Generated command lines: no traceback, no raw control characters, a documented exit status, an end in time."""
+"""Generated command lines: no traceback, no raw control characters, a documented exit status, a bounded run time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder with the files that cases name, no configuration of this machine, and no daemons."""
+    """A folder with the files that cases name, without this machine's configuration and without daemons."""
     command_cases.lay_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in [one for one in os.environ if one.startswith(("PILOTLIGHT_", "XDG_", "KUBE", "HF_", "AWS_"))]:
@@ -49,7 +49,7 @@ def send(link: socket.socket, body: bytes) -> None:
 
 
 def broken(seed: int, count: int) -> list[str]:
-    """The cases that break an invariant, with the words that repeat them."""
+    """Descriptions of the cases that break an invariant, with the command line."""
     found = []
     with ExitStack() as stack:
         urls = tuple(stack.enter_context(serving(partial(send, body=body))) for body in HOSTILE.values())
@@ -58,7 +58,7 @@ def broken(seed: int, count: int) -> list[str]:
                 wrong = command_cases.faults(case, command_cases.run(case.words))
             except OverdueError:
                 wrong = ["it does not end"]
-            except Exception as error:  # noqa: BLE001 - of any class: that is what is looked for
+            except Exception as error:  # noqa: BLE001 - an exception of any class is a finding
                 wrong = [f"{type(error).__name__}: {error}"]
             if wrong:
                 found.append(f"case {number} of seed {seed}: {case.words!r}: {', '.join(wrong)}")

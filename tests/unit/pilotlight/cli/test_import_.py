@@ -1,4 +1,4 @@
-"""`pilotlight import`: what is read, where documents and notes go, and the exit status."""
+"""`pilotlight import`: its input, where documents and notes are written, and the exit status."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_standard_input_is_named_in_errors() -> None:
 
 
 def test_documented_import_examples_match_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command, on the block before it, gives the block after it."""
+    """Each command turns the block before it into the block after it."""
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(PAGE.read_text())
     tried = 0
@@ -139,7 +139,7 @@ def test_modelfile_directory_and_ollama_show_output_are_imported(tmp_path: Path)
 
 
 def store(folder: Path) -> Path:
-    """A store of Ollama with one model."""
+    """An Ollama store with one model."""
     manifests = folder / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / "tiny"
     blobs = folder / ".ollama" / "models" / "blobs"
     manifests.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""API keys: strong, shown once, kept as hashes only, in a file that only its owner reads."""
+"""API keys: strong, shown once, stored as hashes only, in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ def test_serving_pid_is_reported_only_while_the_process_lives(tmp_path: Path) ->
     assert documents.serving_pid(tmp_path) == ""
     (tmp_path / "lock").write_text("1\n")
     assert documents.serving_pid(tmp_path) == "1"
-    (tmp_path / "lock").write_text(f"{2**22 + 1}\n")  # over the largest pid
+    (tmp_path / "lock").write_text(f"{2**22 + 1}\n")  # above the largest pid
     assert documents.serving_pid(tmp_path) == ""

@@ -1,4 +1,4 @@
-"""The command line: help with an example everywhere, errors of one line, exit codes, documents as they were given."""
+"""The command line: an example in every help text, one-line errors, exit codes, documents unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*words: str | Path) -> Result:
 
 
 def commands(group: click.Group = cli, at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """All commands and groups by their words."""
+    """The words of each command and group."""
     yield at
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -42,7 +42,7 @@ def commands(group: click.Group = cli, at: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def parsed(example: list[str]) -> None:
-    """Parses a command line as it is typed, and runs nothing. Raises click's errors."""
+    """Parse a command line without running it. Raises click's errors."""
     command: click.Command = cli
     context = click.Context(cli, info_name="pilotlight")
     while isinstance(command, click.Group):

@@ -1,4 +1,4 @@
-"""How operators' commands are typed: errors of one line, what a name means, and what a drain shows while it waits."""
+"""Operator commands: one-line errors, how names are resolved, and the progress of a drain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE: dict[str, object] = {
 
 
 class Port:
-    """An operations port with two devices; each look at them takes the next of `held`."""
+    """A fake operations port with two devices; each query of them takes the next value of `held`."""
 
     def __init__(self, *held: int) -> None:
         self.held = list(held)

@@ -1,4 +1,4 @@
-"""`status` and `explain` as people see them, from the very types that the operations port answers with."""
+"""The output of `status` and `explain`, built from the types that the operations port returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = (
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """Plays the operations port: path -> (status, body)."""
+    """A fake operations port: path -> (status, body)."""
 
     paths: dict[str, tuple[int, bytes]] = {}
 
@@ -40,7 +40,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 BOB_VIEW = ModelView(
@@ -51,7 +51,7 @@ BOB_VIEW = ModelView(
 
 @contextmanager
 def port(**paths: tuple[int, bytes]) -> Iterator[str]:
-    """A port that answers; `status` is /api/v1/status."""
+    """A port with these responses; `status` is /api/v1/status."""
     paths = {"off": (200, b'{"sentences": []}'), "documents": (200, b"{}"), **paths}
     answers = type("Playing", (Answers,), {"paths": {f"/api/v1/{path}": answer for path, answer in paths.items()}})
     with http.server.HTTPServer(("127.0.0.1", 0), answers) as server:
@@ -156,7 +156,7 @@ def test_status_finds_a_model_by_its_alias(capsys: pytest.CaptureFixture[str]) -
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, looks: list[list[Row]], output: str) -> None:
-    """`status --watch` off a terminal, which sees these rows one after the other and is then interrupted."""
+    """Run `status --watch` without a terminal: it receives these rows one after the other and is then interrupted."""
     left = list(looks)
 
     def sleep(_: float) -> None:
@@ -172,7 +172,7 @@ ADA, BOB = ROWS
 LATER = msgspec.structs.replace(ADA, since_s=127.5, why="last used 1 min 4 s ago, idle window 60 s")
 IDLE = msgspec.structs.replace(LATER, running=0)
 LOOKS = [[ADA, BOB], [LATER, BOB], [IDLE, BOB], [IDLE, BOB], [IDLE]]
-"""Three that differ: time alone is no change."""
+"""Three distinct outputs: the passing of time alone is no change."""
 
 
 def test_text_watch_prints_one_table_per_change(

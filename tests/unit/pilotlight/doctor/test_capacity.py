@@ -1,4 +1,4 @@
-"""What `pilotlight doctor` says of providers of more capacity: each thing that Settings name, and its fix."""
+"""The capacity checks of `pilotlight doctor`: each provider setting, its finding and its fix."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def settings(entry: str, nodes: str = NODES) -> Settings:
 
 
 class Server(PlayedServer):
-    """`refuse_at`: what may not be read."""
+    """A fake API server. `refuse_at`: paths that contain this text cannot be read."""
 
     refuse_at = "/nothing"
 
     async def find(self, path: str) -> Object | None:
-        """See Server."""
+        """Like the method of the base class, with 403 for `refuse_at`."""
         if self.refuse_at in path:
             raise AnswerError(403, "Forbidden", "User x cannot get")
         return await super().find(path)
 
 
 def cluster(*kinds: str) -> Server:
-    """An API server that serves what these kinds need."""
+    """An API server with the APIs that these kinds need."""
     played = Server(lambda: 0.0)
     for api in (APIS[kind] for kind in kinds):
         names: list[Object] = [{"name": one} for one in api.resources]
@@ -212,7 +212,7 @@ def redfish(
     data: Object | None, *, url: str = "", systems: Sequence[str] = ("1",), secrets: Path = Path("/nowhere"),
     **fields: Any,
 ) -> tuple[Finding, FakeFabric]:  # fmt: skip
-    """What is said of a fabric that serves, or of another `url`. Neither its address nor its password may be in it."""
+    """The finding about a fake fabric or another `url`. It must contain neither the address nor the password."""
 
     async def scenario() -> tuple[Finding, FakeFabric]:
         fabric = FakeFabric(**fields)

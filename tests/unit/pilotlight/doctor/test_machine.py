@@ -1,4 +1,4 @@
-"""`pilotlight doctor`: what each check says of what it finds, and how it is shown."""
+"""`pilotlight doctor`: the findings of each check, and their output."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_unknown_gpu_sharing_of_a_node_is_a_warning() -> None:
     assert "Settings `nodes`, by `slicing`" in found["sharing"].fix
 
 
-# --- cutting --------------------------------------------------------------------------------------------------------
+# --- repartitioning -------------------------------------------------------------------------------------------------
 
 
 def policy(told: object = None, strategy: str = "mixed") -> dict[str, Any]:
@@ -188,7 +188,7 @@ async def test_cluster_policy_is_fetched_only_if_repartitioning_is_enabled() -> 
         asked: ClassVar[list[str]] = []
 
         def __init__(self) -> None:
-            """There is nothing to reach."""
+            """Connects to nothing."""
 
         def unix_s(self) -> float:
             return 0.0
@@ -206,7 +206,7 @@ async def test_cluster_policy_is_fetched_only_if_repartitioning_is_enabled() -> 
 
 
 class Leases(Api):
-    """Of the Models of two namespaces."""
+    """An API client that lists the Leases for the Models of two namespaces."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -247,7 +247,7 @@ def run(state: Path, *words: str) -> tuple[int, str]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with an engine and no GPU."""
+    """A machine with an engine and without a GPU."""
     monkeypatch.setattr(machine, "find_installed_programs", lambda: {"vllm": "/usr/bin/vllm"})
     monkeypatch.setattr(machine, "open_nvml", lambda: None)
     monkeypatch.setattr(machine, "SOCKET_CHARACTERS_MAX", 1000)
@@ -311,7 +311,7 @@ def test_missing_kubernetes_extra_suggests_installing_the_extra(
     assert '-> pip install "$(ls dist/pilotlight-*.whl)[kubernetes]"' in shown
 
 
-# --- rights ---------------------------------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------------------------
 
 
 def test_namespace_scope_requires_no_cluster_wide_rights() -> None:

@@ -1,4 +1,4 @@
-"""How the Settings' `capacity` becomes what orders it: where each kind works, and anew when the Settings change."""
+"""Capacity providers from the Settings' `capacity`: where each kind works, and updates when Settings change."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_provider_unsupported_in_this_mode_is_rejected(mode: Mode, fits: bool) -
 
 
 class House:
-    """Supplies whose Providers are played, and what they say."""
+    """Supplies with fake providers, and their observations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch | None) -> None:
-        """None: Providers are real."""
+        """With None, the providers are real."""
         self.made: list[FakeProvider] = []
         self.ended: list[str] = []
         self.seen: list[Told] = []
@@ -102,28 +102,28 @@ class House:
         return Supplies(server, ("engines", "home", "pilotlight"), lambda: self.world, self.seen.extend, clock)
 
     def lent(self, provider: str, node: str = "w1") -> AcquireOrder:
-        """Something of that provider is in the World, from now on; its order."""
+        """Add an order of this provider to the World and return it."""
         of = order(offer(provider, node=node))
         self.lend(of)
         return of
 
     def lend(self, of: AcquireOrder) -> None:
-        """That is in the World, and nothing else."""
+        """Make this the only order in the World."""
         lease = Lease(id=of.id, offer=of.offer, devices=1, owner=of.owner, asked_s=0.0, sent_s=0.0, due_s=9.0)
         self.world = replace(self.world, capacity=Capacity(leases={of.id: lease}))
 
     def end(self) -> None:
-        """Nothing is in the World any more."""
+        """Remove all orders from the World."""
         self.world = replace(self.world, capacity=Capacity())
 
     async def offered(self, provider: str) -> tuple[Offer, ...]:
-        """What it offers, once it does."""
+        """The offers of this provider, once it reports them."""
         while not (told := [one for one in self.seen if isinstance(one, OffersSeen) and one.provider == provider]):
             await asyncio.sleep(TURN_S)
         return told[-1].offers
 
     async def listed(self, provider: str, *phases: str) -> None:
-        """Until a new list of it is like that."""
+        """Wait until a new list of this provider has these phases."""
         self.seen.clear()
         while phases not in [
             tuple(lease.phase for lease in one.leases)
@@ -133,7 +133,7 @@ class House:
             await asyncio.sleep(TURN_S)
 
     def tell(self, of: Supplies, *entries: ProviderSettings) -> None:
-        """The Settings say so now."""
+        """Change the Settings to these entries."""
         before, self.world = self.world, replace(self.world, settings=Settings(capacity=entries))
         of.on_step(LoopStep(before, self.world, Plan(), (), (), 0.0, 0.0, 0.0))
 
@@ -213,7 +213,7 @@ def fabric_of(url: str, **systems: str) -> Redfish:
 
 @pytest.mark.standard
 def test_renamed_redfish_entry_keeps_its_nodes_until_release() -> None:
-    """With a real service: of each system one Provider writes the links."""
+    """On a real service, only one provider writes the links of a system."""
 
     async def scenario() -> None:
         house, played = House(None), PlayedServer(asyncio.get_running_loop().time)

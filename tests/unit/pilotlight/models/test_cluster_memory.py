@@ -1,4 +1,4 @@
-"""What a Model of a cluster takes by what agents read of its artifact, and what is done until that is known."""
+"""Memory needs of a Model in a cluster from agents' inspections, and behavior until they are known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADA, LORA = "oci://r.io/ada:1", "oci://r.io/lora:1"
 
 def model(name: str = "ada", artifact: str | None = ADA, **spec: object) -> Model:
     given = {"engine": "llama.cpp", "artifact": artifact, "context_tokens": 256, **spec}
-    return Model(name=ModelName(name), spec=ModelSpec(**given))  # type: ignore[arg-type]  # a test's own words
+    return Model(name=ModelName(name), spec=ModelSpec(**given))  # type: ignore[arg-type]  # fields of each test
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ async def test_headers_read_after_the_first_are_reported_in_one_batch(monkeypatc
     task.cancel()
 
 
-# --- what the plan makes of it ----------------------------------------------------------------------------------------
+# --- the resulting plan -----------------------------------------------------------------------------------------------
 
 
 def called(one: Model, **fields: Any) -> World:

@@ -1,4 +1,4 @@
-"""What `serve` says of Models that hold a GPU and compute on the CPU, and how rarely it asks."""
+"""The warning of `serve` about Models that hold a GPU but compute on the CPU, and how rarely it checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def llama(name: str, count: int = 1) -> Model:
 
 
 class House:
-    """A stepped loop whose leader has just begun, and what was asked and said."""
+    """A stepped loop whose leadership has just begun, with the recorded checks and warnings."""
 
     def __init__(self, available: dict[str, str], *, gpus: bool = True, cpu_only: bool = True) -> None:
         self.stepped = SteppedLoop(World(epoch=1))
@@ -38,7 +38,7 @@ class House:
         self.stepped.loop.listeners.append(self.cpu_bound.on_step)
 
     def begin(self, *models: Model) -> None:
-        """Documents, then Devices."""
+        """Observe the documents, then the devices."""
         self.stepped.step(DocumentsSeen(models=models))
         self.stepped.step(Synced())
 

@@ -1,4 +1,4 @@
-"""Whose login a command takes: people's files first, then the cloud whose registry it is."""
+"""Which login a command uses: the user's files first, then the cloud of the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings `weights.signatures`: what is written there, and the keys that come of it; else one line that says where."""
+"""Settings `weights.signatures`: the resulting keys, or one line that locates the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathering: GGUF files, folders, documents and stored keys become one set of Documents, or one line says why not."""
+"""GGUF files, folders, documents and stored keys become one set of Documents, or one line reports the error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def wrong(folder: Path, *paths: Path, configs: tuple[Path, ...] = ()) -> str:
-    """The one line that refuses it."""
+    """The one-line error for these files."""
     with pytest.raises(click.UsageError) as caught:
         gather_documents(paths, configs, folder / "state")
     assert "\n" not in caught.value.message
@@ -75,7 +75,7 @@ def test_gathered_documents_round_trip_through_yaml(folder: Path) -> None:
 def test_reloaded_model_keeps_its_creation_time(folder: Path) -> None:
     path = written(folder / "d.yaml", to_yaml(gather_documents([folder / "models"], [], folder)))
     ada, bob = read_documents(path).models
-    old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # made at 0
+    old = {ada.name: parse_documents([("x", path.read_text())]).models[0]}  # created at 0
     assert [model.created_unix_s for model in read_documents(path, old).models] == [0, bob.created_unix_s]
     assert bob.created_unix_s > 0
 

@@ -1,4 +1,4 @@
-"""Files that no engine could serve: said in one line that names the file and the fix, before anything is started."""
+"""Files that no engine can serve are reported before a start, in one line that names the file and the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(engine: EngineName, path: Path) -> Model:
 
 
 def wrong(engine: EngineName, path: Path) -> str:
-    """Why it could not be served; empty: nothing is found."""
+    """Why the file cannot be served; empty if no problem is found."""
     try:
         check_file(model(engine, path), path)
     except EngineError as error:
@@ -62,7 +62,7 @@ def test_non_gguf_artifact_of_a_custom_command_is_not_checked(tmp_path: Path, en
 def test_lost_read_permission_is_an_error_despite_a_cached_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever runs the tests may be root, who may read everything."""
+    """The access check is patched because root may read everything."""
     path = tmp_path / "m.gguf"
     tiny_gguf.make_model(path, "Good.")
     assert wrong("llama.cpp", path) == ""

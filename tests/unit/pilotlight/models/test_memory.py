@@ -1,4 +1,4 @@
-"""What a Model's document and command line make of its memory, and what `explain fit` says of it."""
+"""Memory estimates of a Model from its document and command line, and the output of `explain fit`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_context_checkpoints_count_as_model_memory_only_without_gpus(file: Path)
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_vllm_and_sglang_memory_estimate_ignores_slots_and_context(file: Path, engine: EngineName) -> None:
-    """Not slots x context: a document's gpu.memory or the whole Device is what it takes."""
+    """The estimate is the document's gpu.memory or the whole device, not slots x context."""
     for context in (None, 512):
         of = model(file, engine, context_tokens=context)
         assert fill_memory_estimate(replace(of, slots=64)).memory_bytes == 0
@@ -105,7 +105,7 @@ def test_vllm_and_sglang_memory_estimate_ignores_slots_and_context(file: Path, e
 
 
 def auto(folder: Path, **spec: Any) -> Model:
-    """An 8B model of vLLM, as config.json and safetensors tell of it."""
+    """An 8B vLLM model, described by config.json and safetensors."""
     (folder / "config.json").write_text(json.dumps(LLAMA))
     tensors(folder / "model.safetensors")
     spec = {"gpu": Gpu(memory_bytes=BytesOrAuto(0)), "context_tokens": 8192} | spec
@@ -138,7 +138,7 @@ def test_memory_auto_sets_the_memory_fraction_of_the_engine(tmp_path: Path) -> N
     of = auto(tmp_path)
     mine = replica(of, "a1", memory_bytes=of.memory_bytes)
     assert compute_engine_limits(of, mine, 0.25).memory_fraction == 0.25
-    more = replace(of, memory_bytes=of.memory_bytes * 2)  # as measured: as much again beside what it was told
+    more = replace(of, memory_bytes=of.memory_bytes * 2)  # measured: as much again in addition to its limit
     assert compute_engine_limits(
         more, replica(more, "a1", memory_bytes=more.memory_bytes), 0.5
     ).memory_fraction == pytest.approx(0.25)

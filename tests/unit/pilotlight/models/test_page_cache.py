@@ -1,4 +1,4 @@
-"""Who is parked has its weights read ahead: once, only without a Replica that answers, and within the free memory."""
+"""Weights of a Model with queued requests are read ahead: once, only without a ready replica, within free memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each errand is done once, and again with back-off where it fails; what is wrong is told."""
+"""Each task runs once and is retried with back-off if it fails; the failure is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B = Part("oci://r.io/a:1"), Part("oci://r.io/b:1")
 
 
 class Doing:
-    """What is done, and what it raises."""
+    """Records the started tasks, and raises `raises` if it is set."""
 
     def __init__(self) -> None:
         self.began: list[Part] = []
@@ -37,7 +37,7 @@ class Doing:
             raise self.raises
 
     async def want(self, *wanted: Part) -> None:
-        """And what that begins ends, unless it waits."""
+        """Set the wanted tasks and let them finish, except for those that wait."""
         self.errands.want(wanted, self.now_s)
         for _ in range(3):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Of what a Model is made, which of it the store brings, and what of an adapter an engine is given."""
+"""The parts of a Model's weights: which ones the store downloads, and what the engine gets of an adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pilotlight.models.weight_parts import (
 
 def model(artifact: str | None, *found: str, **spec: object) -> Model:
     named = tuple(Adapter(name=f"a{at}", artifact=one) for at, one in enumerate(found))
-    return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, adapters=named, **spec))  # type: ignore[arg-type]  # a test's own words
+    return Model(name=ModelName("m"), spec=ModelSpec(engine="vllm", artifact=artifact, adapters=named, **spec))  # type: ignore[arg-type]
 
 
 def test_remote_artifact_used_twice_by_a_model_is_listed_once() -> None:

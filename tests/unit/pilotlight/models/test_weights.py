@@ -1,4 +1,4 @@
-"""Whose weights are brought when, which Copy is whose, and what of it an engine is given."""
+"""Which weights are downloaded and when, which Model uses a copy, and what the engine gets of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.standard
 
 def model(artifact: str, **spec: object) -> Model:
     given = {"engine": "llama.cpp", "artifact": artifact, **spec}
-    return Model(name=ModelName("m"), spec=ModelSpec(**given))  # type: ignore[arg-type]  # a test's own words
+    return Model(name=ModelName("m"), spec=ModelSpec(**given))  # type: ignore[arg-type]  # fields of each test
 
 
 def at(tmp_path: Path, ways: Registries | None = None) -> Supply:
@@ -131,7 +131,7 @@ def test_weights_are_wanted_only_with_waiting_requests_or_min_replicas() -> None
 
 
 class Listening:
-    """A loop that decides nothing."""
+    """A loop that takes no decisions."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -144,7 +144,7 @@ class Listening:
 
 
 def step(after: World) -> LoopStep:
-    """From nothing to this."""
+    """A step from an empty World to this one."""
     return LoopStep(World(epoch=1), after, Plan(), (), (), T0, T0, T0)
 
 
@@ -343,7 +343,7 @@ async def test_hub_code_is_fetched_only_for_models_that_allow_unsafe(tmp_path: P
 
 
 async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_path: Path) -> None:
-    """The registry answers nothing at first: the reason is told, and the memory is known as soon as it does."""
+    """At first the tag does not exist: the reason is reported, and the memory is known once it exists."""
     (tmp_path / "m").mkdir()
     tiny_gguf.make_model(tmp_path / "m" / "a.gguf", "one two")
     packed.packed(tmp_path / "m", tmp_path / "layout")
@@ -385,7 +385,7 @@ async def test_weights_replaced_at_the_source_are_fetched_again(tmp_path: Path) 
         )
         (await one(wants, lambda _: None)).close()  # type: ignore[misc]  # the store brings it
         hub.large = {"b.gguf": b"GGUF anew"}
-        shutil.rmtree(tmp_path / "weights" / "permits")  # whoever starts is judged again
+        shutil.rmtree(tmp_path / "weights" / "permits")  # each start is checked again
         held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
         assert Path((held.model.spec.artifact or "").removeprefix("file://")).name == "b.gguf"
         held.close()

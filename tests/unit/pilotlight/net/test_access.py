@@ -1,4 +1,4 @@
-"""The contract over TCP on real sockets: who is let in, who is believed, and what is said when not."""
+"""The contract over TCP on real sockets: which clients and servers are accepted, and the error otherwise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOOPBACK = Address("127.0.0.1", 0)
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """The autoscaler's token file."""
+    """The token file of the autoscaler."""
     return written(tmp_path / "token", TOKEN)
 
 
@@ -53,14 +53,14 @@ def written(path: Path, *tokens: str) -> Path:
 
 
 def mutual(folder: Path, name: str = OURS, believed: str = OURS) -> Identity:
-    """Files of one side of mutual TLS."""
+    """The files of one side of mutual TLS."""
     pair = write(folder, f"side-{name}", leaf(name))
     return Identity(cert=pair.cert, key=pair.key, ca=write_authority(folder, believed))
 
 
 @contextlib.asynccontextmanager
 async def autoscaler(given: Access, admits: Admits | None = None) -> AsyncIterator[tuple[str, Files]]:
-    """The contract of a small World on a free port; (its address, its files)."""
+    """Serve the contract of a small World on a free port; yields its address and its files."""
     files, port = Files(), free_port()
     stepped = SteppedLoop(world([A], [device()], [replica(A, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
     stepped.step()
@@ -75,7 +75,7 @@ async def autoscaler(given: Access, admits: Admits | None = None) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def link(url: str, given: Access) -> AsyncIterator[HttpLink]:
-    """A gateway's way there."""
+    """A gateway's link to the autoscaler."""
     (one,) = access.Ways([url], given, Files()).links
     try:
         yield one
@@ -84,7 +84,7 @@ async def link(url: str, given: Access) -> AsyncIterator[HttpLink]:
 
 
 async def let_in(url: str, given: Access) -> bool:
-    """Whether a gateway with these files can report and follow; both or neither."""
+    """Whether a gateway with these files can both report and follow. It never can do just one of them."""
     async with link(url, given) as one:
         try:
             await one.report(REPORT)
@@ -121,7 +121,7 @@ async def test_node_bound_token_is_rejected_for_other_nodes_with_403(bound: str,
 
 
 async def statuses(url: str, token: str = "", tls: ssl.SSLContext | bool = True) -> dict[str, int]:
-    """What each endpoint of the contract answers to a valid request with this token."""
+    """The status of each endpoint of the contract for a valid request with this token."""
     node = msgspec.json.encode(NodeReport(node="n1", boot="b", sequence=1))
     posts = {"/v1/report": msgspec.json.encode(REPORT), "/v1/node": node}
     query = {"gateway": "g1", "boot": "b", "node": "n1", "artifact": "oci://r.io/a:1"}
@@ -136,7 +136,7 @@ async def statuses(url: str, token: str = "", tls: ssl.SSLContext | bool = True)
 
 
 def permitted(roles: Roles) -> dict[str, int]:
-    """The same for a client of these roles."""
+    """The expected statuses for a client with these roles."""
     return {path: 200 if role in roles else 403 for path, role in ENDPOINTS.items()}
 
 

@@ -1,4 +1,4 @@
-"""Files of certificates, keys and tokens: what they are made into, and the one line for each that cannot be used."""
+"""Files with certificates, keys and tokens: the resulting TLS contexts, and a one-line error for each invalid file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pair(tmp_path: Path) -> Pair:
 
 
 def why(identity: Identity) -> str:
-    """The one line that refuses it."""
+    """The one-line error for this identity."""
     with pytest.raises(FileError) as refused:
         certificates.build_server_context(identity)
     line = str(refused.value)

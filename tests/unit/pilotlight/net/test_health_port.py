@@ -1,4 +1,4 @@
-"""The health port says whether a process lives and can serve, and its metrics; it is no operations port."""
+"""The health port reports liveness, readiness and metrics; it is no operations port."""
 
 from __future__ import annotations
 

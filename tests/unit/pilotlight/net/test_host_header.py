@@ -1,4 +1,4 @@
-"""The Host header of the operations ports: only names of this machine's loopback, whatever is asked for."""
+"""The Host header on operations ports: only loopback names of this machine are accepted, on any path."""
 
 from __future__ import annotations
 

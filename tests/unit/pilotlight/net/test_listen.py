@@ -1,4 +1,4 @@
-"""Addresses as people write them, and what they are told when one is taken."""
+"""Parsing of listen addresses, and the error if an address is in use."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_unknown_host_name_is_a_one_line_error() -> None:
 
 
 def test_event_loop_accepts_several_connections_per_iteration() -> None:
-    """New clients do not wait for one busy turn each: it counts turns, not time."""
+    """New clients do not wait one busy iteration each. The test counts iterations, not time."""
     clients = 4 * ACCEPTS
 
     async def turns() -> int:

@@ -1,4 +1,4 @@
-"""The client of the operations port, and commands that are pointed at another server: one line, status 2, in time."""
+"""The client of the operations port, and commands pointed at a foreign server: one line, status 2, in bounded time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_status_rows_escape_markup_and_control_sequences() -> None:
 
 
 def drip(link: socket.socket, first: bytes) -> None:
-    """Sends `first`, then a byte now and then, for as long as the client listens."""
+    """Send `first`, then one byte now and then until the client disconnects."""
     link.sendall(first)
     while True:
         link.sendall(b" ")

@@ -1,4 +1,4 @@
-"""Files that are replaced under a running process: what is read, when, and what is said."""
+"""Files that are replaced while a process runs: what is reloaded, when, and what is logged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def number(path: Path) -> Callable[[], int]:
-    """Reads a number out of a file."""
+    """A function that reads a number from a file."""
 
     def read() -> int:
         try:
@@ -68,7 +68,7 @@ async def test_changed_file_is_reloaded_unless_its_content_is_invalid(tmp_path: 
 async def test_file_still_being_written_is_not_reloaded(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every look sees another file, until the last two."""
+    """Each check finds a changed file, except for the last two."""
     path, files, looks = tmp_path / "n", Files(), iter(range(2, 6))
     path.write_text("1")
     value = files.read(number(path), (path,))

@@ -1,4 +1,4 @@
-"""What `serve` says of Models that fit on no device: once, at the start and when it changes."""
+"""The report of `serve` about Models that fit on no device: once at startup, and when it changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
 
 
 def test_model_fits_as_soon_as_its_node_may_be_repartitioned() -> None:
-    """No Slice and no document is another by that."""
+    """Neither a slice nor a document changes."""
     said: list[str] = []
     listener = Misfits(raised, said.append)
     may = town()

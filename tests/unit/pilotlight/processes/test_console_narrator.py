@@ -1,4 +1,4 @@
-"""The narrator: one line for each transition that matters, on a descriptor that it never waits for."""
+"""The narrator: one line for each important transition, written to a descriptor without blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` prints to be pasted: a shell and Python take it, and it says what the listener needs."""
+"""Snippets that `serve` prints for pasting: valid in a shell and in Python, and with what the listener requires."""
 
 from __future__ import annotations
 

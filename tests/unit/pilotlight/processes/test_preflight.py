@@ -1,4 +1,4 @@
-"""What `serve` says of Models that cannot start, when it looks, and what it reads before they start."""
+"""The report of `serve` about Models that cannot start, when it checks, and what it reads before they start."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.kit.worlds import device, model, world
 A, B = model("a", 10), model("b", 10)
 WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
 UNKNOWN = model("b", 0)
-"""Its file could not be read yet, so nothing is known of its memory."""
+"""Its file could not be read yet, so its memory is unknown."""
 
 
 class House:
-    """A stepped loop with its Preflight. `said` are its lines; `worlds` all Worlds that the loop went through."""
+    """A stepped loop with its Preflight. `said`: its lines; `worlds`: all states of the loop."""
 
     def __init__(self) -> None:
         self.stepped = SteppedLoop(world([], [device()]))
@@ -48,11 +48,11 @@ class House:
         self.stepped.step(DocumentsSeen(models=(A, model("b", 7))))
 
     async def until(self, what: str, look: Callable[[World], bool]) -> None:
-        """Steps until the World is so."""
+        """Step until the World satisfies the condition."""
         await until(what, lambda: look(self.stepped.step()))
 
     def play(self, scenario: Callable[[], object]) -> None:
-        """Runs a scenario beside the Preflight."""
+        """Run a scenario in parallel with the Preflight."""
 
         async def both() -> None:
             looking = asyncio.create_task(self.preflight.run())
@@ -99,7 +99,7 @@ def test_changed_documents_are_checked_immediately(house: House, monkeypatch: py
 
 
 def test_models_are_not_checked_before_devices_are_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which program an engine is depends on them."""
+    """The program of an engine depends on the devices."""
     monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
     house.stepped.loop.world = replace(house.stepped.loop.world, synced=False)
 
@@ -115,7 +115,7 @@ def test_models_are_not_checked_before_devices_are_listed(house: House, monkeypa
 
 
 def test_memory_of_a_new_model_file_is_known_before_a_start_is_allowed(house: House) -> None:
-    """Else it would start with the whole device, and start again once its memory is known."""
+    """Otherwise it would start on the whole device and restart when its memory is known."""
     house.obstacles = {"b": WHY}
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""ECR: whom a host's token is asked of, with whose keys, and the service on loopback."""
+"""ECR: which endpoint issues a host's token, and whose keys sign the request. The service runs on loopback."""
 
 from __future__ import annotations
 

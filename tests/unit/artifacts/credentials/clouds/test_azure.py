@@ -1,4 +1,4 @@
-"""Azure's registries: a workload's identity or a machine's, exchanged for an identity token of the registry."""
+"""Azure registries: the identity of a workload or machine is exchanged for an identity token of the registry."""
 
 from __future__ import annotations
 

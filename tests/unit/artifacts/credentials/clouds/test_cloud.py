@@ -1,4 +1,4 @@
-"""What a cloud gives is kept until shortly before its end, asked for once for many, and goes to its host alone."""
+"""Cloud logins are cached until shortly before expiry, fetched once for concurrent requests, and sent to one host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.fake_registry import FakeRegistry, StillClock, says
 
 
 class Fake:
-    """A cloud of all hosts that begin with `own`."""
+    """A fake cloud for all hosts that begin with `own`."""
 
     def __init__(self) -> None:
         self.hosts: list[str] = []

@@ -1,4 +1,4 @@
-"""Google Cloud's registries: the metadata server's token, for their hosts alone."""
+"""Google Cloud registries: the metadata server's token is used only for their hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of a container's own service: whom it may be asked at, with which token, and until when they last."""
+"""Keys from a container's credentials service: which URLs are allowed, which token is sent, and when keys expire."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_pod_identity_keys_are_fetched_once_with_the_mounted_token(tmp_pat
 async def test_expiring_keys_are_fetched_again_with_the_current_token(tmp_path: Path) -> None:
     async with Services().serving() as there:
         token = tmp_path / "token"
-        there.says[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # within five minutes
+        there.says[PATH] = (200, {**SAID, "Expiration": "1994-11-06T08:53:00Z"})  # expires within five minutes
         pod = PodKeys({FULL: f"{there.url}{PATH}", FROM_FILE: str(token)}, StillClock())
         for text in ("one", "two"):
             token.write_text(text)

@@ -1,4 +1,4 @@
-"""How it is known that nothing of a pod is left: measured, assumed, and very late after a force delete."""
+"""Proof that nothing of a pod is left: measured, assumed, or assumed much later after a force delete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def node(boot: str, ready: str = "True") -> NodeSeen:
 
 
 class Stage:
-    """A clock, a node and a measurement that a test sets; a proof that it waits for."""
+    """A clock, a node and a measurement that the test sets, and a pending proof."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cleanup, "LOOK_S", 0.001)
@@ -54,13 +54,13 @@ class Stage:
         return self.measured
 
     async def clear(self, pod: PodSeen = RUNS, *, by_force: bool = False) -> asyncio.Task[str]:
-        """Its pod goes now."""
+        """The pod is deleted now."""
         proof = asyncio.create_task(self._one.prove(pod, by_force=by_force))
         await asyncio.sleep(0)
         return proof
 
     async def looks(self, count: int = 3) -> None:
-        """It has looked so often again."""
+        """Wait until it was measured `count` more times."""
         until = len(self.asked) + count
         async with asyncio.timeout(60):
             while len(self.asked) < until:

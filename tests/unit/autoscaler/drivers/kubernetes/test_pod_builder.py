@@ -1,4 +1,4 @@
-"""Who Karpenter may evict hears of it late: how a pod is made by what is known of the node that it goes to."""
+"""Pods built from what is known of their node, such as a delayed stop where Karpenter may evict."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def node(name: str, **labels: str) -> Object:
 
 
 class Known(Inventory):
-    """It knows which nodes there are; a pod asks for a GPU on any."""
+    """An inventory that knows the nodes; a pod requests one GPU on each."""
 
     def fields(self, *_: object) -> PodFields:
         return PodFields(limits={"nvidia.com/gpu": "1"})
 
 
 async def known(*nodes: Object) -> Known:
-    """That those are there."""
+    """An inventory that has listed these nodes."""
     one = Known(
         cast("Api", Paths({NODES: [*nodes]})), "n", Settings, is_ours=lambda _: False, held=list,
         changed=lambda _: None, hosts_changed=lambda: None,
@@ -52,7 +52,7 @@ async def known(*nodes: Object) -> Known:
 
 
 def lingers(inventory: Inventory | None, *slices: str) -> bool:
-    """Whether the pod of a Replica on those does."""
+    """Whether the pod of a replica on these slices has a preStop hook."""
     made = PodBuilder("n", launch, lambda _: "engine", Settings, inventory, VOLUMES)
     ada = model("ada", command=("engine", "{port}"))
     pod = made(replica(ada, "ada-1", slices), ada, None).pod
@@ -60,7 +60,7 @@ def lingers(inventory: Inventory | None, *slices: str) -> bool:
 
 
 def test_hostpath_mount_rejects_pod_with_security_context() -> None:
-    """Its namespace admits privileged pods."""
+    """The namespace admits privileged pods."""
 
     def made(mount: Literal["auto", "hostPath"]) -> Object:
         ada = model("ada", command=("engine", "{port}"), pod=Pod(security_context={"runAsUser": 0}))

@@ -1,4 +1,4 @@
-"""Why pods wait for volumes, by their Events: which one counts, and how often they are asked for."""
+"""Why pods wait for volumes, from their Events: which Event counts, and how often they are queried."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_newest_event_determines_volume_failure(events: tuple[Object, ...], said
 
 
 class Rig:
-    """Pods as the watch has them, and what the API server says of their Events."""
+    """Watched pods, and a fake API server that returns their Events."""
 
     def __init__(self, *pods: PodSeen) -> None:
         self.now_s = 0.0
@@ -66,13 +66,13 @@ class Rig:
         self.one = PodEvents(cast("Api", self), "n", watched, self.changed.append, lambda: self.now_s)
 
     async def get(self, path: str, **query: str) -> Object:
-        """As Api."""
+        """Like `Api.get`."""
         assert path == "/api/v1/namespaces/n/events"
         self.asked.append(query["fieldSelector"])
         return {"items": self.events}
 
     async def look(self, after_s: float) -> int:
-        """How many questions a look makes."""
+        """The number of queries that a look makes."""
         self.now_s += after_s
         before = len(self.asked)
         await self.one.look()

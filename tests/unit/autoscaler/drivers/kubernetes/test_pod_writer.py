@@ -1,4 +1,4 @@
-"""A pod is marked and deleted, whoever takes the mark away meanwhile: no stop is lost while we may write."""
+"""A pod is marked and deleted even if another writer removes the mark; no stop is lost while writes are permitted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPOCH = 7
 
 
 class Server:
-    """One pod. After each mark of ours somebody takes it away, `meddles` times; `writes` are those that are left."""
+    """One pod. Another writer removes each mark, up to `meddles` times; `writes` is how many writes are permitted."""
 
     def __init__(self, meddles: int = 0, writes: int = 1000) -> None:
         self.one, model = replica("r1", ("engine", "{port}"), ("n/gpu0",))
@@ -86,7 +86,7 @@ class Server:
 
 
 class Deaf:
-    """Hears nothing that a stop would tell."""
+    """A watch that ignores all calls of a stop."""
 
     def __init__(self) -> None:
         self.items: dict[object, PodSeen] = {}
@@ -96,10 +96,10 @@ class Deaf:
         self.gone.append(one.id)
 
     def suspect(self) -> None:
-        """Nothing to read anew."""
+        """Does nothing."""
 
     def expect(self, version: str) -> None:
-        """Nor to wait for."""
+        """Does nothing."""
 
 
 def orders(server: Server) -> Orders:
@@ -108,7 +108,7 @@ def orders(server: Server) -> Orders:
 
 
 def seen(server: Server) -> PodSeen:
-    """Its pod, as a watch has it."""
+    """The pod as the watch reads it."""
     assert server.pod is not None
     pod = pods.read_replica_pod(server.pod)
     assert pod is not None
@@ -117,7 +117,7 @@ def seen(server: Server) -> PodSeen:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses are what they are for."""
+    """Removes the retry delay."""
     monkeypatch.setattr(orders_, "RETRY_S", 0.0)
 
 
@@ -160,7 +160,7 @@ async def test_writer_that_loses_leadership_stops_deleting_a_pod(writes: int) ->
 
 
 async def test_pod_that_cannot_start_is_deleted_with_its_own_grace_period() -> None:
-    """Its kubelet may have begun it meanwhile: then only the kubelet can end it, and takes the time."""
+    """The kubelet may have started it meanwhile; then only the kubelet can end it, within the grace period."""
     server = Server()
     server.writing_kubelet = 2
     pod = seen(server)
@@ -179,7 +179,7 @@ async def test_pod_with_same_name_and_other_uid_is_not_deleted() -> None:
 
 
 class Queue(Server):
-    """A pod keeps the place of one that is made; the first `deaf` deletes are not answered."""
+    """A pod holds the name of the one to create; the first `deaf` deletes get no response."""
 
     def __init__(self, deaf: int = 0) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ async def test_replica_pod_replaces_its_placeholder_pod_despite_api_errors() -> 
 
 
 class Hearing:
-    """What comes of a start."""
+    """Records the outcome of a start."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []

@@ -1,4 +1,4 @@
-"""Weights in pods: the volumes of each way, those of nodes' stores, and how often the API server is asked for them."""
+"""Weights in pods: the volumes of each mount method, of node stores, and the number of API requests."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def test_artifact_resolves_to_the_mounted_file_path() -> None:
 
 
 def test_pvc_artifact_is_mounted_without_a_download() -> None:
-    """Nobody pulls anything for it."""
     of = model(CLAIM)
     one = replica(of)
     made = pods.build_pod_manifest(
@@ -100,7 +99,7 @@ def test_volume_mount_at_weights_path_is_rejected(path: str) -> None:
 
 
 def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
-    """A document cannot say so; an older Model that is not read again may."""
+    """A new document with that name is rejected, but an older Model that is not read again may have it."""
     theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
     with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
         refuse_collisions(theirs, (), PodFields(), seen(CLAIM).pod)
@@ -190,7 +189,7 @@ def test_error_names_adapter_missing_from_node() -> None:
 
 
 def test_weight_store_volumes_are_read_only() -> None:
-    """They give all files below a volume that is not read-only to the pod's fsGroup."""
+    """Kubernetes gives all files of a writable volume to the pod's fsGroup."""
     volume, claim = WAYS["volume"].objects
     assert volume["spec"]["mountOptions"] == ["ro"]
     for way in ("volume", "claim"):
@@ -241,7 +240,7 @@ def test_kubelet_and_container_runtime_versions_are_read_from_node() -> None:
 
 
 class Server:
-    """Keeps what is applied, and counts what it is asked. `leaves`: what is just being deleted."""
+    """Keeps applied objects and records requests. `leaves`: objects that are being deleted."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -329,7 +328,7 @@ async def test_error_for_forbidden_volume_names_the_helm_value_to_set() -> None:
 
 
 class Starts(Server):
-    """And pods."""
+    """A Server that also creates pods."""
 
     async def create(self, path: str, body: Object) -> Object:
         self.asked.append(f"POST {body['kind']}")
@@ -337,7 +336,7 @@ class Starts(Server):
 
 
 class Hears(Deaf):
-    """What comes of a start."""
+    """Records the outcome of a start."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +378,7 @@ async def test_pod_is_created_after_its_volume_exists(monkeypatch: pytest.Monkey
 
 
 class Says(Server):
-    """What it says of itself."""
+    """A Server that also reports its version."""
 
     async def get(self, path: str) -> Object:
         self.asked.append(path)

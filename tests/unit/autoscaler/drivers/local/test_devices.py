@@ -1,4 +1,4 @@
-"""The inventory of one machine: declared, measured or the host's memory; and what NVML's failures do to it."""
+"""The inventory of one machine: declared, measured or host memory, and the effect of NVML failures."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ async def test_host_memory_is_the_only_device_without_nvml() -> None:
 @pytest.mark.parametrize(
     ("total", "limit", "usable"),
     [
-        (100 << 30, None, 80 << 30),  # a fifth is left
-        (8 << 30, None, 6 << 30),  # 2 GiB are left
-        (2 << 30, None, 1 << 30),  # never more than half
+        (100 << 30, None, 80 << 30),  # a fifth is reserved
+        (8 << 30, None, 6 << 30),  # 2 GiB are reserved
+        (2 << 30, None, 1 << 30),  # at most half is reserved
         (100 << 30, 8 << 30, 6 << 30),  # a container's limit counts
     ],
 )

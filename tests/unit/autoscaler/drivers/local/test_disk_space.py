@@ -1,4 +1,4 @@
-"""A full disk: what counts as full, and that an engine that ends on one has not failed."""
+"""A full disk: when a disk counts as full, and that an engine that exits because of it has not failed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_error_reason_names_a_file_only_if_known() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_engine_exit_on_full_disk_is_not_a_failed_start(full: bool) -> None:
-    """As the local driver observes it: LEAVING before EXITED."""
+    """The local driver observes LEAVING before EXITED."""
     start = replica(model("a", 20), "r1", state=ReplicaState.STARTING)
     before = world([model("a", 20)], [device()], [start])
     seen = ReplicaSeen(

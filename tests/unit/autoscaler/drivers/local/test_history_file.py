@@ -1,4 +1,4 @@
-"""What is remembered of Models survives the process, in the clock of the next one."""
+"""The history of Models survives the process, converted to the clock of the next process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that keeps what was learnt: what is wrong with it is one line, and never more than a minute lost."""
+"""The file of learned values: errors are reported in one line, and at most a minute of values is lost."""
 
 from __future__ import annotations
 

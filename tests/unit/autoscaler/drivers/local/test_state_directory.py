@@ -1,4 +1,4 @@
-"""The state directory: made, owned by one, refused in one line, and never harmed by a broken record."""
+"""The state directory: created, locked by one process, rejected in one line, never harmed by a broken record."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_error_names_a_corrupt_file_and_leaves_it_unchanged(tmp_path: Path, name
     assert [state.next_epoch(), state.next_epoch()] == [1, 2]
     state.close()
     (tmp_path / name).write_bytes(content)
-    for _ in range(2):  # the refusal gave the lock back
+    for _ in range(2):  # the rejection released the lock
         with pytest.raises(StateError) as refused:
             StateDirectory.open(tmp_path)
         assert not isinstance(refused.value, InUseError)

@@ -1,4 +1,4 @@
-"""KubeAI's Models as ours: every key is written or told, and what is written can be read."""
+"""Conversion of KubeAI Models: every key is converted or noted, and the result is a valid document."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TOKEN = {"valueFrom": {"secretKeyRef": {"name": "kubeai-huggingface", "key": "to
 
 
 def spec(**keys: object) -> dict[str, object]:
-    """A Model with these keys over the least that there is."""
+    """A KubeAI Model with these keys added to the minimal spec."""
     least = {"engine": "VLLM", "url": "hf://acme/tiny", "features": ["TextGeneration"], "resourceProfile": "cpu:1"}
     return {
         "apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "tiny"}, "spec": least | keys,
@@ -63,7 +63,7 @@ def spec(**keys: object) -> dict[str, object]:
 
 
 def written(taken: ConversionResult) -> dict[str, object]:
-    """The spec that came of it."""
+    """The spec of the converted document."""
     assert taken.document is not None, taken.refused
     found = taken.document["spec"]
     assert isinstance(found, dict)
@@ -106,7 +106,7 @@ def test_vllm_model_is_converted() -> None:
 
 
 def test_every_model_key_is_converted_or_noted() -> None:
-    """Each one by itself makes a document another, or is named."""
+    """Each key alone changes the document or is noted by name."""
     every: dict[str, object] = {
         "args": ["--x"], "env": {"A": "b"}, "envFrom": [{"secretRef": {"name": "s"}}], "image": "engine:1",
         "owner": "acme", "files": [{"path": "/a", "content": "b"}], "cacheProfile": "shared", "minReplicas": 1,
@@ -142,7 +142,7 @@ def test_ollama_model_is_served_under_the_model_name() -> None:
 @pytest.mark.standard
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
 def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) -> None:
-    """A stand-in for Ollama writes down how it is called; `serve` runs until SIGTERM."""
+    """A fake Ollama records its calls; `serve` runs until SIGTERM."""
     calls = tmp_path / "calls"
     stand_in = tmp_path / "ollama"
     stand_in.write_text(
@@ -174,7 +174,7 @@ def test_ollama_shell_command_exits_on_pull_failure_and_sigterm(tmp_path: Path) 
         runs.wait(60)
     finally:
         runs.kill()
-    clients = [line for line in calls.read_text().splitlines() if line != "serve"]  # which runs beside them
+    clients = [line for line in calls.read_text().splitlines() if line != "serve"]  # `serve` runs in parallel
     assert clients == ["list", "pull gemma:2b", "run gemma:2b hi", "cp gemma:2b tiny"]
 
 
@@ -230,7 +230,7 @@ def test_fixed_replica_count_is_kept_when_autoscaling_is_disabled() -> None:
 
 
 def test_pipeline_parallel_model_sets_tensor_parallel_size_explicitly() -> None:
-    """Pilotlight tells vLLM the number of GPUs; with pipelines that would be too many."""
+    """By default Pilotlight passes the number of GPUs to vLLM, which is too high with pipeline parallelism."""
     found = written(
         models.convert_model(spec(resourceProfile="nvidia-gpu-h100:4", args=["--pipeline-parallel-size=4"]))
     )
@@ -354,7 +354,7 @@ def test_any_model_yields_a_valid_document_or_a_rejection(engine: str, keys: dic
     try:
         taken = models.convert_model(spec(**({"engine": engine} | keys)))
     except WrongKeyError:
-        return  # named by its key: the tests above
+        return  # named by its key; see the tests above
     assert (taken.document is None) == bool(taken.refused)
     documents = parse_documents([("printed", to_yaml([taken]))])
     assert [model.name for model in documents.models] == ([] if taken.refused else ["tiny"])

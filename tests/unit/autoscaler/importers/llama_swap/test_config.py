@@ -1,4 +1,4 @@
-"""llama-swap's configuration as documents: macros, ports, llama-server and other commands, keys, names."""
+"""Conversion of llama-swap configurations: macros, ports, llama-server and other commands, keys, names."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def convert(text: str) -> list[ConversionResult]:
 
 
 def model(cmd: str, keys: dict[str, object] | None = None, name: str = "m") -> ConversionResult:
-    """What becomes of one Model."""
+    """The conversion result of one Model."""
     (taken,) = convert(yaml.safe_dump({"models": {name: {"cmd": cmd} | (keys or {})}}))
     return taken
 
@@ -264,7 +264,7 @@ def test_any_command_yields_a_valid_document_or_a_rejection(words: list[str], ke
     try:
         (taken,) = convert(yaml.safe_dump({"models": {"m": {"cmd": " ".join(words)} | keys}}))
     except DocumentError:
-        return  # named by its key: the tests above
+        return  # named by its key; see the tests above
     assert (taken.document is None) == bool(taken.refused)
     documents = parse_documents([("printed", to_yaml([taken]))])
     assert [one.name for one in documents.models] == ([] if taken.refused else ["m"])

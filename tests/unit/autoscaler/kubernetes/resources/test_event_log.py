@@ -1,4 +1,4 @@
-"""Events on Models: which moves are told, in what words; a Model that flaps floods nobody, nothing goes uncounted."""
+"""Events on Models: reported transitions, their texts, and rate limits under which no transition goes uncounted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WOKEN = ModelEvent(ModelName("ada"), "Woken", "wake ada: 3 waiting")
 
 
 def told(at: World, *batch: Observation | Action) -> tuple[World, list[tuple[str, str]]]:
-    """What is told of a batch: (reason, note) each."""
+    """The state after a batch, and the (reason, note) of each Event."""
     now, moves = after(at, *batch)
     actions = [one for one in batch if isinstance(one, FailStart)]
     return now, [(one.reason, one.note) for one in event_log.derive_step_events(moves, actions, at, now)]
@@ -37,7 +37,7 @@ def one_of(**fields: Any) -> World:
     return world([DOC], [device()], [replica(DOC, "r", **fields)])
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- which Events are sent --------------------------------------------------------------------------------------------
 
 
 def test_start_has_an_event_when_ordered_and_when_ready() -> None:
@@ -124,7 +124,7 @@ def test_events_refer_to_the_model_object() -> None:
     assert event_log.find_involved_object(replace(ada, uid="u1", adopted=adopted)) is None
 
 
-# --- how much is told -------------------------------------------------------------------------------------------------
+# --- how many Events are sent -----------------------------------------------------------------------------------------
 
 
 def test_repeated_event_before_sending_is_counted() -> None:

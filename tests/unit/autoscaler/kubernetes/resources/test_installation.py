@@ -1,4 +1,4 @@
-"""All documents together: nothing is told too early, and what was learnt is told once."""
+"""All documents together: nothing is reported before all are known, and learned values are reported once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def model(at_s: int = 0, namespace: str = "a") -> Model:
 
 
 class Told:
-    """What was told, last first."""
+    """Records the reported observations; properties return the latest."""
 
     def __init__(self) -> None:
         self.documents: list[DocumentsSeen] = []
@@ -31,7 +31,7 @@ class Told:
 
     @property
     def names(self) -> list[str]:
-        """Of the Models that were told last."""
+        """The Models in the latest report."""
         return [one.name for one in self.documents[-1].models]
 
 

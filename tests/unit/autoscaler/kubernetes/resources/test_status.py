@@ -1,4 +1,4 @@
-"""The status of a Model: one reason for each situation, times that move only when they must, and the way back."""
+"""The status of a Model: one reason per situation, timestamps that change only if needed, and restoring from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXITED = "ended with status 3: no CUDA device"
 
 
 def case(**fields: Any) -> StatusInput:
-    """A Model at zero that nobody calls, but for `fields`, any of a Case."""
+    """An idle Model at zero; `fields` replace any fields of `StatusInput`."""
     return StatusInput(3, ADA, (), ModelLoad(), History())._replace(**fields)
 
 
@@ -44,7 +44,7 @@ def starting(waits: str = "") -> StatusInput:
 
 
 def sent(status: Status) -> dict[str, Any]:
-    """As it goes to the API server."""
+    """The status as JSON for the API server."""
     made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(statuses.encode_status(status)))
     return made
 
@@ -163,14 +163,14 @@ def test_status_contains_replicas_demand_last_start_and_conditions() -> None:
 
 
 def test_crd_schema_matches_all_written_status_fields() -> None:
-    """And for nothing else; where it has none, the API server refuses the whole."""
+    """The schema has no other fields either; the API server rejects a status with a field that has no schema."""
     full = History((1.0,), T0, tries=1, retry_at_s=T0, episodes=1, refused_until_s=T0, failure="x")
     made = sent(statuses.render_status(case(replicas=(replica(ADA, "r"),), history=full), NO_STATUS, NOW))
     assert keys(made) | {("conditions", "observedGeneration")} == places(crds.MODEL)
 
 
 def keys(value: object, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
-    """Paths of the leaves, through lists; phases are free."""
+    """Paths of the leaves, including those in lists; the keys of `phases` are not checked."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return {path for one in value for path in keys(one, at)}
     if not isinstance(value, dict) or at[-1:] == ("phases",):
@@ -179,7 +179,7 @@ def keys(value: object, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
 
 
 def places(schema: Any, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
-    """The same of a schema."""
+    """The same for a schema."""
     inner = schema.get("items", schema)
     if "properties" not in inner:
         return {at}
@@ -262,7 +262,7 @@ def test_change_of_message_or_demand_leaves_the_status_summary_equal() -> None:
     assert statuses.summarize_input(light) != statuses.summarize_input(case())
 
 
-# --- there and back ---------------------------------------------------------------------------------------------------
+# --- round trip -------------------------------------------------------------------------------------------------------
 
 MOMENTS = st.none() | st.floats(-1e6, T0 + 1e6).filter(bool)
 HISTORIES = st.builds(
@@ -275,7 +275,7 @@ HISTORIES = st.builds(
 @settings(derandomize=True, deadline=None, max_examples=examples(200))
 @given(HISTORIES, st.floats(1, 1e6), st.floats(-0.4, 0.4))
 def test_learned_history_survives_a_change_of_clock(history: History, boot_s: float, jitter_s: float) -> None:
-    """Another machine's monotonic clock, an hour later, and a wall clock that is not quite the same."""
+    """Restored an hour later with the monotonic clock of another machine and a slightly different wall clock."""
     written = statuses.render_status(case(history=history), NO_STATUS, NOW)
     known = statuses.read_status(statuses.encode_status(written))
     assert known == written
@@ -324,7 +324,7 @@ def test_invalid_status_loses_history_of_its_own_model_only() -> None:
     assert wrong[0].startswith("status of Model ada: Expected `object`")
 
 
-# --- what changed -----------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 def test_model_counts_as_changed_if_any_input_of_its_status_changes() -> None:

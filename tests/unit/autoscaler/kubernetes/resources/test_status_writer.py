@@ -1,4 +1,4 @@
-"""Who writes statuses and sends Events, against an API server of paper: whose turn it is, and what a refusal costs."""
+"""The writer of statuses and Events with a fake API server: the order of writes, and the effect of rejected writes."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ AWAY = UnreachableError("PATCH: ClientConnectorError")
 
 
 class Paper(Api):
-    """There is nothing on it, and it takes all that is written, after it has raised each of `refusals` once."""
+    """An empty fake API server that accepts all writes after raising each of `refusals` once."""
 
     def __init__(self) -> None:
         self.wrote: list[Object] = []
         self.owners: list[tuple[str, str]] = []
-        """Of each write: the field manager, and whether it takes fields of others."""
+        """For each write: the field manager, and whether it takes over fields of other managers."""
         self.refusals: list[Exception] = []
         self.version = 100
-        """Of what was written last."""
+        """Resource version of the last write."""
         self.meanwhile: Callable[[], None] = lambda: None
-        """What happens before the answer to a write is there."""
+        """Runs before a write returns."""
 
     def unix_s(self) -> float:
         return time.time()
 
-    async def _ask(  # noqa: PLR0917  as in Api
+    async def _ask(  # noqa: PLR0917  the signature of Api._ask
         self,
         method: str,
         path: str,
@@ -73,7 +73,7 @@ class Paper(Api):
 
 
 class House:
-    """One writer of statuses whose clock and World the test moves, without a task."""
+    """A status writer without a task; the test moves its clock and its World."""
 
     def __init__(self, fault: Callable[[ModelName, str, Exception], None] = raised) -> None:
         self.now_s = T0
@@ -91,13 +91,13 @@ class House:
         self.statuses._look({})
 
     def pause(self, *ones: Model) -> None:
-        """News of these: `spec.paused` is another."""
+        """Toggle `spec.paused` of these Models, so that their status changes."""
         turned = {one.name: self.at.models[one.name] for one in ones}
         made = {n: replace(m, spec=replace(m.spec, paused=not m.spec.paused)) for n, m in turned.items()}
         self.show(replace(self.at, models={**self.at.models, **made}))
 
     def readiness(self, of: Model) -> tuple[str, str]:
-        """Status and reason of its condition Ready, as the API server has it."""
+        """Status and reason of the Ready condition that was written last."""
         (kept,) = [kept for kept in self.statuses._kept.values() if kept.subject.model == of.name]
         return kept.status.conditions[0].status, kept.status.conditions[0].reason
 
@@ -105,11 +105,11 @@ class House:
         return [kept.subject.name for kept in self.statuses._due()]
 
     async def write(self) -> list[str]:
-        """One turn: whose status was asked to be written."""
+        """One round: the names whose status was written."""
         return [kept.subject.name for kept in self.statuses._due() if await self.statuses._write(kept)]
 
     async def settle(self) -> None:
-        """All that is to be written is."""
+        """Write all pending statuses."""
         while await self.write():
             pass
 
@@ -118,7 +118,7 @@ def step(at: World, *actions: FailStart) -> LoopStep:
     return LoopStep(at, at, Plan(), actions, (), 0.0, 0.0, 0.0)
 
 
-# --- whose turn it is -------------------------------------------------------------------------------------------------
+# --- order of writes --------------------------------------------------------------------------------------------------
 
 
 async def test_status_writes_are_rate_limited_and_ordered_by_waiting_time() -> None:
@@ -286,11 +286,11 @@ async def test_recreated_model_object_gets_a_new_status() -> None:
     assert [one["metadata"]["uid"] for one in house.paper.wrote] == ["u0", "u1", "u2", "new"]
 
 
-# --- what another wrote -----------------------------------------------------------------------------------------------
+# --- writes of others -------------------------------------------------------------------------------------------------
 
 
 def heard(house: House, version: int, said: Mapping[str, object]) -> list[str]:
-    """Who is to be written after that was heard of the first Model, a while later."""
+    """The names due for a write some time after the watch reported this status of the first Model."""
     house.statuses.hear(StatusSeen(MODELS[0].uid, version, said))
     house.now_s += NEWS_S
     house.show(house.at)
@@ -299,7 +299,7 @@ def heard(house: House, version: int, said: Mapping[str, object]) -> list[str]:
 
 @pytest.fixture
 async def house() -> House:
-    """Of one Model, whose status is written."""
+    """A writer with one Model whose status is written."""
     one = House()
     one.statuses.put(SUBJECTS[:1])
     one.show(one.at)
@@ -324,7 +324,7 @@ async def test_invalid_status_is_overwritten(house: House) -> None:
 
 
 async def test_status_overwritten_by_another_writer_is_written_again(house: House) -> None:
-    """Our own words are nothing new; what another wrote after us is."""
+    """A watch event that echoes our own write causes no write; a later write of another writer does."""
 
     def echo(status: Mapping[str, object], later: int) -> None:
         house.paper.version += later
@@ -352,7 +352,7 @@ async def test_status_overwritten_by_another_writer_is_written_again(house: Hous
 
 @pytest.mark.parametrize("late", [True, False])
 async def test_newer_status_from_the_watch_overrides_the_listed_status(house: House, late: bool) -> None:
-    """At the begin of a leadership."""
+    """It happens when leadership begins."""
     uid, version = MODELS[0].uid, house.paper.version
     listed = status.read_status(house.paper.wrote[-1]["status"])
     house.statuses._kept.clear()
@@ -362,7 +362,7 @@ async def test_newer_status_from_the_watch_overrides_the_listed_status(house: Ho
     assert await house.write() == (["m0"] if late else [])
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- rejected writes --------------------------------------------------------------------------------------------------
 
 
 async def test_rejected_status_write_is_retried_and_does_not_block_others() -> None:
@@ -422,7 +422,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[str], int]:
-    """Two Models fail in turn while the server refuses so; (about whom it was told, how many were dropped)."""
+    """Two Models fail in turn while the server raises `refusals`; (the reported Models, the number of lost Events)."""
     paper, at = Paper(), replace(world(MODELS), leads=leads)
     paper.refusals = refusals
     sender = Events(paper)

@@ -1,4 +1,4 @@
-"""Several lanes of one node, where a link is required: the best that there are, worked out the long way too."""
+"""Placement on several linked devices of one node, compared with an exhaustive reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kit.budget import examples
 
 
 def slow(devices: int, fits: list[bool], tiers: Ints, values: Ints, must: Ints) -> list[int] | None:
-    """The team with the highest value less the highest tier of its best lanes; of several the first."""
+    """The team with the largest value minus the highest tier of its best lanes; the first one on a tie."""
     found: list[tuple[int, int, list[int]]] = []
     for team in sorted({*must.tolist()} - {-1}):
         lanes = sorted((at for at in range(len(fits)) if fits[at] and must[at] == team), key=lambda at: (tiers[at], at))

@@ -1,4 +1,4 @@
-"""Elastic requests: who gets how much, and that all together have nearly what they asked for."""
+"""Elastic requests: how much memory each is granted, and the bound on the total reduction."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def share(milli: int) -> RequestShape:
 
 
 def granted(one: PlacedRequest | None) -> tuple[int, int] | None:
-    """(node, bytes)."""
+    """Return (node, bytes), or None without a placement."""
     return None if one is None else (one.place.node, one.load.rooms[0].memory_bytes)
 
 
 def generous(budget: ElasticBudget) -> ElasticBudget:
-    """Many had all that they asked for."""
+    """Record 100 requests that were granted in full."""
     for _ in range(100):
         budget.add(500, 500)
     return budget
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
+# --- hand-computed examples -------------------------------------------------------------------------------------------
 
 
 def test_only_replicas_that_use_part_of_one_device_are_elastic() -> None:
@@ -75,7 +75,7 @@ def test_elastic_replica_gets_all_remaining_memory_above_its_minimum() -> None:
 
 
 def test_elastic_replica_gets_less_memory_to_leave_space_for_another() -> None:
-    """Learnt: 41 tens are of no use, 42 are filled."""
+    """Learned waste: 41 free levels (of 10 thousandths) are wasted, 42 are used."""
     waste = np.linspace(0, 0.1, LEVELS)
     waste[1:42] = 10.0 * np.arange(1, 42)
     taught = Taught((), build_tables(np.broadcast_to(waste, (1, BINS, LEVELS)), np.zeros(1)))
@@ -121,7 +121,7 @@ def test_residual_waste_falls_by_half_of_the_elastic_memory_saved() -> None:
     assert compute_residual_waste({600: 1.0})[570] == 570
 
 
-# --- what holds for all -----------------------------------------------------------------------------------------------
+# --- invariants -------------------------------------------------------------------------------------------------------
 
 ASKED = st.builds(share, st.integers(1, 1000)) | st.builds(
     lambda bytes_: RequestShape(memory_bytes=bytes_), st.sampled_from([0, 300, 1000])
@@ -187,7 +187,7 @@ def test_training_with_elastic_replicas_uses_more_device_memory() -> None:
     assert cut > whole + 2.5, "a point at 95, 100 and 130 % arrived"
 
 
-# --- the referee ------------------------------------------------------------------------------------------------------
+# --- the replay's checks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

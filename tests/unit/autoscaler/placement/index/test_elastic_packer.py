@@ -1,6 +1,4 @@
-"""Elastic PlacementRequests in the packer: who is granted less than asked, who makes room, and that all have nearly
-all.
-"""
+"""Elastic `PlacementRequest` objects in the packer: reduced grants, evictions, and the bound on the total reduction."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def want(name: str, memory_gi: float = 10, spare_gi: float = 1, **fields: Any) -
 
 
 def counted(many: int, bytes_: int) -> ElasticBudget:
-    """So many run that have all that they asked for."""
+    """A budget after `many` grants of the full requested size."""
     budget = ElasticBudget()
     for _ in range(many):
         budget.add(bytes_, bytes_)

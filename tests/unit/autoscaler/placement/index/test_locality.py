@@ -1,4 +1,4 @@
-"""Weights and images that lie on a node: of nodes that would do, the one is taken that has the least to bring."""
+"""Weights and images on nodes: among equally suitable nodes, the one with the least to download is chosen."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WEIGHTS = "oci://r.io/a:1"
 
 
 def having(*nodes: str, gi: float = 9) -> dict[str, NodeImages]:
-    """The engine's image on these nodes."""
+    """Nodes that have the engine's image."""
     return {node: NodeImages((make_image((FULL,), int(gi * GI)),)) for node in nodes}
 
 
 def at(*nodes: str, **of: Any) -> World:
-    """Nodes n0 to n3 with one device each, alike; the weights are on `nodes`, and Calls wait."""
+    """Equal nodes n0 to n3 with one device each; the weights are on `nodes`, and a request is queued."""
     found = frozenset(Copy(artifact=WEIGHTS, node=NodeId(node)) for node in nodes)
     wanted = of.pop("wanted", needs(20))
     there = [device(f"g{n}", 24, f"n{n}") for n in range(4)]
@@ -35,7 +35,7 @@ def needs(memory_gi: float, **spec: Any) -> Model:
 
 
 def chosen(one: World) -> str:
-    """Where it starts."""
+    """The Slice of the plan's only start."""
     (start,) = [action for action in plan(one, T0).actions if isinstance(action, StartReplica)]
     return start.replica.slices[0]
 

@@ -1,4 +1,4 @@
-"""The NodeArrays beside a slow one that does everything anew, and what must never happen."""
+"""`NodeArrays` compared with a slow reference that recomputes everything, and their invariants."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def take(one: NodeArrays, kind: RequestShape, place: LaneAssignment) -> None:
 
 
 def some_lessons(nodes: Sequence[NodeCapacity], seed: int) -> Taught:
-    """Any that could have been learnt, of all classes but one."""
+    """Random learned values for all classes but one."""
     draw, faces = np.random.default_rng(seed), tuple(dict.fromkeys(node.face for node in nodes))[1:]
     classes = len(faces) + 1
     return Taught(faces, build_tables(draw.uniform(0, 600, (classes, BINS, LEVELS)), draw.uniform(0, 3, classes)))
 
 
-# --- beside the slow one ----------------------------------------------------------------------------------------------
+# --- comparison with the slow reference -------------------------------------------------------------------------------
 
 
 def slow(
     one: NodeArrays, taught: Taught, kind: RequestShape, crowd: Sequence[int] | None = None
 ) -> LaneAssignment | None:
-    """The same choice by the words of research/packing 1.4b, a node and a lane at a time."""
+    """The same choice as specified in research/packing 1.4b, one node and one lane at a time."""
     best: tuple[tuple[int | float, ...], LaneAssignment] | None = None
     for at, node in enumerate(one.nodes):
         span = slice(int(one.first[at]), int(one.first[at]) + len(node.lanes))
@@ -100,7 +100,7 @@ def tier(kind: RequestShape, lane: SliceClass, crowd: int = 0) -> tuple[int | fl
 
 
 def slow_score(one: NodeArrays, taught: Taught, at: int, kind: RequestShape, chosen: Sequence[int]) -> int:
-    """Its numbers are written out: they are what LRV is, and a change of theirs must not go by unseen."""
+    """The constants are repeated here because they define LRV: changing one must fail a test."""
     node = one.nodes[at]
     face = taught.faces.index(node.face) if node.face in taught.faces else len(taught.faces)
     lefts = one.milli[int(one.first[at]) : int(one.first[at]) + len(node.lanes)].tolist()
@@ -232,7 +232,7 @@ def test_link_preference_never_changes_whether_a_replica_fits(
         else:
             assert place == without
         for each in (one, other):
-            take(each, kind, place)  # so that both are alike
+            take(each, kind, place)  # keep both in the same state
 
 
 def state(one: NodeArrays) -> list[list[int]]:
@@ -277,11 +277,11 @@ def test_replica_that_fits_still_fits_with_more_nodes(rows: Rows, more: Rows, as
             assert choose(stock(*many), kind) is not None
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
+# --- hand-computed examples -------------------------------------------------------------------------------------------
 
 
 def test_fractional_device_replica_is_placed_where_least_waste_remains() -> None:
-    """250 and 400 are asked for: 600 beside 400 is used up, 750 beside 250 is not."""
+    """Demand is 250 and 400: a request for 600 fills the device that has 400 in use, but not the one that has 250."""
     one = stock(NodeCapacity("a", lanes(1000)), NodeCapacity("b", lanes(1000)))
     take(one, RequestShape(memory_bytes=400), LaneAssignment(0, (0,)))
     take(one, RequestShape(memory_bytes=250), LaneAssignment(1, (0,)))
@@ -323,7 +323,7 @@ def test_local_weights_outweigh_a_tighter_fit_but_not_a_lower_price() -> None:
 
 
 def test_rounding_to_thousandths_never_overstates_free_memory() -> None:
-    """A 9,999th of the lane is less than a milli, and still not there."""
+    """One used byte of 9,999 is less than a thousandth of the lane, but still counts as used."""
     one = stock(NodeCapacity("a", lanes(9_999)))
     take(one, RequestShape(memory_bytes=1), LaneAssignment(0, (0,)))
     assert choose(one, RequestShape(memory_bytes=9_998)) == LaneAssignment(0, (0,))
@@ -389,7 +389,7 @@ def test_largest_valid_memory_and_cpu_sizes_do_not_overflow() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("crowded", [False, True])
 def test_preferred_device_is_chosen_among_many_products_and_prices(devices: int, *, crowded: bool) -> None:
-    """Of each product, of a size of its own, at each price one node: more tiers than fit into a key."""
+    """One node for each pair of product (each with its own size) and price: more tiers than fit into a key."""
     products, draw = tuple(f"p{number:02}" for number in range(60)), np.random.default_rng(1)
     sorts = [(product, price) for product in range(60) for price in range(60)]
     sorts = [sorts[at] for at in draw.permutation(len(sorts))]

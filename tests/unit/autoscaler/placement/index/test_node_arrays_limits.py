@@ -1,4 +1,4 @@
-"""What a node is like, and what a request takes of it."""
+"""Capacity limits of a node, and what a request takes from a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes admit a choice, found at once: what is said of each Slice alone."""
+"""The node filter finds the nodes that match all constraints, with the same result as a check of each Slice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What room is worth, by hand."""
+"""Residual waste of free memory, in hand-computed examples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_free_memory_below_the_requested_size_is_entirely_waste() -> None:
 
 
 def test_rare_size_leaves_more_expected_waste_than_a_frequent_one() -> None:
-    """Nine in ten ask for 700, one for 300."""
+    """Nine of ten requests need 700, one needs 300."""
     waste = compute_residual_waste({700: 9.0, 300: 1.0})
     rare = 1 - exp(-EAGER * 0.1)
     assert waste[300] == pytest.approx((1 - rare) * 300)

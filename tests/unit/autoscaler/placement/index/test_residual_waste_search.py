@@ -1,4 +1,4 @@
-"""LRV's quality, on a small cluster: how much of what arrives is accepted, with what was learnt in a few replays."""
+"""Quality of LRV on a small cluster: the utilization reached with values learned in a few replays."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from bench.packing.replay import Make, replay
 ANY: frozenset[str] = frozenset()
 SORTS = (("G2", 8, 96_000, 26), ("T4", 2, 104_000, 18), ("P100", 2, 16_000, 5), ("V100", 4, 32_000, 7),
          ("G3", 8, 128_000, 4))  # fmt: skip
-"""(model, GPUs, thousandths of a core, how many): 60 nodes, as clusters are."""
+"""(model, GPUs, thousandths of a core, node count): 60 nodes in a realistic mix."""
 NODES = [NodeRow(f"{name}-{at}", cpu, 1 << 18, gpus, name) for name, gpus, cpu, many in SORTS for at in range(many)]
 ASKED = ((3152, 810, 21), (11_300, 1000, 29), (3152, 1000, 10), (11_900, 470, 8), (8000, 470, 7), (18_700, 1000, 5),
          (11_900, 650, 5), (4000, 320, 5), (4000, 230, 4), (6000, 460, 3))  # fmt: skip
-"""(thousandths of a core, milli of a GPU, how often)."""
+"""(thousandths of a core, thousandths of a GPU, frequency)."""
 PODS = [
     *(Kind(cpu, 1, 1, milli, ANY) for cpu, milli, many in ASKED for _ in range(many)),
     *[Kind(12_500, 1, 0, 0, ANY)] * 7, *[Kind(32_000, 1, 0, 0, ANY)] * 6,
@@ -38,18 +38,17 @@ PODS = [
     *[Kind(4000, 1, 1, 550, frozenset({"V100"}))] * 5, *[Kind(6000, 1, 1, 1000, frozenset({"V100"}))] * 11,
     *[Kind(8000, 1, 1, 1000, frozenset({"V100", "G3"}))] * 6,
 ]  # fmt: skip
-"""Some take nothing but the few V100: these nodes have a price."""
+"""Some fit only the few V100, so these nodes get a price."""
 LESSONS, SEEDS = 4, range(12)
 
 
 class Chooser:
-    """The NodeArrays as a policy."""
+    """`NodeArrays` as a replay policy."""
 
     def __init__(self, rows: tuple[NodeRow, ...], taught: Taught) -> None:
         self._stock = NodeArrays([node(row) for row in rows], taught)
 
     def choose(self, asked: Kind) -> tuple[int, int] | None:
-        """See Chooser."""
         one, stock = kind(asked), self._stock
         place = stock.choose(encode_request(one, stock.lanes))
         if place is None:
@@ -65,7 +64,7 @@ def learnt() -> Taught:
 
 
 def used(make: Callable[[Round], Make], seed: int) -> float:
-    """Percent of all GPUs that are in use when as many have been asked for."""
+    """Percent of all GPUs in use when requests for 100 % of them have arrived."""
     played = arrange(NODES, PODS, seed)
     found = replay(played, make(played)).used
     return found[max(percent for percent in found if percent <= 100)]
@@ -79,7 +78,7 @@ def ours() -> float:
 
 @pytest.mark.deep
 def test_learned_prices_for_scarce_v100s_reach_92_percent_utilization(ours: float) -> None:
-    """About 93; with PRICE = 0, when they are given to whoever comes, it is less than 91."""
+    """About 93 % is reached. With PRICE = 0, when any request may take a V100, it is less than 91 %."""
     assert ours >= 92.3
 
 
@@ -91,7 +90,7 @@ def test_learned_values_use_5_points_more_gpu_capacity_than_best_fit(ours: float
 
 @pytest.mark.parametrize(("first_milli", "chosen"), [(20, 0), (50, 0), (60, 1)])
 def test_first_of_nodes_with_nearly_equal_waste_is_chosen(first_milli: int, chosen: int) -> None:
-    """So the last ones stay free for what needs much. Taken whole, the first loses so much and the second 20 milli."""
+    """Keeps the last nodes free for large requests. Filling the first wastes `first_milli`, the second 20 milli."""
     nodes = [NodeCapacity("a", (SliceClass(1000, "a"),)), NodeCapacity("b", (SliceClass(1000, "b"),))]
     lost = np.zeros((3, BINS, LEVELS))
     lost[:, :, 0] = [[first_milli], [20], [0]]

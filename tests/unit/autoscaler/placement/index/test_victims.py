@@ -1,4 +1,4 @@
-"""The roster of a Yard beside a slow one that looks at every Slice."""
+"""The index of eviction victims in `SliceIndex`, compared with a slow reference that scans every Slice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS = tuple(ModelName(name) for name in "abcd")
 
 
 def drawn(rng: Random, lane: int) -> Bin:
-    """A Slice with anybody on it."""
+    """A Slice with random occupants."""
     there = [
         on(rng.choice(MODELS), rng.randrange(1, 9), rng.choice((0, 20)), replica=ReplicaId(f"r{rng.randrange(40)}"),
            priority=rng.randrange(-1, 3), busy=rng.random() < 0.5, kept=rng.random() < 0.3,
@@ -38,7 +38,7 @@ def outlook(rng: Random) -> RestartCosts:
 def slowly(
     asked: PlacementRequest, shelves: list[Bin], expected: RestartCosts, gone: set[ReplicaId]
 ) -> dict[int, tuple[tuple[float, ...], ResourceAmount]]:
-    """By lane: what one of those who may have to go costs at least, and what all of them have."""
+    """By lane: a lower bound on the cost of one evictable occupant, and the total resources of all of them."""
     found = {}
     for lane, one in enumerate(shelves):
         those = [each for each in list_evictable_occupants(asked, one, expected, T0) if each.replica not in gone]

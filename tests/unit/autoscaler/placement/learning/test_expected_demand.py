@@ -1,4 +1,4 @@
-"""The RestartCosts: which Kinds come how often, and what starts cost."""
+"""Expected demand (request shapes and their frequencies) and restart costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kind(memory_gi: float, devices: int = 1, compute_percent: int = 0) -> Reques
 
 
 def shares(made: World) -> dict[RequestShape, float]:
-    """Kind -> its part of the whole."""
+    """Request shape -> its share of the total."""
     found = build_demand_histogram(made, T0)
     total = sum(weight for _, weight in found)
     return {kind: weight / total for kind, weight in found}
@@ -38,7 +38,7 @@ def called(ago_s: float = 0.0, *peaks: int) -> History:
 
 
 def test_demand_share_of_a_shape_equals_its_share_of_needed_replicas() -> None:
-    """Two Models of 10Gi need one and three Replicas, one of 20Gi needs four: it peaked at 13 Calls with 4 slots."""
+    """Two models of 10Gi need one and three replicas. One of 20Gi needs four: its peak was 13 requests with 4 slots."""
     models = [model("a", 10), model("b", 10, high=9), model("c", 20, high=9), model("never", 40)]
     calls = [gateway(levels=[level("a", 1), level("b", 4, 8)])]
     made = world(models, gateways=calls, histories={"c": called(0.0, 2, 13, 5)})
@@ -58,7 +58,7 @@ def test_demand_shape_includes_device_count_memory_and_compute() -> None:
 
 
 def test_demand_shape_includes_isolation_products_and_pod_requests() -> None:
-    """Laid over each other as the driver lays them; a limit of what nothing requests is its request."""
+    """Merged as the driver merges them. A limit without a request counts as the request."""
     asks = Resources(requests={"cpu": "1500m"}, limits={"memory": "2Gi", "rdma/hca": 1})
     models = [
         model("a", 8, gpu=Gpu(isolation="hardware", models=("*h100*",)), resources=asks),

@@ -1,4 +1,4 @@
-"""Lessons on a small cluster, where what is to be learnt can be seen."""
+"""Learning on a cluster small enough to verify what is learned."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def best(demand: tuple[RequestFrequency, ...] = DEMAND) -> Taught:
 
 
 def filled(taught: Taught, seed: int) -> float:
-    """Percent of devices in use when 130 % of them have arrived."""
+    """Percent of devices in use after requests for 130 % of them have arrived."""
     draw, stock = draws(seed), NodeArrays(NODES, taught)
     arrived = used = 0
     pool = [one.kind for one in DEMAND for _ in range(one.weight)]
@@ -71,7 +71,7 @@ def test_learned_tables_are_independent_of_demand_order() -> None:
 
 
 def test_learned_values_fill_5_points_more_than_the_untrained_estimate() -> None:
-    """Requests for CPU only go where the devices are gone, not where they would strand some."""
+    """CPU-only requests go to nodes whose devices are in use, not to nodes where they would strand free devices."""
     taught, begun = best(), build_untrained_estimate(SIZES)
     more = [filled(taught, seed) - filled(begun, seed) for seed in range(20)]
     assert np.mean(more) > 5
@@ -86,7 +86,7 @@ def test_first_training_iteration_equals_the_untrained_estimate() -> None:
 
 
 def test_scarce_nodes_with_exclusive_demand_get_the_highest_price() -> None:
-    """A seventh of the devices is what half of the demand must have."""
+    """Half of the demand requires one seventh of the devices."""
     nodes = (*NODES, NodeCapacity("big", (SliceClass(1000, "h100"),) * 8, 96_000))
     demand = (*DEMAND, RequestFrequency(RequestShape(memory_bytes=500, cpu_milli=3_000, products=("h100",)), 60))
     taught = lessons(nodes, demand)[-1][0]
@@ -95,7 +95,7 @@ def test_scarce_nodes_with_exclusive_demand_get_the_highest_price() -> None:
 
 
 def test_nodes_without_devices_do_not_change_the_initial_values() -> None:
-    """A request that fits on none of them is not less of the capacity for that."""
+    """A request's share of the capacity does not shrink because of nodes that it fits nowhere on."""
     with_hosts = (*NODES, *(NodeCapacity(f"h{number}", (), 64_000) for number in range(3)))
     first = lessons(with_hosts)[0][0]
     assert (first.tables.values[0] == lessons()[0][0].tables.values[0]).all()

@@ -1,4 +1,4 @@
-"""When to learn what room is worth, and from what: a TrainingInput is the same for the same World, and bounded."""
+"""When placement values are trained, and from what: equal Worlds give equal inputs, and inputs are bounded."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_training_is_deterministic_for_one_seed() -> None:
 def test_training_keeps_the_result_with_the_highest_score(
     scores: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Learning swings: the last one is not always the best."""
+    """Scores fluctuate during learning: the last result is not always the best."""
     one = exercise_of(cluster())
     begun = build_untrained_estimate({334: 1.0})
     twice = Tables(np.repeat(begun.tables.values, 2, axis=0), np.zeros(2, np.int64))
@@ -129,7 +129,7 @@ def test_training_keeps_the_result_with_the_highest_score(
     assert made.tables.prices.tolist() == [3, 0]
 
 
-# --- when -------------------------------------------------------------------------------------------------------------
+# --- when training is due ---------------------------------------------------------------------------------------------
 
 
 def learnt(one: World | None = None) -> PlacementValues:
@@ -144,7 +144,7 @@ def test_training_is_due_until_values_are_learned() -> None:
 
 
 def test_training_is_due_again_after_a_tenth_of_demand_changes() -> None:
-    """By capacity: a takes 334 thousandths of a Device and b 500, so with equal weights a has 40 % of the demand."""
+    """Demand is capacity: a takes 334 thousandths of a device and b 500, so with equal weights a has 40 % of it."""
     now = exercise_of(cluster())
     for weight, reason in ((50, CHANGED), (70, ""), (100, ""), (140, ""), (170, CHANGED)):
         demand = tuple(RequestFrequency(kind, n) for (kind, _), n in zip(now.demand, (weight, 100), strict=True))
@@ -175,7 +175,7 @@ def test_training_is_not_repeated_before_its_retry_delay_ends(failed: bool, wait
     assert training_reason(now, None, tried, T0 + wait_s) == "nothing was learnt yet"
 
 
-# --- what comes of it -------------------------------------------------------------------------------------------------
+# --- training results -------------------------------------------------------------------------------------------------
 
 
 def test_initial_values_do_not_replace_learned_values() -> None:

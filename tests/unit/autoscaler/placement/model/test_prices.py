@@ -1,4 +1,4 @@
-"""What Devices cost, and that a dear one is left to who needs it."""
+"""Device prices: an expensive device is kept for models that need it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_price_entry_matches_the_product_name_by_word_or_glob(
 def placed(
     *slices: Slice, models: tuple[Model, ...], prices: tuple[Price, ...] = (), copies: frozenset[Copy] = frozenset()
 ) -> dict[str, str]:
-    """Model -> its Slice, when all are called at once."""
+    """Model -> its Slice, with a request queued for every model."""
     levels = [level(one.name, waiting=1) for one in models]
     there = world(models, slices, gateways=[gateway(levels=levels)], settings=Settings(prices=prices), copies=copies)
     starts = [action for action in plan(there, T0).actions if isinstance(action, StartReplica)]
@@ -75,7 +75,7 @@ SMALL, LARGE = model("small", 4), model("large", 40)
 
 
 def test_small_model_avoids_an_h100_while_a_cheaper_device_is_free() -> None:
-    """Nor where it has a Copy there, nor where others come first, nor where nobody told a price."""
+    """Also with a Copy of its weights on the H100's node, after other models in order, or without configured prices."""
     there = frozenset({Copy(artifact="oci://r.io/small", node=NodeId("n0"))})
     copied = model("small", 4, artifact="oci://r.io/small")
     assert placed(H100_FREE, T4_FREE, models=(SMALL,)) == {"small": "t"}
@@ -86,14 +86,14 @@ def test_small_model_avoids_an_h100_while_a_cheaper_device_is_free() -> None:
 
 
 def test_costly_device_is_used_while_a_replica_starts_on_the_cheap_one() -> None:
-    """The exception, as docs/configuration.md has it (`prices`): the T4 has room, but another starts there."""
+    """The exception in docs/configuration.md (`prices`): the T4 has room, but another replica is starting there."""
     called = (model("first", 4), model("second", 4))
     assert placed(H100_FREE, T4_FREE, models=called, prices=LISTED) == {"first": "t", "second": "h"}
     assert placed(T4_FREE, models=called, prices=LISTED) == {"first": "t"}, "one at a time starts on a Device"
 
 
 def test_device_of_a_hanging_start_is_used_after_exclusive_seconds() -> None:
-    """Whatever it costs: first neither is free, then the H100 is, and without it the T4. Starts here hang for ever."""
+    """The price does not matter: at first neither is free, then the H100 is, or the T4 without it. Starts hang here."""
     first, other, second = (model(name, 4, start=Start(exclusive_seconds=60)) for name in ("first", "other", "second"))
 
     def at(after_s: float, *slices: Slice) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trust: Models for different Tenants never share a Device that only a cluster's way of sharing divides."""
+"""Tenant isolation: models of different tenants never share a device that is divided only by the cluster's software."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FOR_OTHERS = "a is on a shared device of its node for other tenants"
 
 
 def share(device: str, at: int, kind: str = "timeslice", *, shared: bool = False, node: str = "") -> Slice:
-    """One of a Device's shares, as a cluster has them; each Device has a node of its own unless told otherwise."""
+    """One share of a device, as a cluster publishes it; by default each device has its own node."""
     return Slice(
         id=SliceId(f"{device}/s{at}"), device=DeviceId(device), node=NodeId(node or f"n-{device}"), memory_bytes=8 * GI,
         isolation=APART.get(kind, Isolation.NONE), shared=shared, kind=kind, device_bytes=16 * GI,
@@ -51,7 +51,7 @@ def share(device: str, at: int, kind: str = "timeslice", *, shared: bool = False
 
 
 def own(name: str, *tenants: TenantName) -> Model:
-    """One for these Tenants only; none: for everybody."""
+    """A model for these tenants only; without any, for all tenants."""
     return model(name, 6, tenants=tenants or None)
 
 
@@ -60,13 +60,13 @@ TWO = (share("g0", 0), share("g0", 1))
 
 
 def on(of: Model, at: Slice, *, busy: bool = False, **fields: Any) -> Replica:
-    """Resident for long; busy: only just."""
+    """A replica that has been resident for a long time, or, if busy, has just become ready."""
     since_s = T0 if busy else T0 - 10_000
     return replica(of, f"{of.name}-{at.id}", [at.id], **{"since_s": since_s, "ready_s": since_s, **fields})
 
 
 def calls(models: Iterable[Model], slices: Iterable[Slice], replicas: Iterable[Replica], *names: str) -> World:
-    """Calls wait for these Models."""
+    """A World with a queued request for each of these models."""
     return world(models, slices, replicas, [gateway(levels=[level(name, 1, wait_s=60) for name in names])])
 
 
@@ -90,7 +90,7 @@ def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "starts"), [("timeslice", []), ("mps", []), ("hami", ["start b"])])
 def test_tenants_share_a_node_only_if_pods_can_select_a_device(kind: str, starts: list[str]) -> None:
-    """Of the device plug-in's resource a pod gets any device of its node; HAMi is told which."""
+    """With the device plugin's resource a pod may get any device of its node; HAMi accepts a selection."""
     slices = [share("g0", 0, kind, node="n"), share("g1", 0, kind, node="n")]
     assert kinds(plan(calls([A, B], slices, [on(A, slices[0], busy=True)], "b"), T0)) == starts
     assert kinds(plan(calls([A, B], slices, [], "a", "b"), T0)) == ["start a", *starts], "they come together"
@@ -110,7 +110,7 @@ def test_different_tenants_may_use_mig_partitions_of_one_gpu(kind: str) -> None:
 
 
 def test_all_idle_replicas_of_another_tenant_on_a_device_are_evicted() -> None:
-    """Room there is: another share of the Device is free."""
+    """Although another share of the device is free."""
     answer = packed([FOR_BOLT], [taken(0), taken(1), shelf(share("g0", 2), [])])
     assert [one.replica for one in answer.victims] == ["r0", "r1"]
     assert [one.reason for one in answer.unmet] == ["makes room on g0/s0: a is to leave"]
@@ -123,7 +123,7 @@ def test_nothing_is_evicted_if_one_replica_of_another_tenant_must_stay() -> None
 
 
 def test_eviction_picks_the_cheapest_conflicting_replicas() -> None:
-    """One that is idle on another Device rather than two here, though both Devices have a share that is free."""
+    """One idle replica on another device instead of two here, although both devices have a free share."""
     here, there = [taken(0), taken(1), shelf(share("g0", 2), [])], [taken(3, "g1"), shelf(share("g1", 4), [])]
     assert [one.replica for one in packed([FOR_BOLT], [*here, *there]).victims] == ["r3"]
     dear = [taken(3, "g1", busy=True), there[1]]
@@ -164,7 +164,7 @@ FOR_BOLT = PlacementRequest(ModelName("b"), memory_bytes=6 * GI, force=EvictionL
 
 
 def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float = 0.0) -> Bin:
-    """A share with a Replica for others on it."""
+    """A share with a replica of another tenant."""
     of = share(device, at)
     who = Occupant(
         ReplicaId(f"r{at}"), ModelName("a"), S.READY, ResourceAmount(of.memory_bytes, of.compute_percent), busy=busy,
@@ -173,12 +173,12 @@ def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float
     return shelf(of, [who])
 
 
-# --- whatever comes ---------------------------------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------------------------------
 
 
 @st.composite
 def benches(draw: st.DrawFn) -> list[Bin]:
-    """Up to three Devices of up to three shares, on two nodes. On each are some who may be there together."""
+    """Up to three devices of up to three shares, on two nodes, with random occupants that may share a device."""
     made: list[Bin] = []
     met: dict[Domain | None, list[TenantSet]] = {}
     for device in range(draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Replicas of one Model apart from each other, or near, by labels of nodes."""
+"""Topology: replicas of one model are spread over, or grouped by, a node label."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.worlds import T0, device, folded, model, replica, world
 
 RACK = "topology.kubernetes.io/rack"
 RACKS = ("a", "a", "a", "b", "b", "")
-"""Of each node; the last has none."""
+"""The rack of each node; the last node has none."""
 
 
 def slices(racks: Sequence[str] = RACKS, many: int = 4) -> list[Slice]:
@@ -34,7 +34,7 @@ def ada(low: int, **spec: Any) -> Model:
 
 
 def racks(at: World) -> list[str]:
-    """Of all its Replicas."""
+    """The racks of all replicas of the model."""
     nodes = [at.slices[id] for one in at.replicas.values() if one.model == "ada" for id in one.slices]
     return sorted(one.labels.get(RACK, "") for one in nodes)
 
@@ -82,7 +82,7 @@ def near(low: int, **spec: Any) -> Model:
 
 
 def cliques(*cliques: str, many: int = 1) -> list[Slice]:
-    """Of each node; all are in racks of their own."""
+    """Devices by the clique of their node; each node is in its own rack."""
     return [
         replace(one, labels={RACK: one.node} | ({CLIQUE: clique} if clique else {}), labels_known=True)
         for node, clique in enumerate(cliques)
@@ -91,7 +91,7 @@ def cliques(*cliques: str, many: int = 1) -> list[Slice]:
 
 
 def nodes(at: World) -> list[str]:
-    """Of all its Replicas."""
+    """The nodes of all replicas."""
     return sorted(at.slices[id].node for one in at.replicas.values() for id in one.slices)
 
 

@@ -1,4 +1,4 @@
-"""Several devices that a link joins: what is known of links, and that a Replica that needs one is never across two."""
+"""Devices joined by a link: which links are known, and that a replica that requires one never spans two domains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
     return [device(f"{node}-g{at}", 24, node, link=root, **fields) for at, root in enumerate(roots)]
 
 
-# --- what is known ----------------------------------------------------------------------------------------------------
+# --- known links ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_no_link_shortage_is_reported_for_a_model_with_link_any() -> None:
     assert not link_shortage_reason(device(), Link.NODE, count_team_devices([device(), device("g1")], Link.NODE), 2)
 
 
-# --- placing ----------------------------------------------------------------------------------------------------------
+# --- placement --------------------------------------------------------------------------------------------------------
 
 
 def test_pcie_root_model_gets_two_devices_under_one_pcie_root() -> None:
@@ -121,7 +121,7 @@ def test_new_replica_waits_until_a_draining_one_frees_a_linked_device() -> None:
     assert (waits.promised, waits.reason) == (True, "waits on n0-g2 until x has left")
 
 
-# --- why not ----------------------------------------------------------------------------------------------------------
+# --- reasons ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_explain_fit_rejects_a_device_without_a_linked_peer() -> None:
     assert [one.fits for one in told.places] == [False, True, True]
 
 
-# --- the document, and the plan by it ---------------------------------------------------------------------------------
+# --- the document, and its plan ---------------------------------------------------------------------------------------
 
 
 def test_plan_starts_a_replica_on_devices_joined_by_the_requested_link() -> None:
     at = world([wanting("nvlink")], [*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100)])
     (start,) = plan(at, T0).actions
-    assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  of one kind of Action
+    assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  there is only one kind of Action here
 
 
 def test_link_changes_the_spec_hash_unless_the_link_is_any() -> None:
@@ -244,11 +244,11 @@ def test_invalid_link_setting_is_rejected_with_the_field_path(gpu: str, line: st
     assert line in str(caught.value)
 
 
-# --- room in pieces ---------------------------------------------------------------------------------------------------
+# --- fragmented capacity ----------------------------------------------------------------------------------------------
 
 
 def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
-    """Four devices of n0 are free, two of each of two roots, of which one has one more."""
+    """Four devices of n0 are free, two on each of two PCIe roots; one root has another device that is in use."""
     at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
     slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
     linked = replace(at, slices=at.slices | slices)
@@ -262,11 +262,11 @@ def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
     )
 
 
-# --- whatever there is ------------------------------------------------------------------------------------------------
+# --- properties -------------------------------------------------------------------------------------------------------
 
 
 def drawn(rng: Random) -> tuple[list[Bin], list[PlacementRequest]]:
-    """Nodes of cards and boards, some labelled, some told by DRA; who is on them; and who comes."""
+    """Nodes with PCIe or board GPUs, with links known by label or DRA, and random occupants and placement requests."""
     shelves: list[Bin] = []
     for node in range(rng.randrange(1, 5)):
         labels = {CLIQUE: "f.1"} if rng.random() < 0.2 else {}
@@ -290,14 +290,14 @@ def joined(slices: Iterable[Slice], link: Link) -> bool:
 
 
 def largest(want: PlacementRequest, shelves: Sequence[Bin]) -> int:
-    """Devices of the largest set that could ever hold it, worked out the long way."""
+    """Size of the largest set of linked devices that could ever hold the request, by exhaustive search."""
     able = [one.slice for one in shelves if find_required_amount(want, one) is not None]
     counts = Counter(team_of(one, want.link) for one in able if name_device_link(one, want.link))
     return max(counts.values(), default=0)
 
 
 def after(packing: PackResult, shelves: Sequence[Bin]) -> list[Bin]:
-    """As it is when all victims have left."""
+    """The bins after all victims have left."""
     gone = {victim.replica for victim in packing.victims}
     return [shelf(one.slice, *(i for i in one.incumbents if i.replica not in gone)) for one in shelves]
 

@@ -1,4 +1,4 @@
-"""Nodes that Cluster Autoscaler adds, as a Provider: the contract, and what a played one makes of what is written."""
+"""Nodes added by Cluster Autoscaler: the provider contract, and a simulated autoscaler's handling of our objects."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ def group_of(server: PlayedAutoscaler, begin: World | None = None, **fields: Any
 
 
 class GroupRig:
-    """In virtual time."""
+    """A `Rig` in virtual time."""
 
     def __init__(self) -> None:
         self.server: PlayedAutoscaler
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-
         async def whole() -> None:
             self.server = PlayedAutoscaler()
             await scenario
@@ -57,38 +55,31 @@ class GroupRig:
         run(whole())
 
     def provider(self) -> Provider:
-        """See Rig."""
         return group_of(self.server)
 
     async def until_here(self, name: str) -> None:
-        """See Rig."""
         while not self.server.objects[f"{PODS}/{keeper_name(name)}"]["spec"].get("nodeName"):
             await asyncio.sleep(1.0)
 
     async def until_gone(self, name: str) -> None:
-        """See Rig: its pods go at once."""
+        """Do nothing: the pods are gone at once."""
 
     def use(self, name: str) -> None:
-        """See Rig."""
         self.server.put("/api/v1/namespaces/n/pods/p", pod("p", f"node-of-{name}"))
 
     def leave_little(self) -> None:
-        """See Rig: other orders are being made."""
+        """Simulate other pending orders."""
         for number in range(GROUP.nodes_max):
             labels = {"pilotlight.dev/provider": "t4", KEEPS: f"other-{number}"}
             self.server.put(f"{PODS}/other-{number}", {"metadata": {"labels": labels}, "spec": {}})
 
     def go_away(self) -> None:
-        """See Rig."""
         self.server.away = True
 
 
 class TestNodeGroup(ProviderContract):
-    """The contract."""
-
     @pytest.fixture
     def rig(self) -> GroupRig:
-        """See ProviderContract."""
         return GroupRig()
 
 
@@ -129,7 +120,7 @@ def test_order_creates_a_placeholder_pod_and_a_keeper_pod() -> None:
 
 
 def test_order_pods_select_the_owners_zone_but_not_driver_labels() -> None:
-    """Labels that a driver sets no description of a group has."""
+    """Driver labels are not part of the description of a node group."""
 
     async def scenario() -> None:
         zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"
@@ -146,7 +137,7 @@ def test_order_pods_select_the_owners_zone_but_not_driver_labels() -> None:
 
 
 def test_placeholder_pod_requests_the_cpu_and_memory_of_its_model() -> None:
-    """Else a node is added on which its owner cannot start."""
+    """Otherwise a node is added on which its owner cannot start."""
 
     async def scenario() -> None:
         server = PlayedAutoscaler()
@@ -189,7 +180,7 @@ def test_group_at_maximum_size_fails_the_order_with_the_reported_reason() -> Non
 
 @pytest.mark.parametrize("said", [TRIGGERED, REFUSED])
 def test_events_of_an_earlier_pod_with_the_same_name_are_ignored(said: str) -> None:
-    """Names of Leases are given again, and events stay for an hour."""
+    """Names of orders are reused, and events are kept for an hour."""
 
     async def scenario() -> None:
         server = PlayedAutoscaler()
@@ -222,14 +213,14 @@ def test_order_persists_when_a_replica_preempts_its_placeholder() -> None:
         await asyncio.sleep(NODE_S + 20.0)
         bound = server.objects[f"{PODS}/{made.id.name}"]
         assert node.read_other_pod(bound) is None, "what it has is free for Replicas"
-        await server.delete(f"{PODS}/{made.id.name}")  # the scheduler takes it away
+        await server.delete(f"{PODS}/{made.id.name}")  # the scheduler preempts it
         assert (await one(provider)).phase == "here"
 
     run(scenario())
 
 
 def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
-    """Its kubelet evicts pods where memory is short; it keeps the object."""
+    """The kubelet evicts pods under memory pressure, and keeps the pod object."""
 
     async def scenario() -> None:
         rig = GroupRig()
@@ -249,7 +240,7 @@ def test_order_fails_when_its_keeper_pod_is_evicted() -> None:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_order_is_uncommitted_if_our_replica_takes_its_new_node_first(ours: bool) -> None:
-    """The scheduler looks at it again only some seconds after it last did."""
+    """The scheduler tries the pod again only some seconds after its last attempt."""
 
     async def scenario() -> None:
         server = PlayedAutoscaler()

@@ -1,4 +1,4 @@
-"""GPUs of a fabric by the composable resource operator: whose part of a request is whose, and what is asked of it."""
+"""GPUs of a fabric through the composable resource operator: sharing a request among orders, and API calls to it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,13 @@ from tests.kit.objects import stamp
 
 
 class TestCroFabric(ProviderContract):
-    """The contract."""
-
     @pytest.fixture
     def rig(self) -> Rack:
-        """See ProviderContract."""
         return Rack()
 
 
 @pytest.fixture
 def rack() -> Rack:
-    """See Rack."""
     return Rack()
 
 
@@ -127,7 +123,7 @@ def test_concurrent_identical_orders_by_two_leaders_create_one_request(rack: Rac
 
 
 def old_at_hand(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on what the API server has at hand grows no newer."""
+    """Freeze the API server's cached objects: reads with resourceVersion 0 stay at the current state."""
     kept, items = copy.deepcopy(rack.server.objects), rack.server.items
 
     async def asked(path: str, **query: str) -> list[Object]:
@@ -233,7 +229,7 @@ def test_releasing_one_of_two_orders_on_a_node_keeps_the_other(rack: Rack) -> No
 
 
 def test_release_if_uncommitted_keeps_the_device_of_another_order(rack: Rack) -> None:
-    """The operator lets go of any that has none yet, not of the one that was ours."""
+    """The operator releases any resource that has no device yet, not the one that belonged to this order."""
 
     async def scenario() -> None:
         rack.cro.attach_s = 60.0
@@ -250,7 +246,7 @@ def test_release_if_uncommitted_keeps_the_device_of_another_order(rack: Rack) ->
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_released_order_can_be_placed_again_before_its_request_is_gone(rack: Rack, removed: bool) -> None:
-    """Its request may still be being deleted, and the write that removes its note may have failed."""
+    """The old request may still be being deleted, and removing its note may have failed."""
 
     async def scenario() -> None:
         name = await ordered(rack)

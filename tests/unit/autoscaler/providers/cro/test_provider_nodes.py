@@ -1,4 +1,4 @@
-"""How many Devices a node can have of fabrics behind the operator (CRO): who says it, and what that bounds."""
+"""How many devices a node can have from the operator's fabrics (CRO): where the limit is set, and what it limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.autoscaler.providers.cro.test_provider import old_at_hand
 OTHER = "NVIDIA-H100-PCIE-80GB"
 ENTRIES = tuple(ProviderSettings(name=name, cro=Cro(model=of)) for name, of in (("a100", MODEL), ("h100", OTHER)))
 TWO = replace(SETTINGS, nodes=(replace(SETTINGS.nodes[0], devices_max=2),), capacity=ENTRIES)
-"""Of a node that has one Device there may be one more."""
+"""A node with one device may get one more."""
 
 
 @pytest.mark.parametrize(("selector", "most"), [({}, None), ({"fabric": "rack-2"}, 4)])
@@ -95,7 +95,7 @@ def test_order_waits_briefly_for_a_finished_request_to_be_deleted(takes_s: float
         await provider.acquire(made)
         await rack.until_here(made.id.name)
         await provider.release(release(made))
-        rack.cro.period_s = takes_s  # it looks so often from now on
+        rack.cro.period_s = takes_s  # the operator's polling period from now on
         while not rack.server.objects[f"{REQUESTS}/{request_name(MODEL, NODE)}"]["metadata"].get("deletionTimestamp"):
             await provider.list()
             await asyncio.sleep(0.1)
@@ -112,8 +112,8 @@ def test_order_waits_briefly_for_a_finished_request_to_be_deleted(takes_s: float
 
 @pytest.mark.parametrize("told", [False, True])
 def test_device_visible_before_the_operator_reports_online_counts_once(*, told: bool) -> None:
-    """The operator looks again 30 s later. Until then an order for the same node was refused, and the node then left
-    alone for a minute, so that somebody else's place was taken.
+    """The operator polls again 30 s later. Until then an order for the same node was rejected, and the node was then
+    avoided for a minute, so that another pod's capacity was evicted.
     """
     rack = Rack()
 

@@ -1,4 +1,4 @@
-"""A ComposabilityRequest of which we have nothing any more: it goes where it was there only for us."""
+"""A ComposabilityRequest without remaining orders of ours is deleted if it existed only for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.kit.objects import PlayedServer
 
 @pytest.fixture
 def rack() -> Rack:
-    """See Rack."""
     return Rack()
 
 
@@ -59,7 +58,7 @@ EMPTY = build_composability_request(MODEL, NODE, 0, {})
 
 def test_order_added_during_deletion_of_an_empty_request_is_kept(rack: Rack) -> None:
     async def scenario() -> None:
-        rack.cro.server = PlayedServer(lambda: UNIX_S)  # the operator looks elsewhere
+        rack.cro.server = PlayedServer(lambda: UNIX_S)  # the operator works on another API server
         rack.server.put(AT, EMPTY)
         note = LeaseNote("rack", OWNER, 1, 1, UNIX_S)
         rack.server.before_write = lambda *_: rack.server.change(

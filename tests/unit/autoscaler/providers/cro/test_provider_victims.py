@@ -1,4 +1,4 @@
-"""Which Device the operator is to take first: whose order is given back, and never what stays."""
+"""Which device the operator detaches first: that of the released order, and never one that is kept."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from tests.kit.objects import stamp
 
 @pytest.fixture
 def rack() -> Rack:
-    """See Rack."""
     return Rack()
 
 
 async def marked(rack: Rack, name: str) -> None:
-    """An order marks a Lease's Device, and then the size is not changed: who gave it leads no more, say."""
+    """Mark an order's device without changing the size, as if the leader that wrote it was replaced."""
     patch = rack.server.patch
 
     async def broken(path: str, body: Object) -> Object:
@@ -47,17 +46,17 @@ async def marked(rack: Rack, name: str) -> None:
 
 
 def marks(rack: Rack) -> list[str]:
-    """The Leases of which the operator would take Devices first."""
+    """The orders whose devices the operator would detach first."""
     return [one["labels"][LEASE] for one in metadata(rack) if VICTIM in one.get("annotations", {})]
 
 
 def metadata(rack: Rack) -> list[Object]:
-    """Of all Devices."""
+    """The metadata of all devices."""
     return [one["metadata"] for one in rack.resources()]
 
 
 async def two(rack: Rack) -> tuple[str, str]:
-    """Leases that are here."""
+    """Two delivered orders."""
     names = await ordered(rack), await ordered(rack, 1)
     await rack.until(lambda leases: all(one.phase == "here" for one in leases.values()))
     return names

@@ -1,4 +1,4 @@
-"""GPUs of a fabric by the composable resource operator: what becomes of its words, and how soon they are heard."""
+"""GPUs of a fabric through the composable resource operator: handling of its status, and how fast changes arrive."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from tests.kit.fake_cro import NONE_FREE
 from tests.kit.objects import HEARD_S
 
 MANAGER = "failed to process FM scaleup request. FM returned code: '{}', error message: '{}'"
-"""As the operator passes on what the fabric's manager says."""
+"""As the operator reports errors of the fabric manager."""
 
 
 @pytest.fixture
 def rack() -> Rack:
-    """See Rack."""
     return Rack()
 
 
 def waiting(error: str, on: str = "w77", **status: str) -> Object:
-    """Somebody's resource that has no Device yet, and why not."""
+    """A foreign resource that has no device yet, with the reason."""
     return {
         "apiVersion": API, "kind": "ComposableResource", "metadata": {"name": "gpu-of-another", "labels": {}},
         "spec": {"type": "gpu", "model": MODEL, "target_node": on},
@@ -49,7 +48,7 @@ def waiting(error: str, on: str = "w77", **status: str) -> Object:
 
 
 def nodes(rack: Rack, names: list[str]) -> None:
-    """These are there, too."""
+    """Add these nodes."""
     for name in names:
         rack.server.put(f"{NODES}/{name}", node(name))
 
@@ -69,7 +68,7 @@ def test_offers_are_limited_to_the_nodes_with_most_free_slots(rack: Rack) -> Non
 
 def test_operator_error_on_a_node_stops_offers_for_that_node_only(rack: Rack) -> None:
     async def scenario() -> None:
-        rack.cro.pool.clear()  # the operator does nothing about this model
+        rack.cro.pool.clear()  # the operator does not handle this model
         nodes(rack, ["w2", "w77"])
         offers = {one.node: one for one in await rack.provider().offers()}
         rack.server.put(f"{RESOURCES}/gpu-of-another", waiting("no nvidia driver found on node w77"))
@@ -119,29 +118,28 @@ def test_other_operator_errors_do_not_stop_offers_of_the_device_model(error: str
     assert find_starved_resource(vain) is None
 
 
-# --- how soon it is heard ---------------------------------------------------------------------------------------------
+# --- latency of updates -----------------------------------------------------------------------------------------------
 
 SOON_S = REST_S + HEARD_S + 0.2
-"""From what the operator says until it is told: it may have been told of something else just before."""
+"""From an operator update until it is reported: another update may have been reported just before."""
 
 
 class Log(list[tuple[float, LeasesSeen]]):
-    """Lists, and when each was told."""
+    """Reported lists, with their times."""
 
     def observe(self, batch: tuple[Told, ...]) -> None:
-        """See Observe."""
         now_s = asyncio.get_running_loop().time()
         super().extend((now_s, one) for one in batch if isinstance(one, LeasesSeen))
 
     async def until(self, *phases: str) -> None:
-        """Until the last list has these."""
+        """Wait until the last list has these phases."""
         while not self or [one.phase for one in self[-1][1].leases] != [*phases]:
             await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
 async def listing(rack: Rack) -> AsyncIterator[Log]:
-    """What a loop is told of the rack."""
+    """The lists that a runner reports for the rack."""
     log = Log()
     task = asyncio.create_task(
         ProviderRunner({"rack": rack.provider()}, log.observe, asyncio.get_running_loop().time).run()
@@ -152,7 +150,7 @@ async def listing(rack: Rack) -> AsyncIterator[Log]:
 
 @asynccontextmanager
 async def attended(rack: Rack) -> AsyncIterator[list[float]]:
-    """The moments at which something new is told. What is there at the beginning has been."""
+    """The times at which changes are reported, without those of the initial state."""
     told, provider, now = list[float](), rack.provider(), asyncio.get_running_loop().time
     assert isinstance(provider, Attended)
     task = asyncio.ensure_future(provider.attend(lambda: told.append(now())))
@@ -164,7 +162,7 @@ async def attended(rack: Rack) -> AsyncIterator[list[float]]:
 
 
 async def until_online(rack: Rack) -> None:
-    """The operator says it of all."""
+    """Wait until the operator reports all devices as online."""
     while {one.get("status", {}).get("state") for one in rack.resources()} != {"Online"}:
         await asyncio.sleep(0.01)
 
@@ -187,7 +185,7 @@ def test_attached_and_removed_devices_trigger_a_prompt_listing(rack: Rack) -> No
 
 
 def test_own_annotation_updates_trigger_no_extra_listings(rack: Rack) -> None:
-    """Our own marks on what we have are no news, or each list would bring the next."""
+    """Our own annotations must not count as changes, or each listing would trigger the next."""
 
     async def scenario() -> None:
         async with listing(rack) as log:

@@ -1,4 +1,4 @@
-"""Pods of Replicas ask Karpenter not to disrupt them while they start and drain, and not while they serve."""
+"""Replica pods tell Karpenter not to disrupt them while they start and drain, but not while they serve."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ ADA = model("ada")
 
 
 class Bench:
-    """Pods as they are made, and what is known of their Replicas."""
+    """Pods as the driver creates them, and the World that the guard sees."""
 
     def __init__(self) -> None:
         self.server, self.writes, self.world = PlayedServer(lambda: 0.0), True, World(epoch=1)
         self.begin()
 
     def begin(self) -> None:
-        """A process does; the one before ends."""
+        """Start a new process; the previous one has ended."""
         self.one = DisruptionGuard(self.server, "engines", lambda: self.world, lambda: self.writes)
         self.task = asyncio.create_task(self.one.run())
 
     def made(self, *names: str) -> None:
-        """Their pods are, as a driver makes them."""
+        """Create these pods as a driver does."""
         for name in names:
             notes = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
             self.server.put(
@@ -47,7 +47,7 @@ class Bench:
             )
 
     async def looks(self, at: World) -> list[str]:
-        """Which pods ask for it after that."""
+        """The pods that carry the annotation after the guard has seen this World."""
         self.world = at
         self.one.look()
         await asyncio.sleep(0.1)
@@ -66,12 +66,12 @@ def bench(scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
 
 
 def one(name: str, state: S, **fields: Any) -> Replica:
-    """A Replica with its pod."""
+    """A replica with its pod."""
     return replica(ADA, name, state=state, pod=PodRef(namespace="engines", name=name, uid=f"u-{name}"), **fields)
 
 
 def at(*replicas: Replica, of: Iterable[Any] = (ADA,), **fields: Any) -> World:
-    """Of a leader."""
+    """The World of a leader."""
     return world(of, (device(),), replicas, **fields)
 
 

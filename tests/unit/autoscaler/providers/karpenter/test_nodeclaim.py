@@ -1,4 +1,4 @@
-"""A Lease as a NodeClaim: what is written, and what its conditions mean."""
+"""A capacity order as a NodeClaim: its fields, and the meaning of its conditions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREATED, NOW = 1_800_000_000.0, 5_000.0
 
 
 def claim(*conditions: Object, **fields: Any) -> Object:
-    """One of ours that is a minute old, as it was made."""
+    """One of our NodeClaims as created, a minute old."""
     pool = nodepool.read_nodepool(node_pool())
     (variant,) = nodepool.list_variants(pool, T4_NODES)
     made = nodeclaim.build_nodeclaim(t4_order(), pool, variant, {})

@@ -1,4 +1,4 @@
-"""NodePools: which nodes they could add, of those that the Settings describe, and how many more."""
+"""NodePools: which of the nodes described in Settings they can add, and how many more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that Karpenter adds, as a Provider: the contract, and what a played Karpenter makes of what is written."""
+"""Nodes added by Karpenter: the provider contract, and a simulated Karpenter's handling of our NodeClaims."""
 
 from __future__ import annotations
 
@@ -39,14 +39,12 @@ def begun(**spec: Any) -> PlayedKarpenter:
 
 
 class NodesRig:
-    """In virtual time."""
+    """A `Rig` in virtual time."""
 
     def __init__(self) -> None:
         self.karpenter: PlayedKarpenter
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-
         async def whole() -> None:
             self.karpenter = begun()
             await scenario
@@ -54,29 +52,23 @@ class NodesRig:
         played(whole())
 
     def provider(self) -> Provider:
-        """See Rig."""
         return nodes_of(self.karpenter)
 
     async def until_here(self, name: str) -> None:
-        """See Rig."""
         while "node-of-" + name not in str(self.karpenter.objects) or not self._initialized(name):
             await asyncio.sleep(0.5)
 
     async def until_gone(self, name: str) -> None:
-        """See Rig."""
         while f"{CLAIMS}/{name}" in self.karpenter.objects:
             await asyncio.sleep(0.5)
 
     def use(self, name: str) -> None:
-        """See Rig."""
         self.karpenter.put("/api/v1/namespaces/n/pods/p", pod("p", f"node-of-{name}"))
 
     def leave_little(self) -> None:
-        """See Rig."""
         self.karpenter.change(f"{POOLS}/{POOL}", {"spec": {"limits": {"nvidia.com/gpu": "0"}}})
 
     def go_away(self) -> None:
-        """See Rig."""
         self.karpenter.away = True
 
     def _initialized(self, name: str) -> bool:
@@ -85,11 +77,8 @@ class NodesRig:
 
 
 class TestKarpenterNodes(ProviderContract):
-    """The contract."""
-
     @pytest.fixture
     def rig(self) -> NodesRig:
-        """See ProviderContract."""
         return NodesRig()
 
 
@@ -101,7 +90,7 @@ def test_offer_has_shares_price_and_remaining_node_count() -> None:
         assert (offer.provider, offer.product, offer.node, offer.parts) == ("g4", "T4", "", 3)
         assert (offer.devices_min, offer.devices_max, offer.many) == (1, 1, 4)
         assert (offer.price_per_hour, offer.expected_s, offer.bought) == (0.53, 90.0, "on-demand")
-        assert not offer.taints  # every pod of ours tolerates the GPU's
+        assert not offer.taints  # all our pods tolerate the GPU's taint
         await provider.acquire(order(offer))
         (offer,) = await provider.offers()
         assert offer.many == 3
@@ -110,7 +99,7 @@ def test_offer_has_shares_price_and_remaining_node_count() -> None:
 
 
 def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
-    """Else one comes, and is paid for, on which it cannot start."""
+    """Otherwise a paid node is added on which the owner cannot start."""
 
     async def scenario() -> None:
         karpenter = begun()
@@ -124,7 +113,7 @@ def test_node_claim_requests_the_owners_cpu_and_memory() -> None:
 
 
 def test_node_claim_requires_the_models_zone_or_the_order_is_rejected() -> None:
-    """Else one comes elsewhere, stands idle, and is ordered again."""
+    """Otherwise a node is added in another zone, stays idle, and another one is ordered."""
 
     async def scenario() -> None:
         zone, gpu = "topology.kubernetes.io/zone", "nvidia.com/gpu.present"

@@ -1,4 +1,4 @@
-"""Places in a queue of Kueue: the contract of Providers, and what Kueue does with who waits, is there and goes."""
+"""Quota in a Kueue queue: the provider contract, and how Kueue handles pending, admitted and deleted workloads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORKLOADS = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/workloads"
 
 
 class KueueRig:
-    """In virtual time; the played Kueue looks every second."""
+    """A `Rig` in virtual time; the simulated Kueue runs every second."""
 
     def __init__(self, gpus: int = 2, version: str = workload.VERSIONS[0]) -> None:
         self.gpus, self.version, self.settings = gpus, version, settings(4)
@@ -39,8 +39,6 @@ class KueueRig:
         self.kueue: FakeKueue
 
     def run(self, scenario: Coroutine[object, object, None]) -> None:
-        """See Rig."""
-
         async def whole() -> None:
             clock = asyncio.get_running_loop().time
             self.server = PlayedServer(lambda: UNIX_S + clock())
@@ -53,27 +51,24 @@ class KueueRig:
         run(whole())
 
     def provider(self) -> KueuePlaces:
-        """See Rig."""
         named = ProviderSettings(name="queue", kueue=Kueue(local_queue="serving"))
         return KueuePlaces(named, self.server, NAMESPACE, lambda: World(epoch=1, settings=self.settings), pod_of)
 
     async def go_on(self, seconds: float = 2.0) -> None:
-        """Kueue works so long."""
+        """Let Kueue run for `seconds`."""
         for _ in range(int(seconds)):
             await asyncio.sleep(1.0)
             await self.kueue.step()
 
     async def until_here(self, name: str) -> None:
-        """See Rig."""
         await self.go_on(4.0)
         assert {one.name: one.phase for one in await self.provider().list()}[name] == "here"
 
     async def until_gone(self, name: str) -> None:
-        """See Rig."""
         await self.go_on()
 
     def use(self, name: str) -> None:
-        """See Rig: a Replica's pod takes the place."""
+        """Let a replica's pod take the place of the placeholder."""
         kept = self.server.objects.pop(f"{PODS}/{name}")
         one = workload.read_place(kept)
         assert one is not None
@@ -89,20 +84,15 @@ class KueueRig:
         self.server.put(f"{PODS}/replica", taker)
 
     def leave_little(self) -> None:
-        """See Rig."""
         self.server.change(f"{QUEUES}/serving", {"spec": {"stopPolicy": "Hold"}})
 
     def go_away(self) -> None:
-        """See Rig."""
         self.server.away = True
 
 
 class TestKueuePlaces(ProviderContract):
-    """The contract."""
-
     @pytest.fixture
     def rig(self) -> KueueRig:
-        """See ProviderContract."""
         return KueueRig()
 
 
@@ -110,7 +100,7 @@ class TestKueuePlaces(ProviderContract):
     ("slicing", "share"), [(None, 1), (NodeSlicing(kind="timeslice", replicas=3), 3), (NodeSlicing(kind="hami"), 1)]
 )
 def test_offer_is_for_one_replica_on_one_slice(slicing: NodeSlicing | None, share: int) -> None:
-    """Else it is thought that others fit in beside, who wait for it and only then ask for places of their own."""
+    """Otherwise other replicas are expected to fit there too, wait for it, and order their own capacity only later."""
     rig, told = KueueRig(), settings()
     rig.settings = replace(told, nodes=(replace(told.nodes[0], slicing=slicing),))
 
@@ -190,7 +180,7 @@ def test_order_waiting_for_quota_is_delivered_after_another_is_released() -> Non
 
 
 def test_unscheduled_placeholder_can_be_replaced_only_if_it_has_quota() -> None:
-    """While the place waits for quota there is nothing to take."""
+    """A workload that is waiting for quota has no capacity to take over."""
     rig = KueueRig(gpus=1)
 
     async def what() -> None:

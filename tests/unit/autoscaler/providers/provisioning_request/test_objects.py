@@ -1,4 +1,4 @@
-"""What a ProvisioningRequest says: whose a node is, when a Lease ends, and why one failed."""
+"""ProvisioningRequest objects: which order a node belongs to, when the order ends, and why it failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes by ProvisioningRequests: the contract of Providers, with each class, and all that goes wrong, by name."""
+"""Nodes by ProvisioningRequests: the provider contract for each provisioning class, and single failures."""
 
 from __future__ import annotations
 
@@ -38,25 +38,22 @@ class TestAtomicScaleUp(ProviderContract):
 
     @pytest.fixture
     def rig(self) -> ProvisioningRig:
-        """See ProviderContract."""
         return ProvisioningRig()
 
 
 class TestQueuedProvisioning(ProviderContract):
-    """A cloud's queue gives one some day, and for a week."""
+    """A cloud's queue delivers a node at some later time, for a week."""
 
     @pytest.fixture
     def rig(self) -> ProvisioningRig:
-        """See ProviderContract."""
         return ProvisioningRig(GKE, max_run_s=604_800.0)
 
 
 class TestCheckCapacity(ProviderContract):
-    """Room on a node that is there is booked."""
+    """Capacity on an existing node is reserved."""
 
     @pytest.fixture
     def rig(self) -> ProvisioningRig:
-        """See ProviderContract."""
         return ProvisioningRig(CHECK)
 
 
@@ -109,7 +106,7 @@ def test_order_end_follows_the_maximum_run_duration() -> None:
         left_s = first.ends_s - asyncio.get_running_loop().time()
         assert 3600 - 130 < left_s <= 3600
         await rig.go_on(600.0)
-        assert await only(provider) == first  # it does not tremble with the clock
+        assert await only(provider) == first  # it does not jitter with the clock
 
     scenario(rig, what)
 
@@ -190,7 +187,7 @@ def test_each_request_is_assigned_its_own_node() -> None:
         nodes = {one.name: one.node for one in await rig.provider().list()}
         assert nodes == {first: f"node-{first}", second: f"node-{second}"}
         await provider.release(ReleaseOrder(id=order((await provider.offers())[0]).id, epoch=1))
-        assert (await only(provider)).node == f"node-{second}"  # also while the first one's node is still there
+        assert (await only(provider)).node == f"node-{second}"  # even while the node of the first one still exists
 
     scenario(rig, what)
 
@@ -322,7 +319,7 @@ def test_template_without_request_is_listed_as_failed_and_released() -> None:
         provider, name = await ordered(rig)
         made = order((await provider.offers())[0])
         del rig.server.objects[f"{REQUESTS}/{name}"]
-        assert await provider.list() == ()  # it may be on its way to one
+        assert await provider.list() == ()  # its request may be created next
         await asyncio.sleep(HALF_S + 1)
         shown = await only(provider)
         assert (shown.name, shown.phase) == (name, "failed")

@@ -1,4 +1,4 @@
-"""An API server that loses replies, answers 500 or garbage, and nodes that are not what was asked for."""
+"""An API server that loses responses or returns 500 or garbage, and nodes that differ from the order."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from tests.kit.queued import NAMESPACE, PODS, REQUESTS, TEMPLATES, ProvisioningR
 
 
 class Lossy(Quotas):
-    """What it does may be told wrong. `after`: (method, path) -> what is raised when that was done."""
+    """Loses responses. `after`: (method, path) -> the error to raise after the operation, or None."""
 
     after: Callable[[str, str], Exception | None] = staticmethod(lambda method, path: None)
 
     async def create(self, path: str, body: Object) -> Object:
-        """See Server."""
         made = await super().create(path, body)
         self._tell("POST", path)
         return made
 
     async def delete(self, path: str, *, version: str | None = None) -> None:
-        """See Server."""
         await super().delete(path, version=version)
         self._tell("DELETE", path)
 
@@ -38,18 +36,17 @@ class Lossy(Quotas):
 
 
 class Garbage(Quotas):
-    """A proxy that answers in its place."""
+    """A proxy that answers with garbage instead of the API server."""
 
     spoilt: list[Object]
 
     async def items(self, path: str, **query: str) -> list[Object]:
-        """See Server."""
         del path, query
         return self.spoilt
 
 
 def lossy(rig: ProvisioningRig, *lost: str, error: Exception) -> None:
-    """From now on the first of each of these is told wrong."""
+    """Raise `error` after the first operation that matches each of these."""
     left = list(lost)
 
     def after(method: str, path: str) -> Exception | None:
@@ -157,7 +154,7 @@ def test_node_with_other_labels_is_not_assigned() -> None:
 @pytest.mark.parametrize("class_name", [ATOMIC, GKE])
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_failed_capacity_in_use_is_kept_until_its_pod_is_gone(class_name: str, spoilt: bool) -> None:
-    """One of its two devices is not healthy any more, or somebody changed what we wrote there."""
+    """One of its two devices is no longer healthy, or our label on it was changed."""
     rig = ProvisioningRig(class_name, max_run_s=7200.0, count=2)
 
     async def what() -> None:

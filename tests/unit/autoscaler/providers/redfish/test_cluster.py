@@ -1,4 +1,4 @@
-"""What a Redfish fabric has of a cluster: Secret, ConfigMap, nodes; and how the Settings' entry becomes a Provider."""
+"""Cluster objects of a Redfish fabric: Secret, ConfigMap, nodes; and the provider built from the Settings entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.kit.redfish_rig import TURN_S
 
 
 def mounted(folder: Path, **keys: str) -> Path:
-    """Secret `fabric`, as a kubelet shows it."""
+    """Secret `fabric` as a kubelet mounts it."""
     (folder / "fabric").mkdir(parents=True, exist_ok=True)
     for key, text in keys.items():
         (folder / "fabric" / key.replace("_", ".")).write_text(text)

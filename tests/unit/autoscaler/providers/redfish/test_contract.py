@@ -1,4 +1,4 @@
-"""Direct Redfish composition keeps the contract of all Providers, over real HTTP, in each of a service's manners."""
+"""The provider contract for direct Redfish composition, over real HTTP, for each kind of service behavior."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ MANNERS: dict[str, Callable[[], FabricRig]] = {
 
 
 class TestRedfishFabric(ProviderContract):
-    """The contract."""
-
     @pytest.fixture(params=MANNERS)
     def rig(self, request: pytest.FixtureRequest) -> FabricRig:
-        """See ProviderContract."""
         return MANNERS[request.param]()

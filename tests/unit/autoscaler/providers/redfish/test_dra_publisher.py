@@ -1,4 +1,4 @@
-"""How what fabrics could attach gets into a cluster: taken over, kept up, withdrawn; and how claims are told."""
+"""Publishing attachable fabric devices to the cluster: adopted, updated and withdrawn pools, and claim status."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ TOLD = ClaimStatus("n", "c", "u", {D0: (FAILED, "NotAttached", "nothing is left"
 
 
 class Server(PlayedServer):
-    """One that selects by labels, too."""
+    """An API server that also selects by labels."""
 
     async def items(self, path: str, **query: str) -> list[Object]:
-        """See Server."""
         wanted = dict(one.split("=") for one in query.pop("labelSelector").split(","))
         found = await super().items(path, **query)
         return [one for one in found if wanted.items() <= (one["metadata"].get("labels") or {}).items()]
 
 
 class Stage:
-    """Publishing at a server that is played, and what is due."""
+    """A publisher on a simulated API server, and what it should publish."""
 
     def __init__(self) -> None:
         self.server = Server(lambda: 1_767_225_600.0)
@@ -50,7 +49,7 @@ class Stage:
         self.due: Published | None = Published((POOL,))
 
     def play(self, *scenes: Callable[[], None]) -> None:
-        """Scene after scene, each until nothing is to be done any more."""
+        """Run one scene after the other, each until the publisher has nothing left to do."""
 
         async def scenario() -> None:
             one = DraPublisher(self.server, self.place, lambda: self.due, asyncio.get_running_loop().time)
@@ -205,7 +204,6 @@ def test_server_without_binding_conditions_gets_no_pool(
 ) -> None:
     class Old(Server):
         async def create(self, path: str, body: Object) -> Object:
-            """See Server."""
             kept = [{"name": one["name"]} for one in body["spec"]["devices"]]
             return await super().create(path, {**body, "spec": {**body["spec"], "devices": kept}})
 

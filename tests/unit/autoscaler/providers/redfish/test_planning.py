@@ -1,6 +1,6 @@
-"""What is offered of a fabric, what an order takes of it, and what is listed: on documents, without a service.
+"""Fabric planning on documents, without a service: offers, blocks chosen for an order, and listed orders.
 
-`Any` stands where fields are passed on.
+`Any` is used where fields are passed on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def block(path: str, **fields: Any) -> Block:
 
 
 def fabric(*pool: Block, marks: dict[str, BlockMark] | None = None, keeps: bool = True) -> Fabric:
-    """Node w1 with its own block and those that have it as their system."""
+    """A fabric with node w1, which has its own block and those that name its system."""
     own = block("own", systems=("s1",), zones=("z1",))
     blocks = {one.path: one for one in (own, *pool)}
     there = tuple(one.path for one in blocks.values() if "s1" in one.systems)

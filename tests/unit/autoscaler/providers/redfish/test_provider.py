@@ -1,4 +1,4 @@
-"""How a Redfish service is asked: sessions, places, ETags, pauses, words for errors; and one that keeps no names."""
+"""Requests to a Redfish service: sessions, paths, ETags, back-off, error texts; and a service that keeps no names."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_error_messages_contain_no_address_or_secret() -> None:
                 for call in (fresh.list(), fresh.acquire(order(offered, 1))):
                     try:
                         await call
-                    except Exception as error:  # noqa: BLE001  all that is said
+                    except Exception as error:  # noqa: BLE001  every error text is collected
                         said.append(f"{error!r} {error.__cause__!r}")
             rig.fabric.statuses, rig.fabric.raw = {}, None
         said.append(repr(await rig.logins()))
@@ -163,7 +163,7 @@ def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
     ],
 )
 def test_order_fails_when_its_accepted_task_fails(status: int, within_s: float, says: str) -> None:
-    """A monitor answers with a task, or as the operation itself would: then it has failed at once."""
+    """A task monitor returns a task, or the response of the operation itself, which then fails at once."""
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.takes_s, rig.fabric.task_fails, rig.fabric.task_status = 0.02, True, status
@@ -181,7 +181,7 @@ def test_order_fails_when_its_accepted_task_fails(status: int, within_s: float, 
 
 
 def test_two_clusters_sharing_a_fabric_leave_each_others_gpus_alone() -> None:
-    """Each has one of its systems. The same Model is called in both."""
+    """Each cluster has one of the fabric's systems, and both request the same model."""
 
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         both = rig.systems

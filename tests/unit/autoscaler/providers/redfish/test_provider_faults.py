@@ -1,4 +1,4 @@
-"""What goes wrong with a fabric composed by Redfish: nothing is attached twice, forgotten, or taken from its user."""
+"""Faults of a fabric composed by Redfish: nothing is attached twice, forgotten, or detached while in use."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_device_arriving_after_release_is_listed_and_detached() -> None:
         await rig.provider().release(release(made))
         await until(provider, nothing)
         assert not rig.fabric.attached("1")
-        while not unmarked(rig):  # that it detached is seen before it has taken its Mark away
+        while not unmarked(rig):  # the detach is visible before the provider has removed its mark
             await asyncio.sleep(TURN_S)
 
     play(act)
@@ -214,7 +214,7 @@ def test_errors_are_retried_and_malformed_responses_are_rejected() -> None:
 def test_order_survives_a_one_hour_outage() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         kept = await ordered(provider)
-        await until(provider, lambda shown: phase("here")(shown) and rig.changes > 0)  # its bay has seen it, too
+        await until(provider, lambda shown: phase("here")(shown) and rig.changes > 0)  # the bay has reported it
         rig.fabric.away = True
         rig.now_s += 3600.0
         for call in (provider.list(), provider.release(release(kept))):
@@ -294,7 +294,7 @@ def test_attachment_overwritten_by_another_writer_is_repeated() -> None:
             await asyncio.sleep(TURN_S)
         own = [name for name, one in rig.fabric.blocks.items() if one.client]
         rig.fabric.lose_before, rig.fabric.going[0].well = 0, False
-        rig.fabric.finish()  # it is through, and somebody who had read before wrote after it
+        rig.fabric.finish()  # it is finished, and a writer with an older read wrote after it
         await until(provider, phase("here"))
         assert rig.fabric.attached("1") == own
 

@@ -1,4 +1,4 @@
-"""What comes of a Redfish fabric when nobody waits for it any more, and what who leads next finds: all is known."""
+"""Late results of a Redfish fabric for released orders, and for the next leader: every device is accounted for."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def when(holds: Callable[[], object]) -> None:
 
 
 async def given_back(provider: RedfishFabric, made: AcquireOrder) -> None:
-    """It is, and nothing of it is listed any more."""
+    """Release the order, and wait until nothing of it is listed."""
     await provider.release(release(made))
     await until(provider, nothing)
 
 
 async def comes_late_and_goes(rig: FabricRig, provider: RedfishFabric, made: AcquireOrder) -> None:
-    """What was given back is attached all the same: it is ours, and is detached like any other."""
+    """A device attached after its release is listed as ours, and is detached like any other."""
     (late,) = await until(provider, phase("here"))
     assert (late.name, late.node) == (made.id.name, "w1")
     await given_back(provider, made)
@@ -40,7 +40,7 @@ async def comes_late_and_goes(rig: FabricRig, provider: RedfishFabric, made: Acq
 
 
 def carry_out(rig: FabricRig) -> None:
-    """What it took, and did nothing for."""
+    """Perform what the fabric accepted and did not execute."""
     for block in rig.fabric.blocks.values():
         if block.client and not block.system:
             block.system, block.state, block.version = "1", "Composed", block.version + 1
@@ -48,12 +48,12 @@ def carry_out(rig: FabricRig) -> None:
 
 
 def silent(rig: FabricRig) -> None:
-    """It does not say of blocks that it is at them."""
+    """Stop reporting that blocks are being composed."""
     for block in rig.fabric.blocks.values():
         block.state = block.state.replace("Composing", "Unused")
 
 
-# --- what comes late --------------------------------------------------------------------------------------------------
+# --- late results -----------------------------------------------------------------------------------------------------
 
 
 def test_device_arriving_after_its_order_failed_is_listed_and_detached() -> None:
@@ -165,7 +165,7 @@ def test_owner_tag_of_a_block_that_was_never_attached_expires(*, notes: bool) ->
     play(act, FakeFabric(gpus=(A100,), keeps=not notes), notes=notes)
 
 
-# --- who leads next ---------------------------------------------------------------------------------------------------
+# --- next leader ------------------------------------------------------------------------------------------------------
 
 
 def test_next_leader_continues_an_order_that_was_not_attached() -> None:

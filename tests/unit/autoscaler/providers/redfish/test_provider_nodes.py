@@ -1,4 +1,4 @@
-"""A Redfish fabric with nodes that `systems` do not name any more, or whose systems the service does not have."""
+"""A Redfish fabric with nodes removed from `systems`, or whose systems the service does not have."""
 
 from __future__ import annotations
 

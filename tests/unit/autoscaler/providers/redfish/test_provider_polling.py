@@ -1,4 +1,4 @@
-"""A look at a fabric takes time: what is ordered meanwhile is not in it, and it says nothing of that."""
+"""Polling a fabric takes time: orders placed during a poll are not in its result, and must not count as missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.standard
 
 
 class Slow(FabricRig):
-    """It takes until `go` before it is known who uses what, once `asked` is watched."""
+    """A rig whose usage check blocks until `go` is set; it sets `asked` when it starts to wait."""
 
     asked: asyncio.Event
     go: asyncio.Event
@@ -29,7 +29,7 @@ class Slow(FabricRig):
 
 
 def test_order_placed_while_a_poll_is_running_is_attached() -> None:
-    """That look does not show its Marks, and says nothing of it."""
+    """The result of that poll does not contain the order's marks, and must not fail the order."""
     rig = Slow(FakeFabric(tasks=False))
     rig.asked, rig.go = asyncio.Event(), asyncio.Event()
 

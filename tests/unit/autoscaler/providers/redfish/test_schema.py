@@ -1,4 +1,4 @@
-"""Documents of Redfish: what is read of them, and that garbage is no document."""
+"""Parsing of Redfish documents, and rejection of malformed ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = {
         "Zones": [{"@odata.id": "/redfish/v1/CompositionService/ResourceZones/GlobalZone"}],
     },
 }
-"""As CDIM's hw-emulator has them."""
+"""Documents of CDIM's hw-emulator."""
 
 
 def body(**more: object) -> bytes:

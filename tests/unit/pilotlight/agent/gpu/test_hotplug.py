@@ -1,4 +1,4 @@
-"""GPUs that come to a running node and leave it: the order of steps, on a played tree, driver and API server."""
+"""GPUs attached to and detached from a running node: the order of steps on a simulated tree, driver and API server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENGINE_UID = "99999999-7b1e-4d2a-9a55-0123456789ab"
 
 
 class Rig:
-    """An agent's room for a fabric, on a played node; time is the test's."""
+    """The fabric part of an agent on a simulated node; the test sets the time."""
 
     def __init__(self, root: Path) -> None:
         self.server = PlayedServer(lambda: 1_000_000.0)
@@ -45,7 +45,7 @@ class Rig:
         self.made = self.begin()
 
     def begin(self) -> Attaching:
-        """An agent that knows nothing yet."""
+        """A new agent without state."""
         daemons = Daemons(self.server, NODE, [Those(GPU_OPERATOR, PLUGIN)])
         self.made = Attaching(FabricNode(Bus(self.node.root, self.node.run), daemons, lambda: self.table), self.clock)
         self.made.changed = self._changed
@@ -61,7 +61,7 @@ class Rig:
         self.made.want([FabricWant(device=one, leave=leave) for one in devices])
 
     async def turns(self, many: int = 30, pods: bool = True) -> None:
-        """So many, a second after each other; `pods`: what was ended is made anew, as its DaemonSet does."""
+        """Take `many` turns, one second apart; `pods`: the DaemonSet recreates pods that were terminated."""
         for _ in range(many):
             await self.made.turn()
             self.node.settle()
@@ -79,7 +79,7 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-# --- it comes ---------------------------------------------------------------------------------------------------------
+# --- attach -----------------------------------------------------------------------------------------------------------
 
 
 async def test_attached_gpu_triggers_one_rescan_and_one_device_plugin_restart(rig: Rig) -> None:
@@ -147,7 +147,7 @@ async def test_attach_does_nothing_while_driver_or_api_server_is_unreachable(rig
     assert rig.report().failed
 
 
-# --- it leaves --------------------------------------------------------------------------------------------------------
+# --- detach -----------------------------------------------------------------------------------------------------------
 
 
 async def test_idle_gpu_is_drained_before_it_is_removed_from_the_bus(rig: Rig) -> None:
@@ -235,7 +235,7 @@ async def test_release_step_without_effect_is_retried_only_after_a_pause(rig: Ri
         rig.node.gpus[AT_A].kept = True
         return await told(words)
 
-    rig.node.run = stays  # type: ignore[method-assign]  # persistenced has its own mind
+    rig.node.run = stays  # type: ignore[method-assign]  # as persistenced may do
     rig.begin()
     rig.want(A, leave=True)
     assert [await rig.made.turn() for _ in range(4)] == [True, False, False, False]
@@ -320,7 +320,7 @@ RULE = f"{VERSION}/devicetaintrules/pilotlight-leaving-{A.lower()}"
 
 
 def publish(server: PlayedServer) -> None:
-    """A DRA driver does, and the API server knows rules."""
+    """A DRA driver publishes the GPU, and the API server supports device taint rules."""
     server.put(VERSION, {"resources": [{"name": "devicetaintrules"}]})
     device = {"name": "gpu-0", "attributes": {"uuid": {"string": A}}}
     pool = {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": {"name": NODE}, "devices": [device]}
@@ -361,7 +361,7 @@ async def test_foreign_taint_rule_of_the_same_name_is_kept(rig: Rig) -> None:
     assert rig.server.objects[RULE]["spec"] == {}
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""GPUs that leave a node beside others: one that comes meanwhile, one that has their place by then, parts of them."""
+"""GPUs detached from a node with other GPUs: one attached meanwhile, one at the same address, and partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAITS = f"it is scanned for once {A}, which has left, is detached"
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """With two GPUs."""
+    """A node with two GPUs."""
     made = Rig(tmp_path)
     made.node.link(A, AT_A, here=True)
     made.node.link(B, AT_B, here=True)
@@ -27,14 +27,14 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def scan(rig: Rig) -> None:
-    """Somebody else does, and nothing is hidden any more."""
+    """Another process rescans the bus, and no GPU stays hidden."""
     rig.node.hidden.clear()
     (rig.node.root / "sys/bus/pci/rescan").write_text("1")
     rig.node.settle()
     rig.node.said.clear()
 
 
-# --- one comes --------------------------------------------------------------------------------------------------------
+# --- one is attached --------------------------------------------------------------------------------------------------
 
 
 async def test_released_gpu_is_not_rescanned_before_its_detach(rig: Rig) -> None:
@@ -84,7 +84,7 @@ async def test_released_gpu_that_is_rescanned_is_released_again(rig: Rig) -> Non
     assert rig.node.said == [f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
 
 
-# --- one has its place ------------------------------------------------------------------------------------------------
+# --- one takes the address --------------------------------------------------------------------------------------------
 
 
 async def test_new_gpu_at_the_address_of_a_released_gpu_is_not_removed(rig: Rig) -> None:
@@ -130,7 +130,7 @@ async def test_gpu_replaced_at_its_address_counts_as_released(rig: Rig) -> None:
     assert rig.node.said == []
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
+# --- partitions -------------------------------------------------------------------------------------------------------
 
 
 async def test_mig_gpu_is_not_released_while_a_pod_uses_any_mig_device(rig: Rig) -> None:
@@ -146,7 +146,7 @@ async def test_mig_gpu_is_not_released_while_a_pod_uses_any_mig_device(rig: Rig)
     assert LEFT in rig.made.report()
 
 
-# --- what was seen in part --------------------------------------------------------------------------------------------
+# --- incomplete observations ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leaves", [True, False])

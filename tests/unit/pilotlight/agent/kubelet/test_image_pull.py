@@ -1,4 +1,4 @@
-"""Engine images that the agent has the runtime pull: a real gRPC server on a socket is the runtime."""
+"""Engine images that the agent pulls through the container runtime, which is a real gRPC server on a socket here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def asked_for(message: bytes) -> tuple[str, Login | None]:
 
 
 class Runtime:
-    """CRI's ImageService. `failing` images fail so often; pulls wait while `gate` is shut."""
+    """A fake CRI ImageService. `failing`: how often each image fails; pulls wait while `gate` is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class Runtime:
         grpc, aio = importlib.import_module("grpc"), importlib.import_module("grpc.aio")
 
         class Handler:
-            def service(_, call: Any) -> Any:  # noqa: N805  the runtime is self
+            def service(_, call: Any) -> Any:  # noqa: N805  self is the runtime
                 known = {sockets.PULL_IMAGE: self._pull, sockets.LIST_IMAGES: self._list}
                 return grpc.unary_unary_rpc_method_handler(known[call.method]) if call.method in known else None
 
@@ -105,7 +105,7 @@ class Runtime:
 
 
 class Waiting:
-    """Seconds that pass when the test says so."""
+    """A sleep that ends when the test says so."""
 
     def __init__(self) -> None:
         self.waited: list[float] = []
@@ -178,7 +178,7 @@ async def test_image_wanted_several_times_is_pulled_only_once(path: Path) -> Non
         one.want([ENGINE])
         await runtime.began.acquire()
         one.want([])
-        one.want([ENGINE])  # its pull goes on
+        one.want([ENGINE])  # its pull continues
         one.want([ENGINE, ImageWanted("b:1")])
         await runtime.began.acquire()
         runtime.gate.set()

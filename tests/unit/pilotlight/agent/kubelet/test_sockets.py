@@ -1,7 +1,7 @@
-"""What kubelet and container runtime say by gRPC: real servers on sockets, and answers written down by hand.
+"""Kubelet and container runtime over gRPC: real servers on sockets with hand-written responses.
 
-`message` writes protocol buffers by their specification, apart from what reads them; the messages are those of the API
-definitions (see `pilotlight.agent.kubelet.sockets`), with fields that nobody here reads among them.
+`message` encodes protocol buffers by their specification, independently of the code that reads them. The messages are
+those of the API definitions (see `pilotlight.agent.kubelet.sockets`), and include fields that no code here reads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def varint(value: int) -> bytes:
 
 
 def message(*parts: tuple[int, Value]) -> bytes:
-    """Fields in this order."""
+    """Encode fields in this order."""
     out = b""
     for number, value in parts:
         if isinstance(value, int):
@@ -102,7 +102,7 @@ def test_decoded_image_names_are_limited_in_number() -> None:
     assert len(decode_image_names(message(*((1, message((2, f"i:{n}"))) for n in range(IMAGES_MAX + 5))))) == IMAGES_MAX
 
 
-# --- the wire ---------------------------------------------------------------------------------------------------------
+# --- the wire format --------------------------------------------------------------------------------------------------
 
 VALUES = st.one_of(st.integers(0, (1 << 64) - 1), st.text(), st.binary())
 FIELDS = st.lists(st.tuples(st.integers(1, NUMBER_MAX), VALUES))
@@ -162,7 +162,7 @@ def test_string_field_that_occurs_twice_decodes_to_its_last_value() -> None:
 
 
 class Daemon:
-    """A gRPC server on a socket; `answers` is method -> bytes, and what is not there it does not know."""
+    """A gRPC server on a socket; `answers` is method -> bytes, and other methods are unimplemented."""
 
     def __init__(self, path: Path, answers: dict[str, bytes]) -> None:
         self.path = path
@@ -249,7 +249,7 @@ async def test_missing_grpc_is_logged_with_install_advice(
     assert MISSING in line
 
 
-# --- in a look --------------------------------------------------------------------------------------------------------
+# --- in one look ------------------------------------------------------------------------------------------------------
 
 
 async def test_node_observation_includes_pods_from_the_kubelet_socket(sockets: NodeSockets, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_node_observation_includes_pods_from_the_kubelet_socket(sockets: N
 
 @pytest.mark.standard
 async def test_agent_process_reports_pods_and_images_from_sockets(tmp_path: Path) -> None:
-    """With its own event loop, which is another than this one."""
+    """The process has an event loop of its own."""
     reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def node(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Pull secrets as the agent of a node reads them: an API server on loopback, and what is said where there is none."""
+"""Pull secrets as a node agent reads them from an API server on loopback, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECRETS = {
 
 @contextlib.asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Path]:
-    """Its kubeconfig."""
+    """Serves the API server; yields its kubeconfig."""
 
     async def secret(request: web.Request) -> web.Response:
         if request.match_info["name"] not in SECRETS:

@@ -1,4 +1,4 @@
-"""What an agent says of an artifact that it only looks at."""
+"""Reports of an agent about artifacts that it only inspects."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_partly_inspected_image_is_mountable_only_with_allow_unsafe(
 
 
 async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[WeightsReport, Model, Needs]:
-    """What is said of these files, and what a Model made of them comes to need."""
+    """The report about these files, the Model that uses it, and its needs."""
     packed.packed(source, folder / "layout", form)
     with packed.served(folder / "layout") as host:
         of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")

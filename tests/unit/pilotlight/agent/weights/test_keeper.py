@@ -1,4 +1,4 @@
-"""What the agent of a node does with what autoscalers want there: it brings, holds, tells, and lets go."""
+"""Weights that autoscalers request on a node: the agent pulls, holds, reports and releases them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_read_ahead_runs_only_for_weights_already_stored(
 
 
 async def test_bytes_received_from_peers_are_counted_in_a_metric(kept: Kept, host: str) -> None:
-    """Here none of what came: it was given already when the pull began."""
+    """The counter is set before the pull; this pull itself receives nothing from peers."""
 
     async def alone(artifact: str) -> Peering:
         assert artifact == want(host).artifact
@@ -116,7 +116,7 @@ async def test_weights_with_code_are_pulled_only_with_allow_unsafe(kept: Kept, t
             assert (kept.root / found[True].folder / "modeling.py").read_bytes() == b"pass"
             assert found[False].replicas == ("r2",)
             assert "modeling.py" in found[False].failed or "code" in found[False].failed
-            kept.wants(bold, want(host, "r2", "r3"))  # it lies here now
+            kept.wants(bold, want(host, "r2", "r3"))  # present by now
             await kept.until(lambda: any("r3" in one.replicas for one in kept.said))
             assert not {one.allow_unsafe: one for one in kept.said}[False].folder
 

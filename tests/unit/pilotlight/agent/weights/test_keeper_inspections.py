@@ -1,4 +1,4 @@
-"""What the agent of a node is asked to look at: it tells what that is, and brings nothing."""
+"""Inspection requests to a node agent: it reports the content and downloads no weights."""
 
 from __future__ import annotations
 

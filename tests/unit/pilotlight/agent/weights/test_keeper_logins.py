@@ -1,4 +1,4 @@
-"""What the agent of a node brings for whom: logins of pull secrets, as kubelets take them."""
+"""Logins that a node agent uses for a pull: those of pull secrets, selected as kubelets do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.standard
 
 
 async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> WeightsReport:
-    """What is said when it is here, or failed."""
+    """The report once the weights are present or the pull failed."""
     keeping.heard(msgspec.json.encode(NodeWants(epoch=epoch, wants=(want,))))
     async with asyncio.timeout(60):
         while True:
@@ -42,7 +42,7 @@ async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_pat
         shown = request.headers.get("Authorization")
         if shown is None:
             return web.Response(status=401, headers=asks)
-        return None if shown == right else web.Response(status=404)  # as registries hide what is not for one
+        return None if shown == right else web.Response(status=404)  # as registries hide what a client may not read
 
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host)) as client:

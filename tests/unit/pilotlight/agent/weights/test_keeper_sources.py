@@ -1,4 +1,4 @@
-"""Weights at the Hub and in buckets, as the agent of a node brings them: by the agent's own logins."""
+"""Weights from the Hub and from buckets, pulled by the node agent with its own logins."""
 
 from __future__ import annotations
 

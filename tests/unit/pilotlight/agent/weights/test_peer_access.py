@@ -1,4 +1,4 @@
-"""A node's port for its peers: who is let in by which files, and what they get."""
+"""The port of a node for its peers: which certificates are accepted, and what is served."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_host_named_like_a_peer_still_uses_that_peer(monkeypatch: pytest.MonkeyP
 
 
 WEIGHTS = {"model.gguf": as_gguf(os.urandom(9 << 20)), "LICENSE": b"free"}
-"""Larger than what is given in one step."""
+"""Larger than one chunk of a response."""
 
 
 class Shown(NamedTuple):
-    """Whose certificate a side shows, empty: none; and whose it believes."""
+    """Which certificate a side presents (empty: none), and which authority it trusts."""
 
     by: str
     believes: str
@@ -85,7 +85,7 @@ class Shown(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def filled_node(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, reference.Reference]]:
-    """A registry with a model, and a node that has it in `a`."""
+    """A registry with a model, and a node that has the model in `a`."""
     layout = packed.packed(packed.model(tmp_path / "model", WEIGHTS), tmp_path / "layout", "modelpack-raw")
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host), pace=StillClock()) as client:

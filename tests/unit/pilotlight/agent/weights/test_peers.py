@@ -1,4 +1,4 @@
-"""Agents among each other: who is asked, who is let in, and that the registry gives what nobody else does."""
+"""Peer-to-peer transfer: which peers are used, which are admitted, and the registry as the fallback."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADA = "oci://registry.example/team/model:v1"
 
 
 class Autoscaler:
-    """Says who the peers are, and notes what it was asked."""
+    """A fake autoscaler that returns peers and records requests."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "contract.sock"
@@ -56,7 +56,7 @@ class Autoscaler:
         await answer.prepare(request)
         for piece in (body[:10], body[10:]):
             await answer.write(piece)
-            for _ in range(50):  # whoever reads has read it
+            for _ in range(50):  # time for a reader to read it
                 await asyncio.sleep(0)
         return answer
 
@@ -74,7 +74,7 @@ class Autoscaler:
 
 
 def shown(folder: Path, name: str = OURS, certified: str = CERTIFIED) -> Access:
-    """An agent's files; `name`: of the authority whose certificate it has."""
+    """The files of an agent; `name`: the authority that issued its certificate."""
     pair = write(folder, f"agent-{name}-{certified}", leaf(name, certified))
     return Access(identity=Identity(cert=pair.cert, key=pair.key, ca=write_authority(folder, OURS)))
 

@@ -1,4 +1,4 @@
-"""`pilotlight weights login` and `logout`: what people type, and what they are told."""
+"""`pilotlight weights login` and `logout`: arguments and output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[str]:
-    """A registry that asks for no login."""
+    """A registry that requires no login."""
     packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
     with packed.served(tmp_path / "layout") as host:
         yield host

@@ -1,4 +1,4 @@
-"""`pilotlight weights pull` and `verify`: what people type, and what they are told."""
+"""`pilotlight weights pull` and `verify`: arguments and output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pulled(host: str, store: str) -> dict[str, object]:
 def test_second_pull_reuses_the_stored_weights(host: str, store: str) -> None:
     told = pulled(host, store)
     assert (told["artifact"], told["bytes"]) == (f"oci://{host}/{NAME}:v1", sum(map(len, FILES.values())))
-    assert sorted(told["files"]) == sorted(FILES)  # type: ignore[call-overload]  # JSON's
+    assert sorted(told["files"]) == sorted(FILES)  # type: ignore[call-overload]  # parsed JSON
     assert told["fetched_bytes"] != 0
     folder = Path(str(told["folder"]))
     assert (folder / "model.gguf").read_bytes() == FILES["model.gguf"]
@@ -108,7 +108,7 @@ def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: st
 
 
 def test_corrupt_shared_file_is_not_reused_by_the_next_pull(tmp_path: Path, store: str) -> None:
-    """One that two Copies have: the other keeps its own name of it, and a new pull fetches it."""
+    """Two copies share the file: the other keeps its own link to it, and a new pull downloads it again."""
     packed.packed(packed.model(tmp_path / "of"), tmp_path / "raw", "modelpack-raw")
     with packed.served(tmp_path / "raw") as host:
         folder = Path(str(pulled(host, store)["folder"]))

@@ -1,4 +1,4 @@
-"""`pilotlight weights` with models of the Hub and of buckets: looked at, pulled, and pushed to a registry."""
+"""`pilotlight weights` with models from the Hub and from buckets: inspected, pulled, and pushed to a registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = {"model.safetensors": as_safetensors(b"w" * 70_000)}
 
 
 async def run(*words: str, env: dict[str, str]) -> Result:
-    """The command, in a thread: the servers answer meanwhile."""
+    """Run the command in a thread, so that the servers can respond."""
     return await asyncio.to_thread(CliRunner(env=env).invoke, cli, ["weights", *words], prog_name="pilotlight")
 
 

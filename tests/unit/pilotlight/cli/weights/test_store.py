@@ -1,4 +1,4 @@
-"""`pilotlight weights`: what people type about a node's Copies, and what they are told."""
+"""`pilotlight weights` for the copies on a node: arguments and output."""
 
 from __future__ import annotations
 

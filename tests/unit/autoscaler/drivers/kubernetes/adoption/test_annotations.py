@@ -1,4 +1,4 @@
-"""What is made of annotations, and what is read of workloads and pods, without any cluster."""
+"""Models built from annotations, and parsing of workloads and pods, without a cluster."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_invalid_annotation_error_names_object_and_annotation(name: str, value: 
     assert "\n" not in line
 
 
-# --- whose the scale is -----------------------------------------------------------------------------------------------
+# --- who controls the scale -------------------------------------------------------------------------------------------
 
 
 def test_initial_replicas_are_not_manual_scaling() -> None:
@@ -149,11 +149,11 @@ def test_other_autoscaler_restricts_scaling_to_zero_or_nonzero() -> None:
     assert (scaler.target, scaler.title) == (KEY, "ScaledObject h")
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def deployment(**annotations: str) -> dict[str, Any]:
-    """As the API has it."""
+    """A Deployment as the API server returns it."""
     managed = [
         {"manager": "helm", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
         {"manager": "kubectl", "time": "2026-01-02T00:00:00Z", "subresource": "scale",
@@ -192,7 +192,7 @@ def test_scaling_older_than_the_annotation_counts_as_before_adoption() -> None:
 
 
 def test_model_name_conflict_is_won_by_whoever_used_the_name_first() -> None:
-    """Whoever writes it later makes it no younger; other names are new."""
+    """A later edit keeps the time at which the name was first used; a new name gets a new time."""
     old = set_naming_time(None, annotated({"pilotlight.dev/models": "ada"}, named_unix_s=300), 900.0)
     again = set_naming_time(
         old, annotated({"pilotlight.dev/models": "ada", "pilotlight.dev/slots": "7"}, named_unix_s=500), 900.0
@@ -210,7 +210,7 @@ def test_model_name_conflict_is_won_by_whoever_used_the_name_first() -> None:
 def pod_object(
     container: dict[str, Any], status: dict[str, Any], owner: str = "ReplicaSet", name: str = "ada-5c7"
 ) -> dict[str, Any]:
-    """As the API has it."""
+    """A pod as the API server returns it."""
     return {
         "metadata": {"name": "ada-1", "uid": "p1", "creationTimestamp": "2026-01-01T00:00:00Z",
                      "labels": {"pod-template-hash": "5c7"},
@@ -235,10 +235,10 @@ def pod_object(
         ({"readinessProbe": {"httpGet": {"port": 9100}, "successThreshold": 2}}, (8080, 8080, None, True)),
         ({"readinessProbe": {"httpGet": {"port": 9100, "httpHeaders": [{"name": "A", "value": "b"}]}}},
          (8080, 8080, None, True)),
-        ({"ports": [{"containerPort": 9000, "name": "http"}],  # as Istio rewrites probes
+        ({"ports": [{"containerPort": 9000, "name": "http"}],  # rewritten by Istio for probes
           "readinessProbe": {"httpGet": {"path": "/app-health/engine/readyz", "port": 15020}}},
          (9000, 15020, "/app-health/engine/readyz", False)),
-        ({"ports": [{"containerPort": 9000, "name": "http"}],  # a name that no port has
+        ({"ports": [{"containerPort": 9000, "name": "http"}],  # a port name that does not exist
           "readinessProbe": {"httpGet": {"path": "/ready", "port": "htpp"}}}, (9000, 9000, "/ready", True)),
         ({"livenessProbe": {"httpGet": {"port": 9100}}}, (8080, 8080, None, False)),
     ],
@@ -327,7 +327,7 @@ def test_pod_with_other_controller_kind_is_ignored() -> None:
     ],
 )
 def test_pod_of_other_workload_with_same_selector_is_ignored(key: WorkloadKey, owner: str, is_its: bool) -> None:
-    """Selectors may overlap: {app: x} also takes what is {app: x, track: canary}."""
+    """Selectors may overlap: {app: x} also selects the pods of {app: x, track: canary}."""
     kind = "ReplicaSet" if key.kind == "Deployment" else key.kind
     assert (read_pod(pod_object({}, {}, kind, owner), key, "engine") is not None) is is_its
 

@@ -1,4 +1,4 @@
-"""The driver of adopted workloads with an API server that a test plays: what one object does to all the others."""
+"""The driver of adopted workloads with a fake API server: how changes of one object affect the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APPS, PODS = "/apis/apps/v1/namespaces/n/deployments", "/api/v1/namespaces/n/pod
 
 
 class Plane:
-    """Collections by their paths: what is there, and then each change as it is made."""
+    """A fake API server: collections by path, listed first and then watched."""
 
     def __init__(self) -> None:
         self._things: dict[tuple[str, str], Object] = {}
@@ -42,15 +42,15 @@ class Plane:
         self._version = 1
         self.now_unix_s = 1_800_000_000.0
         self.asked: list[str] = []
-        """Writes that were asked for."""
+        """Paths of the requested writes."""
         self.unreadable = UnreadableObjects()
         self.errors: list[Exception] = []
-        """What the next writes raise."""
+        """Errors that the next writes raise."""
         self.events: list[Object] = []
-        """About pods, whoever asks."""
+        """Events about pods, returned for each query."""
 
     def put(self, path: str, found: Object) -> None:
-        """It is there so from now on."""
+        """Create or replace an object."""
         self._version += 1
         made = copy.deepcopy(found)
         made["metadata"] |= {"namespace": "n", "resourceVersion": str(self._version)}
@@ -60,7 +60,7 @@ class Plane:
                 queue.put_nowait(("MODIFIED", made))
 
     async def get(self, path: str, **query: str) -> Object:
-        """Nobody else scales here."""
+        """Return the Events; every other object, such as another autoscaler, is missing."""
         if path.endswith("/events"):
             assert query["fieldSelector"].startswith("involvedObject.uid=uid-")
             return {"items": self.events}
@@ -69,7 +69,7 @@ class Plane:
     async def watch(
         self, path: str, version: str | None, query: Mapping[str, str], *, initial: bool = False, silent_s: float = 0
     ) -> AsyncIterator[Event]:
-        """As `Api.watch`, whatever is selected."""
+        """Like `Api.watch`, without filtering by selector."""
         del version, query, silent_s
         if initial:
             for (at, _), found in tuple(self._things.items()):
@@ -83,17 +83,17 @@ class Plane:
             yield await queue.get()
 
     async def apply(self, path: str, body: Object, owner: str) -> Object:
-        """As `Api.apply`, of one whose leadership has ended."""
+        """Like `Api.apply` of a process that is no longer the leader."""
         self.asked.append(path)
         raise self.errors.pop() if self.errors else FencedError
 
     def unix_s(self) -> float:
-        """As `Api.unix_s`."""
+        """Like `Api.unix_s`."""
         return self.now_unix_s
 
 
 def deployment(name: str, **notes: str) -> Object:
-    """One Replica's worth, annotated."""
+    """An annotated Deployment with one replica."""
     written = {f"pilotlight.dev/{key.replace('_', '-')}": value for key, value in notes.items()}
     labels = {"app": name}
     return {
@@ -105,7 +105,7 @@ def deployment(name: str, **notes: str) -> Object:
 
 
 def pod(of: str, **more: Any) -> Object:
-    """Of a Deployment; it runs, and only its kubelet can say whether it is ready."""
+    """A running pod of a Deployment; its exec probe means that only the kubelet knows whether it is ready."""
     container = {"name": "engine", "readinessProbe": {"exec": {"command": ["true"]}}}
     state = {"running": {"startedAt": "2026-01-01T00:00:01Z"}}
     return {
@@ -119,7 +119,7 @@ def pod(of: str, **more: Any) -> Object:
 
 
 class House:
-    """A driver on a Plane, and what it says."""
+    """A driver on a `Plane`, and what it reports."""
 
     def __init__(
         self,
@@ -136,39 +136,39 @@ class House:
         self._observed = observed
 
     async def until(self, *seen: tuple[str, Seen]) -> None:
-        """The last that was said of the Replicas whose names begin so."""
+        """Wait until the last report of replicas with these name prefixes has this state."""
         async with asyncio.timeout(60):
             while not all(any(id.startswith(name) and now is how for id, now in self.now().items())
                           for name, how in seen):  # fmt: skip
                 await asyncio.sleep(0)
 
     def reasons(self, name: str) -> list[str]:
-        """Why Replicas whose names begin so ended."""
+        """Exit reasons of the replicas with this name prefix."""
         seen = (one for one in self._observed.all if isinstance(one, ReplicaSeen))
         return [one.reason for one in seen if one.seen is Seen.EXITED and one.id.startswith(name)]
 
     def faults(self) -> list[FaultSeen]:
-        """What the driver reported of exceptions."""
+        """The exceptions that the driver reported."""
         return [one for one in self._observed.all if isinstance(one, FaultSeen)]
 
     def model(self, name: str) -> Model:
-        """What is made of a Deployment."""
+        """The Model built from a Deployment."""
         return self.models[Origin("Deployment", "n", name)]
 
     async def until_model(self, name: str, holds: Callable[[Model], bool]) -> None:
-        """It is made so."""
+        """Wait until the Model satisfies the condition."""
         async with asyncio.timeout(60):
             while not holds(self.model(name)):
                 await asyncio.sleep(0)
 
     def now(self) -> dict[str, Seen]:
-        """Each Replica as it was last seen."""
+        """The last reported state of each replica."""
         return {one.id: one.seen for one in self._observed.all if isinstance(one, ReplicaSeen)}
 
 
 @asynccontextmanager
 async def serving(*names: str, whose: Callable[[str, str | None], str | None] = lambda *_: "") -> AsyncIterator[House]:
-    """Deployments with a ready pod each, of which those that are ours are seen."""
+    """Deployments with a ready pod each; waits until those of this installation are reported."""
     plane, notes, models = Plane(), list[WorkloadEvent](), dict[Origin, Model]()
     for name in names:
         plane.put(APPS, deployment(name, models=name))
@@ -188,7 +188,7 @@ async def serving(*names: str, whose: Callable[[str, str | None], str | None] = 
 
 
 async def test_invalid_annotations_keep_the_last_valid_ones_in_force() -> None:
-    """Its pods go on to be read, by the port as it was, and so do those of the others."""
+    """Its pods are still read with the previous port, and the pods of other workloads are read too."""
     async with serving("ada", "bert") as house:
         house.plane.put(APPS, deployment("ada", models="ada", slots="7"))
         await house.until_model("ada", lambda model: model.slots == 7)
@@ -205,7 +205,7 @@ async def test_invalid_annotations_keep_the_last_valid_ones_in_force() -> None:
 
 
 async def test_invalid_annotation_seen_by_follower_is_reported_when_it_leads() -> None:
-    """And only then; who led meanwhile told what came meanwhile."""
+    """It is reported only then; meanwhile the previous leader reported it."""
     async with serving("ada") as house:
         await house.driver.follow()
         house.plane.put(APPS, deployment("bad", models="bad", slots="x"))
@@ -219,7 +219,7 @@ async def test_invalid_annotation_seen_by_follower_is_reported_when_it_leads() -
 
 
 async def test_unreadable_pod_does_not_affect_other_pods() -> None:
-    """A kubelet that does not say when it began, and something that is no status at all."""
+    """One container status lacks its start time, another has the wrong type."""
     async with serving("ada", "bert") as house:
         unsaid = {"name": "engine", "state": {"running": {"startedAt": None}}}
         house.plane.put(PODS, pod("ada", containerStatuses=[unsaid]))
@@ -230,7 +230,7 @@ async def test_unreadable_pod_does_not_affect_other_pods() -> None:
 
 
 async def test_start_order_after_loss_of_leadership_is_dropped_not_failed() -> None:
-    """It is forgotten: who leads then orders what it wants."""
+    """The driver forgets the replica; the new leader orders what it needs."""
     async with serving("ada") as house:
         (before,) = house.now()
         more = Bench().order("more")
@@ -246,7 +246,7 @@ async def test_start_order_after_loss_of_leadership_is_dropped_not_failed() -> N
 async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
     status: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A conflict only for a while, and a refusal not at all: these end the start."""
+    """A conflict is retried for a limited time, a 403 not at all; both end the start."""
     monkeypatch.setattr(workload_controller, "RETRY_S", 0.0)
     async with serving("ada") as house:
         house.plane.errors = [ApiError(status, "Trouble", "no") for _ in range(50)]
@@ -260,7 +260,7 @@ async def test_scale_write_is_retried_after_transient_errors_but_not_a_403(
 
 
 async def test_duration_of_a_manual_scale_is_independent_of_server_clock() -> None:
-    """It was written an hour ago by another's clock, and then the server's is set: it holds from when it was seen."""
+    """The managed-fields time is wrong and the server clock changes; the duration counts from the first observation."""
     async with serving("ada") as house:
         found = deployment("ada", models="ada")
         found["spec"]["replicas"] = 3
@@ -277,7 +277,7 @@ async def test_duration_of_a_manual_scale_is_independent_of_server_clock() -> No
 
 
 async def test_released_workload_is_neither_scaled_nor_adopted_again() -> None:
-    """Whatever becomes known of names and of other autoscalers while its Replica ends."""
+    """It holds whatever changes in names and other autoscalers while its replica terminates."""
     async with serving("ada", "bert") as house:
         house.driver.called({Origin("Deployment", "n", name): ModelName(name) for name in ("ada", "bert")}, {})
         while not house.plane.asked:
@@ -387,7 +387,7 @@ async def test_failed_mount_ends_adopted_start_with_the_reason(monkeypatch: pyte
 
 
 async def test_workload_of_other_installation_is_taken_over_when_released() -> None:
-    """Nothing of it is scaled, no condition of it is written, and one Event says who serves it."""
+    """Until then it is not scaled, gets no condition, and one Event names the installation that serves it."""
     holder = "installation b/x serves the Models of namespace n"
     async with serving("ada", whose=lambda *_: holder) as house:
         while not house.notes:
@@ -409,7 +409,7 @@ async def test_workload_of_other_installation_is_taken_over_when_released() -> N
 
 
 async def test_invalid_annotation_is_reported_before_workload_owner_is_known() -> None:
-    """Nothing right is there, so that nobody asks who serves it."""
+    """The workload has no valid annotations, so its owner is never queried."""
     async with serving(whose=lambda *_: None) as house:
         house.driver.called({}, {})
         house.plane.put(APPS, deployment("bad", models="bad", slots="x"))

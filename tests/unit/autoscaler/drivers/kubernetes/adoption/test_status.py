@@ -1,4 +1,4 @@
-"""What an adopted workload shows of its adoption, and when that is written, without any cluster."""
+"""The condition that an adopted workload shows, and when it is written, without a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAKEN = "`ada` belongs to Model x/ada, so this one is called `default/ada`"
 def shown(
     others: Others | None = None, called: str | None = "ada", taken: str = "", problem: str = "", **seen: Any
 ) -> tuple[str, str, str] | None:
-    """(status, reason, message) of a workload with annotations that are right."""
+    """(status, reason, message) for a workload with valid annotations."""
     model = read_model(annotated(**seen), others or Others())
     said = build_condition(problem, model, None if called is None else ModelName(called), taken)
     return None if said is None else said[1:]
@@ -38,7 +38,7 @@ def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:
     return ConditionValue("pilotlight.dev/Adopted", status, reason, "")
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- reasons and messages ---------------------------------------------------------------------------------------------
 
 
 def test_adopted_condition_does_not_change_with_the_replica_count() -> None:
@@ -83,7 +83,7 @@ def test_long_condition_message_is_truncated() -> None:
 
 
 def test_statefulset_has_no_condition_while_scaling_is_normal() -> None:
-    """Its controller drops it at each write of its own."""
+    """The StatefulSet controller drops the condition whenever it writes the status itself."""
     assert shown(key=SET) is None
     reasons = [
         shown(BY_HAND, key=SET),
@@ -146,11 +146,11 @@ def test_condition_is_removed_when_the_workload_is_released() -> None:
     assert (sign.due_s(), sign.empty) == (None, True)
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def found(notes: dict[str, str], *conditions: dict[str, str], **metadata: str) -> dict[str, Any]:
-    """A Deployment as the API has it."""
+    """A Deployment as the API server returns it."""
     facts = {"namespace": "n", "name": "ada", "uid": "u", "resourceVersion": "7", "annotations": notes, **metadata}
     template = {"spec": {"containers": [{"name": "engine"}]}}
     return {

@@ -1,4 +1,4 @@
-"""Conditions of adopted workloads are written one at a time, and whatever is refused harms nothing."""
+"""Conditions of adopted workloads are written one at a time, and rejected writes do no harm."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ERRORS = (ApiError, FencedError, UnreachableError)
 
 
 class Server:
-    """Answers writes as it is told, then with yes."""
+    """Fails writes with the given exceptions first, then accepts all."""
 
     def __init__(self, *answers: Exception) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, Object, str]] = []
 
     async def apply(self, path: str, body: Object, owner: str) -> Object:
-        """As `Api.apply`."""
+        """Like `Api.apply`."""
         await asyncio.sleep(0)
         self.asked.append((path, body, owner))
         if self.answers:
@@ -39,11 +39,11 @@ class Server:
 
     @staticmethod
     def unix_s() -> float:
-        """As `Api.unix_s`."""
+        """Like `Api.unix_s`."""
         return 60.0
 
     async def until(self, count: int) -> None:
-        """So many writes were asked for."""
+        """Wait until this many writes were requested."""
         async with asyncio.timeout(60):
             while len(self.asked) < count:
                 await asyncio.sleep(0.001)
@@ -61,7 +61,7 @@ async def shows(server: Server) -> AsyncIterator[Showing]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pace."""
+    """Removes the rate limit and shortens the retry delay."""
     monkeypatch.setattr(status_writer, "PER_S", 1000.0)
     monkeypatch.setattr(status_writer, "RETRY_S", 0.001)
 

@@ -1,4 +1,4 @@
-"""Which pod of an adopted workload is which Replica, what is written, and what the plan makes of it."""
+"""Adopted workloads: assignment of pods to replicas, writes, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
 from tests.kit.workload import Bench, annotated, running
 
-# --- which pod is which Replica ---------------------------------------------------------------------------------------
+# --- assignment of pods to replicas -----------------------------------------------------------------------------------
 
 
 def test_two_ordered_starts_scale_to_two_and_each_gets_a_new_pod() -> None:
@@ -46,7 +46,7 @@ IMAGE = "ImagePullBackOff: not found"
 
 
 def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
-    """As of Pilotlight's own pods."""
+    """The same rule as for Pilotlight's own pods."""
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -67,7 +67,7 @@ def test_image_pull_failure_ends_start_and_scales_down_after_a_minute() -> None:
 
 
 def test_failed_start_blocks_next_one_for_a_minute_or_until_new_template() -> None:
-    """Else each Call would wait a minute for the same failure."""
+    """Otherwise each request would wait a minute for the same failure."""
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -81,7 +81,7 @@ def test_failed_start_blocks_next_one_for_a_minute_or_until_new_template() -> No
 
 
 def test_crashing_init_container_ends_start_a_minute_after_first_crash() -> None:
-    """Its patience lasts while it runs again; before the crash it was a longer one."""
+    """The deadline holds even while it runs again; before the crash the deadline was longer."""
     bench = Bench()
     bench.core.begin(0.0)
     bench.start("a")
@@ -183,7 +183,7 @@ def test_workload_state_older_than_own_write_is_ignored() -> None:
 
 
 def test_rollout_replaces_serving_replica_without_extra_replicas() -> None:
-    """The new pod comes first, is spare while the old one serves, and takes its place in the same breath."""
+    """The new pod is a spare while the old one serves, and replaces it in the same step."""
     bench = running(1)
     bench.now_s = 10.0
     bench.pod("new")
@@ -198,7 +198,7 @@ def test_rollout_replaces_serving_replica_without_extra_replicas() -> None:
 
 
 def test_rollout_adds_ready_pod_before_an_old_pod_is_stopped() -> None:
-    """Two old pods, a new one that answers: it is a Replica beyond the scale, and an old one is to go first."""
+    """The ready new pod becomes a replica above the scale, and one of two old pods is marked to be deleted first."""
     bench = running(2)
     bench.now_s = 10.0
     bench.pod("n0", template="2", created="2026-01-02T00:00:00Z")
@@ -364,7 +364,7 @@ def test_replica_annotation_of_another_leader_renames_the_replica() -> None:
 
 
 def test_low_deletion_cost_from_a_previous_leader_is_reset() -> None:
-    """Also where the same was written here before: the pod would go first."""
+    """It holds even if this process wrote the same value before; otherwise the pod would be deleted first."""
     bench = running(1)
     bench.pod("p0", replica="r0", intent="i-r0", goes_first=True)
     (mark,) = bench.core.marks(going=False)
@@ -377,11 +377,11 @@ def test_low_deletion_cost_from_a_previous_leader_is_reset() -> None:
     assert bench.core.marks(going=False) == [mark]
 
 
-# --- what the plan makes of it ----------------------------------------------------------------------------------------
+# --- the resulting plan -----------------------------------------------------------------------------------------------
 
 
 def seen(name: str, state: Seen, rank: int = 0) -> ReplicaSeen:
-    """An adopted Replica."""
+    """An observation of an adopted replica."""
     return ReplicaSeen(
         id=ReplicaId(name), model=ModelName("ada"), spec_hash=ADOPTED_HASH, intent="i", slices=(), memory_bytes=0,
         slots=4, seen=state, rank=rank,
@@ -389,7 +389,7 @@ def seen(name: str, state: Seen, rank: int = 0) -> ReplicaSeen:
 
 
 def world(*observed: ReplicaSeen, model: Model | None = None) -> World:
-    """After these observations."""
+    """The state after these observations."""
     documents = DocumentsSeen(models=(model or read_model(annotated()),))
     after, _ = fold(World(epoch=1), [documents, *observed, Synced()], 0.0)
     return after
@@ -413,11 +413,11 @@ def test_replicas_with_the_highest_rank_are_drained_first() -> None:
     assert [action.replica for action in reconcile_model(case).retires] == ["a", "c"]
 
 
-# --- two drivers as one -----------------------------------------------------------------------------------------------
+# --- two drivers combined ---------------------------------------------------------------------------------------------
 
 
 class Noting:
-    """A driver that notes what it is told."""
+    """A driver that records its orders."""
 
     def __init__(self) -> None:
         self.orders: list[str] = []

@@ -1,4 +1,4 @@
-"""Devices where nodes may not be read: declared ones, bounded by quotas, closed while the scheduler finds no node."""
+"""Declared devices without access to nodes: limited by quotas, closed while the scheduler finds no node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ A100 = nodes("A100", 80, 2, pool="a100")
 
 
 def offered(on: tuple[NodeKind, ...], *quotas: Quota, replicas: tuple[Replica, ...] = ()) -> dict[str, str]:
-    """Slice -> why it is closed."""
+    """Slice -> reason why it is closed."""
     there = declared.build_declared_slices(on, quotas, {one.id: one for one in replicas})
     return {slice_.id: slice_.closed for slice_ in there}
 
@@ -105,11 +105,11 @@ def test_only_unscoped_gpu_quota_is_read(spec: Object, found: Quota | None) -> N
     assert declared.read_quota({"metadata": {"name": "q"}, "spec": spec, "status": status}) == found
 
 
-# --- and the plan -----------------------------------------------------------------------------------------------------
+# --- the resulting plan -----------------------------------------------------------------------------------------------
 
 
 def made(models: tuple[Model, ...], *replicas: Replica, waiting: str, on: tuple[NodeKind, ...] = (T4,)) -> World:
-    """Calls wait for these Models."""
+    """A state with one queued request for each Model in `waiting`."""
     slices = declared.build_declared_slices(on, (), {one.id: one for one in replicas})
     return world(models, slices, replicas, [gateway(levels=[level(name, 1) for name in waiting])])
 

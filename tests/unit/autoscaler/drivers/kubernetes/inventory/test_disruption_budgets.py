@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets over our pods: what they cover, and when they allow nothing."""
+"""PodDisruptionBudgets for our pods: which pods they select, and when they allow no disruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes as inventory: what labels tell, what the Settings add, and Models that choose nodes by their labels."""
+"""Nodes as inventory: node labels, additions from Settings, and Models with node selectors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_gpu_of_unknown_memory_size_counts_as_one_gibibyte() -> None:
 def test_gpus_beyond_declared_count_are_usable_if_machine_allows_that_many(
     notes: dict[str, str], groups: Groups, many: int
 ) -> None:
-    """Else they may be shares of one, and nobody tells how."""
+    """Otherwise they may be shares of one GPU, and nothing reports how it is shared."""
     node = gpu_node("3", type="g4dn")
     node["metadata"]["annotations"] = notes
     there = nodes.build_slices([nodes.read_node(node)], DECLARED, groups=groups)
@@ -149,7 +149,7 @@ def test_invalid_cutting_configmap_settings_are_rejected(cutting: str, line: str
     assert str(caught.value) == f"a.yaml: Settings: {line}"
 
 
-# --- Models that choose nodes by their labels -------------------------------------------------------------------------
+# --- Models with node selectors ---------------------------------------------------------------------------------------
 
 
 def choosy(name: str = "a", memory_gi: float = 10, **labels: str) -> Model:
@@ -165,7 +165,7 @@ def called(*models: Model, slices: tuple[Slice, ...], **fields: Any) -> World:
 
 
 def places(there: World) -> dict[str, str]:
-    """Model -> where it starts."""
+    """Model -> slice on which it starts."""
     return {str(a.replica.model): a.replica.slices[0] for a in plan(there, T0).actions if isinstance(a, StartReplica)}
 
 
@@ -204,7 +204,7 @@ def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> N
 
 
 def test_only_slices_of_changed_nodes_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each look made all, a cluster whose nodes all change cost the square of their number."""
+    """Rebuilding all slices each time would take quadratic time when all nodes of a cluster change."""
     asked, inventory = list[str](), registry.list_slices
 
     def counted(facts: NodeFacts) -> tuple[Slice, ...]:

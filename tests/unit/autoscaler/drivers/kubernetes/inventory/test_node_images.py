@@ -1,4 +1,4 @@
-"""Engine images on nodes: by which names they are known, what nodes say of them, and where each is."""
+"""Engine images on nodes: their names, node status, and where each image is present."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ def test_node_images_are_read_with_sizes_up_to_a_maximum_count() -> None:
 
 
 async def test_new_image_on_node_is_reported_without_rebuilding_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices are not worked out again for it."""
     monkeypatch.setattr(inventory, "HOSTS_EVERY_S", 0.0)
     node: dict[str, Any] = {
         "metadata": {"name": "n", "resourceVersion": "1"}, "spec": {}, "status": {"images": [{"names": ["e:1"]}]},

@@ -1,4 +1,4 @@
-"""Claims of our pods: made before them, theirs when they are there, and gone where there is no pod; nobody else's."""
+"""Lifecycle of our ResourceClaims: created before their pod, owned by it, deleted without it. Others are untouched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SEEN = PodSeen(
 
 
 class Server:
-    """Objects by their paths. `refuses`: what a create under a path ends with, once each."""
+    """Objects by path. `refuses`: the errors that creates under a path raise, once each."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
@@ -82,7 +82,7 @@ class Server:
         yield ListPage("1", "", self._under(path), [])
 
     async def patch(self, path: str, body: Object, kind: str) -> Object:
-        """Of a list whose items have keys: what is there stays."""
+        """Merge ownerReferences by key: existing entries stay."""
         assert kind == STRATEGIC
         self.number += 1
         found = await self.get(path)
@@ -105,7 +105,7 @@ class Server:
 
 
 class Heard:
-    """What was told of a start."""
+    """Records the reports about a start."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -124,7 +124,7 @@ class Heard:
 
 
 class Watching:
-    """A watch that knows these pods."""
+    """A watch with these pods."""
 
     def __init__(self) -> None:
         self.items: dict[str, PodSeen] = {}
@@ -134,7 +134,7 @@ class Watching:
 
 
 def begun(name: str = "r1") -> tuple[Replica, Object, tuple[Object, ...]]:
-    """A Replica, its pod, and what that claims."""
+    """A replica, its pod, and the claims of the pod."""
     one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
     asks = Dra().fields(one.id, [SliceShare(GPU, GPU.memory_bytes)])
     return one, pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.build_claims(one, asks)
@@ -198,7 +198,7 @@ async def test_orphaned_claims_are_assigned_to_their_pods_or_deleted() -> None:
 
 
 async def test_claim_cleanup_keeps_claims_of_starts_in_progress() -> None:
-    """Its claim was listed before it was its pod's, and its pod is not heard of yet."""
+    """The claim was listed before it got its owner, and the watch has not reported the pod yet."""
 
     class Late(Server):
         async def pages(self, path: str, query: Mapping[str, str]) -> AsyncIterator[ListPage]:
@@ -225,14 +225,14 @@ async def test_claim_cleanup_ignores_cluster_without_resource_claims() -> None:
     await Claims(cast("Api", Without()), "n").tidy(lambda _: [], lambda _: False)
 
 
-# --- what pods on a GPU have in common --------------------------------------------------------------------------------
+# --- claims shared by the pods on a GPU -------------------------------------------------------------------------------
 
 COMMON = common_claim_name(SHARED)
-"""What it is called."""
+"""The name of the shared claim."""
 
 
 def joins(name: str) -> tuple[Replica, Object, tuple[Object, ...]]:
-    """As `begun`, on the GPU that is shared."""
+    """Like `begun`, on the shared GPU."""
     one, of = replica(name, ("engine", "{port}"), ("m/gpu-0",))
     asks = Dra().fields(one.id, [SliceShare(SHARED, 1 << 30)])
     return one, pods.build_pod_manifest(one, of, launch(of, "", 1), "image", asks=asks), claims_.build_claims(one, asks)
@@ -277,7 +277,7 @@ async def test_start_on_shared_gpu_fails_if_its_claim_has_another_owner() -> Non
 
 
 class Going(Server):
-    """The claim of those before goes, as Kubernetes lets it: when the last of them is away. `at`: at which request."""
+    """Deletes the previous shared claim as Kubernetes does: after its last pod is gone. `at`: during which request."""
 
     def __init__(self, at: str) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ async def test_terminating_claim_reserved_for_new_pod_is_used() -> None:
 
 
 async def test_claim_cleanup_adds_missing_owners_and_deletes_unused_claims() -> None:
-    """The leader before made the pod of r2, and no more."""
+    """The previous leader created the pod of r2 and nothing else."""
     server = Server()
     made, _, watching = orders(server)
     await made.create(*joins("r1"))
@@ -355,7 +355,7 @@ def test_replicas_on_a_shared_gpu_generate_identical_resource_claims() -> None:
         validate(claim, version, strict=True)
 
 
-# --- what is said, and read back --------------------------------------------------------------------------------------
+# --- publishing and reading -------------------------------------------------------------------------------------------
 
 
 def test_pod_keeps_its_claim_when_the_model_adds_resources() -> None:
@@ -385,7 +385,7 @@ def test_allocated_devices_and_ownership_are_read_from_resource_claim() -> None:
 
 
 def test_resource_slices_are_grouped_by_node() -> None:
-    """Counters come in one of their own."""
+    """Counters are in a ResourceSlice of their own."""
     counters, devices = partitionable("m")
     del counters["spec"]["nodeName"], devices["spec"]["nodeName"]
     for one in devices["spec"]["devices"]:

@@ -1,4 +1,4 @@
-"""Nodes whose device plug-in shares GPUs: from what a cluster says to where Replicas start, and what they ask for."""
+"""GPUs that the device plug-in shares: from the cluster's objects to placements and pod requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def settings_of(entries: str) -> Settings:
 
 
 def g4dn(gpus: str = "3", **labels: str) -> NodeSeen:
-    """Without GPU feature discovery."""
+    """A node without GPU feature discovery."""
     kind = {"node.kubernetes.io/instance-type": "g4dn.xlarge"}
     return nodes.read_node({
         "metadata": {"name": "n", "labels": {**kind, **labels}},
@@ -80,16 +80,16 @@ def slices(
 
 
 def called(of: Model, on: list[Slice], **others: int) -> World:
-    """Calls for many Replicas of it wait."""
+    """A state with many queued requests for this Model."""
     at = world([of], gateways=[gateway(levels=[level(of.name, 32)])])
     seen = SlicesSeen(slices=tuple(on), others={slice_.counted: others["others"] for slice_ in on if others})
     return fold(at, (seen,), T0)[0]
 
 
 def started(at: World) -> tuple[World, list[Replica]]:
-    """The World when all that is planned runs, and who began; one starts at a time."""
+    """The state after all planned starts are running, and the started replicas; one starts at a time."""
     begun: list[Replica] = []
-    for now_s in (T0 + 0.25 * step for step in range(8)):  # who is ready is given a moment to take the Calls
+    for now_s in (T0 + 0.25 * step for step in range(8)):  # a ready replica gets a moment to take requests
         actions = plan(at, now_s).actions
         new = [action.replica for action in actions if isinstance(action, StartReplica)]
         assert len(new) <= 1, "the device is one fault domain: one starts at a time"
@@ -101,7 +101,7 @@ def started(at: World) -> tuple[World, list[Replica]]:
 
 
 def unmet(at: World) -> tuple[str, bool]:
-    """Why the next Replica is not started, and whether it can never be."""
+    """Why the next replica is not started, and whether that is permanent."""
     ((reason, never),) = {(one.reason, one.never) for one in plan(at, T0 + 2).unmet}
     return reason, never
 
@@ -231,7 +231,7 @@ def test_device_plugin_config_key_of_a_node_determines_gpu_sharing(
 
 
 def test_gpu_operator_config_applies_only_when_named_by_a_label() -> None:
-    """Which key the others have its ClusterPolicy says."""
+    """For nodes without the label, the ClusterPolicy names the key."""
     configs = {PLACES[1]: device_plugin_config.read_plugin_configs(config_map(any=CONFIG))}
     assert device_plugin_config.select_plugin_config({}, configs) == {}
     assert device_plugin_config.select_plugin_config({device_plugin_config.CHOICE: "any"}, configs)["version"] == "v1"
@@ -243,11 +243,11 @@ def test_invalid_plugin_config_is_skipped_with_a_warning(caplog: pytest.LogCaptu
     assert "config_map=nvidia-device-plugin key=bad error=expected one mapping" in caplog.text
 
 
-# --- when sharing changes under Replicas ------------------------------------------------------------------------------
+# --- sharing that changes while replicas run --------------------------------------------------------------------------
 
 
 def test_gpu_with_changed_sharing_gets_no_replica_until_old_one_ends() -> None:
-    """It may have all of its memory."""
+    """The old replica may hold all of the GPU's memory."""
     shut, lost = nodes.close_stale_slices(slices(), [SliceId("n/gpu0")])
     assert ({one.closed for one in shut}, lost) == ({nodes.RESLICED}, [])
     whole = slices("", node=g4dn("2"))
@@ -278,7 +278,7 @@ def test_all_shares_of_an_unhealthy_gpu_count_as_unhealthy() -> None:
 
 
 def test_free_shares_of_an_unmapped_unhealthy_gpu_count_as_unhealthy() -> None:
-    """Which share a pod would get, the kubelet chooses."""
+    """The kubelet chooses which share a pod gets."""
     node = g4dn("6", **{**LABELLED, f"{GPU}.count": "2"})
     found = tuple(
         DeviceReport(id=id, memory_bytes=16 * GI, used_bytes=0, healthy=id == "GPU-a") for id in ("GPU-a", "GPU-b")
@@ -291,7 +291,7 @@ def test_free_shares_of_an_unmapped_unhealthy_gpu_count_as_unhealthy() -> None:
     assert list_unhealthy_slices(noticed, T0) == {}, "the device plug-in offers it no more"
 
 
-# --- where nodes may not be read --------------------------------------------------------------------------------------
+# --- nodes that cannot be read ----------------------------------------------------------------------------------------
 
 
 def test_declared_node_has_configured_gpu_shares_limited_by_quota() -> None:

@@ -1,4 +1,4 @@
-"""A Replica as a pod: what is asked of Kubernetes, and what a pod's status means."""
+"""A replica as a pod: the generated manifest, and the interpretation of a pod's status."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def manifest(of: Model, *slices: str, defaults: Pod | None = None, ranked: str |
 
 @pytest.mark.parametrize("resource", sorted({GPU, *RESOURCES}))
 def test_pod_tolerates_taint_named_after_its_device_resource(resource: str) -> None:
-    """As Kubernetes' ExtendedResourceToleration does it, where that is on."""
+    """As the ExtendedResourceToleration admission plug-in of Kubernetes does where it is enabled."""
     taints = [{"key": resource, "effect": "NoSchedule"}, {"key": "team", "effect": "NoSchedule"}]
     seen = nodes.read_node({"metadata": {"name": "n1"}, "spec": {"taints": taints}, "status": {}})
     assert [one.key for one in seen.taints] == ["team"]
@@ -66,7 +66,7 @@ def test_pod_tolerates_taint_named_after_its_device_resource(resource: str) -> N
 
 
 def alive(pod: dict[str, Any], **status: object) -> dict[str, Any]:
-    """As the API server has it."""
+    """The pod as the API server returns it."""
     pod["metadata"] |= {"uid": "u1", "namespace": "ns", "resourceVersion": "7"}
     return pod | {"status": status}
 
@@ -268,7 +268,7 @@ def status(state: dict[str, Any], name: str = "engine") -> list[dict[str, Any]]:
 
 
 def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Of a pod whose engine waits for an injected init container."""
+    """Status of a pod whose engine waits for an injected init container."""
     waits = {"waiting": {"reason": "PodInitializing"}}
     return {
         "initContainerStatuses": [{"name": "istio-proxy", "state": state, **more}],

@@ -1,4 +1,4 @@
-"""The whole pod of a Replica on every kind of Slice, and its claims, as files that a person has read."""
+"""The complete pod and claims of a replica on every kind of slice, as reviewed golden files."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ EMITTED = {name: one.node for name, one in sliced.EXAMPLES.items() if one.open} 
     ),
     "other: Intel": NodeFacts(sliced.NODE, {"gpu.intel.com/product": "Max_1550"}, {}, {"gpu.intel.com/xe": "2"}),
 }
-"""What it is -> a node of that kind, with something on it that is open."""
+"""Name -> node of that kind with at least one open slice."""
 
 
 def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
-    """The pod of a Replica of vLLM on the first open Slices, as the driver makes it, and its claims."""
+    """The pod of a vLLM replica on the first open slices, as the driver builds it, and its claims."""
     slices = {one.id: one for one in registry.list_slices(node)}
     on = [one for one in slices.values() if not one.closed][:devices]
     memory_bytes = min(12 * GIB, on[0].memory_bytes) if on[0].shared and devices == 1 else on[0].memory_bytes

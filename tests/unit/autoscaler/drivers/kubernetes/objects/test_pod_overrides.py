@@ -1,4 +1,4 @@
-"""Apart from others of its Model, or near them, where the scheduler chooses the node."""
+"""Affinity and anti-affinity to other pods of the Model where the scheduler chooses the node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = "gpu: {count: 0}\n"
 
 
 def liked(of: Model, *slices: str) -> dict[str, list[tuple[str, int, str]]]:
-    """(label of nodes, weight, whose pods) by kind."""
+    """Kind of affinity -> (topology key, weight, Model of the selected pods)."""
     found: dict[str, Any] = manifest(of, *slices)["spec"].get("affinity", {})
     return {
         kind: [

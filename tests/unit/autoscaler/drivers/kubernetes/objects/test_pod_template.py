@@ -1,4 +1,4 @@
-"""What is looked for ahead of a pod is what the pod would ask for, and no more."""
+"""The template used to request capacity in advance contains the pod's scheduling fields and nothing else."""
 
 from __future__ import annotations
 
