@@ -2,7 +2,7 @@
 
 `artifacts.peers.selection` chooses the peer. The registry itself decides what a reference means and whether this login
 has access: its manifest is requested there, and from a peer only while the registry is down. Registry logins are never
-sent to peers, and the peers' token to nobody else. Peers' bytes are verified like the registry's. A peer that is busy,
+sent to peers, and the peers' token only to peers. Peers' bytes are verified like the registry's. A peer that is busy,
 fails, stalls or returns wrong bytes costs one attempt, and bytes received before are kept. The log names peers but
 shows no addresses.
 """

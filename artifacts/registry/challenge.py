@@ -1,6 +1,6 @@
 """Parses `WWW-Authenticate` (RFC 9110, section 11.6) and decides whether a realm may receive the login. Pure.
 
-Whoever sent the 401 names the realm, which then receives the password. Therefore the realm must be the registry's own
+The sender of the 401 names the realm, which then receives the password. Therefore the realm must be the registry's own
 host or a related one, over TLS, or one that an administrator allowed (CVE-2026-48978). Related hosts are below a domain
 of one owner; domains of hosting providers, which many owners share, are in a table (`SHARED`).
 """

@@ -1,7 +1,7 @@
 """Turns announced interruptions into drains: nodes to be removed, capacity withdrawn, and orders that end. Pure.
 
 An interruption is known from taints of Karpenter, Cluster Autoscaler and clouds, from a provider that withdraws an
-order, or from the end time it reported. Room on a node that stays has none: whoever preempts it evicts pods. An
+order, or from the end time it reported. Free capacity on a node that stays has no end: preemption evicts its pods. An
 interruption becomes a drain with its reason, like an operator's: nothing new is placed there, and a successor starts
 elsewhere first, for which capacity is ordered, too. When the time for that is over, replicas drain all the same: their
 requests finish, and new ones wait for the successor. A Karpenter node that is to be removed waits for our pods

@@ -1,7 +1,7 @@
 """Machine groups that others scale (MachineSet, MachineDeployment): their nodes in flight count as supply. Pure.
 
 Tracks groups, how much of their growth is still to come, and what of it is left for us: that much less is ordered.
-Machines come once, whoever raised `replicas`: Cluster Autoscaler for a pending pod, a person, or our own order.
+Machines are added once, whatever raised `replicas`: Cluster Autoscaler for a pending pod, a person, or our own order.
 Machines for pods of others are theirs, and machines for our own orders are counted there. A machine that does not come
 is waited for as long as Cluster Autoscaler does.
 """
@@ -63,7 +63,7 @@ def count_nodes_with_devices(world: World, group: Group) -> int:
 
 
 def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
-    """Growth left for us, as orders that nobody has to release: one for each node."""
+    """Growth left for our orders, which need no release: one for each node."""
     for name, growth in sorted(world.capacity.groups.items()):
         group, offer = growth.group, growth.group.offer
         if offer is None or not growth.coming or now_s >= growth.since_s + GROW_S:

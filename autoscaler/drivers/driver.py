@@ -56,7 +56,7 @@ class WeightsHandle(Protocol):
 
     @property
     def lease_fds(self) -> tuple[int, ...]:
-        """Whoever holds these files open is using the weights: an engine inherits them."""
+        """A process that holds these files open uses the weights; an engine inherits them."""
 
     def close(self) -> None:
         """Release the weights."""

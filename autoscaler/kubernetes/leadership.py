@@ -6,7 +6,7 @@ never lead at once, whatever their wall clocks say. A write is conditional on th
 holder's Lease may be taken after it stayed unchanged, on our own monotonic clock, for its stated duration. The holder
 stops leading MARGIN before that, counted from the start of its last successful write, so a suspended process has lost
 leadership when it resumes. A deleted Lease does not free the leadership at once, because its holder may not know yet:
-whoever knows of an earlier epoch, from the Lease, gateways or agents, waits for the same duration before it creates a
+a process that knows an earlier one, from the Lease, gateways or agents, waits for the same duration before it creates a
 new one. The epoch rises with every acquisition, also by the same holder, and above all reported epochs.
 """
 

@@ -3,7 +3,7 @@
 Each permission names its scope: the whole cluster, the engines' namespace, our own (the Lease, the gateways' pods), or
 one in which workloads are adopted. With scope `namespace` no cluster-wide permission is needed, and the features that
 need one are off. Permissions to change objects of others (adoption, cordons) are needed only if the feature is enabled.
-So are volumes, because whoever creates them can name any folder of any node (the chart's admission policy restricts
+So are volumes, because their creator can name any folder of any node (the chart's admission policy restricts
 ours to the nodes' stores).
 """
 

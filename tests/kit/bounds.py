@@ -49,7 +49,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "autoscaler.placement.minimal_eviction_input.MOVERS_MAX",
         "autoscaler.placement.minimal_eviction_input.PLACES_MAX",
     ),
-    "nodes that are cut anew": (
+    "MIG repartitioning of nodes": (
         "autoscaler.rearrange.mig_repartition.EVERY_S",
         "autoscaler.rearrange.mig_repartition.NODE_EVERY_S",
         "autoscaler.rearrange.mig_repartition.NODES_MAX",

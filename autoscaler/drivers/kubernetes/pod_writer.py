@@ -250,7 +250,7 @@ class Orders:
             await self._delete_very(pod, None, grace_s)
             return
         mark = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}}
-        for _ in range(CONFLICTS_MAX):  # marked again each time: whoever removed the mark does not lead
+        for _ in range(CONFLICTS_MAX):  # marked again each time: the mark was removed without the lead
             marked = await self._mark(pod, mark)
             if marked is None or await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
                 return

@@ -116,7 +116,7 @@ class Statuses:
         self._told = tuple(subjects)
 
     def hear(self, said: StatusSeen) -> None:
-        """Take an object's status from the API server, whoever wrote it. It is compared at the next evaluation, when
+        """Take an object's status from the API server, whatever wrote it. It is compared at the next evaluation, when
         the results of our own writes and of the list are known.
         """
         self._heard[said.uid] = said

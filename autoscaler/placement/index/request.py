@@ -26,7 +26,7 @@ LACKS: Final = 4
 CROWDS: Final = (CROWD_MAX + 1) ** 2
 """Combined ranks of a domain to be near in and one to be apart in."""
 TIERS_MAX: Final = 1 << 20
-"""Tiers that fit into a key beside a score; with more, the lowest tier is found first, which takes longer."""
+"""Tiers that fit into a key together with a score; with more, the lowest tier is found first, which takes longer."""
 NEVER: Final = 1 << 62
 """More than any lane has."""
 

@@ -225,7 +225,7 @@ class Inventory:
         return any(one is not None and pod.uid in one.users for one in seen)
 
     def knows(self, slices: Iterable[SliceId]) -> bool:
-        """Return whether all of them exist as last reported, whoever holds them: a part of a GPU exists while it is
+        """Return whether all of them exist as last reported, also if in use: a part of a GPU exists while it is
         held.
         """
         told = [self._slices.get(id) for id in slices]

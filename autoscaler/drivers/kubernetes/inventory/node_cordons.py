@@ -1,7 +1,7 @@
 """Operators' cordons of nodes and their devices in a cluster: stored on the Node, seen by every autoscaler. I/O.
 
 Writes `spec.unschedulable` as ordered by an operator, and the annotation `pilotlight.dev/cordon`. A node is cordoned if
-and only if it is unschedulable, whoever set that (`kubectl cordon` is an order, too); the annotation adds that it
+and only if it is unschedulable, whatever set that (`kubectl cordon` is an order, too); the annotation adds that it
 drains, and holds the cordons of devices. A concurrent write to the annotation is not lost. The kubelet chooses which of
 a node's GPUs a pod gets: for whole GPUs a cordoned device means one device less on its node.
 """
