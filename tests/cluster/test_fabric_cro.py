@@ -47,7 +47,7 @@ class Lost(Objects):
 
 
 class CroRig:
-    """See Rig. It uses a node, a model and a namespace of its own."""
+    """See Rig. It uses a node, a model and a namespace of its own. Devices are attached only after `deliver`."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
@@ -58,6 +58,7 @@ class CroRig:
             devices_max=4,
         )  # fmt: skip
         self._world = World(epoch=1, settings=Settings(nodes=(kind,)))
+        self._held = {self._model}
         self._api: Api
         self._lost: Lost
         self._cro: FakeCro
@@ -74,14 +75,16 @@ class CroRig:
             self._lost, loop = Lost(self._api, self._api), asyncio.get_running_loop()
             self._cro = FakeCro(
                 Objects(self._api, self._api), loop.time, {self._model: 3}, attach_s=0.1, detach_s=0.1, look_s=0.5,
-                period_s=0.02,
+                period_s=0.02, never=self._held,
             )  # fmt: skip
             playing = asyncio.create_task(self._cro.run())
             try:
                 await scenario
             finally:
                 playing.cancel()
+                await asyncio.wait([playing])
                 await self._clean()
+        assert playing.cancelled(), playing.exception()
 
     async def _node(self) -> None:
         """Creates a ready node without a kubelet: the controllers tolerate that for the duration of a test."""
@@ -111,8 +114,13 @@ class CroRig:
         """See Rig."""
         return CroFabric("rack", self._model, self._lost, lambda: self._world)
 
+    def deliver(self) -> None:
+        """From now on the fabric attaches devices, if it has some."""
+        self._held.clear()
+
     async def until_here(self, name: str) -> None:
         """See Rig."""
+        self.deliver()
         async with asyncio.timeout(WAIT_S_MAX):
             while {one.name: one.phase for one in await self.provider().list()}[name] != "here":
                 await asyncio.sleep(0.05)
@@ -134,6 +142,7 @@ class CroRig:
 
     def leave_little(self) -> None:
         """See Rig."""
+        self.deliver()
         self._lost.todo = self._used_up()
 
     async def _used_up(self) -> None:
@@ -178,6 +187,7 @@ def test_state_changes_of_fabric_orders_arrive_through_a_watch(kubeconfig: Path)
 
         made = order((await provider.offers())[0])
         await provider.acquire(made)
+        rig.deliver()
         await until("here")
         await provider.release(release(made))
         await until()

@@ -53,13 +53,17 @@ WORKLOADS = {
 
 
 class KueueRig:
-    """See Rig. It uses a namespace, a queue and a node of its own; the node is Ready and has no kubelet."""
+    """See Rig. It uses a namespace, a queue and a node of its own; the node is Ready and has no kubelet.
+
+    Kueue does nothing before the first `until_here` or `until_gone`.
+    """
 
     def __init__(self, kubeconfig: Path) -> None:
         self._kubeconfig = kubeconfig
         self._name = f"queue-{uuid.uuid4().hex[:8]}"
         device = NodeDevice(model="NVIDIA-L4", memory_bytes=Bytes(24 << 30), count=2)
         self._world = World(epoch=1, settings=Settings(nodes=(NodeKind(selector={"test": self._name}, device=device),)))
+        self._held = True
         self._api: Api
         self._lost: Lost
 
@@ -102,11 +106,11 @@ class KueueRig:
             while (await self._api.get(f"{NODES}/{self._name}"))["spec"].get("taints"):
                 await asyncio.sleep(0.05)
 
-    @staticmethod
-    async def _play(played: FakeKueue) -> None:
+    async def _play(self, played: FakeKueue) -> None:
         while True:
             with contextlib.suppress(AnswerError):  # the object is gone or has been replaced
-                await played.step()
+                if not self._held:
+                    await played.step()
             await asyncio.sleep(0.05)
 
     def provider(self) -> KueuePlaces:
@@ -116,12 +120,14 @@ class KueueRig:
 
     async def until_here(self, name: str) -> None:
         """See Rig."""
+        self._held = False
         async with asyncio.timeout(WAIT_S_MAX):
             while {one.name: one.phase for one in await self.provider().list()}[name] != "here":
                 await asyncio.sleep(0.05)
 
     async def until_gone(self, name: str) -> None:
         """See Rig."""
+        self._held = False
         async with asyncio.timeout(WAIT_S_MAX):
             while name in [one.name for one in await self.provider().list()]:
                 await asyncio.sleep(0.05)

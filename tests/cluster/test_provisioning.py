@@ -60,13 +60,14 @@ class Lost(Objects):
 
 
 class ProvisioningRig:
-    """See Rig. It uses a namespace and a kind of node of its own."""
+    """See Rig. It uses a namespace and a kind of node of its own. Nothing is granted before `until_here`."""
 
     def __init__(self, kubeconfig: Path, class_name: str) -> None:
         self._kubeconfig, self._class_name = kubeconfig, class_name
         self._name = f"queue-{uuid.uuid4().hex[:8]}"
         device = NodeDevice(model="NVIDIA-L4", memory_bytes=Bytes(24 << 30))
         self._world = World(epoch=1, settings=Settings(nodes=(NodeKind(selector={"test": self._name}, device=device),)))
+        self._held = True
         self._api: Api
         self._lost: Lost
 
@@ -87,6 +88,7 @@ class ProvisioningRig:
                 boot_s=0.1,
                 prefix=f"{self._name}-",
                 gke=self._class_name == GKE,
+                fault=lambda _: "never" if self._held else "",
             )
             playing = asyncio.create_task(self._play(played))
             try:
@@ -116,6 +118,7 @@ class ProvisioningRig:
 
     async def until_here(self, name: str) -> None:
         """See Rig."""
+        self._held = False
         if self._class_name == CHECK:
             await self._there()
             await self._pod(name, f"{self._name}-there", consumes=name)
