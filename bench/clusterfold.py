@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import World
 from bench import kit
@@ -26,7 +26,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     del place
     rounds, world = (3 if quick else 10), build(500, 1250, 0.9, 0)
     seen = changes(world)
-    kit.title(f"fold(world, batch): {len(seen)} parsed pods in batches of {BATCH}, {rounds} rounds, per second")
+    kit.title(f"advance(world, batch): {len(seen)} parsed pods in batches of {BATCH}, {rounds} rounds, per second")
     rates = [_round(world, seen) for _ in range(rounds)]
     say(f"{'folded':<26} {spread(rates, 0):<28} (at least 20000)")
     return {"folded_per_s": min(rates)}
@@ -54,4 +54,4 @@ def _round(world: World, seen: list[ReplicaSeen]) -> float:
 def fold_all(world: World, seen: list[ReplicaSeen]) -> None:
     """Folds all observations, in batches."""
     for at in range(0, len(seen), BATCH):
-        world, _ = fold(world, seen[at : at + BATCH], NOW_S)
+        world, _ = advance(world, seen[at : at + BATCH], NOW_S)

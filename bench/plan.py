@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
-from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import Planner
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import Acted, Plan
 from autoscaler.state.events import Reported
@@ -145,9 +145,9 @@ def changing(world: World, rounds: int) -> Iterator[World]:
             for name in cold[number * many : (number + 1) * many]
         ]
         report = replace(told(gateway), sequence=number + 2, levels=tuple(running + waiting))
-        world, _ = fold(world, (Reported(report=report),), NOW_S)
+        world, _ = advance(world, (Reported(report=report),), NOW_S)
         yield world
-        world, _ = fold(world, [Acted(action=action) for action in planner.plan(world, NOW_S).actions], NOW_S)
+        world, _ = advance(world, [Acted(action=action) for action in planner.plan(world, NOW_S).actions], NOW_S)
 
 
 def told(gateway: Gateway) -> Report:

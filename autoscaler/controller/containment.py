@@ -18,8 +18,9 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.faults import Failure, attempt, can_complete, describe_error
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.faults import list_quarantined_models
-from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.fold import Observation
 from autoscaler.fold.masking import assume_quarantined
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import AcquireLease, Acted, Action, FailStart, StartReplica
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
@@ -115,7 +116,7 @@ def fold_separately(world: World, batch: Sequence[Observation], now_s: float) ->
     folded: dict[Hashable, Observation] = {}
     last: Exception | None = None
     for one in batch:
-        done, key = attempt(partial(fold, world, (one,), now_s)), observation_key(one)
+        done, key = attempt(partial(advance, world, (one,), now_s)), observation_key(one)
         aside.pop(key, None)
         if isinstance(done, Failure):
             folded.pop(key, None)
@@ -124,10 +125,10 @@ def fold_separately(world: World, batch: Sequence[Observation], now_s: float) ->
             error, found = done.error, _culprits_of(world, one, done.error, now_s)
             seen = [FaultSeen(model=name, reason=describe_error(error)) for name in found]
             held = _holding(world, one, now_s)
-            done = attempt(partial(fold, held, (*_rest(held, one, found), *seen), now_s)) if found else done
+            done = attempt(partial(advance, held, (*_rest(held, one, found), *seen), now_s)) if found else done
             if isinstance(done, Failure):  # no Model explains it, or not all of it
                 last = done.error
-                done = attempt(partial(fold, held, seen, now_s))
+                done = attempt(partial(advance, held, seen, now_s))
             if isinstance(done, Failure):
                 continue
             faults += [(name, error) for name in found]
@@ -157,7 +158,7 @@ def _culprits_of(world: World, one: Observation, error: Exception, now_s: float)
     """The culprits among the Models of an observation, else among all, since the fold also updates others over time."""
 
     def works(names: Collection[ModelName]) -> bool:
-        return can_complete(lambda: fold(assume_quarantined(world, names), _rest(world, one, names), now_s))
+        return can_complete(lambda: advance(assume_quarantined(world, names), _rest(world, one, names), now_s))
 
     about = find_culprits(rank_suspects(models_of(world, one), error), works)
     return about or find_culprits(rank_suspects(world.models.keys() - list_quarantined_models(world), error), works)

@@ -36,11 +36,12 @@ from autoscaler.controller.inbox import Inbox
 from autoscaler.drivers.driver import Cutter, Driver
 from autoscaler.faults import Failure, attempt, can_complete, describe_error
 from autoscaler.fold.faults import list_quarantined_models
-from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.fold import Observation
 from autoscaler.fold.masking import assume_quarantined, mask_quarantined
 from autoscaler.planner.plan import Planner, wind_down
 from autoscaler.providers.provider import Supplier
 from autoscaler.provisioning.provisioner import ORDERS_MAX
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.routing import slots
 from autoscaler.state.actions import (
     AcquireLease,
@@ -170,7 +171,7 @@ class Loop:
     def tried(self, names: Iterable[ModelName]) -> tuple[World, float]:
         """The current `World` with the start obstacles of these Models, and the time. The loop's state is unchanged."""
         now_s = self._clock()
-        world, _ = fold(self.world, self._obstacles(names), now_s)
+        world, _ = advance(self.world, self._obstacles(names), now_s)
         return world, now_s
 
     async def run(self) -> None:
@@ -295,7 +296,7 @@ class Loop:
         return found
 
     def _fold(self, batch: Sequence[Observation], now_s: float) -> tuple[Transition, ...]:
-        done = attempt(lambda: fold(self.world, batch, now_s))
+        done = attempt(lambda: advance(self.world, batch, now_s))
         if not isinstance(done, Failure):
             self.world, transitions = done
             for one in batch if self._aside else ():
@@ -364,7 +365,7 @@ class Loop:
         if name not in list_quarantined_models(self.world):
             reason = describe_error(error)
             report_fault(name, what, reason)
-            done = attempt(lambda: fold(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
+            done = attempt(lambda: advance(self.world, (FaultSeen(model=name, reason=reason),), self._clock()))
             if isinstance(done, Failure):  # another Model raised as time passed; the next step folds separately
                 self.observe((FaultSeen(model=name, reason=reason),))
             else:
@@ -413,7 +414,7 @@ class Loop:
         """Fold an Action, then execute it. None: not executed, since its Model is quarantined or the fold raised."""
         if isinstance(action, StartReplica) and action.replica.model in list_quarantined_models(self.world):
             return None
-        done = attempt(lambda: fold(self.world, (Acted(action=action),), now_s))
+        done = attempt(lambda: advance(self.world, (Acted(action=action),), now_s))
         if isinstance(done, Failure):
             self._blame(action, done.error, now_s)
             return None

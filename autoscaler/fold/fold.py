@@ -19,7 +19,6 @@ from autoscaler.demand.desired_replicas import NO_HISTORY
 from autoscaler.fold import capacity, faults, gateway_reports, mig, operator_orders, replicas
 from autoscaler.fold.draft import Draft
 from autoscaler.queries.memory import correct_memory_estimate
-from autoscaler.rearrange import paid_capacity
 from autoscaler.spec.model import Model
 from autoscaler.state import images
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease
@@ -113,7 +112,7 @@ def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[Worl
     draft = Draft(world, now_s)
     for observation in batch:
         _one(draft, observation)
-    _pass_time(draft, batch)
+    _pass_time(draft)
     after = draft.finish()
     return after, tuple(draft.transitions)
 
@@ -290,7 +289,7 @@ def _half_open(draft: Draft) -> None:
             draft.news = True
 
 
-def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
+def _pass_time(draft: Draft) -> None:
     """Apply the effects of time: expire reports, quarantines and stops, and record the current demand."""
     gateway_reports.expire_reports(draft)
     faults.expire_quarantines(draft)
@@ -300,8 +299,6 @@ def _pass_time(draft: Draft, batch: Sequence[Observation]) -> None:
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)
     if cordons != draft.world.cordons:
         draft.change(cordons=cordons)
-    if any(not isinstance(one, Acted) for one in batch):  # our own Actions do not affect this
-        paid_capacity.update_paid_capacity(draft)
     out = faults.list_quarantined_models(draft.world)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)

@@ -15,11 +15,12 @@ import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
-from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.fold import Observation
 from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.rearrange.mig_repartition import WAIT_S
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.spec.load import Documents
 from autoscaler.state.actions import (
     AcquireLease,
@@ -123,7 +124,7 @@ class Answer(Fact, frozen=True):
 def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelName, AssumedDemand]) -> Answer:
     """The answer where nothing runs. Every Model of `asked` is one of the documents."""
     seen = DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
-    world, _ = fold(World(epoch=1), (seen, SlicesSeen(slices=tuple(slices)), Synced()), BEGIN_S)
+    world, _ = advance(World(epoch=1), (seen, SlicesSeen(slices=tuple(slices)), Synced()), BEGIN_S)
     return _Case(world, asked, cold_wait_s=WAITED_S).answer(BEGIN_S, ROUNDS_MAX)
 
 
@@ -167,7 +168,7 @@ class _Case:
         )  # fmt: skip
 
     def _fold(self, batch: Sequence[Observation], now_s: float) -> None:
-        self._world, _ = fold(self._world, batch, now_s)
+        self._world, _ = advance(self._world, batch, now_s)
 
     def _in(self, states: frozenset[S]) -> Iterator[Replica]:
         return (one for one in self._world.replicas.values() if one.state in states)

@@ -9,19 +9,23 @@ guests and of replicas in their way keep nothing idle for longer than a start is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+
+from msgspec.structs import replace
 
 from autoscaler.capacity.ordered_slices import is_slice_of_lease
 from autoscaler.contract import ReplicaId
 from autoscaler.demand.desired_replicas import NO_HISTORY
-from autoscaler.fold.draft import Draft
+from autoscaler.fold.fold import Observation, fold
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
 from autoscaler.rearrange.migration import can_migrate
 from autoscaler.spec.capacity import provider_keep_seconds
+from autoscaler.state.actions import Acted
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
+from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import PaidCapacity, Replica, Slice, SliceId, World
 
@@ -32,32 +36,36 @@ GUESTS_MAX = 16
 """Guests for which a replica in their way is sought, at once."""
 
 
-def update_paid_capacity(draft: Draft) -> None:
-    """Update which replicas are on paid capacity."""
-    world, before = draft.world, draft.before
-    of_all = (world.capacity, world.slices, world.models, world.settings, world.cordons, world.stops, world.undisturbed)
-    known = before.capacity, before.slices, before.models, before.settings, before.cordons, before.stops
-    same = all(one is other for one, other in zip(of_all, (*known, before.undisturbed), strict=True))
-    if same and draft.replicas.now is before.replicas:
-        return
-    some = any(is_rented(world, lease) for lease in world.capacity.leases.values())
-    now = compute_paid_capacity(draft) if some else NOBODY
-    if now != world.rented:
-        draft.change(rented=now)
+INPUTS = ("capacity", "slices", "models", "settings", "cordons", "stops", "undisturbed", "replicas")
+"""Fields of `World` whose change can change `PaidCapacity`."""
 
 
-def compute_paid_capacity(draft: Draft) -> PaidCapacity:
+def advance(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
+    """Apply `batch` as `autoscaler.fold.fold.fold` does, then update which replicas are on paid capacity.
+
+    A batch of Acted observations only does not update it: our own Actions do not affect it.
+    """
+    after, transitions = fold(world, batch, now_s)
+    if all(isinstance(one, Acted) for one in batch):
+        return after, transitions
+    if all(getattr(world, name) is getattr(after, name) for name in INPUTS):
+        return after, transitions
+    some = any(is_rented(after, lease) for lease in after.capacity.leases.values())
+    paid = compute_paid_capacity(after) if some else NOBODY
+    return (after if paid == after.rented else replace(after, rented=paid)), transitions
+
+
+def compute_paid_capacity(world: World) -> PaidCapacity:
     """Compute `PaidCapacity`."""
-    world, replicas = draft.world, draft.replicas.now
-    guests = {one.id: one for those in group_replicas_by_order(world, replicas).values() for one in those}
+    guests = {one.id: one for those in group_replicas_by_order(world, world.replicas).values() for one in those}
     if not guests:
         return NOBODY
     idlers = {one.model for one in guests.values()}
-    wants = [one for id in sorted(guests)[:GUESTS_MAX] if (one := _want(draft, guests[id])) is not None]
+    wants = [one for id in sorted(guests)[:GUESTS_MAX] if (one := _want(world, guests[id])) is not None]
     if wants:
         dear = list_paid_slices(world)
-        free = [one for one in world.slices.values() if one.id not in dear and _is_free(draft, one)]
-        idle = [*_idle(draft, guests, dear)]
+        free = [one for one in world.slices.values() if one.id not in dear and _is_free(world, one)]
+        idle = [*_idle(world, guests, dear)]
         for want, rank in wants:
             place = next((one for one in free if _could_be(want, rank, one)), None)
             if place is not None:
@@ -68,30 +76,30 @@ def compute_paid_capacity(draft: Draft) -> PaidCapacity:
     return PaidCapacity(frozenset(guests), frozenset(idlers))
 
 
-def _want(draft: Draft, guest: Replica) -> tuple[PlacementRequest, int] | None:
+def _want(world: World, guest: Replica) -> tuple[PlacementRequest, int] | None:
     """The guest's request at home, on one device, and the rank of its current product; None if it does not move."""
-    world, model = draft.world, draft.world.models.get(guest.model)
+    model = world.models.get(guest.model)
     if model is None or guest.id in world.undisturbed or len(guest.slices) != 1 or not can_migrate(world, model, guest):
         return None
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     return want, worst_product_rank(world, want, guest.slices)
 
 
-def _is_free(draft: Draft, slice_: Slice) -> bool:
-    return slice_.healthy and not draft.by_slice.now.get(slice_.id) and not draft.world.others.get(slice_.counted)
+def _is_free(world: World, slice_: Slice) -> bool:
+    return slice_.healthy and not world.by_slice.get(slice_.id) and not world.others.get(slice_.counted)
 
 
-def _idle(draft: Draft, guests: Mapping[ReplicaId, Replica], dear: frozenset[SliceId]) -> Iterator[Replica]:
+def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[SliceId]) -> Iterator[Replica]:
     """Replicas at home on one device that an `auto` idle window ends, least recently used first."""
-    world, found = draft.world, list[tuple[float, ReplicaId]]()
-    for replica in draft.replicas.now.values():
+    found = list[tuple[float, ReplicaId]]()
+    for replica in world.replicas.values():
         model = world.models.get(replica.model)
         if model is None or replica.state is not S.READY or replica.id in guests or model.spec.idle_seconds != "auto":
             continue
         if len(replica.slices) == 1 and replica.slices[0] in world.slices and replica.slices[0] not in dear:
-            last_s = draft.histories.now.get(replica.model, NO_HISTORY).last_activity_s
+            last_s = world.histories.get(replica.model, NO_HISTORY).last_activity_s
             found.append((-inf if last_s is None else last_s, replica.id))
-    return (draft.replicas.now[id] for _, id in sorted(found))
+    return (world.replicas[id] for _, id in sorted(found))
 
 
 def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:

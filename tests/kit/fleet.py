@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from autoscaler.contract import BUSY_PERIOD_S, REPORT_GAP_S, GatewayId, ReplicaId, Report, RoutesDelta, TenantName
-from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.fold import Observation
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.routing import routes
 from autoscaler.routing import slots as shares
 from autoscaler.spec.model import Model, ModelSpec
@@ -177,10 +178,10 @@ class Fleet:
         """One iteration of the leader's loop: fold, allocate, publish."""
         if not self.leads:
             return
-        self.world, _ = fold(self.world, batch, self.now_s)
+        self.world, _ = advance(self.world, batch, self.now_s)
         granted = shares.divide_slots(self.world, self.now_s)
         if granted is not None:
-            self.world, _ = fold(self.world, (granted,), self.now_s)
+            self.world, _ = advance(self.world, (granted,), self.now_s)
         self._check_rule()
         for gateway in self.gateways:
             self._tell(gateway)

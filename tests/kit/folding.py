@@ -8,8 +8,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.fold import Observation
 from autoscaler.fold.indices import rebuild_indices
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.spec.model import Start
 from autoscaler.state.actions import Acted, Action
 from autoscaler.state.events import ReplicaSeen, Reported, Seen, Transition
@@ -42,7 +43,7 @@ def pending(name: str = "r") -> Replica:
 
 def after(at: World, *batch: Observation | Action, now_s: float = T0) -> tuple[World, tuple[Transition, ...]]:
     """The World after a batch; it must equal its rebuild."""
-    made, moves = fold(at, [o if not isinstance(o, Action) else Acted(action=o) for o in batch], now_s)
+    made, moves = advance(at, [o if not isinstance(o, Action) else Acted(action=o) for o in batch], now_s)
     assert made == rebuild_indices(made, now_s)
     return made, moves
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from autoscaler.fold.fold import Observation, fold
+from autoscaler.fold.fold import Observation
 from autoscaler.planner.plan import plan
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.state.actions import AcquireLease, Acted, Action, ReleaseLease
 from autoscaler.state.capacity_orders import LeasesSeen, Listed, Offer, OffersSeen, ProvidersSeen
 from autoscaler.state.events import Reported, SlicesSeen
@@ -49,7 +50,7 @@ def offered(begin: World, *offers: Offer, now_s: float = T0, hedges: Iterable[st
 
 def told(begin: World, *seen: Observation, now_s: float = T0) -> World:
     """The World after these observations."""
-    return fold(begin, seen, now_s)[0]
+    return advance(begin, seen, now_s)[0]
 
 
 def acted(begin: World, now_s: float = T0, rounds: int = 4) -> tuple[World, list[Action]]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
-from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import Planner, plan
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.spec.model import Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.state.actions import (
     AcquireLease,
@@ -125,7 +125,7 @@ def world(
 
 def folded(before: World, actions: Iterable[Action], now_s: float = T0) -> World:
     """The World after our own Actions."""
-    after, _ = fold(before, tuple(Acted(action=action) for action in actions), now_s)
+    after, _ = advance(before, tuple(Acted(action=action) for action in actions), now_s)
     return after
 
 
@@ -199,7 +199,7 @@ class Scene:
         return [(at_s, action) for at_s, action in self.actions if verb(action) in wanted]
 
     def _fold(self, *batch: Any) -> None:
-        self.world, moved = fold(self.world, batch, self.now_s)
+        self.world, moved = advance(self.world, batch, self.now_s)
         self.transitions += moved
 
     def _act(self, action: Action) -> None:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import compute_desired_replicas
-from autoscaler.fold.draft import Draft
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.consolidation import LEADING_S, LEASES_MAX
@@ -66,7 +65,7 @@ def move_of(name: str) -> Move:
 def known(of: World) -> World:
     """The World with all derived fields."""
     after = rebuild_indices(of, T0)
-    return replace(after, rented=compute_paid_capacity(Draft(after, T0)))
+    return replace(after, rented=compute_paid_capacity(after))
 
 
 def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
-from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX
 from autoscaler.rearrange.migration import AGAIN_S
+from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.world import Replica, World
 from tests.kit.budget import examples
@@ -57,7 +57,7 @@ class Churn:
         """Report the current documents."""
         models = [wide(name, size, int(name in self.on)) for name, size in self.sizes.items()]
         told = DocumentsSeen(models=(*models, big(low=int(self.big))), settings=self.scene.world.settings)
-        self.scene.world, _ = fold(self.scene.world, [told], self.scene.now_s)
+        self.scene.world, _ = advance(self.scene.world, [told], self.scene.now_s)
 
     def turn(self) -> None:
         """Add or remove one replica."""
