@@ -22,10 +22,10 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.driver import Launch
 from autoscaler.drivers.local.ports import Ports
 from autoscaler.drivers.probes import probe_engine
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Model
 from bench.documents import ROOT, Document, text
 from pilotlight.models.documents import build_launcher, fill_memory_estimate

@@ -27,9 +27,9 @@ import psutil
 import yaml
 from openai import AsyncOpenAI, NotFoundError
 
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.local.ports import HOST, Ports
 from autoscaler.drivers.probes import probe_engine
-from autoscaler.spec.load import parse_documents
 from loadtest import tiny_gguf
 from pilotlight.models.documents import build_launcher
 from pilotlight.processes import console

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
+from autoscaler.documents.load import read_document
+from autoscaler.documents.validation import MESSAGE, find_unsupported_key
 from autoscaler.spec.decode import Path, WrongKeyError, format_path
-from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.validation import MESSAGE, find_unsupported_key
 
 Document = dict[str, object]
 _KEYS = [field.encode_name for field in msgspec.structs.fields(ModelSpec)]

@@ -15,13 +15,13 @@ import msgspec
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName
 from autoscaler.demand.desired_replicas import BEGINNING, NO_LOAD
+from autoscaler.documents.load import Documents
 from autoscaler.fold.fold import Observation
 from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner
 from autoscaler.queries.gateways import count_running_calls
 from autoscaler.rearrange.mig_repartition import WAIT_S
 from autoscaler.rearrange.paid_capacity import advance
-from autoscaler.spec.load import Documents
 from autoscaler.state.actions import (
     AcquireLease,
     Acted,

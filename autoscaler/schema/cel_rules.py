@@ -1,4 +1,4 @@
-"""CEL versions of the rules of `autoscaler.spec.validation` that need only one object, enforced by the API server.
+"""CEL versions of the rules of `autoscaler.documents.validation` that need only one object, enforced by the API server.
 
 Each rule has the message of its rule in Python; a test against a real API server compares them. Some rules exist only
 in Python, because CEL cannot express them or their cost is too high: the names of variables (`env` has values of two
@@ -14,6 +14,21 @@ from re import Pattern
 
 import msgspec
 
+from autoscaler.documents.validation import (
+    ADAPTER,
+    ADAPTER_PATH,
+    AMOUNT_RESERVED,
+    CHOICE_RESERVED,
+    CLAIM,
+    CLAIM_WANTED,
+    FILE_WANTED,
+    HOST,
+    MESSAGE,
+    NAME,
+    NAME_CHARS_MAX,
+    PRODUCT_WANTED,
+    SCHEMES,
+)
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.artifact import STORED
@@ -31,21 +46,6 @@ from autoscaler.spec.pod import (
     VOLUME_RESERVED,
     VOLUME_WANTED,
     VOLUMES_BEGIN,
-)
-from autoscaler.spec.validation import (
-    ADAPTER,
-    ADAPTER_PATH,
-    AMOUNT_RESERVED,
-    CHOICE_RESERVED,
-    CLAIM,
-    CLAIM_WANTED,
-    FILE_WANTED,
-    HOST,
-    MESSAGE,
-    NAME,
-    NAME_CHARS_MAX,
-    PRODUCT_WANTED,
-    SCHEMES,
 )
 
 

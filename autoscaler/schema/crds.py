@@ -14,12 +14,12 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from autoscaler.documents.load import ModelDocument, TenantDocument
+from autoscaler.documents.validation import KEYS, MESSAGE
 from autoscaler.schema import status
 from autoscaler.schema.cel_rules import forbid_key
 from autoscaler.schema.structural import OBJECT, TEXT, Docs, Schema, Structural
 from autoscaler.spec.decode import Part
-from autoscaler.spec.load import ModelDocument, TenantDocument
-from autoscaler.spec.validation import KEYS, MESSAGE
 
 GROUP, VERSION = "pilotlight.dev", "v1alpha1"
 HEAD = (

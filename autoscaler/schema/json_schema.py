@@ -1,7 +1,7 @@
 """Generates JSON Schemas (draft 2020-12) of the documents from their types, for editors, the chart and the API.
 
 `python -m autoscaler.schema docs/schema` writes the output; a test keeps the files in docs/schema equal to it. Rules
-between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.spec.validation` has them. msgspec's own
+between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.documents.validation` has them. msgspec's own
 generator cannot show the default of a size, hence this one.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import inspect
 
+from autoscaler.documents.load import ModelDocument, SettingsDocument, TenantDocument, to_plain_value
 from autoscaler.spec.decode import Part
-from autoscaler.spec.load import ModelDocument, SettingsDocument, TenantDocument, to_plain_value
 from autoscaler.spec.quantity import AUTO, BytesOrAuto
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

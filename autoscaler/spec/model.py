@@ -1,7 +1,7 @@
 """The Model document: a name clients may call, and what is needed to serve it (interfaces, section 2).
 
 Owns the typed definition, from which JSON Schema (and later the CRD) is generated. Keys that are not in force yet are
-not fields here: `autoscaler.spec.load` refuses them and says so. YAML names are camelCase and mostly carry no unit
+not fields here: `autoscaler.documents.load` refuses them and says so. YAML names are camelCase and mostly carry no unit
 (`gpu.memory`); Python names end in their unit (`gpu.memory_bytes`).
 """
 

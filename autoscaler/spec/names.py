@@ -7,7 +7,7 @@ younger one; when its holder goes, the next one has it. The same for Tenants and
 
 What a name may be that clients send as `model`: fit for logs, URLs and metric labels. Pure.
 
-Owns that rule alone, so that whoever reads names need not know of engines, as `autoscaler.spec.validation` does.
+Owns that rule alone, so that whoever reads names need not know of engines, as `autoscaler.documents.validation` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Tenant document: the party that is authenticated, limited and charged (interfaces, section 2).
 
 Owns the typed definition of what is in force now: keys, permission, weight and priority. Guarantees, rates and budgets
-are refused by `autoscaler.spec.load` until they are.
+are refused by `autoscaler.documents.load` until they are.
 """
 
 from __future__ import annotations

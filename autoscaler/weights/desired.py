@@ -26,10 +26,10 @@ from autoscaler.agent_contract import (
     read_weights_request,
 )
 from autoscaler.contract import ModelName, WeightsReport
+from autoscaler.documents.validation import ADAPTER_PATH
 from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.spec.engines import ENGINES, EngineError, is_fetched_by_engine
 from autoscaler.spec.model import Model
-from autoscaler.spec.validation import ADAPTER_PATH
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeAgentStatus

@@ -19,11 +19,11 @@ import click
 import msgspec
 
 from autoscaler.contract import TenantName
+from autoscaler.documents.load import Documents, to_yaml
+from autoscaler.documents.validation import MESSAGE, check_name
 from autoscaler.drivers.local.state_directory import replace_file
 from autoscaler.spec.decode import WrongKeyError
-from autoscaler.spec.load import Documents, to_yaml
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from autoscaler.spec.validation import MESSAGE, check_name
 from pilotlight.models.documents import KEYS_FILE, load_files
 
 KEY_BYTES = 32

@@ -15,12 +15,12 @@ import click
 import msgspec
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import Documents
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.planner.what_if import CALLS_MAX, PATH, Answer, AssumedDemand, what_if
 from autoscaler.spec import yaml
-from autoscaler.spec.load import Documents
 from autoscaler.state.world import Slice
 from autoscaler.text import format_size
 from pilotlight.models.documents import fill_memory_estimate, load_files

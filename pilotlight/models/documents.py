@@ -1,6 +1,6 @@
 """Gathers the inputs of `serve` (GGUF files, folders, documents, stored keys) into one set of Documents.
 
-Turns files into Models and fills in their artifacts' memory needs. `autoscaler.spec.load` checks documents, and
+Turns files into Models and fills in their artifacts' memory needs. `autoscaler.documents.load` checks documents, and
 `artifacts.formats.gguf` reads GGUF headers.
 """
 
@@ -18,16 +18,16 @@ import msgspec
 from artifacts.formats import gguf
 from autoscaler import engines
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.validation import NAME_CHARS_MAX
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.installed import find_installed_programs
 from autoscaler.queries.memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import STORED
-from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Settings
-from autoscaler.spec.validation import NAME_CHARS_MAX
 from pilotlight.models.gguf_file import check_file
 from pilotlight.models.memory import (
     Known,

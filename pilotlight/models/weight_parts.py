@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from artifacts import files
 from artifacts.formats import gguf
+from autoscaler.documents.validation import ADAPTER_PATH
 from autoscaler.engines import EngineError
 from autoscaler.spec.artifact import normalize_artifact
 from autoscaler.spec.model import Model
-from autoscaler.spec.validation import ADAPTER_PATH
 from autoscaler.weights.desired import choose_adapter, choose_gguf
 from pilotlight.models.memory import FILE, is_fetched_by_store
 

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from autoscaler.contract import GatewayId, ModelName
 from autoscaler.controller.loop import Listener, Loop, LoopStep
+from autoscaler.documents.load import Documents
 from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.driver import Driver
 from autoscaler.drivers.local.cordon_file import CordonFile
@@ -38,7 +39,6 @@ from autoscaler.server.gateways import ContractServer
 from autoscaler.server.metrics import Metrics
 from autoscaler.server.operator_api import Commands
 from autoscaler.server.ops import OperationsServer
-from autoscaler.spec.load import Documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import FailStart

@@ -2,7 +2,7 @@
 
 Documents come from files, custom resources, adopted workloads and KubeAI's Models. Results are written to the status of
 Models and as Events on Models and workloads. A Model outside of the pods' namespace cannot refer to objects of that
-namespace (`autoscaler.spec.validation`).
+namespace (`autoscaler.documents.validation`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.documents import load, validation
 from autoscaler.drivers import probes
 from autoscaler.drivers.contained import retry_until_success
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver, WorkloadEvent
@@ -28,7 +29,6 @@ from autoscaler.kubernetes.resources.kubeai_watcher import KUBEAI, KubeaiModels
 from autoscaler.kubernetes.resources.status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
-from autoscaler.spec import load, validation
 from autoscaler.spec.decode import WrongKeyError, format_path
 from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin

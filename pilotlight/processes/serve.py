@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from autoscaler.documents.load import Documents, to_yaml
 from autoscaler.drivers.local.state_directory import InUseError, StateDirectory, StateError, replace_file
-from autoscaler.spec.load import Documents, to_yaml
 from autoscaler.spec.settings import Limits, Settings, Signatures, Tls
 from autoscaler.text import format_count
 from pilotlight.models import credentials

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from autoscaler.documents import load
 from autoscaler.placement.model.prices import Prices
 from autoscaler.providers.provisioning_request.provider import ProvisioningProvider
-from autoscaler.spec import load
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.world import World

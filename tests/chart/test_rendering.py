@@ -16,7 +16,8 @@ import pytest
 import yaml
 from cryptography import x509
 
-from autoscaler.spec import load, quantity
+from autoscaler.documents import load
+from autoscaler.spec import quantity
 from pilotlight.cli.main import cli
 from pilotlight.processes import gateway
 from tests.kit.chart import (

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import read_document as parse
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources import status, status_writer
 from autoscaler.kubernetes.resources.event_writer import Events
@@ -14,7 +15,6 @@ from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Install
 from autoscaler.kubernetes.resources.status import list_subjects
 from autoscaler.kubernetes.resources.status_writer import Statuses
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher, StatusSeen
-from autoscaler.spec.load import read_document as parse
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import DocumentsSeen, Seen
 from autoscaler.state.world import World

@@ -11,6 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from autoscaler.documents.load import read_document
+from autoscaler.documents.validation import KEYS, MESSAGE
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.schema.cel_rules import RULES
@@ -18,9 +20,7 @@ from autoscaler.schema.crds import LATER, MODEL, TENANT
 from autoscaler.schema.pod_types import TYPES
 from autoscaler.slicing.registry import AMOUNTS, AMOUNTS_BEGIN, CHOICES, CHOICES_BEGIN
 from autoscaler.spec.decode import WrongKeyError
-from autoscaler.spec.load import read_document
 from autoscaler.spec.model import ModelSpec
-from autoscaler.spec.validation import KEYS, MESSAGE
 from tests.cluster.definitions import API_VERSION, SERVED_S_MAX, TENANTS, document, model, models, tenant
 from tests.cluster.plane import Plane
 

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import read_document
 from autoscaler.kubernetes import optional_kinds
 from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.resources import watcher
 from autoscaler.kubernetes.resources.installation import CUSTOMS, FILES, Installation, Status
 from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.watch import ObjectKey
-from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.names import Origin
 from autoscaler.spec.tenant import Tenant, TenantSpec

@@ -13,6 +13,7 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
+from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import volumes
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.drivers.kubernetes.objects import pod as pods
@@ -27,7 +28,6 @@ from autoscaler.drivers.kubernetes.volumes import (
 )
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
-from autoscaler.spec import load
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import STORE, Replica, SliceId

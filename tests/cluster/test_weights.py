@@ -22,10 +22,10 @@ from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from artifacts.registry.client import Client
 from artifacts.store.store import Store
+from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import volumes
 from autoscaler.drivers.kubernetes.objects import pod as pods
 from autoscaler.kubernetes.api import Api
-from autoscaler.spec import load
 from autoscaler.spec.model import Model
 from autoscaler.state.world import STORE
 from autoscaler.text import format_size

@@ -11,12 +11,12 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from autoscaler.documents import load
+from autoscaler.documents.load import DocumentError, ModelDocument, SettingsDocument, TenantDocument
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import Planner
 from autoscaler.routing import routes
-from autoscaler.spec import load
 from autoscaler.spec.decode import Part
-from autoscaler.spec.load import DocumentError, ModelDocument, SettingsDocument, TenantDocument
 from autoscaler.state.events import DocumentsSeen
 from tests.fuzz.hostile import VALUES, Members, Written, tree, written
 from tests.fuzz.lines import check_line

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from autoscaler.spec import load, yaml
+from autoscaler.documents import load
+from autoscaler.spec import yaml
 from tests.fuzz.hostile import mutated
 from tests.fuzz.lines import check_line
 

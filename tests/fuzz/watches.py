@@ -18,6 +18,7 @@ from unittest import mock
 
 from kubernetes.aio import client
 
+from autoscaler.documents import load
 from autoscaler.drivers import probes
 from autoscaler.drivers.kubernetes.adoption.driver import AdoptedDriver
 from autoscaler.drivers.kubernetes.adoption.objects import WorkloadSeen, read_workload
@@ -40,7 +41,6 @@ from autoscaler.kubernetes.resources.watcher import DocumentWatcher
 from autoscaler.kubernetes.unreadable import Unreadable
 from autoscaler.kubernetes.watch import INITIAL_END, Watched
 from autoscaler.providers.cro import objects
-from autoscaler.spec import load
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings
 from pilotlight.kube import Objects

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.spec.load import parse_documents
+from autoscaler.documents.load import parse_documents
 from loadtest.result import Ending
 from tests.kit import shapes
 from tests.kit.serving import API, Serving, fake, model, serving

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler.documents import load
+from autoscaler.documents.validation import KEYS, LATER_ENGINES, SCHEMES
 from autoscaler.drivers.probes import FAST_EVERY_S, FAST_FOR_S, LISTENS_EVERY_S, PROBES_PER_S_MAX, SLOW_EVERY_S
 from autoscaler.placement.model.prices import CLASSES
 from autoscaler.providers import new_nodes
@@ -19,9 +21,7 @@ from autoscaler.providers.cro import provider as cro
 from autoscaler.providers.provisioning_request import provider as provisioning_request
 from autoscaler.providers.redfish import planning
 from autoscaler.server.metrics import Metrics
-from autoscaler.spec import load
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings
-from autoscaler.spec.validation import KEYS, LATER_ENGINES, SCHEMES
 from autoscaler.state.world import World
 from docs import draw_call, states
 from gateway.telemetry import Telemetry

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
+from autoscaler.documents.validation import check_name
 from autoscaler.importers.decode import (
     UNKNOWN,
     DocumentErrorContext,
@@ -33,7 +34,6 @@ from autoscaler.importers.result import (
 )
 from autoscaler.spec.decode import Part, Path, WrongKeyError
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.validation import check_name
 
 P = TypeVar("P", bound=Part)
 

@@ -18,9 +18,9 @@ from artifacts.pack import modelfile as packfile
 from artifacts.pack import oci_layout
 from artifacts.pack import pack as packing
 from artifacts.pack.pack import About, Form, Offered, PackError, Plan
+from autoscaler.documents.load import DocumentError
 from autoscaler.importers import modelfile
 from autoscaler.importers.decode import DocumentErrorContext
-from autoscaler.spec.load import DocumentError
 from pilotlight.cli.import_ import FILE_BYTES_MAX, MODELFILE
 from pilotlight.options import FILE, output_option
 from pilotlight.output import write_json

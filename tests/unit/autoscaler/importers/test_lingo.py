@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from autoscaler.documents.load import DocumentError
 from autoscaler.importers import lingo
-from autoscaler.spec.load import DocumentError
 
 EMBED = """
 apiVersion: apps/v1

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.importers import modelfile, ollama
 from autoscaler.importers.modelfile import Instruction, parse_modelfile
 from autoscaler.importers.result import ConversionResult, to_yaml
 from autoscaler.spec.decode import WrongKeyError
-from autoscaler.spec.load import DocumentError, parse_documents
 from tests.kit.budget import examples
 
 MODELFILE = '''

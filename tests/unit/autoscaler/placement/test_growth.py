@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import DocumentError
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit
@@ -29,7 +30,6 @@ from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.memory import Given, compute_growth, compute_slots, explain_no_growth
 from autoscaler.queries.memory import compute_engine_limits as told_of
-from autoscaler.spec.load import DocumentError
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
@@ -16,7 +17,6 @@ from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.slicing.base import Object, SliceShare
 from autoscaler.slicing.dra_claims import claimed_mig_profile
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Price, Settings

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.engines import LaunchCommand, build_launch_command
@@ -20,7 +21,6 @@ from autoscaler.planner.plan import plan
 from autoscaler.queries.memory import AS_ASKED, Given, compute_slots, explain_rigid_memory, has_shrunk, spare_bytes
 from autoscaler.queries.memory import compute_engine_limits as told_of
 from autoscaler.slicing import registry
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto
 from autoscaler.spec.settings import DeclaredDevice

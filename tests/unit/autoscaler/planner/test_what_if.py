@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import Documents
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.what_if import Answer, AssumedDemand, simulate_world, what_if
 from autoscaler.provisioning.release import WITHDRAW_S
-from autoscaler.spec.load import Documents
 from autoscaler.spec.model import Gpu
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.events import Reported

@@ -15,14 +15,14 @@ from autoscaler.contract import (
     TenantEntry,
     TenantName,
 )
+from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.validation import ADAPTERS_MAX
 from autoscaler.engines import build_launch_command
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.xllamacpp_server import parse_flags
 from autoscaler.routing.catalogue import model_entry
-from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import Adapter, EngineName, Model, ModelSpec
 from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.validation import ADAPTERS_MAX
 from gateway.errors import CallError, model_not_found
 from gateway.http.body import ChunkedBody
 from gateway.request.api_routes import Operation, find_operation

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import yaml
 
+from autoscaler.documents.validation import KEYS
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
 from autoscaler.schema.structural import Schema
 from autoscaler.schema.write_crds import field_docs
 from autoscaler.spec.model import Gpu, ModelSpec
-from autoscaler.spec.validation import KEYS
 
 FOLDER = Path(__file__).parents[4] / "charts" / "pilotlight" / "crds"
 

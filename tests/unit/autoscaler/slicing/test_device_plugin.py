@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from autoscaler import engines
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.objects import pod
 from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.world import NodeId

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.inventory import node_cordons, resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.kubernetes.api import Api, Object
@@ -16,7 +17,6 @@ from autoscaler.kubernetes.constants import NODES
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.dra_claims import Dra, Got, list_alternatives
 from autoscaler.slicing.usage import resolve_actual_slices
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId
 from tests.kit.apiserver import Event, Server

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node
 from autoscaler.drivers.kubernetes.objects.node import NodeSeen
 from autoscaler.slicing.base import PodFields, SliceShare
 from autoscaler.slicing.dra_claims import Dra, Got
 from autoscaler.slicing.usage import resolve_actual_slices
-from autoscaler.spec.load import parse_documents
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, H100, cut_name, partitionable

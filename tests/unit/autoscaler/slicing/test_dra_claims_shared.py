@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from autoscaler.contract import TenantName
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects.node import RESLICED, close_claimed_slices
@@ -19,7 +20,6 @@ from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
 from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
 from autoscaler.slicing.usage import FULL
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import Bytes

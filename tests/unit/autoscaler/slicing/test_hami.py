@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from autoscaler.documents.load import parse_documents
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import NVIDIA, SCHEDULER, Hami, HamiAllocation, HamiNames, parse_allocations, parse_cards
 from autoscaler.slicing.vendors import HAMI
 from autoscaler.slicing.volcano import WORDS as VOLCANO
-from autoscaler.spec.load import parse_documents
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from autoscaler.documents.load import parse_documents
 from autoscaler.placement.model.bins import list_whole_devices
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, SliceShare
 from autoscaler.slicing.hami import Hami, parse_allocations
 from autoscaler.slicing.vendors import HAMI, NPUS, VENDORS, Ascend, WholeDevice, build_slicer_families
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.resources import Isolation

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.spec.capacity import KINDS, PROVIDERS_MAX, Cro, ProviderSettings, Redfish, check_providers
 from autoscaler.spec.decode import WrongKeyError, decode_value
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.pod import API_VERSION
 
 NO_URLS = [

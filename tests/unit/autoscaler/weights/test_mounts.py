@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.spec.load import DocumentError, parse_documents
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.spec.settings import Settings, Signatures, Weights
 from autoscaler.state.world import ClusterFacts
 from autoscaler.weights import mounts

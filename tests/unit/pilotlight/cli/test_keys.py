@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from autoscaler.spec.load import parse_documents
+from autoscaler.documents.load import parse_documents
 from pilotlight.cli import keys
 from pilotlight.models import documents
 from pilotlight.models.documents import KEYS_FILE

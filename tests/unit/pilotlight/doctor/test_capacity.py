@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from autoscaler.documents.load import parse_documents
 from autoscaler.providers.kube import AnswerError, Object
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.settings import Settings
 from pilotlight.doctor.capacity import APIS, Place, check_capacity
 from pilotlight.doctor.finding import Finding

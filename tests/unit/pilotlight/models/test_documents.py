@@ -8,10 +8,10 @@ import click
 import pytest
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import Documents, parse_documents, to_yaml
+from autoscaler.documents.validation import check_name
 from autoscaler.engines import EngineError
-from autoscaler.spec.load import Documents, parse_documents, to_yaml
 from autoscaler.spec.settings import Settings
-from autoscaler.spec.validation import check_name
 from loadtest import tiny_gguf
 from pilotlight.cli import keys
 from pilotlight.models.documents import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from autoscaler.documents.validation import SET_BY_DRIVER
 from autoscaler.drivers.local import devices
 from autoscaler.drivers.local.devices import Devices, filter_visible_gpus, host_bytes
 from autoscaler.drivers.local.nvml import NvmlGpu
 from autoscaler.drivers.local.processes import MARK
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
-from autoscaler.spec.validation import SET_BY_DRIVER
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import SliceId
 from tests.kit.fakenvml import FakeNvml

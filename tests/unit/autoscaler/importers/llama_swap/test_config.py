@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.engines import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
-from autoscaler.spec.load import DocumentError, parse_documents
 from tests.kit.budget import examples
 
 WHOLE = """

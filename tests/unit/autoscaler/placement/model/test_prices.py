@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.placement.model.prices import Prices
 from autoscaler.planner.plan import plan
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Gpu, Model, Start
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Price, Settings

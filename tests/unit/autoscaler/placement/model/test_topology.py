@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.placement.model.topology import CLIQUE
 from autoscaler.planner.plan import plan
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.world import Replica, Slice, World

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.explain.model import explain_model
@@ -29,7 +30,6 @@ from autoscaler.placement.model.topology import (
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.resources import HostResources, Link
 from autoscaler.state.world import NodeId, Slice, SliceId

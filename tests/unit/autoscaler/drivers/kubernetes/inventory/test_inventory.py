@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE, Groups
+from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import node as nodes
 from autoscaler.explain.decision_log import Log
@@ -16,7 +17,6 @@ from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.vendors import TEMPLATES
-from autoscaler.spec.load import DocumentError, parse_documents
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import API_VERSION, Pod
 from autoscaler.spec.quantity import Bytes

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
+from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.objects import device_plugin_config
 from autoscaler.drivers.kubernetes.objects import node as nodes
@@ -20,7 +21,6 @@ from autoscaler.kubernetes.constants import PLACES
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import ILL, OTHERS, list_unhealthy_slices
 from autoscaler.slicing import registry
-from autoscaler.spec.load import parse_documents
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import API_VERSION, GPU
 from autoscaler.spec.settings import Settings

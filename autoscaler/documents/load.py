@@ -20,14 +20,7 @@ import msgspec
 import yaml
 
 from autoscaler.contract import ModelName, TenantName
-from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
-from autoscaler.spec.engines import default_slots
-from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.spec.pod import API_VERSION
-from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
-from autoscaler.spec.settings import Settings
-from autoscaler.spec.tenant import Tenant, TenantSpec
-from autoscaler.spec.validation import (
+from autoscaler.documents.validation import (
     MESSAGE,
     check_model,
     check_name,
@@ -37,6 +30,13 @@ from autoscaler.spec.validation import (
     check_tenant,
     find_unsupported_key,
 )
+from autoscaler.spec.decode import Part, WrongKeyError, decode_value, format_path, suggest_nearest
+from autoscaler.spec.engines import default_slots
+from autoscaler.spec.model import Model, ModelSpec
+from autoscaler.spec.pod import API_VERSION
+from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, format_bytes
+from autoscaler.spec.settings import Settings
+from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.spec.yaml import YamlError, parse_yaml
 from autoscaler.text import one_line
 

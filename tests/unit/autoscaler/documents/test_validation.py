@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autoscaler.spec.load import DocumentError, parse_documents
+from autoscaler.documents.load import DocumentError, parse_documents
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoscaler.documents.load import DocumentError, Documents, parse_documents, to_yaml
+from autoscaler.documents.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import IMAGE_WANTED
-from autoscaler.spec.load import DocumentError, Documents, parse_documents, to_yaml
 from autoscaler.spec.model import EngineTls
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Tls
-from autoscaler.spec.validation import CLAIM_WANTED, FILE_WANTED, KEYS, PRODUCT_WANTED
 from autoscaler.spec.yaml import YamlError, parse_yaml
 from tests.kit.budget import examples
 

@@ -13,7 +13,7 @@ path, with what to do. Of volumes only those are let through that take nothing o
 What must hold within one document beyond its types: names, ranges, what an engine needs.
 
 Owns the rules between keys. Each raises WrongKeyError with the key to change. Rules between documents (names that are
-taken) stand in `autoscaler.spec.load`.
+taken) stand in `autoscaler.documents.load`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.spec import validation
+from autoscaler.documents import validation
+from autoscaler.documents.load import read_document
 from autoscaler.spec.decode import WrongKeyError, format_path
-from autoscaler.spec.load import read_document
 from autoscaler.spec.model import Model
 from pilotlight.processes.cluster_documents import decode_custom_resource, decode_kubeai_model
 
