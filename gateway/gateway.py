@@ -36,7 +36,7 @@ from gateway.memory.scale import MemoryGuard
 from gateway.request.auth import Directory
 from gateway.request.headers import get_call_headers
 from gateway.server.connection import Connection
-from gateway.server.exchange import ProxiedCall
+from gateway.server.proxied_call import ProxiedCall
 from gateway.telemetry import Telemetry
 from gateway.upstream.pool import Upstreams
 

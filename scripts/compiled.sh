@@ -60,7 +60,7 @@ PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . 
   tests/unit/gateway/dispatch/test_dispatcher.py \
   tests/unit/gateway/dispatch/test_fair_queue.py \
   tests/unit/gateway/dispatch/test_reports.py \
-  tests/unit/gateway/dispatch/test_routes.py \
+  tests/unit/gateway/dispatch/test_routing_table.py \
   tests/unit/gateway/dispatch/test_slots.py \
   tests/unit/gateway/http/test_host_check.py \
   tests/unit/gateway/http/test_response_reader.py \
@@ -70,7 +70,7 @@ PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . 
   tests/unit/gateway/memory/test_scale.py \
   tests/unit/gateway/request/test_api_routes.py \
   tests/unit/gateway/request/test_auth.py \
-  tests/unit/gateway/request/test_body_edit.py \
+  tests/unit/gateway/request/test_body_members.py \
   tests/unit/gateway/request/test_headers.py \
   tests/unit/gateway/request/test_json_scanner.py \
   tests/unit/gateway/request/test_multipart.py \

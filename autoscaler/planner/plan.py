@@ -28,7 +28,7 @@ from autoscaler.capacity import ordered_slices
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import NO_HISTORY, DesiredReplicas
-from autoscaler.demand.history import start_deadline_s
+from autoscaler.demand.model_history import start_deadline_s
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.bins import ENDING, list_start_locks, stuck_s
@@ -55,7 +55,7 @@ from autoscaler.rearrange import vacate_gpu
 from autoscaler.rearrange.consolidation import plan_consolidation
 from autoscaler.rearrange.defragmentation import defragment
 from autoscaler.rearrange.mig_repartition import plan_repartition
-from autoscaler.rearrange.migration import MigrationContext, build_relocation_requests, drain_stranded_replica
+from autoscaler.rearrange.replica_migration import MigrationContext, build_relocation_requests, drain_stranded_replica
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import (
     AcquireLease,

@@ -1,9 +1,9 @@
 """Consolidation: moves replicas from paid capacity to owned devices after demand drops. Pure.
 
 Decides which replica moves first while no request lacks room (`autoscaler.rearrange.paid_capacity` finds the replicas
-on paid capacity). Guarantees beyond those of every move (`autoscaler.rearrange.migration`): a replica moves only if
-free unpaid room exists for it and all others on that order. It does not move if it is about to stop anyway, to a
-product that its model ranks lower, or where its model's replicas must be spread. A new leader moves nothing for its
+on paid capacity). Guarantees beyond those of every move (`autoscaler.rearrange.replica_migration`): a replica moves
+only if free unpaid room exists for it and all others on that order. It does not move if it is about to stop anyway, to
+a product that its model ranks lower, or where its model's replicas must be spread. A new leader moves nothing for its
 first minutes, since it may not know yet who replaced whom. When the last replica has left,
 `autoscaler.provisioning.release` releases the order.
 """
@@ -23,14 +23,14 @@ from autoscaler.demand.desired_replicas import (
     median_start_s,
 )
 from autoscaler.queries.gateways import is_demand_complete
-from autoscaler.rearrange.migration import (
+from autoscaler.rearrange.paid_capacity import group_replicas_by_order, list_paid_slices, worst_product_rank
+from autoscaler.rearrange.replica_migration import (
     MigrationContext,
     MigrationStep,
     check_stability,
     find_moving_replica,
     reserve_placement,
 )
-from autoscaler.rearrange.paid_capacity import group_replicas_by_order, list_paid_slices, worst_product_rank
 from autoscaler.state.capacity_orders import Lease, LeaseId
 from autoscaler.state.world import Move, Replica, Slice, World
 

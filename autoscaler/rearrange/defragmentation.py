@@ -1,10 +1,10 @@
 """Defragmentation: moves replicas where a placement request is unplaced only because free room is fragmented. Pure.
 
 Searches for such moves, within bounds, so that it may miss one. Guarantees beyond those of every move
-(`autoscaler.rearrange.migration`): a replica that moves has a new place that is free now, after all moves before it;
-after the last move the request fits, and no move could be left out; the room gained is worth more than the starts; at
-most one move begins in EVERY_S, and none from or to a node where anything else starts or ends. For a request that needs
-a whole partitioned GPU, all replicas on it move. `autoscaler.planner.plan` starts the first successor.
+(`autoscaler.rearrange.replica_migration`): a replica that moves has a new place that is free now, after all moves
+before it; after the last move the request fits, and no move could be left out; the room gained is worth more than the
+starts; at most one move begins in EVERY_S, and none from or to a node where anything else starts or ends. For a request
+that needs a whole partitioned GPU, all replicas on it move. `autoscaler.planner.plan` starts the first successor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autoscaler.placement.model.topology import WORDS
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest, Unplaced
 from autoscaler.placement.reasons import Pieces, pieces_of
 from autoscaler.queries.gateways import is_demand_complete
-from autoscaler.rearrange.migration import (
+from autoscaler.rearrange.replica_migration import (
     MigrationContext,
     MigrationStep,
     check_stability,

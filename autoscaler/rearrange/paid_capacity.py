@@ -21,7 +21,7 @@ from autoscaler.fold.fold import Observation, fold
 from autoscaler.placement.model.bins import build_placement_request
 from autoscaler.placement.model.predicates import has_matching_labels, node_exclusion_reason
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
-from autoscaler.rearrange.migration import can_migrate
+from autoscaler.rearrange.replica_migration import can_migrate
 from autoscaler.spec.capacity import provider_keep_seconds
 from autoscaler.state.actions import Acted
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer

@@ -26,7 +26,7 @@ from gateway.dispatch.effects import Effect, Refuse, ReportNow
 from gateway.dispatch.fair_queue import Parked, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.model_dispatcher import Bounce, ModelDispatcher, SharedCounters
-from gateway.dispatch.routes import Routes
+from gateway.dispatch.routing_table import Routes
 
 _PARKED, _RUNNING, _ENDED = CallState.PARKED, CallState.RUNNING, CallState.ENDED
 _REPORT_NOW = ReportNow()

@@ -18,7 +18,7 @@ from gateway.dispatch.effects import Effect, Grant, Refuse
 from gateway.dispatch.fair_queue import Deadlines, Parked, Queue, TenantQueue
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.dispatch.reports import Accounts
-from gateway.dispatch.routes import Routes
+from gateway.dispatch.routing_table import Routes
 from gateway.dispatch.slots import Hold, ModelRoutes
 from gateway.errors import MAX_RETRY_AFTER_S, CallError
 

@@ -1,8 +1,8 @@
 """Slot usage of one gateway per replica, and the choice of a replica for a request.
 
 One request takes one slot and returns it. Slots in use never exceed the number allowed at the time of a grant. A
-replica that did not accept a connection gets one request at a time until it is confirmed. `gateway.dispatch.routes`
-sets the holds. Knows nothing about queues or tenants.
+replica that did not accept a connection gets one request at a time until it is confirmed.
+`gateway.dispatch.routing_table` sets the holds. Knows nothing about queues or tenants.
 """
 
 from __future__ import annotations

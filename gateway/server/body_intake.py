@@ -18,11 +18,11 @@ from gateway.http.body import LARGE_BYTES, ChunkedBody, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.request_reader import AHEAD_BYTES_MAX, RequestReader
 from gateway.memory.body_budget import TLS_BYTES
-from gateway.request import body_edit
+from gateway.request import body_members
 from gateway.request.api_routes import Kind, Operation, find_operation
 from gateway.request.multipart import names_model
 from gateway.server import precheck
-from gateway.server.transport import ClientTransport
+from gateway.server.client_transport import ClientTransport
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -145,7 +145,7 @@ class BodyIntake(ClientTransport):
         if body.scan is None:
             operation = find_operation(head.method, head.path)
             if operation is not None and operation.kind is Kind.INFER:
-                body_edit.start_scan(operation, body, head.headers.get(b"content-type", b""))
+                body_members.start_scan(operation, body, head.headers.get(b"content-type", b""))
         return body.scan is None or body.scan.step(body.size)
 
     def _turn(self) -> None:

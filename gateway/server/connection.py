@@ -22,8 +22,8 @@ from gateway.request import headers
 from gateway.request.api_routes import Kind, Operation, find_operation
 from gateway.server import local_routes, precheck
 from gateway.server.body_intake import BodyIntake
-from gateway.server.exchange import admit_call
-from gateway.server.transport import LINGER_S
+from gateway.server.client_transport import LINGER_S
+from gateway.server.proxied_call import admit_call
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway

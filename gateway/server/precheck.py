@@ -1,7 +1,7 @@
 """Checks that need only a request's head: rejects requests before their bodies are read, to save memory.
 
-The checks have the same order as those of a whole request (`gateway.server.exchange.admit_call`), with one exception:
-errors in the bytes of a body are not found if its head was rejected before they arrived.
+The checks have the same order as those of a whole request (`gateway.server.proxied_call.admit_call`), with one
+exception: errors in the bytes of a body are not found if its head was rejected before they arrived.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autoscaler.contract import TenantEntry
 from gateway import errors
 from gateway.dispatch.memory_pressure import Pressure
 from gateway.http.request_head import Head
-from gateway.request import body_edit
+from gateway.request import body_members
 from gateway.request.api_routes import Kind, Operation
 from gateway.request.headers import Asked, get_call_headers
 
@@ -67,7 +67,7 @@ def check_body_size(operation: Operation, size: int) -> None:
 
 def check_model(front: Gateway, tenant: TenantEntry, operation: Operation, wish: Asked) -> None:
     """Check media type and dialect if the path or a header names the model. Raises CallError."""
-    body_edit.check_media(operation, wish.content_type)
+    body_members.check_media(operation, wish.content_type)
     name = operation.model or wish.model
     if name and operation.dialect not in front.directory.resolve(tenant, name).dialects:
         raise errors.unsupported_dialect()

@@ -24,7 +24,7 @@ from autoscaler.agent_contract import ImageWant
 from autoscaler.contract import NODE_PERIOD_S, NodeReport
 from pilotlight import process
 from pilotlight.agent.autoscaler_client import HttpWay
-from pilotlight.agent.gpu.daemon_pods import parse_pod_selector
+from pilotlight.agent.gpu.device_plugin_pods import parse_pod_selector
 from pilotlight.agent.gpu.fabric_node import open_gpu_attachment
 from pilotlight.agent.gpu.hotplug_loop import Attaching
 from pilotlight.agent.kubelet.image_pull import Images, ImageWanted

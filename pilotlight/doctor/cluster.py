@@ -15,7 +15,7 @@ import msgspec
 
 from autoscaler.capacity.attachable_nodes import list_attachable_nodes
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.engines import LaunchCommand
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
@@ -222,7 +222,7 @@ def _engine_pod() -> Object:
         id=ReplicaId("pilotlight-doctor"), model=model.name, spec_hash="", intent="doctor", slices=(), memory_bytes=0
     )
     launch = LaunchCommand(argv=("true",), env={}, readiness_path="/")
-    return pod.build_pod_manifest(replica, model, launch, "pilotlight-doctor")
+    return replica_pod.build_pod_manifest(replica, model, launch, "pilotlight-doctor")
 
 
 async def nodes(api: Api, scene: Scene) -> list[Finding]:

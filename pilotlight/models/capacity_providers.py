@@ -152,7 +152,7 @@ def build_kueue_provider(entry: ProviderSettings, around: Around) -> Provider:
 
 def _template(around: Around) -> Callable[[ModelName], Object | None]:
     """Return a function that builds a Model's pod template, or None for an unknown Model."""
-    from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
+    from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
 
     def of(name: ModelName) -> Object | None:
         world = around.world()

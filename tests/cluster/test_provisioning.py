@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ModelName
-from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
+from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
 from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.providers.kube import AnswerError, Object

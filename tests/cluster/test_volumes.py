@@ -15,8 +15,8 @@ from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import volumes
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.volumes import (
     VOLUMES,
     Mounted,

@@ -24,7 +24,7 @@ from artifacts.registry.client import Client
 from artifacts.store.store import Store
 from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import volumes
-from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.kubernetes.api import Api
 from autoscaler.spec.model import Model
 from autoscaler.state.world import STORE

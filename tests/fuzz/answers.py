@@ -16,7 +16,7 @@ from gateway import errors
 from gateway.http import responses
 from gateway.http.response_reader import BodyWalker, FramingError, HeadReader, ResponseHead
 from gateway.http.sse import is_usage
-from gateway.server.relay import Answer
+from gateway.server.response_relay import Answer
 from gateway.upstream import token_usage
 from tests.fuzz.cutting import cut
 from tests.kit.engine import DONE, END, OK, STREAM, STREAM_HEAD, USAGE_EVENT, chunk, delta, event
@@ -104,7 +104,7 @@ def same(whole: Played, pieces: Played) -> None:
 
 
 def play(pieces: list[bytes], wishes: Wishes) -> Played:
-    """Process pieces as `gateway.upstream.connection` and `gateway.server.exchange` do.
+    """Process pieces as `gateway.upstream.connection` and `gateway.server.proxied_call` do.
     From the first byte until the engine has closed.
     """
     reader, out = HeadReader(), b""

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import CallError
 from gateway.http.body import ChunkedBody
-from gateway.request import body_edit
+from gateway.request import body_members
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.json_scanner import NESTING_MAX
 from gateway.request.multipart import edit_multipart, read_multipart
@@ -89,11 +89,11 @@ def documents(data: bytes) -> None:
     operation, body = OPERATIONS[data[0] % len(OPERATIONS)], data[1:]
     large = as_large(operation, body)
     try:
-        peek = body_edit.read_body(operation, body, b"application/json")
-        edited = body_edit.edit_body(operation, peek, SERVED)
+        peek = body_members.read_body(operation, body, b"application/json")
+        edited = body_members.edit_body(operation, peek, SERVED)
     except CallError:
         return
-    assert isinstance(peek, body_edit.Peek)
+    assert isinstance(peek, body_members.Peek)
     assert isinstance(edited, bytes)
     if large is not None:  # it has tighter bounds for names, numbers, nesting and values
         assert dict(members(large)) == dict(members(edited)), "read otherwise as a large body"
@@ -130,13 +130,15 @@ def as_large(operation: Operation, body: bytes) -> bytes | None:
     found: list[bytes | None] = []
     for size in (len(body) + 1, 7):
         pieces = ChunkedBody()
-        body_edit.start_scan(operation, pieces, b"application/json")
+        body_members.start_scan(operation, pieces, b"application/json")
         for at in range(0, len(body), size):
             pieces.add(body[at : at + size])
             if pieces.scan is not None:
                 pieces.scan.step(len(pieces))
         try:
-            edited = body_edit.edit_body(operation, body_edit.read_body(operation, pieces, b"application/json"), SERVED)
+            edited = body_members.edit_body(
+                operation, body_members.read_body(operation, pieces, b"application/json"), SERVED
+            )
         except CallError:
             found.append(None)
         else:

@@ -33,7 +33,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Replicas asked for in one tick": ("autoscaler.planner.reconcile.WANTS_MAX",),
     "moves of Replicas for room in pieces": (
         "autoscaler.rearrange.defragmentation.EVERY_S",
-        "autoscaler.rearrange.migration.AGAIN_S",
+        "autoscaler.rearrange.replica_migration.AGAIN_S",
     ),
     "search for moves": (
         "autoscaler.rearrange.defragmentation.KINDS_MAX",
@@ -85,7 +85,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.processes.autoscaler.ENGINE_GRACE_S"),
     "drain": ("autoscaler.queries.gateways.DRAIN_SECONDS_MAX",),
     "log of moves": ("autoscaler.explain.decision_log.ROWS_MAX",),
-    "starts remembered": ("autoscaler.demand.history.STARTS_MAX",),
+    "starts remembered": ("autoscaler.demand.model_history.STARTS_MAX",),
     "an engine's log; logs of those that ended": (
         "autoscaler.drivers.local.engine_logs.BYTES_MAX",
         "autoscaler.drivers.local.engine_logs.FILES_MAX",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.errors import CallError
 from gateway.http.body import Body
 from gateway.http.request_head import Request
-from gateway.request import body_edit
+from gateway.request import body_members
 from gateway.request.api_routes import Kind, find_operation
 from gateway.request.headers import get_call_headers, request_id, upstream_head
 
@@ -32,8 +32,8 @@ def forwarded(request: Request) -> tuple[bytes, bytes] | None:
     except CallError:
         return None
     try:
-        peek = body_edit.read_body(operation, request.body, wish.content_type, wish.model)
-        edited = body_edit.edit_body(operation, peek, SERVED)
+        peek = body_members.read_body(operation, request.body, wish.content_type, wish.model)
+        edited = body_members.edit_body(operation, peek, SERVED)
     except CallError:
         edited = request.body
     body = in_one(edited)

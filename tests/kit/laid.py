@@ -14,7 +14,7 @@ from autoscaler.placement.model.bins import build_bins, build_placement_request
 from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import Defragmented, defragment
-from autoscaler.rearrange.migration import MigrationContext
+from autoscaler.rearrange.replica_migration import MigrationContext
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.world import NodeId, Replica, Slice, World

@@ -34,7 +34,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "chunks of a body": ("gateway.http.request_framing.CHUNKS_MAX", "gateway.http.request_framing.CHUNK_BYTES_MEAN"),
     "top-level members of a body; small values in one": (
         "gateway.request.json_scanner.MEMBERS_MAX",
-        "gateway.request.body_edit._COLONS_MAX",
+        "gateway.request.body_members._COLONS_MAX",
     ),
     "body that is read in one go, kept as one": ("gateway.http.body.LARGE_BYTES",),
     "in a body over 256 KiB: a top-level name or number; a value that we read; levels inside a member": (
@@ -58,10 +58,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "gateway.limits.Limits.body_seconds_max",
     ),
     "time for a TLS handshake": ("gateway.limits.Limits.header_seconds_max",),
-    "goodbye of a TLS client": ("gateway.server.transport.LINGER_S",),
+    "goodbye of a TLS client": ("gateway.server.client_transport.LINGER_S",),
     "bytes sent ahead of their turn": ("gateway.http.request_reader.AHEAD_BYTES_MAX",),
     "answers to pipelined requests in one turn of the loop": ("gateway.server.connection.ANSWERS_A_TURN",),
-    "what still arrives after a refusal": ("gateway.server.transport.LINGER_S",),
+    "what still arrives after a refusal": ("gateway.server.client_transport.LINGER_S",),
     "body that its head alone refuses (path, key, media type, Model in path or `X-Model`)": (
         "gateway.server.precheck.DROP_BYTES_MAX",
     ),
@@ -81,7 +81,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "memory of a gateway": (),
     "idle client connection": ("gateway.limits.Limits.idle_seconds_max",),
     "client that does not read": (
-        "gateway.server.writer.WRITE_BUFFER_BYTES",
+        "gateway.server.client_writer.WRITE_BUFFER_BYTES",
         "gateway.limits.Limits.write_stall_seconds_max",
     ),
     "kept by the kernel for a client that does not read; of an engine's answer that nobody takes": (
@@ -113,7 +113,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "begin of a chunk that is kept until its rest has come": ("gateway.http.sse.PART_BYTES_MAX",),
     "one unfinished event of a stream": ("gateway.http.sse.EVENT_BYTES_MAX",),
-    "an engine's error told as an event": ("gateway.server.relay.ERROR_BODY_BYTES_MAX",),
+    "an engine's error told as an event": ("gateway.server.response_relay.ERROR_BODY_BYTES_MAX",),
     "event lines that wait": ("gateway.telemetry.EVENTS_MAX",),
     "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
     "permissions remembered": ("gateway.request.auth.RESOLVED_MAX",),

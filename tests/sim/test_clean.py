@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices, ReplicaId
 from autoscaler.drivers.kubernetes.cleanup import FORCED_S
-from autoscaler.drivers.kubernetes.objects.pod import format_pod_name
+from autoscaler.drivers.kubernetes.objects.replica_pod import format_pod_name
 from autoscaler.state.operator_orders import NodeReported
 from tests.sim.cluster import Cluster, Kubelet, play
 from tests.sim.stage import GIB, Stage, model

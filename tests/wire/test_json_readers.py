@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import CallError
-from gateway.request.body_edit import edit_json, read_json
+from gateway.request.body_members import edit_json, read_json
 
 pytestmark = pytest.mark.standard
 

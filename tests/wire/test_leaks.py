@@ -12,7 +12,7 @@ import tracemalloc
 
 import pytest
 
-from gateway.server.exchange import BREATHS_S
+from gateway.server.proxied_call import BREATHS_S
 from gateway.upstream import pool
 from gateway.upstream.pool import Pool
 from tests.kit.engine import (

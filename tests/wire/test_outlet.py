@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from gateway.server.client_writer import WRITE_BUFFER_BYTES
 from gateway.server.connection import Connection
-from gateway.server.writer import WRITE_BUFFER_BYTES
 from tests.kit.certificates import sides
 from tests.kit.rig import Rig, rig
 

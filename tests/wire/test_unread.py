@@ -11,8 +11,8 @@ import pytest
 from gateway.http.body import LARGE_BYTES
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
+from gateway.server.client_writer import WRITE_BUFFER_BYTES
 from gateway.server.connection import ANSWERS_A_TURN
-from gateway.server.writer import WRITE_BUFFER_BYTES
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.played import heard
 from tests.kit.rig import Rig, rig

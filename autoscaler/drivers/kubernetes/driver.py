@@ -27,9 +27,8 @@ from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
 from autoscaler.drivers.kubernetes import cleanup
 from autoscaler.drivers.kubernetes.cleanup import Clearing
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen
-from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.drivers.kubernetes.objects.replica_events import (
     build_observation,
     build_podless_observation,
@@ -37,6 +36,7 @@ from autoscaler.drivers.kubernetes.objects.replica_events import (
     is_news,
     with_finalizers,
 )
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Policies, RefusedStarts
 from autoscaler.drivers.kubernetes.pod_builder import PodBuilder

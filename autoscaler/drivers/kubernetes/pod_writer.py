@@ -18,8 +18,8 @@ from typing import Protocol
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims
-from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.drivers.kubernetes.volumes import NodeVolumes
 from autoscaler.faults import describe_error
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, FencedError, Object, UnreachableError

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES, WRITER
 from autoscaler.spec.model import Model

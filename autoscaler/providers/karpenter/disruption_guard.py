@@ -6,7 +6,7 @@ serves does not block consolidation, and a start or a drain is not interrupted a
 failures: see Reconciler. Only the leader writes; a new leader first reads which pods have the annotation. Models and
 Settings that set it themselves are left alone, as are adopted pods. Nothing relies on it: a pod that is evicted all the
 same is drained (`Seen.TAKEN`), and its engine is stopped late (`lingers` in
-`autoscaler.drivers.kubernetes.objects.pod`).
+`autoscaler.drivers.kubernetes.objects.replica_pod`).
 """
 
 from __future__ import annotations

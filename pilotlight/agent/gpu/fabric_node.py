@@ -15,7 +15,7 @@ from autoscaler.contract import PodDevices
 from autoscaler.kubernetes.api import Api, UnreachableError
 from autoscaler.providers.kube import AnswerError
 from pilotlight.agent.gpu.bus import Bus, StepError
-from pilotlight.agent.gpu.daemon_pods import Daemons, parse_pod_selector
+from pilotlight.agent.gpu.device_plugin_pods import Daemons, parse_pod_selector
 from pilotlight.agent.gpu.hotplug import Job, Seen, Step
 from pilotlight.agent.gpu.hotplug_loop import Attaching
 from pilotlight.kube import Objects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pilotlight.agent.weights import peer_access
-from pilotlight.cli.weights import login, pack, pull, push, store
+from pilotlight.cli.weights import inspect_push, login, pack, pull, store
 
 
 @click.group(epilog="Example: pilotlight weights ls")
@@ -15,8 +15,8 @@ def weights() -> None:
 
 for command in (
     pack.pack,
-    push.push,
-    push.inspect,
+    inspect_push.push,
+    inspect_push.inspect,
     pull.pull,
     pull.verify_,
     store.list_,

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from autoscaler.drivers.kubernetes.objects.pod import read_waiting_reason
+from autoscaler.drivers.kubernetes.objects.replica_pod import read_waiting_reason
 from autoscaler.drivers.kubernetes.objects.start_timing import READY_TO_START
 from autoscaler.kubernetes.api import Object
 from autoscaler.kubernetes.constants import CRASHES, ENDED, TEMPLATE_HASH, WRITER

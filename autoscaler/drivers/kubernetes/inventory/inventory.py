@@ -13,17 +13,17 @@ from typing import Any
 from autoscaler.capacity.attachable_nodes import Groups
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import device_plugin_config
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.node_resources import Hosts
-from autoscaler.drivers.kubernetes.objects.pod import SLICES, PodSeen
+from autoscaler.drivers.kubernetes.objects.replica_pod import SLICES, PodSeen
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODE_POOL, NODES, PLACES
 from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
-from autoscaler.slicing import dra_binding_conditions, registry, usage
+from autoscaler.slicing import device_usage, dra_binding_conditions, registry
 from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra_claims import common_claim_name, dra_device_name_of_id, list_alternatives
-from autoscaler.slicing.usage import resolve_actual_slices
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
 from autoscaler.state.device_claims import AwaitedSeen, sort_by_wait
@@ -176,14 +176,16 @@ class Inventory:
         )
         found = dra_binding_conditions.apply_bindings(found, (binding for one in seen for binding in one.bindings))
         others = list(self._with_devices.values())
-        theirs = [one for pod in others if pod.cards for one in usage.list_card_usage(pod.node, pod.cards)]
-        theirs += usage.list_dra_usage(found, (got for one in seen if not one.ours for got in one.got))
+        theirs = [one for pod in others if pod.cards for one in device_usage.list_card_usage(pod.node, pod.cards)]
+        theirs += device_usage.list_dra_usage(found, (got for one in seen if not one.ours for got in one.got))
         ours = [(key.name, one) for key, one in self._claims.items.items() if one.ours] if published else []
         own = [(name, got) for name, one in ours for got in one.got]
         common = {common_claim_name(one) for one in found} if own else set[str]()
         strange = (got for name, got in own if got.entry not in chosen and name not in common)
         found = nodes.close_claimed_slices(found, own)
-        found, gone = usage.subtract_usage(found, [*theirs, *usage.list_dra_usage(found, strange, ours=True)])
+        found, gone = device_usage.subtract_usage(
+            found, [*theirs, *device_usage.list_dra_usage(found, strange, ours=True)]
+        )
         found, lost = nodes.close_stale_slices(found, held)
         self._slices = {one.id: one for one in found}
         self._gone = nodes.count_taken_slices(there, found, [*others, *lost]) | gone

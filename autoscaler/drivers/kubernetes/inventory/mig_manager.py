@@ -19,8 +19,8 @@ import msgspec
 import yaml
 
 from autoscaler.drivers.contained import start_contained_task
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.watch import Change, Watched

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.slicing.base import PodFields

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoscaler.drivers import probes
-from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import PodRef, Replica

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import node
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.drivers.kubernetes.objects import node_facts
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.placement.partitioned_gpus import REST_S, list_rejoinable_gpus
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import list_unplaceable_models
@@ -38,7 +38,9 @@ def there(published: list[Object], *kept: str) -> list[Slice]:
     declared = parse_documents([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(NODE, {}, usable=True, lost=False)]
     names = [f"{AT}/{one}" for one in kept]
-    return list(node.build_slices(seen, declared, lambda _: {}, resource_claims.group_slices_by_node(published), names))
+    return list(
+        node_facts.build_slices(seen, declared, lambda _: {}, resource_claims.group_slices_by_node(published), names)
+    )
 
 
 def asked(slices: list[Slice], *models: Model, replicas: tuple[Replica, ...] = (), **more: Any) -> World:
@@ -52,7 +54,7 @@ def on_nodes(*names: str, many: int = 1, **labels: dict[str, str]) -> list[Slice
     declared = parse_documents([("a.yaml", SETTINGS % "true")]).settings.nodes
     seen = [NodeSeen(name, labels.get(name, {}), usable=True, lost=False) for name in names]
     published = resource_claims.group_slices_by_node([one for name in names for one in partitionables(name, many)])
-    return list(node.build_slices(seen, declared, lambda _: {}, published, []))
+    return list(node_facts.build_slices(seen, declared, lambda _: {}, published, []))
 
 
 def began(on: str, **fields: Any) -> Replica:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ModelName
 from autoscaler.documents.load import DocumentError, parse_documents
-from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.engines import LaunchCommand, build_launch_command
 from autoscaler.explain.decision_log import Log
@@ -199,7 +199,9 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
     assert (one.slices, one.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
     asks = registry.build_pod_fields(one, {part.id: part})
     assert asks is not None
-    made = pod.build_pod_manifest(one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks)
+    made = replica_pod.build_pod_manifest(
+        one, of, launched(of, told_of(of, one, asks.memory_fraction), "vllm"), "i", asks=asks
+    )
     container = made["spec"]["containers"][0]
     words = [*container.get("command", ()), *container.get("args", ())]
     assert after(words, "--gpu-memory-utilization") == "0.333"

@@ -18,10 +18,10 @@ from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_ev
 from autoscaler.planner.plan import plan
 from autoscaler.queries import stranded_pods
 from autoscaler.queries.crowded_slices import list_crowded_slices, list_excess_replicas
-from autoscaler.slicing import registry, usage
+from autoscaler.slicing import device_usage, registry
+from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra_claims import Got
 from autoscaler.slicing.hami import HamiAllocation
-from autoscaler.slicing.usage import resolve_actual_slices
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
@@ -184,7 +184,7 @@ def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
 def hami(*held: HamiAllocation, count: int = 10) -> tuple[Slice, ...]:
     """Two cards of 80Gi, in part allocated to foreign pods."""
     there = registry.list_slices(hami_node(card(count=count), card("GPU-bbbb")))
-    return usage.subtract_usage(there, usage.list_card_usage(NODE, held))[0]
+    return device_usage.subtract_usage(there, device_usage.list_card_usage(NODE, held))[0]
 
 
 @pytest.mark.case("23")
@@ -206,7 +206,7 @@ def test_our_own_claim_of_unknown_size_is_not_foreign_usage() -> None:
     slices = hami()
     counted = slices[0].counted
     for ours, many in ((True, 0), (False, 1)):
-        left, _ = usage.subtract_usage(slices, [(counted, usage.DeviceUsage(None, ours=ours))])
+        left, _ = device_usage.subtract_usage(slices, [(counted, device_usage.DeviceUsage(None, ours=ours))])
         assert left[0].theirs == many
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName, Report
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.node import OtherPod
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects.node_facts import OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model

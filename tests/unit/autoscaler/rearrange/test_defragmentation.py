@@ -15,7 +15,7 @@ from autoscaler.placement.model.bins import build_bins
 from autoscaler.placement.model.types import EvictionLevel, RestartCosts, Unplaced
 from autoscaler.planner.plan import plan
 from autoscaler.rearrange.defragmentation import EVERY_S, Defragmented, defragment
-from autoscaler.rearrange.migration import AGAIN_S, MigrationContext
+from autoscaler.rearrange.replica_migration import AGAIN_S, MigrationContext
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.spec.model import Gpu, Model, Rollout
 from autoscaler.state.actions import DrainReplica, StartReplica

@@ -17,8 +17,8 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.bins import build_bins
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.rearrange.defragmentation import EVERY_S, MOVES_MAX
-from autoscaler.rearrange.migration import AGAIN_S
 from autoscaler.rearrange.paid_capacity import advance
+from autoscaler.rearrange.replica_migration import AGAIN_S
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.world import Replica, World
 from tests.kit.budget import examples

@@ -6,7 +6,7 @@ import pytest
 
 from autoscaler import engines
 from autoscaler.documents.load import parse_documents
-from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
@@ -54,9 +54,9 @@ def test_pod_manifest_matches_the_golden_file(name: str, on: NodeFacts, gpu: str
     assert asks is not None
     part = compute_engine_limits(of, has, asks.memory_fraction)
     launch = engines.build_launch_command(
-        of, None, pod.HOST, pod.assign_engine_port(has.id), {"vllm": "vllm"}, gpus=True, given=part
+        of, None, replica_pod.HOST, replica_pod.assign_engine_port(has.id), {"vllm": "vllm"}, gpus=True, given=part
     )
-    agrees(f"slicing/{name}", [pod.build_pod_manifest(has, of, launch, "engine:1", asks=asks)])
+    agrees(f"slicing/{name}", [replica_pod.build_pod_manifest(has, of, launch, "engine:1", asks=asks)])
 
 
 @pytest.mark.parametrize(

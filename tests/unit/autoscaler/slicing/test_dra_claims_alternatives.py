@@ -15,8 +15,8 @@ from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
+from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra_claims import Dra, Got, list_alternatives
-from autoscaler.slicing.usage import resolve_actual_slices
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId
 from tests.kit.apiserver import Event, Server

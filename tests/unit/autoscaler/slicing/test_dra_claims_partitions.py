@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import node
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen
+from autoscaler.drivers.kubernetes.objects import node_facts
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.slicing.base import PodFields, SliceShare
+from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra_claims import Dra, Got
-from autoscaler.slicing.usage import resolve_actual_slices
 from autoscaler.state.world import Slice
 from tests.kit.golden import agrees, pod
 from tests.kit.pools import DRIVER, H100, cut_name, partitionable
@@ -29,7 +29,9 @@ def slices(*kept: str, cut: bool = True, places: bool = False) -> dict[str, Slic
     """The slices of a node with one H100, as the driver builds them."""
     declared = parse_documents([("a.yaml", SETTINGS % str(cut).lower())]).settings.nodes
     published = resource_claims.group_slices_by_node(partitionable(NODE, places=places))
-    found = node.build_slices([NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept)
+    found = node_facts.build_slices(
+        [NodeSeen(NODE, {}, usable=True, lost=False)], declared, lambda _: {}, published, kept
+    )
     return {one.id.rpartition("/")[2]: one for one in found}
 
 

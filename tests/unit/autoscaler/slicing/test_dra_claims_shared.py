@@ -12,14 +12,14 @@ from autoscaler.contract import TenantName
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
-from autoscaler.drivers.kubernetes.objects.node import RESLICED, close_claimed_slices
+from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, close_claimed_slices
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.planner.plan import plan
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
+from autoscaler.slicing.device_usage import FULL
 from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
-from autoscaler.slicing.usage import FULL
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import Bytes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects.node_resources import Hosts, sum_pod_requests
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model

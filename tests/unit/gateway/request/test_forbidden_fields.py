@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import CallError
 from gateway.http.body import LARGE_BYTES, Body, ChunkedBody
 from gateway.request import forbidden_fields
-from gateway.request.body_edit import read_json
+from gateway.request.body_members import read_json
 from gateway.request.multipart import read_multipart
 
 FORM = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'

@@ -13,7 +13,7 @@ from gateway.errors import CallError
 from gateway.http.body import Body, ChunkedBody, Edit, copy_range
 from gateway.http.incremental import STEP_UNITS
 from gateway.request.api_routes import Operation, find_operation
-from gateway.request.body_edit import Peek, edit_body, read_body
+from gateway.request.body_members import Peek, edit_body, read_body
 from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
 from gateway.request.multipart import Form, FormScan, edit_multipart, read_multipart
 from tests.kit.budget import examples

@@ -17,9 +17,9 @@ from autoscaler.drivers.kubernetes.cleanup import (
     Clearing,
     is_force_deleted,
 )
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen
-from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.state.world import SliceId
 
 RUNS = PodSeen(

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers.kubernetes import pod_writer, volumes
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import CollisionError, refuse_collisions
 from autoscaler.drivers.kubernetes.volumes import Mounted, MountError, NodeVolumes, build_node_volume, mount_weights
 from autoscaler.kubernetes.api import Api, ApiError, Object, UnreachableError
@@ -25,7 +25,7 @@ from autoscaler.state.world import ClusterFacts, Replica
 from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
 from pilotlight.processes.cluster import build_pod_launch
 from tests.kit.golden import agrees
-from tests.unit.autoscaler.drivers.kubernetes.objects.test_pod import model, replica
+from tests.unit.autoscaler.drivers.kubernetes.objects.test_replica_pod import model, replica
 from tests.unit.autoscaler.drivers.kubernetes.test_pod_writer import Deaf
 
 DIGEST = "sha256:" + 64 * "a"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects import node
+from autoscaler.drivers.kubernetes.objects import node_facts
 from autoscaler.providers.cluster_autoscaler.placeholder_pods import KEEPS, PATIENCE_S, REFUSED, TRIGGERED, keeper_name
 from autoscaler.providers.cluster_autoscaler.provider import NodeGroup
 from autoscaler.providers.karpenter.nodeclaim import WRITER
@@ -212,7 +212,7 @@ def test_order_persists_when_a_replica_preempts_its_placeholder() -> None:
         await provider.acquire(made)
         await asyncio.sleep(NODE_S + 20.0)
         bound = server.objects[f"{PODS}/{made.id.name}"]
-        assert node.read_other_pod(bound) is None, "what it has is free for Replicas"
+        assert node_facts.read_other_pod(bound) is None, "what it has is free for Replicas"
         await server.delete(f"{PODS}/{made.id.name}")  # the scheduler preempts it
         assert (await one(provider)).phase == "here"
 

@@ -11,7 +11,7 @@ from autoscaler.agent_contract import FabricWant
 from autoscaler.contract import FabricReport, PodDevices
 from pilotlight.agent.gpu import hotplug
 from pilotlight.agent.gpu.bus import Answer, Bus, StepError
-from pilotlight.agent.gpu.daemon_pods import VERSION, Daemons, Those
+from pilotlight.agent.gpu.device_plugin_pods import VERSION, Daemons, Those
 from pilotlight.agent.gpu.fabric_node import FabricNode
 from pilotlight.agent.gpu.hotplug import (
     IDLE_BYTES_MAX,

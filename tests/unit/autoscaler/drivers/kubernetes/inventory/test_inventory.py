@@ -9,7 +9,7 @@ import pytest
 from autoscaler.capacity.attachable_nodes import GPU_COUNT, OWNER_KIND, OWNER_NAME, OWNER_NAMESPACE, Groups
 from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import node as nodes
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan

@@ -10,8 +10,8 @@ import pytest
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.kubernetes.inventory import resource_claims as claims_
 from autoscaler.drivers.kubernetes.inventory.resource_claims import Claims, ClaimSeen
-from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.pod import PodSeen
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.drivers.kubernetes.pod_writer import Orders, StartListener
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, UnreachableError
 from autoscaler.kubernetes.decoding import ListPage

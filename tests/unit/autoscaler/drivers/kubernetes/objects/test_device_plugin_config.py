@@ -12,9 +12,9 @@ from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.inventory import declared
 from autoscaler.drivers.kubernetes.objects import device_plugin_config
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects import pod as pods
-from autoscaler.drivers.kubernetes.objects.node import NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen, OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
 from autoscaler.fold.fold import fold
 from autoscaler.kubernetes.constants import PLACES

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from autoscaler import engines
-from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import APART, NEAR, PREFERRED
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import INSTALLATION, Ownership
 from autoscaler.spec.pod import OURS
-from tests.unit.autoscaler.drivers.kubernetes.objects.test_pod import manifest, model, replica
+from tests.unit.autoscaler.drivers.kubernetes.objects.test_replica_pod import manifest, model, replica
 
 RACK, HOST = "topology.kubernetes.io/rack", "kubernetes.io/hostname"
 CPU = "gpu: {count: 0}\n"

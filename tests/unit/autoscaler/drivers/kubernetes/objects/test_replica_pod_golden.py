@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
-from autoscaler.drivers.kubernetes.objects import pod
+from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.memory import compute_engine_limits
 from autoscaler.slicing import registry
@@ -43,9 +43,15 @@ def emitted(node: NodeFacts, devices: int = 1) -> list[Object]:
     asks = registry.build_pod_fields(one, slices)
     assert asks is not None
     started = build_pod_launch(
-        of, pod.HOST, pod.assign_engine_port(one.id), compute_engine_limits(of, one, asks.memory_fraction)
+        of,
+        replica_pod.HOST,
+        replica_pod.assign_engine_port(one.id),
+        compute_engine_limits(of, one, asks.memory_fraction),
     )
-    return [pod.build_pod_manifest(one, of, started, spec.image, asks=asks), *resource_claims.build_claims(one, asks)]
+    return [
+        replica_pod.build_pod_manifest(one, of, started, spec.image, asks=asks),
+        *resource_claims.build_claims(one, asks),
+    ]
 
 
 @pytest.mark.parametrize("name", EMITTED)

@@ -6,7 +6,7 @@ import json
 
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects.pod_template import build_pod_template
+from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import build_pod_template
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.pod import GPU, Pod, Resources, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings

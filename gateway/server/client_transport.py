@@ -10,11 +10,11 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gateway.server.writer import ClientWriter
+from gateway.server.client_writer import ClientWriter
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
-    from gateway.server.exchange import ProxiedCall
+    from gateway.server.proxied_call import ProxiedCall
 
 LINGER_S = 2.0
 """After a rejection, received bytes are dropped for this long; else a reset could destroy the response in transit."""

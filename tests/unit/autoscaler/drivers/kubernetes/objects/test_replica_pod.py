@@ -10,8 +10,8 @@ import pytest
 from autoscaler import engines
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.documents.load import DocumentError, parse_documents
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects import pod as pods
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import apply_overrides, merge_resources
 from autoscaler.queries.stranded_pods import is_unschedulable
 from autoscaler.slicing.base import PodFields

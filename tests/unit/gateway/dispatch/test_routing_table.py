@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.contract import LEADER_SILENT_S, ModelName, ModelRoute, ReplicaId, Route, RoutesDelta
-from gateway.dispatch.routes import Changes, Routes
+from gateway.dispatch.routing_table import Changes, Routes
 from gateway.dispatch.slots import SUSPECT_S, ModelRoutes
 
 MODEL = ModelName("llama")

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.drivers.kubernetes.objects import node as nodes
-from autoscaler.drivers.kubernetes.objects.node import RESLICED, NodeSeen, OtherPod
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED, NodeSeen, OtherPod
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS, list_closed_slices
-from autoscaler.slicing import registry, usage
+from autoscaler.slicing import device_usage, registry
 from autoscaler.slicing.base import NodeFacts
+from autoscaler.slicing.device_usage import FULL, DeviceUsage
 from autoscaler.slicing.dra_claims import Dra, Got
 from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, HamiAllocation
-from autoscaler.slicing.usage import FULL, DeviceUsage
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import SlicesSeen
@@ -86,8 +86,9 @@ def test_pod_without_device_limits_is_not_tracked() -> None:
 
 
 def left(node: NodeFacts, *pods: OtherPod) -> tuple[tuple[Slice, ...], dict[str, int]]:
-    return usage.subtract_usage(
-        nodes.build_slices([seen(node)]), (one for pod in pods for one in usage.list_card_usage(pod.node, pod.cards))
+    return device_usage.subtract_usage(
+        nodes.build_slices([seen(node)]),
+        (one for pod in pods for one in device_usage.list_card_usage(pod.node, pod.cards)),
     )
 
 
@@ -140,7 +141,7 @@ def test_remaining_card_share_is_never_negative_or_too_large(
 ) -> None:
     on = nodes.build_slices([seen(hami_node(card(), card("GPU-bbbb")))])
     theirs = [HamiAllocation(0, uuid, mib * MIB, cores) for uuid, mib, cores in held]
-    found, _ = usage.subtract_usage(on, usage.list_card_usage(NODE, theirs))
+    found, _ = device_usage.subtract_usage(on, device_usage.list_card_usage(NODE, theirs))
     for one in found:
         used = sum(each.memory_bytes for each in theirs if each.uuid == one.handle)
         assert one.closed or one.memory_bytes + used <= 80 * GIB
@@ -185,8 +186,8 @@ def test_claimed_device_counts_as_used_and_claimed_capacity_is_deducted() -> Non
         Got("r", f"{at}/gpu-2", 30 * GIB),
         Got("r", "gpu.nvidia.com/other/gpu-0", None),
     ]
-    (first, second, shared), gone = usage.subtract_usage(on, usage.list_dra_usage(on, got))
+    (first, second, shared), gone = device_usage.subtract_usage(on, device_usage.list_dra_usage(on, got))
     assert gone == {second.counted: 1}
     assert (first, shared.memory_bytes, shared.closed) == (on[0], 50 * GIB, "")
-    (_, _, shared), _ = usage.subtract_usage(on, [(on[2].counted, DeviceUsage(None))])
+    (_, _, shared), _ = device_usage.subtract_usage(on, [(on[2].counted, DeviceUsage(None))])
     assert shared.closed == FULL

@@ -20,12 +20,12 @@ from gateway.http import responses, sse
 from gateway.http.body import Body, StreamingBody
 from gateway.http.request_head import Head, Request
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead, extract_tail
-from gateway.request import body_edit
+from gateway.request import body_members
 from gateway.request.api_routes import Operation
 from gateway.request.auth import cache_salt
 from gateway.request.headers import get_call_headers, upstream_head
 from gateway.server import precheck as early
-from gateway.server.relay import Answer
+from gateway.server.response_relay import Answer
 from gateway.upstream import token_usage
 from gateway.upstream.connection import EngineConnection, Loss
 
@@ -60,12 +60,12 @@ def admit_call(front: Gateway, client: Connection, request: Request, operation: 
         raise wish.error.with_traceback(None)  # it is cached, and would keep every traceback
     if operation.model or wish.model:
         early.check_model(front, tenant, operation, wish)
-    peek = body_edit.read_body(operation, request.body, wish.content_type, wish.model)
+    peek = body_members.read_body(operation, request.body, wish.content_type, wish.model)
     entry = front.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise errors.unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
-    body = body_edit.edit_body(operation, peek, entry.served_name, salt, entry.lora)
+    body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream
     call = ProxiedCall(
@@ -215,14 +215,14 @@ class ProxiedCall(Call):
         if self._stage == ENDED:
             return False
         wish = get_call_headers(request.head)
-        peek = body_edit.read_body(self._operation, request.body, wish.content_type, wish.model)
+        peek = body_members.read_body(self._operation, request.body, wish.content_type, wish.model)
         growing.end()
         if self._stage == RELAYING:  # an engine that responds while it reads still needs the rest
             self._body = request.body
         else:
             self.stream, self.sent_s = peek.stream, self.sent_s and self._front.clock()
             self._close = self._early or not request.head.keep_alive or self._front.closing
-            self._body = body_edit.edit_body(self._operation, peek, self._entry.served_name)
+            self._body = body_members.edit_body(self._operation, peek, self._entry.served_name)
             if self.engine is not None:
                 self.engine.single |= self.stream and self._entry.closes_after_stream
         self.more()
