@@ -23,7 +23,7 @@ from autoscaler.contract import (
     TenantEntry,
 )
 from gateway import errors
-from gateway.dispatch.call import Outcome
+from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.dispatcher import Dispatch
 from gateway.dispatch.effects import Effect, Grant, ReportNow
 from gateway.http.body import Body, ChunkedBody
@@ -31,11 +31,11 @@ from gateway.http.host_check import HostCheck, is_on_loopback
 from gateway.http.request_head import Head
 from gateway.limits import Limits
 from gateway.memory import guard
-from gateway.memory.body_budget import TLS_BYTES, BodyBudget
+from gateway.memory.body_budget import BodyBudget
 from gateway.memory.scale import MemoryGuard
-from gateway.request.auth import Directory
 from gateway.request.headers import get_call_headers
 from gateway.server.connection import Connection
+from gateway.server.context import GatewayContext
 from gateway.server.proxied_call import ProxiedCall
 from gateway.telemetry import Telemetry
 from gateway.upstream.pool import Upstreams
@@ -55,7 +55,7 @@ CALLS_SWEEP_S, CONNECTIONS_SWEEP_S, POOLS_SWEEP_S = 0.2, 0.5, 1.0
 _DEFAULT_LIMITS = Limits()
 
 
-class Gateway:
+class Gateway(GatewayContext):
     """A gateway without its sockets. `boot` differs at every start; `clock` returns monotonic seconds.
 
     `engine_tls` is called for every new connection and returns the TLS context that verifies engines.
@@ -71,24 +71,15 @@ class Gateway:
         engine_tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         events_fd: int | None = None,
     ) -> None:
-        self.clock = clock
-        self.limits = limits
         self._scale = MemoryGuard(limits.memory_bytes or guard.limit_bytes())
-        self.room = BodyBudget(self._scale.limit_bytes)
-        self.body_bytes_max = max(0, min(limits.body_bytes_max, self.room.large_bytes - TLS_BYTES))
-        self.directory = Directory()
-        self.host_check: HostCheck | None = None
-        """Applies to every request; None if the listener is not on loopback, or API keys are required."""
+        room, dispatch = BodyBudget(self._scale.limit_bytes), Dispatch(gateway, boot)
+        super().__init__(clock, limits, room, dispatch, Upstreams(engine_tls), Telemetry(events_fd))
+        dispatch.parked.bytes_max = int(room.size_bytes * PARKED_SHARE)
         self._on_loopback = False
-        self.dispatch = Dispatch(gateway, boot)
-        self.dispatch.parked.bytes_max = int(self.room.size_bytes * PARKED_SHARE)
-        self.upstreams = Upstreams(engine_tls)
-        self.telemetry = Telemetry(events_fd)
         self.on_report: Callable[[], None] = _nobody_listens
-        self.closing = False
         self._ids = 0
         self._id_prefix = f"{gateway}-{boot}-"
-        self._exchanges: set[ProxiedCall] = set()
+        self._calls: dict[Call, ProxiedCall] = {}
         self._connections: set[Connection] = set()
         self._addresses: dict[str, int] = {}
         self._waste: list[ChunkedBody] = []
@@ -151,7 +142,7 @@ class Gateway:
         age_s = None if self._heard_s is None else self.clock() - self._heard_s
         return self.telemetry.text(self.dispatch.counts(), age_s)
 
-    # --- for connections and exchanges -------------------------------------------------------------------------------
+    # --- for connections and requests --------------------------------------------------------------------------------
 
     def listens_at(self, socket_address: object) -> None:
         """Set the listener's address (`getsockname`), before the first client connects."""
@@ -179,19 +170,21 @@ class Gateway:
             raise errors.gateway_starting()
         return self.directory.authenticate(get_call_headers(head).key_sha256, time.time())
 
-    def begin(self, exchange: ProxiedCall, now_s: float) -> None:
+    def begin(self, proxied_call: ProxiedCall, now_s: float) -> None:
         """Register a new request."""
-        self._exchanges.add(exchange)
-        if len(self._exchanges) == 1:
+        call = proxied_call.call
+        self._calls[call] = proxied_call
+        if len(self._calls) == 1:
             self._awake.set()
-        self.perform(self.dispatch.arrive(exchange, now_s))
+        self.perform(self.dispatch.arrive(call, now_s))
 
-    def end(self, exchange: ProxiedCall, outcome: Outcome, now_s: float) -> None:
+    def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:
         """Handle the outcome of a request."""
-        self._exchanges.discard(exchange)
+        call = proxied_call.call
+        self._calls.pop(call, None)
         if self.closing:
             self._quiet.set()
-        effects = self.dispatch.finish(exchange, now_s, outcome)
+        effects = self.dispatch.finish(call, now_s, outcome)
         if effects:
             self.perform(effects)
 
@@ -246,13 +239,11 @@ class Gateway:
             if isinstance(effect, ReportNow):
                 self.on_report()
                 continue
-            call = effect.call
-            if not isinstance(call, ProxiedCall):
-                raise TypeError(f"{call!r} is not of this front")
+            proxied_call = self._calls[effect.call]
             if isinstance(effect, Grant):
-                call.granted(effect.address)
+                proxied_call.granted(effect.address)
             else:
-                call.refused(effect.error)
+                proxied_call.refused(effect.error)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +251,7 @@ class Gateway:
         """Check all timeouts until canceled."""
         while True:
             self.sweep(self.clock())
-            if self._exchanges:
+            if self._calls:
                 await asyncio.sleep(SWEEP_S)
                 continue
             self._awake.clear()
@@ -277,8 +268,8 @@ class Gateway:
             self.perform(self.dispatch.tick(now_s))
         if now_s - self._swept_calls_s >= CALLS_SWEEP_S:
             self._swept_calls_s = now_s
-            for exchange in tuple(self._exchanges):
-                exchange.sweep(now_s)
+            for proxied_call in tuple(self._calls.values()):
+                proxied_call.sweep(now_s)
         if now_s - self._swept_connections_s >= CONNECTIONS_SWEEP_S:
             self._swept_connections_s = now_s
             self._weigh()
@@ -293,7 +284,7 @@ class Gateway:
     def _weigh(self) -> None:
         """Update the memory pressure."""
         bodies = self.room.held_bytes + self.dispatch.parked.bytes + sum(one.backlog() for one in self._connections)
-        counted = 2 * (bodies + len(self._exchanges) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
+        counted = 2 * (bodies + len(self._calls) * CALL_BYTES + len(self._connections) * CONNECTION_BYTES)
         self.dispatch.pressure = self._scale.weigh(self.clock(), counted, self.dispatch.pressure)
 
     async def drain(self, grace_s: float) -> None:
@@ -308,8 +299,8 @@ class Gateway:
                     self._quiet.clear()
                     await self._quiet.wait()
         except TimeoutError:
-            for exchange in tuple(self._exchanges):
-                exchange.fail(errors.shutting_down())
+            for proxied_call in tuple(self._calls.values()):
+                proxied_call.fail(errors.shutting_down())
         for connection in tuple(self._connections):
             connection.let_go()
         self.upstreams.close()

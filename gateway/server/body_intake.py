@@ -25,7 +25,7 @@ from gateway.server import precheck
 from gateway.server.client_transport import ClientTransport
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
+    from gateway.server.context import GatewayContext
 
 PACE_BYTES_PER_S, PACE_GRACE_S = 1 << 20, 3.0
 """While room is wanted, a body that is slower than this after the grace period is rejected."""
@@ -38,15 +38,15 @@ class BodyIntake(ClientTransport):
 
     __slots__ = ("_continued", "_growing", "_grows_since_s", "_held", "_intake", "_reader")
 
-    def __init__(self, front: Gateway) -> None:
-        super().__init__(front)
-        self._reader = RequestReader(front.body_bytes_max)
+    def __init__(self, gateway: GatewayContext) -> None:
+        super().__init__(gateway)
+        self._reader = RequestReader(gateway.body_bytes_max)
         self._continued = False
         """100 Continue was sent for the request that is being read."""
         self._intake: ChunkedBody | None = None
         """The body that is being read, until a request takes it."""
         self._growing: StreamingBody | None = None
-        """The same body while it is forwarded as it arrives; `exchange` is its request."""
+        """The same body while it is forwarded as it arrives; `proxied_call` is its request."""
         self._grows_since_s = 0.0
         self._held: Request | None = None
         """A complete request whose large body has not been read yet."""
@@ -94,13 +94,13 @@ class BodyIntake(ClientTransport):
 
     def _may_come(self, head: Head, pieces: ChunkedBody, length: int | None) -> bool:
         """Return whether more of this body may arrive now; if never, an error has been sent."""
-        room = self._front.room
+        room = self._gateway.room
         if self._growing is not None:
             return True  # its request runs
         if self._clock != "body" or (length is None and pieces.size > precheck.DROP_BYTES_MAX):
             operation = find_operation(head.method, head.path)
             try:
-                precheck.check_head(self._front, head, operation, length or pieces.size)
+                precheck.check_head(self._gateway, head, operation, length or pieces.size)
             except CallError as error:
                 self._answer_early(head, operation, error)
                 return False
@@ -108,7 +108,7 @@ class BodyIntake(ClientTransport):
             self._run("body")
             self._continued = False
             self._intake = pieces
-        elif self._front.dispatch.pressure is Pressure.NO_CALLS:
+        elif self._gateway.dispatch.pressure is Pressure.NO_CALLS:
             self._refuse_bytes(errors.out_of_memory())
             return False
         elif length is not None and length > LARGE_BYTES:
@@ -180,7 +180,7 @@ class BodyIntake(ClientTransport):
             self._is_whole(request, self._growing)
         else:
             self._answer(request)
-            if self.exchange is None:
+            if self.proxied_call is None:
                 self._drop_intake()
             self._intake = None
 
@@ -200,19 +200,19 @@ class BodyIntake(ClientTransport):
         if growing is None:
             operation = find_operation(head.method, head.path)
             if operation is not None and names_model(pieces) and self._is_soon_whole(pieces.size, length):
-                self._growing, self._grows_since_s = StreamingBody(pieces, length, scan.offset), self._front.clock()
+                self._growing, self._grows_since_s = StreamingBody(pieces, length, scan.offset), self._gateway.clock()
                 self._begin(Request(head, self._growing), operation)
             return
-        exchange = self.exchange
+        proxied_call = self.proxied_call
         if scan.error is not None:
             self._refuse_bytes(scan.error)
-        elif exchange is not None:
+        elif proxied_call is not None:
             growing.ready = scan.offset
-            exchange.more()
+            proxied_call.more()
 
     def _is_soon_whole(self, size: int, length: int) -> bool:
         """Return whether the rest arrives soon, at the pace so far, so that a slot is not occupied by waiting."""
-        return (self._front.clock() - self._since_s) * (length - size) <= REST_S_MAX * size
+        return (self._gateway.clock() - self._since_s) * (length - size) <= REST_S_MAX * size
 
     def _begin(self, request: Request, operation: Operation) -> None:
         try:
@@ -222,14 +222,14 @@ class BodyIntake(ClientTransport):
 
     def _is_whole(self, request: Request, growing: StreamingBody) -> None:
         """The body of a running request is complete."""
-        exchange = self.exchange
-        self._clock, self._since_s = "busy", self._front.clock()
-        if exchange is None:
+        proxied_call = self.proxied_call
+        self._clock, self._since_s = "busy", self._gateway.clock()
+        if proxied_call is None:
             return
         try:
             if self._reader.ahead > AHEAD_BYTES_MAX:
                 raise errors.pipelining_limit_exceeded()
-            taken = exchange.whole(request, growing)
+            taken = proxied_call.whole(request, growing)
         except CallError as error:
             self._refuse_bytes(error)
             return
@@ -244,8 +244,8 @@ class BodyIntake(ClientTransport):
         """Drop a body that is no longer needed, or was small and has been joined."""
         pieces, self._intake, self._growing = self._intake, None, None
         if pieces is not None:
-            self._front.room.forget(self)
-            self._front.discard(pieces)
+            self._gateway.room.forget(self)
+            self._gateway.discard(pieces)
 
     def _end_intake(self) -> None:
         """The response was sent before the whole body arrived: drop the rest, then close."""
@@ -254,8 +254,8 @@ class BodyIntake(ClientTransport):
 
     def _lags(self, past_s: float) -> bool:
         """Return whether the body is too slow while room is wanted, or a form being forwarded takes too long."""
-        room, pieces = self._front.room, self._intake
-        if self._growing is not None and self._front.clock() - self._grows_since_s > GROWING_S_MAX:
+        room, pieces = self._gateway.room, self._intake
+        if self._growing is not None and self._gateway.clock() - self._grows_since_s > GROWING_S_MAX:
             return True
         if not room.wanted or pieces is None or room.waits(self):
             return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gateway.server.client_writer import ClientWriter
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
+    from gateway.server.context import GatewayContext
     from gateway.server.proxied_call import ProxiedCall
 
 LINGER_S = 2.0
@@ -24,13 +24,13 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class ClientTransport(ClientWriter):
-    """One client connection without its requests. `exchange` is its running request."""
+    """One client connection without its requests. `proxied_call` is its running request."""
 
-    __slots__ = ("_clock", "_front", "_left_bytes", "_lingers", "_reading", "_since_s", "exchange", "unsent")
+    __slots__ = ("_clock", "_gateway", "_left_bytes", "_lingers", "_reading", "_since_s", "proxied_call", "unsent")
 
-    def __init__(self, front: Gateway) -> None:
+    def __init__(self, gateway: GatewayContext) -> None:
         super().__init__()
-        self._front = front
+        self._gateway = gateway
         self._reading = True
         self._lingers = False
         """No further request is answered."""
@@ -39,13 +39,13 @@ class ClientTransport(ClientWriter):
         self._since_s = 0.0
         self._left_bytes = 0
         """Unsent bytes at the last sweep."""
-        self.exchange: ProxiedCall | None = None
+        self.proxied_call: ProxiedCall | None = None
         self.unsent: Callable[[], int] | None = None
         """Over TLS (`gateway.server.tls`): returns the number of unsent bytes."""
 
     def _run(self, clock: str) -> None:
         self._clock = clock
-        self._since_s = self._front.clock()
+        self._since_s = self._gateway.clock()
 
     def _said_all(self) -> bool:
         """Return whether all is sent; a TLS close then waits only briefly for close_notify (RFC 8446, 6.1)."""
@@ -70,9 +70,9 @@ class ClientTransport(ClientWriter):
             self._transport.resume_reading()
 
     def _left(self) -> None:
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            exchange.client_left()
+        proxied_call, self.proxied_call = self.proxied_call, None
+        if proxied_call is not None:
+            proxied_call.client_left()
 
     def _linger(self) -> None:
         """Signal the end of the response, and drop bytes that still arrive."""

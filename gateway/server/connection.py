@@ -26,19 +26,19 @@ from gateway.server.client_transport import LINGER_S
 from gateway.server.proxied_call import admit_call
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
+    from gateway.server.context import GatewayContext
 
 ANSWERS_A_TURN = 32
 """Pipelined requests answered per loop iteration: about a millisecond."""
 
 
 class Connection(BodyIntake):
-    """One client connection. `exchange` is its running request."""
+    """One client connection. `proxied_call` is its running request."""
 
     __slots__ = ("_serving", "address", "cors", "id_bytes", "request_id")
 
-    def __init__(self, front: Gateway) -> None:
-        super().__init__(front)
+    def __init__(self, gateway: GatewayContext) -> None:
+        super().__init__(gateway)
         self._serving = False
         """`_serve` is on the stack and takes the next request itself."""
         self.address = ""
@@ -51,9 +51,9 @@ class Connection(BodyIntake):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register a client; one above its address's limit is disconnected without a response."""
         peer = self._made(transport).get_extra_info("peername")
-        self._since_s = self._front.clock()
+        self._since_s = self._gateway.clock()
         self.address = peer[0] if isinstance(peer, tuple) else ""
-        if not self._front.opened(self):
+        if not self._gateway.opened(self):
             self._abort()
 
     def data_received(self, data: bytes) -> None:
@@ -85,19 +85,19 @@ class Connection(BodyIntake):
         self._transport = None
         self._drop_intake()
         self._held, self._lingers = None, True  # a pending turn finds nothing to do
-        self._front.closed(self)
+        self._gateway.closed(self)
 
     def _fell_behind(self) -> None:
-        self._since_s = self._front.clock()
-        if self.exchange is not None:
-            self.exchange.pause()
+        self._since_s = self._gateway.clock()
+        if self.proxied_call is not None:
+            self.proxied_call.pause()
         else:
             self._run("stall")
             self._stop_reading()  # read no further requests until it reads its responses
 
     def _caught_up(self) -> None:
-        if self.exchange is not None:
-            self.exchange.resume()
+        if self.proxied_call is not None:
+            self.proxied_call.resume()
         elif not self._lingers and not self._serving:
             asyncio.get_running_loop().call_soon(self._read_on)  # the transport must not be closed in this callback
 
@@ -131,17 +131,17 @@ class Connection(BodyIntake):
         self._serving = False
 
     def _answer(self, request: Request) -> None:
-        front = self._front
-        now_s = front.clock()
+        gateway = self._gateway
+        now_s = gateway.clock()
         self._clock, self._since_s = "busy", now_s
         self._continued = False
         head = request.head
-        self.request_id = headers.request_id(head) or front.make_id()
+        self.request_id = headers.request_id(head) or gateway.make_id()
         self.id_bytes = self.request_id.encode()
-        self.cors = local_routes.render_cors_headers(head, front.directory.settings.cors_origins)
+        self.cors = local_routes.render_cors_headers(head, gateway.directory.settings.cors_origins)
         operation = find_operation(head.method, head.path)
         try:
-            precheck.check_sender(front, head)
+            precheck.check_sender(gateway, head)
             if operation is None:
                 raise errors.path_not_found()
             if operation.kind is not Kind.INFER:
@@ -149,12 +149,12 @@ class Connection(BodyIntake):
             elif self._reader.ahead > AHEAD_BYTES_MAX:
                 raise errors.pipelining_limit_exceeded()
             else:
-                self.exchange = exchange = admit_call(front, self, request, operation, now_s)
-                front.begin(exchange, now_s)
+                self.proxied_call = proxied_call = admit_call(gateway, self, request, operation, now_s)
+                gateway.begin(proxied_call, now_s)
                 return
-            self.write(local_routes.handle_local_route(front, head, operation, self.id_bytes, self.cors))
+            self.write(local_routes.handle_local_route(gateway, head, operation, self.id_bytes, self.cors))
         except CallError as error:
-            front.telemetry.turned_away(self.request_id, error.code)
+            gateway.telemetry.turned_away(self.request_id, error.code)
             close = error.close or not head.keep_alive or head.method == b"HEAD"
             self.say_error(error, "openai" if operation is None else operation.dialect, head, close=close)
             if error.close:
@@ -166,16 +166,16 @@ class Connection(BodyIntake):
 
     def _call(self, request: Request, operation: Operation) -> None:
         self._named(request.head)
-        now_s = self._front.clock()
-        self.exchange = exchange = admit_call(self._front, self, request, operation, now_s)
-        self._front.begin(exchange, now_s)
+        now_s = self._gateway.clock()
+        self.proxied_call = proxied_call = admit_call(self._gateway, self, request, operation, now_s)
+        self._gateway.begin(proxied_call, now_s)
 
     def answered(self, *, close: bool) -> None:
         """The response is written: continue with the next request, or close."""
-        self.exchange = None
+        self.proxied_call = None
         if self._growing is not None:
             self._end_intake()
-        elif close or self._front.closing:
+        elif close or self._gateway.closing:
             self._close()
         elif self.paused:
             self._run("stall")
@@ -184,7 +184,7 @@ class Connection(BodyIntake):
 
     def broke_off(self, *, told: bool) -> None:
         """The response ends early; if nothing in it says so (`told`), reset the connection."""
-        self.exchange = None
+        self.proxied_call = None
         if told and self._growing is not None:
             self._end_intake()
         elif told:
@@ -194,7 +194,7 @@ class Connection(BodyIntake):
 
     def say_error(self, error: CallError, dialect: str, head: Head | None = None, *, close: bool = False) -> None:
         """Write a complete error response."""
-        close = close or self._front.closing or (head is not None and not head.keep_alive)
+        close = close or self._gateway.closing or (head is not None and not head.keep_alive)
         out = responses.render_error(error, self.id_bytes, dialect, close=close, more=self.cors)
         if head is not None and head.method == b"HEAD":
             out = out[: out.index(b"\r\n\r\n") + 4]
@@ -223,7 +223,7 @@ class Connection(BodyIntake):
 
     def _occupied(self) -> bool:
         return (
-            self.exchange is not None
+            self.proxied_call is not None
             or self._held is not None
             or self.paused
             or self._lingers
@@ -235,9 +235,9 @@ class Connection(BodyIntake):
         """Answer a request from its head. A short rest of the body is dropped; otherwise the connection ends."""
         self._named(head)
         self._drop_intake()
-        self._front.telemetry.turned_away(self.request_id, error.code)
+        self._gateway.telemetry.turned_away(self.request_id, error.code)
         stays = head.keep_alive and not head.expects_continue and not error.close
-        stays = stays and not self.paused and not self._front.closing
+        stays = stays and not self.paused and not self._gateway.closing
         stays = stays and self._reader.drop(precheck.DROP_BYTES_MAX)
         self.say_error(error, "openai" if operation is None else operation.dialect, head, close=not stays)
         if stays:
@@ -247,34 +247,34 @@ class Connection(BodyIntake):
 
     def _refuse_bytes(self, error: CallError) -> None:
         """Reject bytes that are no valid request; nothing after them can be read."""
-        if self.exchange is not None and self._growing is not None:
-            self.exchange.fail(error)
+        if self.proxied_call is not None and self._growing is not None:
+            self.proxied_call.fail(error)
             return
-        if self.exchange is not None:  # pipelined: the response to the previous request is not sent yet
+        if self.proxied_call is not None:  # pipelined: the response to the previous request is not sent yet
             self._abort()
             return
         head = self._reader.told()
         operation = None if head is None else find_operation(head.method, head.path)
         self._named(head)
-        self._front.telemetry.turned_away(self.request_id, error.code)
+        self._gateway.telemetry.turned_away(self.request_id, error.code)
         self.say_error(error, "openai" if operation is None else operation.dialect, head, close=True)
         self._drop_intake()
         self._linger()
 
     def _named(self, head: Head | None) -> None:
         """Set the request's id, and the CORS headers of its response."""
-        front = self._front
-        self.request_id = (None if head is None else headers.request_id(head)) or front.make_id()
+        gateway = self._gateway
+        self.request_id = (None if head is None else headers.request_id(head)) or gateway.make_id()
         self.id_bytes = self.request_id.encode()
         self.cors = (
-            b"" if head is None else local_routes.render_cors_headers(head, front.directory.settings.cors_origins)
+            b"" if head is None else local_routes.render_cors_headers(head, gateway.directory.settings.cors_origins)
         )
 
     # --- clocks and ends ---------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
         """Check the running timeout; called about twice per second."""
-        limits, past_s = self._front.limits, now_s - self._since_s
+        limits, past_s = self._gateway.limits, now_s - self._since_s
         if self.paused or self._clock == "stall":
             if past_s > LINGER_S and self._said_all():
                 self._abort()
@@ -289,7 +289,7 @@ class Connection(BodyIntake):
                 self._refuse_bytes(errors.request_timeout())
         elif self._clock == "body":
             if past_s > limits.body_seconds_max:
-                waits = self._front.room.waits(self)
+                waits = self._gateway.room.waits(self)
                 self._refuse_bytes(errors.out_of_memory() if waits else errors.request_timeout())
             elif self._lags(past_s):
                 self._refuse_bytes(errors.request_timeout())
@@ -298,11 +298,11 @@ class Connection(BodyIntake):
 
     def close_if_idle(self) -> None:
         """The gateway stops: close if no request runs."""
-        if self.exchange is None and self._clock in ("idle", "head"):
+        if self.proxied_call is None and self._clock in ("idle", "head"):
             self._close()
-        elif self.exchange is None and self._clock == "body":
+        elif self.proxied_call is None and self._clock == "body":
             self._refuse_bytes(errors.shutting_down())  # not admitted yet, and would delay the shutdown
 
     def _short(self) -> bool:
         """Whether memory is very short: idle connections use some of it, too."""
-        return self._front.dispatch.pressure is Pressure.NO_CALLS
+        return self._gateway.dispatch.pressure is Pressure.NO_CALLS

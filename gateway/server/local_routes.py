@@ -17,16 +17,16 @@ from gateway.http.request_head import Head
 from gateway.request.api_routes import Kind, Operation
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
+    from gateway.server.context import GatewayContext
 
 _EXPOSED = b"x-request-id, server-timing, retry-after, x-pilotlight-cold"
 
 
 def handle_local_route(
-    front: Gateway, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes
+    gateway: GatewayContext, head: Head, operation: Operation, request_id: bytes, cors_fields: bytes
 ) -> bytes:
     """Return the complete response. Raises CallError."""
-    close = not head.keep_alive or front.closing
+    close = not head.keep_alive or gateway.closing
     if operation.kind is Kind.NOT_ALLOWED:
         raise errors.method_not_allowed(operation.allow)
     if operation.kind is Kind.PREFLIGHT:
@@ -34,14 +34,14 @@ def handle_local_route(
     if operation.kind is Kind.HEALTH:
         body: bytes = b'{"status":"ok"}'
     elif operation.kind is Kind.LIST_MODELS:
-        entries = front.directory.visible(front.tenant(head))
-        rows = [_model(front, entry, name) for entry in entries for name in _names(entry)]
+        entries = gateway.directory.visible(gateway.tenant(head))
+        rows = [_model(gateway, entry, name) for entry in entries for name in _names(entry)]
         body = msgspec.json.encode({"object": "list", "data": rows})
     else:
         name = operation.model or ""
-        entry = front.directory.resolve(front.tenant(head), name)
+        entry = gateway.directory.resolve(gateway.tenant(head), name)
         adapter = "" if name == entry.name or name in entry.aliases else name[name.rindex(":") :]
-        body = msgspec.json.encode(_model(front, entry, entry.name + adapter))
+        body = msgspec.json.encode(_model(gateway, entry, entry.name + adapter))
     return responses.render_response(200, body, request_id, close=close, more=cors_fields)
 
 
@@ -50,7 +50,7 @@ def _names(entry: ModelEntry) -> list[str]:
     return [entry.name, *(f"{entry.name}:{adapter.name}" for adapter in entry.adapters)]
 
 
-def _model(front: Gateway, entry: ModelEntry, name: str) -> dict[str, object]:
+def _model(gateway: GatewayContext, entry: ModelEntry, name: str) -> dict[str, object]:
     """Return a model or an adapter in OpenAI's format, with Pilotlight's additional fields."""
     return {
         "id": name,
@@ -58,8 +58,8 @@ def _model(front: Gateway, entry: ModelEntry, name: str) -> dict[str, object]:
         "created": entry.created_unix_s,
         "owned_by": "pilotlight",
         "pilotlight": {
-            "state": front.dispatch.model_state(entry.name),
-            "expected_wait_seconds": front.dispatch.expected_wait_s(entry.name, front.clock()),
+            "state": gateway.dispatch.model_state(entry.name),
+            "expected_wait_seconds": gateway.dispatch.expected_wait_s(entry.name, gateway.clock()),
             "context_tokens": entry.context_tokens,
         },
     }

@@ -17,7 +17,7 @@ from gateway.request.api_routes import Kind, Operation
 from gateway.request.headers import Asked, get_call_headers
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
+    from gateway.server.context import GatewayContext
 
 DROP_BYTES_MAX = 64 << 10
 """Rest of a body that is read and dropped after an early response; with a longer rest the connection ends.
@@ -25,9 +25,9 @@ Also the maximum body of a path that accepts none.
 """
 
 
-def check_head(front: Gateway, head: Head, operation: Operation | None, size: int) -> None:
+def check_head(gateway: GatewayContext, head: Head, operation: Operation | None, size: int) -> None:
     """Raise CallError if the head alone rules out a request with this many body bytes, or more."""
-    check_sender(front, head)
+    check_sender(gateway, head)
     if operation is None:
         raise errors.path_not_found()
     if operation.kind is Kind.NOT_ALLOWED:
@@ -35,21 +35,21 @@ def check_head(front: Gateway, head: Head, operation: Operation | None, size: in
     if operation.kind is not Kind.INFER:
         check_body_size(operation, size)
         return
-    tenant, wish = front.tenant(head), get_call_headers(head)
+    tenant, wish = gateway.tenant(head), get_call_headers(head)
     if wish.error is not None:
         raise wish.error.with_traceback(None)
-    check_model(front, tenant, operation, wish)
-    if front.closing:
+    check_model(gateway, tenant, operation, wish)
+    if gateway.closing:
         raise errors.shutting_down()
-    if front.dispatch.pressure is Pressure.NO_CALLS:
+    if gateway.dispatch.pressure is Pressure.NO_CALLS:
         raise errors.out_of_memory()  # bodies use most of the memory
 
 
-def check_sender(front: Gateway, head: Head) -> None:
+def check_sender(gateway: GatewayContext, head: Head) -> None:
     """Raise 421 or 403 for a request that a web page may have sent, if the host check applies.
     A cached head is checked once, until the settings change.
     """
-    check = front.host_check
+    check = gateway.host_check
     if check is None or head.passed is check:
         return
     if not check.has_allowed_host(head.host):
@@ -65,9 +65,9 @@ def check_body_size(operation: Operation, size: int) -> None:
         raise errors.too_large(DROP_BYTES_MAX)
 
 
-def check_model(front: Gateway, tenant: TenantEntry, operation: Operation, wish: Asked) -> None:
+def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operation, wish: Asked) -> None:
     """Check media type and dialect if the path or a header names the model. Raises CallError."""
     body_members.check_media(operation, wish.content_type)
     name = operation.model or wish.model
-    if name and operation.dialect not in front.directory.resolve(tenant, name).dialects:
+    if name and operation.dialect not in gateway.directory.resolve(tenant, name).dialects:
         raise errors.unsupported_dialect()

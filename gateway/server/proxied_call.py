@@ -30,8 +30,8 @@ from gateway.upstream import token_usage
 from gateway.upstream.connection import EngineConnection, Loss
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
     from gateway.server.connection import Connection
+    from gateway.server.context import GatewayContext
 
 PARKED, SENT, RELAYING, ENDED = range(4)
 """Waits for a grant; sent to an engine that has not responded; being answered (committed); has its outcome."""
@@ -52,47 +52,50 @@ _NO_BODY = BodyWalker(_NO_HEAD)
 _NO_ANSWER = Answer(_NO_HEAD, _NO_BODY, framed=False, drop_usage=False)
 
 
-def admit_call(front: Gateway, client: Connection, request: Request, operation: Operation, now_s: float) -> ProxiedCall:
+def admit_call(
+    gateway: GatewayContext, client: Connection, request: Request, operation: Operation, now_s: float
+) -> ProxiedCall:
     """Build the Call for a Request, not yet known to dispatch. Raises CallError."""
     head = request.head
-    tenant, wish = front.tenant(head), get_call_headers(head)
+    tenant, wish = gateway.tenant(head), get_call_headers(head)
     if wish.error is not None:
         raise wish.error.with_traceback(None)  # it is cached, and would keep every traceback
     if operation.model or wish.model:
-        early.check_model(front, tenant, operation, wish)
+        early.check_model(gateway, tenant, operation, wish)
     peek = body_members.read_body(operation, request.body, wish.content_type, wish.model)
-    entry = front.directory.resolve(tenant, peek.model)
+    entry = gateway.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise errors.unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora)
     deadline_s = now_s + min(entry.queue.wait_seconds_max, wish.wait_s)
     priority, stream = min(tenant.priority_max, wish.priority), peek.stream
-    call = ProxiedCall(
+    call = Call(
         client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
     )
-    call.connect(front, client, head, operation, entry, body)
-    call.drop_usage = stream and operation.usage and not peek.wants_usage
-    return call
+    proxied = ProxiedCall(call, gateway, client, head, operation, entry, body)
+    proxied.drop_usage = stream and operation.usage and not peek.wants_usage
+    return proxied
 
 
-class ProxiedCall(Call):
-    """A Call with its client connection; also the Sink of its engine's response (`gateway.upstream.connection`)."""
+class ProxiedCall:
+    """A Call between its client and an engine; the Sink of the engine's response (`gateway.upstream.connection`)."""
 
     __slots__ = (
         "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
-        "_front", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker",
-        "drop_usage", "engine",
+        "_gateway", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker",
+        "call", "drop_usage", "engine",
     )  # fmt: skip
 
-    def connect(  # noqa: PLR0917  as Call.__init__
-        self, front: Gateway, client: Connection, head: Head, operation: Operation, entry: ModelEntry, body: Body
-    ) -> None:
-        """Set client and content. Call it once, before anything else."""
+    def __init__(  # noqa: PLR0917  as Call.__init__
+        self, call: Call, gateway: GatewayContext, client: Connection, head: Head, operation: Operation,
+        entry: ModelEntry, body: Body,
+    ) -> None:  # fmt: skip
         self._moved = False  # bytes arrived since the last sweep; shares a cache line with the next three
         self._walker = _NO_BODY
         self._answer = _NO_ANSWER  # the relayed response, once committed
-        self._front = front
+        self.call = call
+        self._gateway = gateway
         self._client = client
         self._operation = operation
         self._entry = entry
@@ -104,22 +107,27 @@ class ProxiedCall(Call):
         self._stage = PARKED
         self._framed = head.minor == 1
         """The gateway's own content is sent in chunks; HTTP/1.0: unframed, ended by the close."""
-        self._close = not head.keep_alive or front.closing or isinstance(body, StreamingBody)
+        self._close = not head.keep_alive or gateway.closing or isinstance(body, StreamingBody)
         self._early = False  # the head was sent while queued
-        self._told_s = self.arrived_s
+        self._told_s = self.call.arrived_s
         """When the last keep-alive of a queued stream was sent."""
         self._response = _NO_HEAD
         self._alive_s = 0.0
+
+    @property
+    def sent_s(self) -> float:
+        """See Sink."""
+        return self.call.sent_s
 
     # --- called by dispatch ----------------------------------------------------------------------------------------
 
     def granted(self, address: str) -> None:
         """A slot was granted: send the request."""
         self._stage = SENT
-        self.sent_s = 0.0
+        self.call.sent_s = 0.0
         body = self._body
         try:
-            pool = self._front.upstreams.to(address)
+            pool = self._gateway.upstreams.to(address)
             head = upstream_head(self._upwards, self._operation, pool.authority, len(body), self._client.id_bytes)
         except CallError as error:
             self._refuse(error)
@@ -127,7 +135,7 @@ class ProxiedCall(Call):
         except ValueError:  # invalid address in Routes, perhaps from another version
             self._refuse(errors.upstream_error())
             return
-        single = self.stream and self._entry.closes_after_stream
+        single = self.call.stream and self._entry.closes_after_stream
         pool.send(self, (head, body), single=single)
 
     def refused(self, error: CallError) -> None:
@@ -139,7 +147,7 @@ class ProxiedCall(Call):
 
     def engine_sent(self) -> None:
         """The request has been sent."""
-        self.sent_s = self._alive_s = self._front.clock()
+        self.call.sent_s = self._alive_s = self._gateway.clock()
 
     def engine_head(self, head: ResponseHead, walker: BodyWalker) -> Callable[[bytes], None] | None:
         """Take the head, which does not commit yet; a busy response or a redirect moves the request."""
@@ -173,16 +181,16 @@ class ProxiedCall(Call):
                 self._commit(body)
                 self.engine_end()
             return
-        front = self._front
-        self.first_byte_s = front.clock()
-        self._close = self._close or front.closing
+        gateway = self._gateway
+        self.call.first_byte_s = gateway.clock()
+        self._close = self._close or gateway.closing
         self._client.write(self._relayed_head(head, length=head.length, chunked=False) + body)
         self._finish(head.status, extract_tail(body))
 
     def _finish(self, status: int, tail: bytes) -> None:
         """The client has the whole response; `tail` holds the ends of its body."""
         if status < 400:
-            self.tokens_in, self.tokens_out = token_usage.parse_token_usage(tail)
+            self.call.tokens_in, self.call.tokens_out = token_usage.parse_token_usage(tail)
             self._end(Outcome.COMPLETED, _CODES[status])
         else:
             self._end(Outcome.FAILED, _CODES[status])
@@ -195,7 +203,7 @@ class ProxiedCall(Call):
         elif loss == "connect":
             self._bounce("connect")
         else:
-            breath_s = BREATHS_S[self.fled is not None]
+            breath_s = BREATHS_S[self.call.fled is not None]
             self._breath = asyncio.get_running_loop().call_later(breath_s, self._bounce, "reset")
 
     # --- called by the client's connection -------------------------------------------------------------------------
@@ -220,11 +228,11 @@ class ProxiedCall(Call):
         if self._stage == RELAYING:  # an engine that responds while it reads still needs the rest
             self._body = request.body
         else:
-            self.stream, self.sent_s = peek.stream, self.sent_s and self._front.clock()
-            self._close = self._early or not request.head.keep_alive or self._front.closing
+            self.call.stream, self.call.sent_s = peek.stream, self.call.sent_s and self._gateway.clock()
+            self._close = self._early or not request.head.keep_alive or self._gateway.closing
             self._body = body_members.edit_body(self._operation, peek, self._entry.served_name)
             if self.engine is not None:
-                self.engine.single |= self.stream and self._entry.closes_after_stream
+                self.engine.single |= self.call.stream and self._entry.closes_after_stream
         self.more()
         return True
 
@@ -246,16 +254,18 @@ class ProxiedCall(Call):
         if stage == PARKED:
             self._sweep_parked(now_s)
         elif stage == SENT:
-            limit_s = clocks.first_byte_seconds_max if self.stream else clocks.response_seconds_max
-            if self.sent_s and now_s - self.sent_s > limit_s and not isinstance(self._body, StreamingBody):
+            limit_s = clocks.first_byte_seconds_max if self.call.stream else clocks.response_seconds_max
+            if self.call.sent_s and now_s - self.call.sent_s > limit_s and not isinstance(self._body, StreamingBody):
                 self._bounce("timeout")
         elif stage == RELAYING:
             moved, self._moved = self._moved, False
             if moved:
-                self._front.perform(self._front.dispatch.heard(self, now_s))
-            if self.stream and (moved or self._client.paused):
+                self._gateway.perform(self._gateway.dispatch.heard(self.call, now_s))
+            if self.call.stream and (moved or self._client.paused):
                 self._alive_s = now_s
-            elif now_s - self._alive_s > (clocks.stall_seconds_max if self.stream else clocks.response_seconds_max):
+                return
+            limit_s = clocks.stall_seconds_max if self.call.stream else clocks.response_seconds_max
+            if now_s - self._alive_s > limit_s:
                 self._break(errors.upstream_timeout())
 
     def fail(self, error: CallError) -> None:
@@ -266,13 +276,13 @@ class ProxiedCall(Call):
             self._refuse(error)
 
     def _sweep_parked(self, now_s: float) -> None:
-        settings = self._front.directory.settings
-        if self.stream:
+        settings = self._gateway.directory.settings
+        if self.call.stream:
             if 0 < settings.keepalive_seconds <= now_s - self._told_s:
                 self._told_s = now_s
                 self._say_waiting(now_s)
-        elif 0 < settings.silent_seconds_max <= now_s - self.arrived_s:
-            self._front.perform(self._front.dispatch.give_up(self, now_s))
+        elif 0 < settings.silent_seconds_max <= now_s - self.call.arrived_s:
+            self._gateway.perform(self._gateway.dispatch.give_up(self.call, now_s))
 
     def _say_waiting(self, now_s: float) -> None:
         """Send the early head, then a keep-alive each time (interfaces, section 3, Cold Calls)."""
@@ -280,17 +290,17 @@ class ProxiedCall(Call):
         if not self._early:
             self._early = True
             self._close = self._close or not self._framed
-            more = client.cors + (_COLD if self.cold else b"")
+            more = client.cors + (_COLD if self.call.cold else b"")
             out = responses.early_head(client.id_bytes, chunked=self._framed, close=self._close, more=more)
-        position, expected_s = self._front.dispatch.wait_note(self, now_s)
-        self._client.write(out + self._frame(sse.render_waiting_event(position, expected_s, self.dialect)))
+        position, expected_s = self._gateway.dispatch.wait_note(self.call, now_s)
+        self._client.write(out + self._frame(sse.render_waiting_event(position, expected_s, self.call.dialect)))
 
     # --- the body --------------------------------------------------------------------------------------------------
 
     def _commit(self, data: bytes) -> None:
         """The first body byte, or an empty body: from here on the response is this engine's."""
         head, engine, early = self._response, self.engine, self._early
-        self.first_byte_s = self._front.clock()
+        self.call.first_byte_s = self._gateway.clock()
         self._answer = answer = Answer(
             head,
             self._walker,
@@ -298,9 +308,9 @@ class ProxiedCall(Call):
             drop_usage=self.drop_usage,
             early=early,
             note=b": server-timing %b\n\n" % self._timing() if early else b"",
-            dialect=self.dialect,
+            dialect=self.call.dialect,
         )
-        if self._front.closing or (answer.length is None and not answer.chunked):
+        if self._gateway.closing or (answer.length is None and not answer.chunked):
             self._close = True
         out = answer.take(data)
         if not early:
@@ -329,7 +339,7 @@ class ProxiedCall(Call):
 
     def _relayed_head(self, head: ResponseHead, *, length: int | None, chunked: bool) -> bytes:
         more = b"server-timing: %b\r\n%b" % (self._timing(), self._client.cors)
-        if self.cold:
+        if self.call.cold:
             more += _COLD
         return responses.render_head(
             head.status,
@@ -342,9 +352,9 @@ class ProxiedCall(Call):
         )
 
     def _timing(self) -> bytes:
-        phases_ms = self._front.dispatch.phases_ms(self.model) if self.cold else {}
-        queued_s = (self.granted_s or self.arrived_s) - self.arrived_s
-        return responses.server_timing(queued_s, self.first_byte_s - self.sent_s, phases_ms)
+        phases_ms = self._gateway.dispatch.phases_ms(self.call.model) if self.call.cold else {}
+        queued_s = (self.call.granted_s or self.call.arrived_s) - self.call.arrived_s
+        return responses.server_timing(queued_s, self.call.first_byte_s - self.call.sent_s, phases_ms)
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -358,15 +368,15 @@ class ProxiedCall(Call):
     def _drop_body(self) -> None:
         """Drop the body, which will not be sent again."""
         body, self._body = self._body, b""
-        self._front.discard(body)
+        self._gateway.discard(body)
 
     def _bounce(self, reason: Reason) -> None:
         """The engine gave no response: dispatch moves the request or rejects it."""
         self._let_go()
         self._stage = PARKED
-        front = self._front
-        front.telemetry.retried(self.model, reason)
-        front.perform(front.dispatch.bounce(self, front.clock(), reason))
+        gateway = self._gateway
+        gateway.telemetry.retried(self.call.model, reason)
+        gateway.perform(gateway.dispatch.bounce(self.call, gateway.clock(), reason))
 
     def _refuse(self, error: CallError) -> None:
         """Fail a request without a response."""
@@ -379,26 +389,26 @@ class ProxiedCall(Call):
         self._let_go()
         told = self._answer.whole
         if told:
-            self._client.write(self._frame(errors.render_error_event(error, self.dialect)))
+            self._client.write(self._frame(errors.render_error_event(error, self.call.dialect)))
         self._end(Outcome.FAILED, error.code)
         self._client.broke_off(told=told or self._framed)
 
     def _say(self, error: CallError) -> None:
         """Send the request's one error, as a response or, after an early head, as the last event of the stream."""
         if self._early:
-            event = self._frame(errors.render_error_event(error, self.dialect))
+            event = self._frame(errors.render_error_event(error, self.call.dialect))
             self._client.write(event + LAST_CHUNK if self._framed else event)
         else:
-            self._client.say_error(error, self.dialect, close=self._close)
+            self._client.say_error(error, self.call.dialect, close=self._close)
         self._client.answered(close=self._close or error.close)
 
     def _end(self, outcome: Outcome, code: str) -> None:
         """Record the outcome, once."""
-        front = self._front
+        gateway = self._gateway
         self._stage = ENDED
         self._drop_body()  # the deadline heap may keep an ended Call for a while
-        now_s = front.clock()
-        phases_ms = front.dispatch.phases_ms(self.model) if self.cold else {}
+        now_s = gateway.clock()
+        phases_ms = gateway.dispatch.phases_ms(self.call.model) if self.call.cold else {}
         start_s = (sum(phases_ms.values()) - phases_ms.get("decide", 0.0)) / 1e3
-        front.telemetry.ended(self, outcome, code, now_s, start_s)
-        front.end(self, outcome, now_s)
+        gateway.telemetry.ended(self.call, outcome, code, now_s, start_s)
+        gateway.end(self, outcome, now_s)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from gateway.gateway import Gateway
+    from gateway.server.context import GatewayContext
 
 SECONDS_MIN = 0.05
 """asyncio rejects a timeout of 0."""
@@ -22,8 +22,8 @@ SECONDS_MIN = 0.05
 class Handshakes:
     """Clients with a pending handshake. `context` returns the current TLS context; `client` is the protocol factory."""
 
-    def __init__(self, front: Gateway, context: Callable[[], ssl.SSLContext]) -> None:
-        self.front = front
+    def __init__(self, gateway: GatewayContext, context: Callable[[], ssl.SSLContext]) -> None:
+        self.gateway = gateway
         self.context = context
         self.under_way: set[asyncio.Task[None]] = set()
         """Bounded like connections: by address."""
@@ -52,8 +52,8 @@ class Newcomer(asyncio.Protocol):
         raw = cast("asyncio.Transport", transport)
         peer = raw.get_extra_info("peername")
         address = peer[0] if isinstance(peer, tuple) else ""
-        if not self._handshakes.front.count(address):
-            self._handshakes.front.discount(address)
+        if not self._handshakes.gateway.count(address):
+            self._handshakes.gateway.discount(address)
             raw.abort()
             return
         task = asyncio.get_running_loop().create_task(self._shake(raw, address))
@@ -74,7 +74,7 @@ class Newcomer(asyncio.Protocol):
         self._left = True
 
     async def _shake(self, raw: asyncio.Transport, address: str) -> None:
-        loop, front = asyncio.get_running_loop(), self._handshakes.front
+        loop, gateway = asyncio.get_running_loop(), self._handshakes.gateway
         try:
             if self._left or raw.is_closing():
                 return
@@ -84,17 +84,17 @@ class Newcomer(asyncio.Protocol):
                 self,
                 self._handshakes.context(),
                 server_side=True,
-                ssl_handshake_timeout=max(front.limits.header_seconds_max, SECONDS_MIN),
-                ssl_shutdown_timeout=max(front.limits.write_stall_seconds_max, SECONDS_MIN),
+                ssl_handshake_timeout=max(gateway.limits.header_seconds_max, SECONDS_MIN),
+                ssl_shutdown_timeout=max(gateway.limits.write_stall_seconds_max, SECONDS_MIN),
             )
         except OSError:  # no TLS, an old version, too slow, or disconnected: it is closed silently
             return
         finally:
-            front.discount(address)
+            gateway.discount(address)
         if transport is None or self._left:
             raw.abort()
             return
-        connection = front.connection()
+        connection = gateway.connection()
         transport.set_protocol(connection)
         connection.connection_made(transport)
         connection.unsent = lambda: transport.get_write_buffer_size() + raw.get_write_buffer_size()

@@ -38,8 +38,10 @@ class Sink(Protocol):
 
     engine: EngineConnection | None
     """The connection now used for this Sink; set by the connection."""
-    sent_s: float
-    """When the request was written, by `time.monotonic`."""
+
+    @property
+    def sent_s(self) -> float:
+        """When the request was written, by `time.monotonic`."""
 
     def engine_sent(self) -> None:
         """The request has been written to a connection."""

@@ -12,7 +12,7 @@ import tracemalloc
 
 import pytest
 
-from gateway.server.proxied_call import BREATHS_S
+from gateway.server import proxied_call
 from gateway.upstream import pool
 from gateway.upstream.pool import Pool
 from tests.kit.engine import (
@@ -46,7 +46,7 @@ def left(one: Rig) -> dict[str, int]:
     """Return what remains of requests, by kind; idle kept connections do not count."""
     found = {
         "calls": sum(waiting + running for _, waiting, running in one.front.dispatch.counts()),
-        "exchanges": len(one.front._exchanges),
+        "exchanges": len(one.front._calls),
         "slots in use": one.in_use(),
         "connections in use": sum(pool.connections - len(pool._idle) for pool in pools(one)),
         "connects": sum(len(pool._connecting) for pool in pools(one)),
@@ -116,15 +116,20 @@ async def test_disconnect_during_a_response_leaks_no_slot_or_request(warm: bool)
 
 
 async def test_disconnect_before_retry_cancels_the_retry() -> None:
-    async with ScriptedEngine((RESET,)) as engine, rig(engine.address, slots=1) as one:
-        client = await one.client()
-        client.call()
-        await until("the engine broke", lambda: engine.requests and not pools(one)[0].connections)
-        client.leave()
-        await nothing_left(one)
-        await asyncio.sleep(2 * BREATHS_S[0])
-        assert len(engine.requests) == 1
-        assert b"upstream_retries_total{" not in one.front.telemetry.text((), None), "it did not move"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(proxied_call, "BREATHS_S", (60.0, 60.0))  # the retry must not begin before the client leaves
+        async with ScriptedEngine((RESET,)) as engine, rig(engine.address, slots=1) as one:
+            client = await one.client()
+            client.call()
+            await until("the engine broke", lambda: engine.requests and not pools(one)[0].connections)
+            (call,) = one.front._calls.values()
+            retry = call._breath
+            assert retry is not None
+            client.leave()
+            await nothing_left(one)
+            assert retry.cancelled()
+            assert len(engine.requests) == 1
+            assert b"upstream_retries_total{" not in one.front.telemetry.text((), None), "it did not move"
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
@@ -372,4 +377,4 @@ async def test_random_failures_and_disconnects_leak_no_slot_or_connection(seed: 
         await nothing_left(one)
         one.routes()
         assert one.front.report().replicas == ()
-        assert not one.front._connections
+        await until("every disconnect is noticed", lambda: not one.front._connections)

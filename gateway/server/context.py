@@ -1,0 +1,87 @@
+"""What client connections and requests use of their gateway: base class of `gateway.gateway.Gateway`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from autoscaler.contract import TenantEntry
+from gateway.dispatch.call import Outcome
+from gateway.dispatch.dispatcher import Dispatch
+from gateway.dispatch.effects import Effect
+from gateway.http.body import Body
+from gateway.http.host_check import HostCheck
+from gateway.http.request_head import Head
+from gateway.limits import Limits
+from gateway.memory.body_budget import TLS_BYTES, BodyBudget
+from gateway.request.auth import Directory
+from gateway.telemetry import Telemetry
+from gateway.upstream.pool import Upstreams
+
+if TYPE_CHECKING:
+    from gateway.server.connection import Connection
+    from gateway.server.proxied_call import ProxiedCall
+
+
+class GatewayContext:
+    """The shared parts of one gateway, and the events that its connections and requests report to it."""
+
+    def __init__(  # noqa: PLR0917  its parts
+        self, clock: Callable[[], float], limits: Limits, room: BodyBudget, dispatch: Dispatch, upstreams: Upstreams,
+        telemetry: Telemetry,
+    ) -> None:  # fmt: skip
+        self.clock = clock
+        self.limits = limits
+        self.room = room
+        self.body_bytes_max = max(0, min(limits.body_bytes_max, room.large_bytes - TLS_BYTES))
+        self.directory = Directory()
+        self.host_check: HostCheck | None = None
+        """Applies to every request; None if the listener is not on loopback, or API keys are required."""
+        self.dispatch = dispatch
+        self.upstreams = upstreams
+        self.telemetry = telemetry
+        self.closing = False
+
+    def make_id(self) -> str:
+        """Create a request id."""
+        raise NotImplementedError
+
+    def tenant(self, head: Head) -> TenantEntry:
+        """Return the tenant of a request. Raises CallError 401; 503 while the catalogue has not arrived."""
+        raise NotImplementedError
+
+    def connection(self) -> Connection:
+        """Build a protocol (the factory of the inference port)."""
+        raise NotImplementedError
+
+    def opened(self, connection: Connection) -> bool:
+        """Register a client connection; False if its address has too many."""
+        raise NotImplementedError
+
+    def closed(self, connection: Connection) -> None:
+        """Remove a client connection."""
+        raise NotImplementedError
+
+    def count(self, address: str) -> bool:
+        """Count one more connection of an address; False if there are too many."""
+        raise NotImplementedError
+
+    def discount(self, address: str) -> None:
+        """Count one connection less of an address."""
+        raise NotImplementedError
+
+    def begin(self, proxied_call: ProxiedCall, now_s: float) -> None:
+        """Register a new request."""
+        raise NotImplementedError
+
+    def end(self, proxied_call: ProxiedCall, outcome: Outcome, now_s: float) -> None:
+        """Handle the outcome of a request."""
+        raise NotImplementedError
+
+    def discard(self, body: Body | None) -> None:
+        """Free a body that is no longer needed."""
+        raise NotImplementedError
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Perform dispatch effects in order."""
+        raise NotImplementedError
