@@ -71,27 +71,25 @@ def pack(
     most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
-    bench = PackRun(yard, outlook, now_s, most, told=told)
+    first = PackRun(yard, outlook, now_s, most, told=told)
     yard.stock.mark()
     try:
-        packing = _packed(ordered, bench)
+        packing = _place_or_evict(ordered, first)
     finally:
         yard.rewind()
-    going = bench.going(packing.victims)
-    if not going or sum(max(1, one.want.devices) for one in bench.held.values()) < 2:
-        return packing  # for one request on one slice the victim set is minimal already
-    puts = find_fewer_victims([*bench.held.values()], going, yard, now_s)
-    if puts is None:
+    assignments = first.minimise_evictions(packing.victims)
+    if assignments is None:
         return packing
-    other = PackRun(yard, outlook, now_s, most, told=told)
+    again = PackRun(yard, outlook, now_s, most, told=told)
     yard.stock.mark()
     try:
-        return _moved(ordered, other, bench.held, dict(zip(bench.held, puts, strict=True)))
+        return _place_as_assigned(ordered, again, first.held, assignments)
     finally:
         yard.rewind()
 
 
-def _packed(ordered: Sequence[PlacementRequest], bench: PackRun) -> PackResult:
+def _place_or_evict(ordered: Sequence[PlacementRequest], bench: PackRun) -> PackResult:
+    """Place each request in turn, or select the replicas whose eviction makes room for it."""
     placements: list[Placement] = []
     victims: dict[ReplicaId, tuple[Occupant, PlacementRequest]] = {}
     promised: dict[int, tuple[EvictionOption, ...]] = {}
@@ -122,7 +120,7 @@ def _packed(ordered: Sequence[PlacementRequest], bench: PackRun) -> PackResult:
     return _whole(placements, going, unmet, bench)
 
 
-def _moved(
+def _place_as_assigned(
     ordered: Sequence[PlacementRequest], bench: PackRun, held: Mapping[int, Assigned], puts: Mapping[int, Assignment]
 ) -> PackResult:
     """Place the requests in `held` as `puts` says, those placed now first; then the others where they still fit."""
@@ -372,6 +370,14 @@ class PackRun:
         return sorted(
             found, key=lambda one: (*eviction_cost([one.victim], self._outlook), one.victim.replica), reverse=True
         )
+
+    def minimise_evictions(self, victims: Sequence[Victim]) -> dict[int, Assignment] | None:
+        """Find an assignment of the requests in `held` that spares at least one victim; None: there is none."""
+        going = self.going(victims)
+        if not going or sum(max(1, one.want.devices) for one in self.held.values()) < 2:
+            return None  # for one request on one slice the victim set is minimal already
+        found = find_fewer_victims([*self.held.values()], going, self._yard, self._now_s)
+        return None if found is None else dict(zip(self.held, found, strict=True))
 
     def without(self, one: EvictionOption, spared: Set[ReplicaId]) -> EvictionOption:
         """Return the option with the spared replicas in place."""

@@ -31,7 +31,7 @@ from autoscaler.placement.simulate import (
     compute_min_devices,
     match_requests_to_orders,
 )
-from autoscaler.provisioning.device_claims import ClaimCommitment, commit_claim
+from autoscaler.provisioning.device_claims import commit_claim
 from autoscaler.provisioning.feasibility import build_future_fit_check
 from autoscaler.provisioning.headroom import (
     NONE,
@@ -92,7 +92,7 @@ def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: S
     taken = {id for one in packing.placements for id in one.slices}
     taken |= {id for one in packing.unmet if one.promised for id in one.slices}
     taken |= {id for one in starts for id in one.slices}
-    return Provisioner(ground._replace(taken=frozenset(taken)), packing.unmet).settled()
+    return Provisioner(ground._replace(taken=frozenset(taken)), packing.unmet).plan()
 
 
 def evaluate_offers(ground: SimulationContext, want: PlacementRequest) -> list[tuple[Offer, RatedOffer | str]]:
@@ -101,7 +101,7 @@ def evaluate_offers(ground: SimulationContext, want: PlacementRequest) -> list[t
 
 
 class Provisioner:
-    """Plans the orders and releases of one plan."""
+    """Plans the orders and releases of one plan, in stages (`plan`)."""
 
     def __init__(self, ground: SimulationContext, unmet: Sequence[Unplaced]) -> None:
         self.ground, self.unmet = ground._replace(answers=SimulationCache()), unmet
@@ -119,14 +119,13 @@ class Provisioner:
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
         self.vain = [one for one in lacking if not fits(one)]
         queued = {one.id for one in coming if self._stands(one)}
-        self.queued = self._placed([one for one in coming if one.id in queued])
-        self.hedged = match_requests_to_orders(
-            ground, self.wants, [one for one in coming if one.id not in queued and one.hedge]
-        )
-        due = match_requests_to_orders(
-            ground, self.wants, [one for one in coming if one.id not in queued and not one.hedge]
-        )
-        self.got = {**self.hedged, **due}
+        due = [one for one in coming if one.id not in queued]
+        self.queued = self._match_queued_orders([one for one in coming if one.id in queued])
+        self.hedged = match_requests_to_orders(ground, self.wants, [one for one in due if one.hedge])
+        self.got = {
+            **self.hedged,
+            **match_requests_to_orders(ground, self.wants, [one for one in due if not one.hedge]),
+        }
         self.orders: list[AcquireLease] = []
         self.leases: dict[LeaseId, Lease] = dict(self.capacity.leases)
         self._of: dict[OfferId, list[Lease]] = {}
@@ -165,7 +164,7 @@ class Provisioner:
     def _start_s(self, model: ModelName) -> float:
         return self.ground.outlook.restart_s(model)
 
-    def _placed(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
+    def _match_queued_orders(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
         """Match queued orders to requests.
 
         An order's owner comes before all others, who order elsewhere meanwhile; otherwise the owner would queue once
@@ -179,29 +178,35 @@ class Provisioner:
             for one, lease in match_requests_to_orders(self.ground, sorted(wants, key=request_sort_key), queued).items()
         }
 
-    def settled(self) -> ProvisioningResult:
-        """Return orders, releases and updated reasons."""
-        pledges = [commit_claim(one, self.world, self.leases.values(), self.now_s) for one in self.capacity.awaited]
-        self.pledged = {one.lease.id for one in pledges if one.lease is not None}
-        self.asks = not self._may_order()
+    def plan(self) -> ProvisioningResult:
+        """Run the stages: order for claims and requests, then headroom; release what nothing waits for; explain."""
+        self._note_claim_orders()
+        self.asks = not self._are_orders_known()
         if not self.asks:
-            self._order()
-        self._keep_free()
-        released = [*self._released()]
+            self._repeat_lost_orders()
+            self._order_for_claims()
+            self._order_for_requests()
+        self._order_headroom()
+        released = [*self._release_unwanted()]
         gone = {one.order.id for one in released}
         orders = (one for one in self.orders if one.order.id not in gone)
-        return ProvisioningResult((*released, *orders), tuple(map(self._told, self.unmet)), self.next_s)
+        return ProvisioningResult((*released, *orders), tuple(map(self._explain, self.unmet)), self.next_s)
 
-    # --- orders -------------------------------------------------------------------------------------------------------
+    # --- stages -------------------------------------------------------------------------------------------------------
 
-    def _may_order(self) -> bool:
+    def _note_claim_orders(self) -> None:
+        pledges = [commit_claim(one, self.world, self.leases.values(), self.now_s) for one in self.capacity.awaited]
+        self.pledged = {one.lease.id for one in pledges if one.lease is not None}
+
+    def _are_orders_known(self) -> bool:
+        """Whether every provider has listed its orders, or has had UNLISTED_S to do so."""
         silent = set(self.capacity.providers) - self.capacity.listed_s.keys()
         until_s = self.world.leading_since_s + UNLISTED_S
         if silent:
             self.later(until_s)
         return not silent or self.now_s >= until_s
 
-    def _order(self) -> None:
+    def _repeat_lost_orders(self) -> None:
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if self._lost(lease):
                 again = AcquireOrder(
@@ -209,13 +214,38 @@ class Provisioner:
                     due_s=lease.due_s, hedge=lease.hedge,
                 )  # fmt: skip
                 self.orders.append(AcquireLease(order=again, reason="nobody has seen it: the order may be lost"))
+
+    def _order_for_claims(self) -> None:
+        """Order for the claims that the scheduler allocated; they precede unplaced requests."""
         for awaited in self.capacity.awaited:
-            self._pledge(commit_claim(awaited, self.world, self.leases.values(), self.now_s))
+            one = commit_claim(awaited, self.world, self.leases.values(), self.now_s)
+            if one.offer is not None and len(self.orders) < ORDERS_MAX:
+                reason = f"claim {awaited.namespace}/{awaited.name} was given what could be attached"
+                self._make(awaited.owner, one.offer, len(awaited.devices), self._expected(one.offer), reason)
+
+    def _order_for_requests(self) -> None:
         if self.vain:
             self.said |= dict.fromkeys(self.vain, self._none())
         for want in self.wants:
             if want not in self.got and len(self.orders) < ORDERS_MAX:
                 self._seek(want)
+
+    def _order_headroom(self) -> None:
+        """Place one order at each provider with too little headroom; the next plan orders the rest."""
+        self.room = compute_headroom(self.ground, self.leases.values(), self._wanted())
+        for provider, lacks in () if self.asks else self.room.lacking.items():
+            rests = map(self._left, self.capacity.offers.get(provider, ()))
+            offer = find_cheapest_offer(self.world, [one for one in rests if not isinstance(one, str)], lacks)
+            if offer is not None:
+                many = compute_order_devices(offer, lacks)
+                reason = f"{lacks} more of its devices are to be free"
+                made = self._make(headroom_owner(provider), offer, many, self._expected(offer), reason)
+                self.room = self.room._replace(kept=self.room.kept | {made.id})
+
+    def _release_unwanted(self) -> Iterator[ReleaseLease]:
+        return plan_releases(self.ground, self._wanted(), self.room.kept, self.later)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
 
     def _seek(self, want: PlacementRequest) -> None:
         """Order an offer, unless there was none for a request of this kind: availability only decreases in a plan."""
@@ -244,13 +274,6 @@ class Provisioner:
     def _waited(self, want: PlacementRequest) -> bool:
         """Whether requests wait for it now; then two orders are made where one is not sure."""
         return self.world.loads.get(want.model, NO_LOAD).waiting > 0
-
-    def _pledge(self, one: ClaimCommitment) -> None:
-        """Order for a claim that the scheduler allocated; claims precede unplaced requests."""
-        if one.offer is not None and len(self.orders) < ORDERS_MAX:
-            awaited = one.awaited
-            reason = f"claim {awaited.namespace}/{awaited.name} was given what could be attached"
-            self._make(awaited.owner, one.offer, len(awaited.devices), self._expected(one.offer), reason)
 
     def _lost(self, lease: Lease) -> bool:
         due_s = lease.sent_s + REORDER_S
@@ -336,29 +359,14 @@ class Provisioner:
         self.orders.append(AcquireLease(order=made, reason=reason))
         return lease
 
-    def _keep_free(self) -> None:
-        """Place one order at each provider with too little headroom; the next plan orders the rest."""
-        self.room = compute_headroom(self.ground, self.leases.values(), self._wanted())
-        for provider, lacks in () if self.asks else self.room.lacking.items():
-            rests = map(self._left, self.capacity.offers.get(provider, ()))
-            offer = find_cheapest_offer(self.world, [one for one in rests if not isinstance(one, str)], lacks)
-            if offer is not None:
-                many = compute_order_devices(offer, lacks)
-                reason = f"{lacks} more of its devices are to be free"
-                made = self._make(headroom_owner(provider), offer, many, self._expected(offer), reason)
-                self.room = self.room._replace(kept=self.room.kept | {made.id})
-
     def _wanted(self) -> frozenset[LeaseId]:
         """Orders that somebody waits for."""
         wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values(), *self.pledged}
         return frozenset(wanted | {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants})
 
-    def _released(self) -> Iterator[ReleaseLease]:
-        return plan_releases(self.ground, self._wanted(), self.room.kept, self.later)
-
     # --- reasons ------------------------------------------------------------------------------------------------------
 
-    def _told(self, missing: Unplaced) -> Unplaced:
+    def _explain(self, missing: Unplaced) -> Unplaced:
         """Update a request's reason: one that waits for an order is not reported as lacking room."""
         want = missing.want
         got = self.got.get(want)
