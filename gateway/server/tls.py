@@ -46,6 +46,7 @@ class Newcomer(asyncio.Protocol):
         self._held: list[bytes] = []
         """Bytes that arrived before the handshake took over the transport, or together with its end."""
         self._left = False
+        self._begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake; a client above its address's limit is disconnected at once."""
@@ -58,7 +59,7 @@ class Newcomer(asyncio.Protocol):
             return
         task = asyncio.get_running_loop().create_task(self._shake(raw, address))
         self._handshakes.under_way.add(task)
-        task.add_done_callback(self._handshakes.under_way.discard)
+        task.add_done_callback(lambda task: self._ended(task, raw, address))
 
     def data_received(self, data: bytes) -> None:
         """Keep bytes for the handshake or the Connection."""
@@ -73,7 +74,14 @@ class Newcomer(asyncio.Protocol):
         del exc
         self._left = True
 
+    def _ended(self, task: asyncio.Task[None], raw: asyncio.Transport, address: str) -> None:
+        self._handshakes.under_way.discard(task)
+        if not self._begun:  # a task that is cancelled before its first step runs no line of its coroutine
+            raw.abort()
+            self._handshakes.gateway.discount(address)
+
     async def _shake(self, raw: asyncio.Transport, address: str) -> None:
+        self._begun = True
         loop, gateway = asyncio.get_running_loop(), self._handshakes.gateway
         try:
             if self._left or raw.is_closing():

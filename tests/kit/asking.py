@@ -25,6 +25,8 @@ from tests.kit.ports import free_port
 ROOT = Path(__file__).parents[2]
 SILENT_S = 4.0
 """A server that sends nothing for this long is waiting for more bytes."""
+ANSWERS_S_MAX = 60.0
+"""Limit for responses that must come: a busy machine may pause a server for longer than SILENT_S."""
 STARTS_S_MAX = 90.0
 HEAD_BYTES_MAX = 1 << 20
 
@@ -43,6 +45,15 @@ class Reading(NamedTuple):
         return self.method, self.target.removesuffix("?"), self.body
 
 
+class Step(NamedTuple):
+    """Bytes to send, and the number of responses to read then."""
+
+    data: bytes
+    answers: int
+    silent_s: float = SILENT_S
+    """The server is silent if the responses do not come within this time."""
+
+
 class Heard(NamedTuple):
     """What one connection returned: the requests that were parsed, and how it ended."""
 
@@ -51,15 +62,15 @@ class Heard(NamedTuple):
     """`enough`: the expected number of responses; `refused`: the server's own error response; `closed`; `silent`."""
 
 
-async def ask(port: int, *steps: tuple[bytes, int]) -> Heard:
-    """Uses one connection. Each step sends bytes, then reads the given number of responses."""
+async def ask(port: int, *steps: Step) -> Heard:
+    """Uses one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=HEAD_BYTES_MAX)
     heard = Heard([], "enough")
     try:
-        for data, answers in steps:
-            async with asyncio.timeout(SILENT_S):
-                writer.write(data)
-                for _ in range(answers):
+        for step in steps:
+            async with asyncio.timeout(step.silent_s):
+                writer.write(step.data)
+                for _ in range(step.answers):
                     reading = await _reading(reader)
                     if reading is None:
                         return heard._replace(end="refused")

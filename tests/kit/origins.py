@@ -91,6 +91,7 @@ async def serve_hypercorn(sock: socket.socket) -> None:
     config = hypercorn.config.Config()
     config.bind = [f"fd://{sock.fileno()}"]
     config.keep_alive_max_requests = ANSWERS_MAX
+    config.keep_alive_timeout = 60.0  # the client may be paused for longer than the default of 5 s
     application: Any = asgi  # its own message types are narrower than ASGI's
     await hypercorn.asyncio.serve(application, config, shutdown_trigger=asyncio.Event().wait)
 

@@ -29,6 +29,8 @@ from gateway.server.tls import Handshakes
 from tests.kit.certificates import Sides, default_sides, sides
 
 MODEL = ModelName("m")
+LIMITS = Limits(header_seconds_max=60.0, body_seconds_max=60.0)
+"""Longer than a pause of this process, in which no part of a request is read."""
 
 
 class Rig:
@@ -180,7 +182,7 @@ async def rig(
     """
     tls = tls or default_sides.get()
     front = Gateway(
-        GatewayId("g"), os.urandom(3).hex(), limits=limits or Limits(), events_fd=events, engine_tls=lambda: one.trust
+        GatewayId("g"), os.urandom(3).hex(), limits=limits or LIMITS, events_fd=events, engine_tls=lambda: one.trust
     )
     entry = ModelEntry(name=MODEL, served_name="served-m", aliases=("alias-m",), slots=4, context_tokens=4096,
                        dialects=("openai", "anthropic"), clocks=clocks or Clocks())  # fmt: skip
@@ -207,4 +209,5 @@ async def rig(
             client.leave()
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
-        await asyncio.sleep(0.01)  # closed transports finish in the next iterations of the event loop
+        for _ in range(10):  # closed transports finish in the next iterations, of which a pause must leave enough
+            await asyncio.sleep(0.001)

@@ -20,7 +20,7 @@ import pytest
 
 from autoscaler.engines.installed import find_installed_programs
 from gateway.http.request_head import Request
-from tests.kit.asking import PROXIES, Heard, Reading, ask, llama, origins, program, proxy
+from tests.kit.asking import ANSWERS_S_MAX, PROXIES, SILENT_S, Heard, Reading, Step, ask, llama, origins, program, proxy
 from tests.kit.forwarding import forwarded, in_one
 from tests.kit.mutations import mutated
 from tests.kit.wires import read
@@ -133,7 +133,8 @@ def test_forwarded_heads_contain_no_known_parser_quirk() -> None:
 async def test_other_http_servers_parse_forwarded_requests_like_the_gateway(server: tuple[str, int]) -> None:
     """Requests are sent in sequence on one connection, as to an engine, so that no byte of one may reach the next."""
     name, port = server
-    heard = await ask(port, *((head + body, 1) for head, body in sent()), (SENTINEL, 2))
+    steps = [Step(head + body, 1, ANSWERS_S_MAX) for head, body in sent()]
+    heard = await ask(port, *steps, Step(SENTINEL, 2, ANSWERS_S_MAX))
     wanted = [meant(head, body) for head, body in sent()]
     for reading, expected in zip(heard.readings, wanted, strict=False):
         assert reading.bare == expected.bare
@@ -160,14 +161,14 @@ async def test_other_http_servers_find_no_request_the_gateway_did_not_find(serve
     excused: Counter[Quirk] = Counter()
 
     async def same(item: Accepted) -> bool:
+        quirks = [quirk for quirk in QUIRKS if name in quirk.servers and quirk.about.search(item.data)]
         async with gate:
-            heard, wanted = await asked(port, item)
+            heard, wanted = await asked(port, item, SILENT_S if quirks else ANSWERS_S_MAX)
         theirs = [reading.bare for reading in heard.readings]
         if theirs == wanted:
             return True
         if heard.end in ("refused", "closed") and theirs == wanted[: len(theirs)]:
             return False
-        quirks = [quirk for quirk in QUIRKS if name in quirk.servers and quirk.about.search(item.data)]
         assert quirks, f"{item.name}: {item.data!r}\nwe read {wanted}\n{name} reads {theirs}, then {heard.end}"
         excused.update(quirks)
         return False
@@ -177,17 +178,17 @@ async def test_other_http_servers_find_no_request_the_gateway_did_not_find(serve
     assert set(excused) == {quirk for quirk in QUIRKS if name in quirk.servers}, "else it is no quirk any more"
 
 
-async def asked(port: int, item: Accepted) -> tuple[Heard, list[tuple[str, str, str]]]:
-    """Return what the server parses from the raw bytes, and what it should parse.
+async def asked(port: int, item: Accepted, silent_s: float) -> tuple[Heard, list[tuple[str, str, str]]]:
+    """Return what the server parses from the raw bytes, and what it should parse (`silent_s`: within this time).
 
     If we parse all of the input, another request follows it, so that leftover or smuggled bytes become visible. Other
     servers may keep an HTTP/1.0 connection alive; the gateway closes it.
     """
     ours, last = item.ours, item.requests[-1].head
     if not item.whole or last.minor == 0:
-        return await ask(port, (item.data, len(ours))), ours
+        return await ask(port, Step(item.data, len(ours), silent_s)), ours
     wanted = [*ours, LAST] if last.keep_alive else ours
-    heard = await ask(port, (item.data + SENTINEL, len(wanted) + 1))
+    heard = await ask(port, Step(item.data + SENTINEL, len(wanted), silent_s), Step(b"", 1))
     return (heard._replace(end="more") if heard.end == "enough" else heard), wanted
 
 

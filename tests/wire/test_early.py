@@ -9,10 +9,13 @@ import pytest
 from autoscaler.contract import FrontSettings
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
+from gateway.server import body_intake
+from gateway.server import connection as edge_module
 from gateway.server.precheck import DROP_BYTES_MAX
 from tests.kit.engine import HOLD, OK, ScriptedEngine
 from tests.kit.large import MIB, body, post
 from tests.kit.rig import Client, Rig, rig
+from tests.kit.waiting import until
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -54,7 +57,8 @@ async def test_wrong_key_is_rejected_before_the_body() -> None:
         assert (status, fields["connection"]) == (401, "close")
 
 
-async def test_short_body_of_rejected_request_is_dropped_and_connection_kept() -> None:
+async def test_short_body_of_rejected_request_is_dropped_and_connection_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_module, "LINGER_S", 60.0)  # the body may come late
     async with rig() as one:
         client = await one.client()
         for pieces in ((b"x" * 500, b"x" * 500), (b"x" * 1000 + HEALTH,), (b"x" * 999, b"x" + HEALTH[:9], HEALTH[9:])):
@@ -94,7 +98,7 @@ async def test_large_body_on_a_path_without_a_body_gets_413() -> None:
 
 # --- memory budget ---------------------------------------------------------------------------------------------------
 
-TIGHT = Limits(memory_bytes=16 * MIB)
+TIGHT = Limits(memory_bytes=16 * MIB, body_seconds_max=60.0)
 """6 MiB for large bodies. Memory pressure is disabled, because the test process is far above the limit."""
 
 
@@ -104,7 +108,8 @@ async def empty(one: Rig) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_large_bodies_wait_for_memory_budget_and_are_all_served() -> None:
+async def test_large_bodies_wait_for_memory_budget_and_are_all_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_intake, "PACE_GRACE_S", 60.0)  # no body is too slow, also after a pause
     sent = body(4 * MIB)
     async with ScriptedEngine((OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
@@ -122,8 +127,7 @@ async def test_large_bodies_wait_for_memory_budget_and_are_all_served() -> None:
 
 
 async def test_large_body_gets_503_if_no_memory_budget_becomes_free_in_time() -> None:
-    limits = Limits(memory_bytes=16 * MIB, body_seconds_max=2.0)
-    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=limits) as one:
+    async with ScriptedEngine((HOLD, OK), (OK,)) as engine, rig(engine.address, limits=TIGHT) as one:
         one.at_ease()
         first, second, third = await one.client(), await one.client(), await one.client()
         post(first, body(4 * MIB))
@@ -131,6 +135,8 @@ async def test_large_body_gets_503_if_no_memory_budget_becomes_free_in_time() ->
         begin(second, 4 * MIB, "expect: 100-continue")
         third.call()
         assert (await third.answer())[0] == 200
+        await until("the second waits", lambda: one.front.room.wanted)
+        one.front.limits = Limits(body_seconds_max=0.5)
         status, fields, told = await second.answer()
         assert (status, fields["retry-after"], fields["connection"]) == (503, "2", "close"), "and no 100 before"
         assert b'"overloaded"' in told
@@ -165,7 +171,7 @@ async def test_body_larger_than_the_whole_memory_budget_gets_413() -> None:
         taken = [await one.client(), await one.client()]
         begin(taken[0], 4 * MIB)
         begin(taken[1], 2 * MIB)
-        await asyncio.sleep(0.05)
+        await until("both have their room", lambda: one.front.room.held_bytes == 6 * MIB)
         client = await one.client()
         client.send(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         client.send(b"transfer-encoding: chunked\r\n\r\n300000\r\n" + b"x" * (3 * MIB))
@@ -181,7 +187,7 @@ async def test_slow_body_gets_408_when_another_body_waits_for_memory() -> None:
         one.at_ease()
         slow, second = await one.client(), await one.client()
         begin(slow, 5 * MIB)
-        await asyncio.sleep(0.05)
+        await until("it has its room", lambda: one.front.room.held_bytes == 5 * MIB)
         post(second, body(4 * MIB))
         async with asyncio.timeout(60):
             while not one.front.room.wanted:
@@ -216,10 +222,14 @@ async def test_disconnect_is_detected_after_pipelined_bytes(ahead: int) -> None:
         client = await one.client()
         client.call()
         await engine.asked.wait()
+        (connection,) = one.front._connections
         if ahead:
             client.send(b"GET /health HTTP/1.1\r\nx: ")
             client.send(b"a" * (ahead - 25))
-            await asyncio.sleep(0.05)
+        if ahead > AHEAD_BYTES_MAX:
+            await one.settled()
+        else:
+            await until("all of it is read", lambda: connection._reader.ahead == ahead)
         assert one.in_use() == (ahead <= AHEAD_BYTES_MAX)
         client.leave()
         await one.settled()

@@ -53,7 +53,7 @@ async def test_response_to_a_queued_request_has_the_cold_start_header() -> None:
 async def test_server_timing_omits_ready_if_the_start_began_before_the_request(load_ms: float, whole: bool) -> None:
     async with ScriptedEngine((OK,)) as engine, rig() as one:
         client = await parked(one, stream=False)
-        while not one.front.report().levels:
+        while not any(level.oldest_wait_s > 0.001 for level in one.front.report().levels):  # longer than a short start
             await asyncio.sleep(0.001)
         one.routes(engine.address, phases_ms={"decide": 0.1, "load": load_ms})
         told = server_timing((await client.answer())[1]["server-timing"])
@@ -240,16 +240,18 @@ async def test_100_continue_is_sent_once_for_a_split_body() -> None:
 async def test_data_after_a_rejection_is_dropped_until_the_linger_timeout() -> None:
     """Otherwise a reset would overtake the response and destroy it."""
     async with rig(limits=Limits(body_bytes_max=10)) as one:
+        now_s = one.front.clock()
+        one.front.clock = lambda: now_s  # stopped: time passes only in the calls of `sweep` below
         client = await one.client()
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000\r\n\r\n{")
         assert (await client.answer())[0] == 413
         (connection,) = one.front._connections
-        connection.sweep(one.front.clock() + 1.0)
+        connection.sweep(now_s + 1.0)
         client.send(b"x" * 1_000_000)
         await client.writer.drain()
         await turns(10)
         assert one.front._connections == {connection}
-        connection.sweep(one.front.clock() + 5.0)
+        connection.sweep(now_s + 5.0)
         await until("it is closed", lambda: not one.front._connections)
 
 
@@ -351,7 +353,7 @@ async def test_drain_does_not_wait_for_an_incomplete_request() -> None:
         client = await one.client()
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         client.send(b"content-length: 100\r\n\r\n{")
-        await asyncio.sleep(0.05)  # until the head has been read
+        await until("the head is read", lambda: any(each._clock == "body" for each in one.front._connections))
         await one.front.drain(5)
         assert b'"shutting_down"' in await client.rest()
 

@@ -10,17 +10,26 @@ import pytest
 
 from gateway.http.body import LARGE_BYTES, ChunkedBody, Edit, StreamingBody
 from gateway.limits import Limits
+from gateway.server import body_intake
+from gateway.server.body_intake import REST_S_MAX
 from tests.kit.engine import OK, STREAM, STREAM_HEAD, chunk, document
 from tests.kit.large import MIB, Dying, Played, Reading, Refusing
 from tests.kit.rig import Client, Rig, rig
+from tests.kit.waiting import until
 
 PART = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
 NAMED = PART % (b"model", b"", b"alias-m")
 SOUND = PART % (b"file", b'; filename="a.wav"\r\nContent-Type: audio/wav', b"\0\r\n-\r\n--\xff" * (MIB // 4))
 END = b"--b--\r\n"
 FORM = NAMED + SOUND + END
-CLOCK_S = 3.0
-"""Timeout of a body that stops: its first half must reach the engine before, also on a busy machine."""
+CLOCK_S = 0.5
+"""Timeout of a body that stops, which a test sets when the first half has reached the engine."""
+
+
+@pytest.fixture(autouse=True)
+def _any_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward every form while it arrives: after a pause, its rest would seem to be too slow for that."""
+    monkeypatch.setattr(body_intake, "REST_S_MAX", 3600.0)
 
 
 def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
@@ -30,11 +39,9 @@ def begin(client: Client, length: int, first: bytes, *lines: str) -> None:
 
 
 @asynccontextmanager
-async def begun(
-    engine: Reading, form: bytes = FORM, part: int = MIB, *lines: str, limits: Limits | None = None
-) -> AsyncIterator[tuple[Rig, Client]]:
+async def begun(engine: Reading, form: bytes = FORM, part: int = MIB, *lines: str) -> AsyncIterator[tuple[Rig, Client]]:
     """Start a gateway and a client that has sent part of a form, some of which the engine has received."""
-    async with engine, rig(engine.address, limits=limits or Limits()) as one:
+    async with engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(form), form[:part], *lines)
         await engine.until(lambda: len(engine.came) > part // 2)
@@ -126,7 +133,8 @@ async def test_disconnect_during_form_upload_aborts_the_engine_request() -> None
 
 async def test_stalled_form_body_times_out_with_408() -> None:
     engine = Reading(OK)
-    async with begun(engine, limits=Limits(body_seconds_max=CLOCK_S)) as (one, client):
+    async with begun(engine) as (one, client):
+        one.front.limits = Limits(body_seconds_max=CLOCK_S)
         status, fields, _ = await client.answer()
         assert (status, fields["connection"]) == (408, "close")
         await engine.until(lambda: engine.lost)
@@ -134,19 +142,21 @@ async def test_stalled_form_body_times_out_with_408() -> None:
 
 
 async def test_stalled_upload_releases_its_slot_at_the_streaming_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.server.body_intake.GROWING_S_MAX", CLOCK_S)
     engine = Reading(OK)
     async with begun(engine) as (one, client):
+        monkeypatch.setattr(body_intake, "GROWING_S_MAX", CLOCK_S)
         assert (await client.answer())[0] == 408
         await engine.until(lambda: engine.lost)
         await nothing_left(one)
 
 
-async def test_slow_form_is_buffered_until_complete() -> None:
+async def test_slow_form_is_buffered_until_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its rate the rest would not arrive soon."""
+    monkeypatch.setattr(body_intake, "REST_S_MAX", REST_S_MAX)
     async with Reading(OK) as engine, rig(engine.address) as one:
         client = await one.client()
         begin(client, len(FORM), FORM[:100])
+        await until("its clock runs", lambda: any(each._clock == "body" for each in one.front._connections))
         await asyncio.sleep(0.5)
         client.send(FORM[100 : LARGE_BYTES + 1000])
         async with asyncio.timeout(60):

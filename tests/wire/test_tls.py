@@ -25,7 +25,9 @@ from pilotlight.net import certificates
 from pilotlight.net.certificates import Identity
 from tests.kit.certificates import OURS, THEIRS, Sides, leaf, over_tls, pem, sides, write
 from tests.kit.engine import OK, ScriptedEngine
-from tests.kit.rig import Client, Rig, rig
+from tests.kit.moments import turns
+from tests.kit.rig import LIMITS, Client, Rig, rig
+from tests.kit.waiting import until
 from tests.wire import test_edge as edge
 from tests.wire import test_faults as faults
 from tests.wire import test_relay as relay
@@ -94,15 +96,21 @@ async def healthy(one: Rig) -> bool:
 @LOOPS
 def test_incomplete_handshake_times_out_and_counts_as_a_connection(loop: Loop) -> None:
     async def test() -> None:
-        limits = Limits(header_seconds_max=2.0, connections_per_address_max=1)
+        limits = Limits(header_seconds_max=60.0, connections_per_address_max=1)
         async with rig(tls=sides(), limits=limits) as one:
-            slow = await one.client(raw=True)
-            slow.send(b"\x16\x03\x01")  # the beginning of a ClientHello
-            await asyncio.sleep(0.05)
+            first = await one.client(raw=True)
+            first.send(b"\x16\x03\x01")  # the beginning of a ClientHello
             assert await ended(await one.client(raw=True)) == b"", "there is room for one"
-            assert not slow.reader.at_eof()
+            assert not first.reader.at_eof()
+            first.leave()
+            await until("its place is free", lambda: not one.front._addresses)
+            one.front.limits = Limits(header_seconds_max=0.2, connections_per_address_max=1)
+            slow = await one.client(raw=True)
+            slow.send(b"\x16\x03\x01")
             assert await ended(slow) == b"", "its clock has run out"
-            assert await healthy(one), "its place is free again"
+            await until("its place is free again", lambda: not one.front._addresses)
+            one.front.limits = limits
+            assert await healthy(one)
 
     run(loop, test)
 
@@ -135,7 +143,10 @@ def test_disconnect_before_handshake_frees_the_connection_slot(loop: Loop) -> No
                 client = await one.client(raw=True)
                 client.send(sent)
                 client.leave()
-                await asyncio.sleep(0.05)
+                after = await one.client(raw=True)  # it is accepted later: when it has ended, both have been counted
+                after.send(HEALTH)
+                await ended(after)
+                await until("its place is free", lambda: not one.front._addresses)
             assert await healthy(one)
 
     run(loop, test)
@@ -174,7 +185,7 @@ def test_only_tls_1_2_or_newer_with_http_1_1_is_accepted(tmp_path: Path) -> None
 @LOOPS
 def test_new_certificate_applies_to_new_connections_only(loop: Loop) -> None:
     async def test() -> None:
-        front = Gateway(GatewayId("g"), "b")
+        front = Gateway(GatewayId("g"), "b", limits=LIMITS)
         now = [sides().server]
         handshakes = Handshakes(front, lambda: now[0])
         server = await asyncio.get_running_loop().create_server(handshakes.client, "127.0.0.1", 0)
@@ -213,14 +224,19 @@ def test_drain_does_not_wait_for_tls_close_of_idle_clients(loop: Loop, monkeypat
 
 
 @LOOPS
-def test_stop_closes_connections_in_handshake(loop: Loop) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_stop_closes_connections_in_handshake(loop: Loop, begun: bool) -> None:
     async def test() -> None:
         async with rig(tls=sides(), limits=Limits(header_seconds_max=60)) as one:
             client = await one.client(raw=True)
-            await asyncio.sleep(0.05)
             assert one.handshakes is not None
+            under_way = one.handshakes.under_way
+            await until("its handshake is under way", lambda: under_way)
+            if begun:
+                await turns(5)
             one.handshakes.close()
             assert await ended(client) == b""
+            await until("its place is free", lambda: not one.front._addresses)
 
     run(loop, test)
 
@@ -331,6 +347,7 @@ def test_incomplete_engine_handshake_counts_as_connect_failure(loop: Loop, monke
     monkeypatch.setattr(pool, "CONNECT_S_MAX", 0.1)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        monkeypatch.setattr(pool, "CONNECT_S_MAX", 60.0)  # for the connect to the other Replica, which must not fail
         await reader.read()
         writer.close()
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.http.body import LARGE_BYTES
 from gateway.http.request_reader import AHEAD_BYTES_MAX
 from gateway.limits import Limits
+from gateway.server import connection as edge_module
 from gateway.server.client_writer import WRITE_BUFFER_BYTES
 from gateway.server.connection import ANSWERS_A_TURN
 from tests.kit.engine import HOLD, OK, ScriptedEngine
@@ -35,7 +36,9 @@ async def poured(one: Rig, piece: bytes) -> tuple[int, int]:
         await loop.sock_connect(client, ("127.0.0.1", one.port))
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(90):
-            while sent == 0 or one.front._connections:
+            while not one.front._connections:
+                await asyncio.sleep(0.001)
+            while one.front._connections:
                 try:
                     sent += client.send(piece) > 0
                 except BlockingIOError:
@@ -50,7 +53,8 @@ async def poured(one: Rig, piece: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("piece", [b"X" + NOWHERE, HEALTH * 20], ids=["answered early", "pipelined"])
-async def test_client_that_reads_no_response_is_disconnected(piece: bytes) -> None:
+async def test_client_that_reads_no_response_is_disconnected(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_module, "LINGER_S", 60.0)  # the rest of a body that was answered early may be late
     async with rig(limits=Limits(write_stall_seconds_max=0.3)) as one:
         first = NOWHERE if piece.startswith(b"X") else b""
         sent, most = await poured(one, first + piece)
@@ -111,12 +115,10 @@ async def test_request_with_too_many_pipelined_bytes_is_rejected() -> None:
     body = b'{"model":"m","messages":[]}'
     call = POST + b"content-length: %d\r\n\r\n" % len(body) + body
     async with ScriptedEngine((HOLD,), (OK,)) as engine, rig(engine.address) as one:
-        client = await one.client()
-        client.send(call + b"x" * (AHEAD_BYTES_MAX + 1))
-        assert (await client.answer())[0] == 400
-        assert await client.rest() == b""
+        # Without a socket: if a read returned only a part, the gateway would forward the request before the rest.
+        assert heard(one.front, [call + b"x" * (AHEAD_BYTES_MAX + 1)]) == ([400], True)
         await one.settled()
-        assert one.in_use() == 0
+        assert (one.in_use(), engine.requests) == (0, [])
 
 
 def cuts(data: bytes) -> list[list[bytes]]:
