@@ -28,7 +28,7 @@ TYPE = "g4dn.xlarge"
 GROUP = "/apis/karpenter.sh/v1"
 CLAIMS, POOLS = f"{GROUP}/nodeclaims", f"{GROUP}/nodepools"
 CLASSES = "/apis/karpenter.kwok.sh/v1alpha1/kwoknodeclasses"
-SETTLE_S_MAX = 60.0
+SETTLE_S_MAX, READY_S_MAX = 60.0, 90.0
 
 
 def _offering(bought: str, price: float) -> Object:
@@ -133,7 +133,15 @@ class Machines:
                 yield self
             finally:
                 await self._clean()
-                watching.cancel()
+                watching.cancel()  # before: a node that is added afterwards would get a kubelet that nothing ends
+                for event in self._gone.values():
+                    event.set()
+
+    async def until_accepted(self) -> None:
+        """Waits until Karpenter reports the pool as ready. Before, it may report that the pool's class is missing."""
+        async with asyncio.timeout(READY_S_MAX):
+            while not _is_ready(await self._api.get(f"{POOLS}/{self.name}")):
+                await asyncio.sleep(0.05)
 
     async def claims(self) -> list[Object]:
         """All NodeClaims of the pool, whoever created them."""
@@ -161,9 +169,14 @@ class Machines:
     async def _run(self, found: Object) -> None:
         amounts, name = found["status"]["allocatable"], found["metadata"]["name"]
         kubelet = Joined(self._api, name, next_number(), amounts, {}, self._folder, probe_period_s=0.05)
-        with contextlib.suppress(TimeoutError):  # the node was deleted before it was ready
+        try:
             async with kubelet.running():
                 await self._gone[name].wait()
+        except TimeoutError:
+            pass
+        except ApiError as error:
+            if error.status != 404:  # the node was deleted before it was ready
+                raise
 
     async def _clean(self) -> None:
         """Deleting the pool deletes its claims."""
@@ -179,6 +192,9 @@ class Machines:
         async with asyncio.timeout(SETTLE_S_MAX):
             while await self.claims():
                 await asyncio.sleep(0.1)
-        for event in self._gone.values():
-            event.set()
         await self._api.delete(f"{CLASSES}/{self.name}")
+
+
+def _is_ready(pool: Object) -> bool:
+    conditions = pool.get("status", {}).get("conditions") or ()
+    return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)

@@ -51,6 +51,11 @@ class Adopting(House):
         while json.loads(await self.said(f"models/{model}"))["replicas"].get(state, 0) != count:
             await asyncio.sleep(0.02)
 
+    async def until_running(self, model: str, calls: int) -> None:
+        """Waits until that many requests of a model run on replicas."""
+        while json.loads(await self.said(f"models/{model}"))["demand"]["running"] != calls:
+            await asyncio.sleep(0.02)
+
     async def pods(self) -> list[Object]:
         """Pods that are not being deleted."""
         found: list[Object] = (await self.api.get(self.pods_path))["items"]

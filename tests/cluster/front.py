@@ -22,10 +22,12 @@ NAME = "gateway"
 LABELS = {"app.kubernetes.io/component": "gateway"}
 PORT, HEALTH = 8080, 8082
 WAIT_S_MAX = 120.0
+PRE_STOP_S = 25
+"""Delay before SIGTERM. If the controllers stop for up to 20 s, clients still learn in time that the pod is leaving."""
 
 
 def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int = 30) -> Object:
-    """Builds the chart's Deployment with the Unix sockets of its autoscalers and a shorter delay before SIGTERM."""
+    """Builds the chart's Deployment with the Unix sockets of its autoscalers and a longer delay before SIGTERM."""
     followed = [word for socket in sockets for word in ("--autoscaler", f"unix:{socket}")]
     words = [
         sys.executable, "-m", "pilotlight", "gateway", "--id", "$(POD_NAME)", *followed,
@@ -40,7 +42,7 @@ def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int =
         "name": "gateway", "image": "pilotlight", "command": words, "env": env,
         "ports": [{"name": "http", "containerPort": PORT}, {"name": "health", "containerPort": HEALTH}],
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 1},
-        "lifecycle": {"preStop": {"sleep": {"seconds": 1}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
     }  # fmt: skip
     return {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
@@ -49,7 +51,7 @@ def deployment(replicas: int, sockets: Sequence[Path], node: str, grace_s: int =
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": {"metadata": {"labels": LABELS}, "spec": {
                 "containers": [container], "nodeSelector": {"kubernetes.io/hostname": node},
-                "terminationGracePeriodSeconds": grace_s + 10,
+                "terminationGracePeriodSeconds": PRE_STOP_S + grace_s + 10,
             }},
         },
     }  # fmt: skip

@@ -103,6 +103,16 @@ class House:
             await meanwhile()
         await self._start(self._folder / "autoscaler-anew.log")
 
+    async def until_up(self) -> None:
+        """Waits until the operations port of a restarted autoscaler responds: from then on it handles SIGHUP."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while True:
+                try:
+                    async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/status"):
+                        return
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.05)
+
     async def said(self, path: str) -> str:
         """Returns the response of the autoscaler's operations port to a GET."""
         async with self.session.get(f"http://127.0.0.1:{self.ops}/api/v1/{path}") as answer:

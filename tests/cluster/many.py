@@ -57,6 +57,7 @@ class Estate:
         """Process -> the source tree of another version."""
         self.pods_made = set[str]()
         """Names of all pods that we ever created."""
+        self._pods: Watched[ObjectKey]
 
     @asynccontextmanager
     async def open(
@@ -148,15 +149,25 @@ class Estate:
                 await asyncio.sleep(0.02)
             return found
 
+    async def leading(self) -> str:
+        """Waits until the holder of the Lease reports itself as leader, and returns its name."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not await self.leads(found := await self.leader()):
+                await asyncio.sleep(0.02)
+            return found
+
     async def somebody_leads(self) -> bool:
         """Whether an autoscaler reports itself as leader, whatever an old Lease contains."""
         return any([await self.leads(name) for name in self._autoscalers])
 
     async def leads(self, name: str) -> bool:
-        """Whether the process reports itself as leader."""
+        """Whether the process reports itself as leader. One that does not accept connections yet does not."""
         url = f"http://127.0.0.1:{self._ports[name][1]}/metrics"
-        async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=60)) as answer:
-            return "pilotlight_leader 1.0" in await answer.text()
+        try:
+            async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=60)) as answer:
+                return "pilotlight_leader 1.0" in await answer.text()
+        except aiohttp.ClientError:
+            return False
 
     async def listed(self, name: str) -> bool:
         """Whether an autoscaler has listed all objects; only then does it take part in leader election."""
@@ -235,12 +246,17 @@ class Estate:
         """The number of pods ever created for a model."""
         return sum(pod.startswith(f"{name}-") for pod in self.pods_made)
 
+    async def refresh_pods(self) -> None:
+        """Returns when all existing pods are in `pods_made`: after an outage the watch reconnects with a delay."""
+        await self._pods.refresh()
+
     async def _watch_pods(self) -> None:
         def note(changes: list[Change[ObjectKey]]) -> None:
             self.pods_made.update(change.key.name for change in changes if change.new is not None)
 
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        await Watched(
+        self._pods = Watched(
             self.api, path, lambda pod: ObjectKey("", pod["metadata"]["name"]), note,
             labelSelector="app.kubernetes.io/managed-by=pilotlight",
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        await self._pods.run()

@@ -28,6 +28,8 @@ ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 READY_S_MAX = 120.0
 PROFILES = Path(__file__).parents[2] / "docs" / "kube-scheduler.yaml"
 """The scheduler profile that the documentation recommends for bin packing of nodes."""
+READY_PATHS = ("/readyz", "/api/v1/namespaces/kube-node-lease")
+"""The API server is ready. It creates the namespace of the nodes' Leases shortly after that."""
 _ports = Ports(range(28_192, 32_000))
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -88,7 +90,7 @@ class Plane:
 
     def _ask_etcd(self, what: str, body: dict[str, object]) -> dict[str, Any]:
         url = f"http://{HOST}:{self._etcd}/v3/kv/{what}"
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60) as answer:
             said: dict[str, Any] = json.load(answer)
             return said
 
@@ -101,7 +103,7 @@ class Plane:
     def until_ready(self) -> None:
         """Waits for the API server."""
         end_s = time.monotonic() + READY_S_MAX
-        while not self._answers("/readyz"):
+        while not all(map(self._answers, READY_PATHS)):
             for role, process in self._processes.items():
                 if process.poll() is not None or time.monotonic() > end_s:
                     words = (self.folder / f"{role}.log").read_text(errors="replace")[-2000:]
@@ -166,8 +168,8 @@ class Plane:
                     f"--kubeconfig={self.kubeconfig}", f"--service-account-private-key-file={here}/sa.key",
                     f"--root-ca-file={self.authority}", "--leader-elect=false", f"--secure-port={managers}",
                     f"--bind-address={HOST}", "--controllers=*", "--kube-api-qps=1000", "--kube-api-burst=2000",
-                    # a node's heartbeat comes once a second, and 8 s late on a machine with 17 busy processes
-                    "--node-monitor-period=1s", "--node-monitor-grace-period=20s",
+                    # a node's heartbeat comes once a second, and the process that sends it may be paused for 20 s
+                    "--node-monitor-period=1s", "--node-monitor-grace-period=40s",
                 ]  # fmt: skip
         return [f"--config={here}/scheduler.yaml", f"--secure-port={scheduler}", f"--bind-address={HOST}"]
 

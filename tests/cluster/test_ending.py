@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, Object
+from tests.cluster import held
 from tests.cluster.conftest import next_number
 from tests.cluster.house import House, model
 from tests.cluster.kubelet.node import Node
-from tests.kit.fake_process import command
 from tests.kit.observed import WAIT_S_MAX
 
 GPU = "nvidia.com/gpu"
-TOKENS, TOKENS_PER_S = 100, 10
+TOKENS = 100
 
 
 async def pods(api: Api, namespace: str) -> list[Object]:
@@ -51,8 +51,8 @@ async def test_replica_on_a_node_tainted_for_disruption_finishes_its_request(
         Node(api, f"{name}-{namespace}", next_number(), {GPU: "1"}, {"test": namespace}, tmp_path, probe_period_s=0.05)
         for name in ("a", "b")
     ]
-    knobs = ("--tokens-per-s", str(TOKENS_PER_S), "--tokens", str(TOKENS))
-    words = command("--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
+    release, knobs = tmp_path / "release", ("--tokens", str(TOKENS))
+    words = held.command(release, "--host", "{host}", "--port", "{port}", "--name", "ada", *knobs)
     house.write(model("ada", command=words, pod={"nodeSelector": {"test": namespace}}, slots=1))
     async with nodes[0].running(), house.running(), asyncio.timeout(3 * WAIT_S_MAX):
         first = asyncio.create_task(house.call("ada"))
@@ -70,6 +70,8 @@ async def test_replica_on_a_node_tainted_for_disruption_finishes_its_request(
             second = asyncio.create_task(house.call("ada"))
             while not (others := [one for one in await pods(api, namespace) if name_of(one) != name_of(pod)]):
                 await asyncio.sleep(0.05)
+            assert not first.done()
+            release.touch()
             status, said = await first
             assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, TOKENS)
             assert (await second)[0] == 200

@@ -8,14 +8,22 @@ from __future__ import annotations
 import asyncio
 
 from autoscaler.kubernetes.api import Api
+from tests.cluster import held
 from tests.cluster.fabric import Agent, Stream, ada, in_order, settings, slow
 from tests.cluster.group import Group
+from tests.cluster.house import model
 from tests.cluster.rack import Rack, rack
 from tests.cluster.test_nodegroups import ranked
 from tests.kit.observed import WAIT_S_MAX
 
 __all__ = ["rack"]
 """A fixture; pytest looks it up in this module."""
+
+
+async def noted(rack: Rack, stream: Stream) -> None:
+    """Writes the end of a complete response into the diary, whatever the test waits for at that time."""
+    await stream.ends()
+    rack.diary.append("whole")
 
 
 async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
@@ -25,12 +33,13 @@ async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
     The stream completes, its engine ends, its GPU is proven clean and detached, and then the node is removed.
     """
     calls = f"{rack.logs}/calls-{{port}}.jsonl"
-    rack.house.write(ada(), slow("bob", 100, "--transcript", calls), **rack.settings())
+    rack.house.write(ada(), slow("bob", 300, "--transcript", calls), **rack.settings())
     rack.nodes, group = [rack.own], Group(rack, gpus=0, most=2, least=2, unneeded_s=600.0, shared_fabric=True)
     async with group.running(), rack.running(), asyncio.timeout(4 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
         await rack.answered("ada")
         async with Stream(rack, "bob") as stream:
             await stream.goes_on()
+            whole = tasks.create_task(noted(rack, stream))
             ((pod, (_, node)),) = (await rack.placed("bob")).items()
             (came,) = (one for one in rack.diary if one.startswith("attached"))
             agent = Agent(rack, node, came.removeprefix("attached "), pod)
@@ -39,8 +48,7 @@ async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
                 await asyncio.sleep(0.05)
             async with Stream(rack, "bob") as other:
                 await other.goes_on()
-                await stream.ends()
-                rack.diary.append("whole")
+                await whole
                 while f"gone {pod}" not in rack.diary:
                     await asyncio.sleep(0.05)
                 agent.runs = False
@@ -64,12 +72,22 @@ async def test_gpu_is_detached_only_after_its_streams_end_and_memory_is_free(
 
 async def test_excess_requests_attach_a_gpu_before_any_pod_is_pending(rack: Rack, api: Api, namespace: str) -> None:
     """No GPU is attached while the existing GPUs suffice for the requests."""
-    rack.house.write(slow("bob", 40, slots=1, replicas={"max": 2}), **settings(rack, node_costs=9.0))
+    release = rack.logs / "release"
+    knobs = ("--host", "{host}", "--port", "{port}", "--name", "bob", "--tokens-per-s", "10", "--tokens", "40")
+    bob = model("bob", command=held.command(release, *knobs), idleSeconds=600, slots=1, replicas={"max": 2})
+    rack.house.write(bob, **settings(rack, node_costs=9.0))
     group = Group(rack, gpus=1, most=2)
     async with ranked(api, namespace), rack.running(), group.running(), asyncio.timeout(4 * WAIT_S_MAX):
+        release.touch()
         await rack.answered("bob")
         assert rack.counts == [0]
-        await asyncio.gather(*(rack.answered("bob") for _ in range(4)))
+        release.unlink()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(rack.answered("bob"))
+            while {node for _, node in (await rack.placed("bob")).values()} != {rack.own.name, rack.bare.name}:
+                await asyncio.sleep(0.05)
+            release.touch()
         assert rack.counts[1] == 1, "one was attached"
         assert {node for _, node in (await rack.placed("bob")).values()} == {rack.own.name, rack.bare.name}
         assert not rack.waited

@@ -106,16 +106,20 @@ class Yard:
         results: list[Object] = status.get("allocation", {}).get("devices", {}).get("results", [])
         return results[0] if results else {}
 
-    async def told(self, name: str, type_: str) -> Object:
-        """Waits until its claim has that condition of ours, even if only briefly."""
+    async def told(self, name: str, type_: str, watches: asyncio.Event) -> Object:
+        """Waits until its claim has that condition of ours. Once `watches` is set, it may have it only briefly."""
         query = {"fieldSelector": f"metadata.name={name}"}
-        async with contextlib.aclosing(self.api.watch(self.claims, None, query, initial=True)) as changes:
-            async for _, claim in changes:
-                assert isinstance(claim, dict)
-                for device in claim.get("status", {}).get("devices") or ():
-                    for condition in device.get("conditions") or ():
-                        if device["driver"] == DRIVER and condition["type"] == type_:
-                            return dict(condition)
+        try:
+            async with contextlib.aclosing(self.api.watch(self.claims, None, query, initial=True)) as changes:
+                async for _, claim in changes:
+                    watches.set()
+                    assert isinstance(claim, dict)
+                    for device in claim.get("status", {}).get("devices") or ():
+                        for condition in device.get("conditions") or ():
+                            if device["driver"] == DRIVER and condition["type"] == type_:
+                                return dict(condition)
+        finally:
+            watches.set()  # an error is raised where the result is awaited
         raise AssertionError(f"{name} was never told {type_}")
 
 
@@ -145,6 +149,7 @@ async def yard(api: Api, house: House, namespace: str, tmp_path: Path) -> AsyncI
             await asyncio.wait([playing])
             await api.delete(one.pods)
             await api.delete(f"{SLICES}/{one.node.name}-gpus")
+            assert playing.cancelled(), playing.exception()
 
 
 @pytest.mark.standard
@@ -173,7 +178,9 @@ async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
         (marked,) = [one.client for one in yard.fabric.blocks.values() if one.gpu]
         assert marked is not None
         assert f"owner=claim@{yard.name}/p" in marked
-        telling = asyncio.create_task(yard.told("p", "FabricDeviceReschedule"))
+        watches = asyncio.Event()
+        telling = asyncio.create_task(yard.told("p", "FabricDeviceReschedule", watches))
+        await watches.wait()
         yard.fabric.finish()
         condition = await telling
         assert (condition["status"], condition["reason"]) == ("True", "Attached")
@@ -185,8 +192,11 @@ async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
         got = await yard.got("p")
         assert (got["driver"], got["device"]) == (NVIDIA, "gpu-1"), "the scheduler gave it the device of the node"
         assert len(yard.fabric.patches(yard.fabric.path("1"))) == 1, "one device, attached once"
-        assert not await yard.published(), "nothing more could be attached"
 
+        async def withdrawn() -> bool:
+            return not await yard.published()
+
+        await until(withdrawn)  # nothing more could be attached
         await yard.stop("p")
 
         async def detached() -> bool:
@@ -197,10 +207,6 @@ async def test_foreign_claim_gets_an_attached_gpu_that_is_detached_afterwards(
         (again,) = await yard.published()
         assert again["spec"]["pool"]["generation"] == 2, "made anew, and seen to be kept"
         yard.tell(yard.house.tell, publish=False)
-
-        async def withdrawn() -> bool:
-            return not await yard.published()
-
         await until(withdrawn)
 
 
@@ -210,8 +216,11 @@ async def test_failed_attach_is_reported_on_the_claim_and_leaves_no_order(
     yard.fabric.refuse = 400
     async with yard.house.running(), asyncio.timeout(4 * WAIT_S_MAX):
         await until(yard.published)
+        watches = asyncio.Event()
+        telling = asyncio.create_task(yard.told("p", "FabricDeviceFailed", watches))
+        await watches.wait()
         await yard.ask("p")
-        condition = await yard.told("p", "FabricDeviceFailed")
+        condition = await telling
         assert condition["reason"] == "NotAttached"
         assert "127.0.0.1" not in condition["message"]
         await yard.stop("p")

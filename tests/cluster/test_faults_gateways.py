@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from loadtest.result import Ending, Result
 from loadtest.verdict import judge_run
 from tests.cluster.conftest import next_number
 from tests.cluster.front import Front, deployment
-from tests.cluster.many import Estate
+from tests.cluster.many import SETTINGS, Estate
 from tests.cluster.names import names
 from tests.cluster.stage import Stage, runs, staged
 from tests.kit.canary import canary_server
@@ -30,6 +31,9 @@ from tests.kit.serving import shot
 from tests.kit.waiting import until
 
 WITHIN_S, LIMIT_S = 90.0, 240.0
+LONG_PER_S = 3.0
+"""Tokens per second of streams of 200 tokens. They last 67 s: longer than gateways need to be replaced on a busy
+machine, also if a process stops for 20 s meanwhile."""
 
 
 @pytest.fixture
@@ -46,11 +50,12 @@ async def test_draining_replica_stops_only_after_every_gateway_acknowledges(stag
     gateway has acknowledged is sent to a draining replica.
     """
     ada = stage.ada(10, 20, replicas={"min": 4, "max": 4})  # all are ready when the first stream begins
+    estate.settings = {**SETTINGS, "leaseSeconds": 60}  # a pause of the autoscaler must not begin another leadership
     async with estate.open(ada, autoscalers=1, gateways=3) as one, asyncio.timeout(LIMIT_S):
         await send(one.url("g3"), tokens=1)  # g3 knows the model, and has no request from now on
         await runs(one, 4, 0)
         streams = [asyncio.create_task(send(one.url(f"g{1 + n % 2}"), tokens=150)) for n in range(80)]
-        await runs(one, 4, 80)
+        await one.until(lambda: all_begun(one, streams))
         one.signal("g3", signal.SIGSTOP)
         one.write(stage.ada(10, 20, replicas={"max": 1}))
         one.signal("a1", signal.SIGHUP)
@@ -59,7 +64,7 @@ async def test_draining_replica_stops_only_after_every_gateway_acknowledges(stag
         results = await asyncio.gather(*streams, *later)
         assert judge_run(100, results).completed == 100
         assert list((await stage.engines()).values()) == [False] * 4, "g3 has not acknowledged"
-        assert (await one.counts("ada"))[0] == {"ready": 1, "draining": 3}
+        await one.until(lambda: is_counted(one, ready=1, draining=3))  # the ready one may miss its probes for a while
         one.signal("g3", signal.SIGCONT)
         while len(left := await stage.engines()) > 1:
             await asyncio.sleep(0.05)
@@ -67,6 +72,18 @@ async def test_draining_replica_stops_only_after_every_gateway_acknowledges(stag
         ids = {result.headers["x-request-id"] for result in results[80:]}
         assert {call.pid for call in stage.calls() if call.id in ids} == {stage.pid(survivor)}
         assert not any(call.aborted for call in stage.calls())
+
+
+async def all_begun(one: Estate, streams: list[asyncio.Task[Result]]) -> bool:
+    """Whether all four replicas are ready and each stream runs or has already ended."""
+    states, demand = await one.counts("ada")
+    ended = sum(stream.done() for stream in streams)
+    return states.get("ready") == 4 and demand["running"] + ended >= len(streams)
+
+
+async def is_counted(one: Estate, **states: int) -> bool:
+    """Whether ada has exactly these replicas by state."""
+    return (await one.counts("ada"))[0] == states
 
 
 async def acknowledged_by_all_but(one: Estate, gateway: str) -> bool:
@@ -96,7 +113,7 @@ async def test_rolling_update_of_gateways_interrupts_no_stream(
     """40 streams on each of two gateways (200 in the list), since engine, gateways and clients share two cores here.
     Streams outlast their gateway's SIGTERM, and new clients connect all the time.
     """
-    ada = stage.ada(7, 200)
+    ada = stage.ada(LONG_PER_S, 200)
     front = Front(api, namespace)
     async with estate.open(ada, autoscalers=1, gateways=0) as one, asyncio.timeout(LIMIT_S):
         wanted = deployment(2, [one.socket("a1")], stage.node.name, grace_s=100)
@@ -115,11 +132,15 @@ async def test_rolling_update_of_gateways_interrupts_no_stream(
 
             async with asyncio.TaskGroup() as tasks:
                 clients = [tasks.create_task(client()) for _ in range(6)]
+                while not all(through(short, {name}) for name in before):
+                    await asyncio.sleep(0.05)
                 await front.update()
                 while not (ending := set(before) - set(await front.pods())):
                     await asyncio.sleep(0.05)
                 assert not any(long_before[name].done() for name in ending), "its streams go on"
                 await front.updated(set(before), 2)
+                while not all(through(short, {name}) for name in await front.pods()):
+                    await asyncio.sleep(0.05)
                 over.set()
                 await asyncio.gather(*clients)
             results = [result for each in streams for result in await each]
@@ -140,7 +161,7 @@ async def test_killed_gateway_loses_only_its_own_requests(
     The same holds if the leader crashes at the same moment, and the next one has to learn the allocations.
     """
     slots = 24
-    ada = stage.ada(6, slots)
+    ada = stage.ada(LONG_PER_S, slots)
     front = Front(api, namespace)
     async with estate.open(ada, autoscalers=2, gateways=0) as one, asyncio.timeout(LIMIT_S):
         async with front.running(deployment(3, [one.socket("a1"), one.socket("a2")], stage.node.name)):
@@ -161,7 +182,8 @@ async def test_killed_gateway_loses_only_its_own_requests(
             more = [shot("ada", tokens=4, timeout_s=120) for _ in range(slots)]
             newcomers = await asyncio.gather(*(front.send(*more, to=pods[name]) for name in others))
             assert not any(streams[name].done() for name in others), "its Slots are the others' before any stream ends"
-            assert await one.leads(leader)
+            if leader_too:  # otherwise a pause of the leader may make the other one lead
+                await one.until(lambda: one.leads(leader))
             for name, came in zip(others, newcomers, strict=True):
                 assert judge_run(slots, came).completed == slots
                 assert judge_run(len(long), await streams[name]).completed == len(long)
@@ -198,8 +220,8 @@ async def test_no_address_named_in_a_request_is_contacted_or_resolved(
             f"http://{at}/a.png", f"http://canary.{namespace}.svc:{canary.port}/", f"https://{at}/", at, f"//{at}/x",
             f"s3://{at}/b", f"file://{at}/etc/passwd", "http://169.254.169.254/latest/meta-data/",
         ]  # fmt: skip
-        found = await asyncio.get_running_loop().getaddrinfo(f"canary.{namespace}.svc", canary.port)
-        assert (found[0][4][0], len(asked) > 0) == (ip, True), "who looks it up finds it, and is noted"
+        own = f"canary.{namespace}.svc.cluster.local"  # no bait: a late server gets a query twice, the second one later
+        assert (await resolved(own, canary.port), own in asked) == (ip, True), "who looks it up finds it, and is noted"
         before = len(asked)
         for bait in baits:
             parts = [{"type": "image_url", "image_url": {"url": bait}}, {"type": "file", "file": {"file_id": bait}}]
@@ -209,7 +231,18 @@ async def test_no_address_named_in_a_request_is_contacted_or_resolved(
             for place in PLACES:
                 assert await post(one, {"model": "ada", **text, place: bait}) == (400, "invalid_request")
         assert canary.connections == 0
-        assert asked[before:] == [], "no name was looked up"
+        assert [name for name in asked[before:] if not name.startswith(own)] == [], "no name was looked up"
+
+
+async def resolved(name: str, port: int) -> str:
+    """Resolves a name. Repeats that if the server responds too late: the C library waits for 10 s."""
+    while True:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(name, port)
+        except socket.gaierror:
+            await asyncio.sleep(0.1)
+        else:
+            return str(found[0][4][0])
 
 
 async def canary_service(api: Api, namespace: str, ip: str, port: int) -> None:

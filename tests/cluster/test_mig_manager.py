@@ -88,11 +88,13 @@ class Scene:
         seen = Seen(self.node)
         one = NodeCutter(self.api, self.api, seen.observe, lambda: self.settings, settle_s=SETTLE_S)
         task = asyncio.create_task(one.run())
-        await seen.until(lambda seen: seen.node is not None)
-        yield one, seen
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        try:
+            await seen.until(lambda seen: seen.node is not None)
+            yield one, seen
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task  # raises its error if it has failed: otherwise a test only times out
 
 
 @pytest.fixture

@@ -42,8 +42,11 @@ class Pair:
             return await self.where()
 
     async def pod(self) -> Any:
-        (pod,) = (await self.api.get(f"/api/v1/namespaces/{self.namespace}/pods"))["items"]
-        return pod
+        """Waits until there is one pod, and returns it: the pod of a replica that left its node may still exist."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while len(pods := (await self.api.get(f"/api/v1/namespaces/{self.namespace}/pods"))["items"]) != 1:
+                await asyncio.sleep(0.05)
+        return pods[0]
 
     async def where(self) -> str:
         return str((await self.pod())["spec"]["nodeName"])

@@ -17,6 +17,7 @@ from autoscaler.kubernetes.api import MERGE, Api
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.kubernetes.rbac import list_required_rights
+from autoscaler.providers.redfish import client
 from pilotlight.cli.main import cli
 from pilotlight.doctor.capacity import NO_MOST
 from pilotlight.doctor.cluster import Scene, check_cluster
@@ -148,8 +149,10 @@ capacity:
 
 @pytest.mark.usefixtures("served")
 async def test_each_capacity_provider_in_the_settings_is_checked(
-    api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path
+    api: Api, kubeconfig: Path, namespace: str, node: Node, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for limit in ("CONNECT_S_MAX", "READ_S_MAX"):
+        monkeypatch.setattr(client, limit, 60.0)  # this process, which also runs the fabric, may be paused for 20 s
     for foreign in ("cro", "autoscaling"):
         await definitions.install_foreign(api, foreign)
     await api.patch(f"/api/v1/nodes/{node.name}", {"metadata": {"labels": {"example.com/doctor": "1"}}}, MERGE)

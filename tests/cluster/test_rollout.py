@@ -81,8 +81,8 @@ async def test_changed_spec_replaces_the_pod_without_losing_a_request(house: Hou
 
 
 async def test_removed_model_finishes_running_and_rejects_queued_requests(house: House, pods: Pods, node: Node) -> None:
-    """The running request (16 s) completes, although its Model was removed."""
-    words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "80", "--tokens-per-s", "5")
+    """The running request (40 s, to outlast a pause of any process) completes, although its Model was removed."""
+    words = command("--host", "{host}", "--port", "{port}", "--name", "slow", "--tokens", "200", "--tokens-per-s", "5")
     slow = model("slow", idleSeconds=600, image="slow", command=words)
     house.write(slow, model("never", image="never", readinessPath="/nowhere"), model("stays"))
     async with house.running() as one, asyncio.timeout(WAIT_S_MAX):

@@ -86,7 +86,8 @@ async def test_deeply_nested_objects_do_not_interrupt_healthy_models(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     await definitions.install(api)
-    house.write(*(model(name, idleSeconds=600) for name in ("ada", "bob")))
+    # Another leadership, after a pause of the autoscaler, would report each object again.
+    house.write(*(model(name, idleSeconds=600) for name in ("ada", "bob")), leaseSeconds=60)
     log = tmp_path / "autoscaler.log"
 
     def named(kind: str, name: str) -> bool:

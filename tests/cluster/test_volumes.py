@@ -226,8 +226,8 @@ async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
         ("mounted read-only", {key: spec[key] for key in spec if key != "mountOptions"}),
     ]
     async with asyncio.timeout(WAIT_S_MAX):
-        while not await refused(autoscaler.create(path, {**volume, "spec": bad[0][1]})):  # effective with a delay
-            await asyncio.sleep(LOOK_S)
+        while bad[0][0] not in await refused(autoscaler.create(path, {**volume, "spec": bad[0][1]})):
+            await asyncio.sleep(LOOK_S)  # permissions and policy are effective with a delay
     for why, other in bad:
         assert why in await refused(autoscaler.create(path, {**volume, "spec": other}))
     await NodeVolumes(autoscaler).make(weights.objects)

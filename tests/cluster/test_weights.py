@@ -25,7 +25,7 @@ from artifacts.store.store import Store
 from autoscaler.documents import load
 from autoscaler.drivers.kubernetes import volumes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
-from autoscaler.kubernetes.api import Api
+from autoscaler.kubernetes.api import Api, Object
 from autoscaler.spec.model import Model
 from autoscaler.state.world import STORE
 from autoscaler.text import format_size
@@ -39,6 +39,7 @@ from tests.cluster.house import House, process
 from tests.cluster.house import model as house_model
 from tests.cluster.kubelet.node import Node
 from tests.cluster.kubelet.pod import PULL_SECONDS
+from tests.cluster.showing import until
 from tests.kit import docker_registry, packed
 from tests.kit.fake_hub import FakeHub
 from tests.kit.fake_process import command
@@ -116,7 +117,7 @@ async def test_agent_pulls_weights_once_and_keeps_them_for_the_next_start(
     house.write()
     with contextlib.ExitStack() as stack:
         host = stack.enter_context(packed.served(layout(tmp_path)))
-        await served.create(models(namespace), ada(host, idleSeconds=6))
+        await served.create(models(namespace), ada(host, idleSeconds=600))
         async with house.running(), scene.agent(), asyncio.timeout(180):
             first = await scene.answers()
             assert {"decide", "pull", "place", "load"} <= set(first)
@@ -125,6 +126,7 @@ async def test_agent_pulls_weights_once_and_keeps_them_for_the_next_start(
             (row,) = Store(scene.store).rows()
             assert volume["persistentVolumeClaim"]["readOnly"] is True
             assert row.in_use, "the agent holds it"
+            await served.patch(f"{models(namespace)}/ada", {"spec": {"idleSeconds": 1}})  # only now it may end
             await scene.at_zero()
             stack.close()  # the registry is down
             await scene.answers()
@@ -147,8 +149,13 @@ async def test_coldstart_measures_every_phase_with_and_without_cached_weights(
                 assert list(spreads)[-2:] == ["first byte", "total"]
                 assert sum(phases[name] for name in own if "." not in name) == pytest.approx(phases["queue"], abs=2)
                 assert phases["image"] >= 550, "so long was its image pulled"
-            (told,) = [(await served.get(f"{models(namespace)}/ada"))["status"]["lastStart"]]
-            assert {"decide", "pull", "place", *PARTS, "image", "load"} == set(told["phases"])
+            expected = {"decide", "pull", "place", *PARTS, "image", "load"}
+            await until(served, f"{models(namespace)}/ada", lambda found: start_phases(found) == expected)
+
+
+def start_phases(found: Object) -> set[str]:
+    """The phases of the last start in the status of a Model."""
+    return set(found.get("status", {}).get("lastStart", {}).get("phases", {}))
 
 
 async def test_pull_resumes_after_the_agent_was_killed(

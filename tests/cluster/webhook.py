@@ -13,9 +13,15 @@ from pathlib import Path
 from aiohttp import web
 
 from autoscaler.kubernetes.api import Api, Object
+from tests.cluster.accounts import refused
 from tests.cluster.plane import HOST, free_ports
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
+WAIT_S_MAX = 90.0
+TRIAL: Object = {
+    "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trial"},
+    "spec": {"containers": [{"name": "a", "image": "a"}]},
+}  # fmt: skip
 
 
 async def _certificate(folder: Path) -> tuple[Path, Path]:
@@ -30,19 +36,42 @@ async def _certificate(folder: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
+async def _until_called(api: Api, namespace: str, called: asyncio.Event) -> None:
+    """Returns when the API server calls the webhook for a pod: it reads a new configuration with a delay."""
+
+    async def create() -> None:
+        said = await refused(api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", TRIAL))
+        if "failed calling webhook" in said:
+            called.set()  # without a listener nothing else shows it
+
+    async def wait() -> None:
+        await called.wait()
+
+    async with asyncio.timeout(WAIT_S_MAX):
+        while not called.is_set():
+            tasks = [asyncio.create_task(one()) for one in (create, wait)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.02)
+
+
 @asynccontextmanager
 async def webhook(
     api: Api, namespace: str, folder: Path, *, rejects: str = "", patch: Sequence[Object] = (), delay_s: float = 0.0,
     timeout_s: int = 30, listens: bool = True,
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:  # fmt: skip
-    """Registers the webhook. It admits each pod after `delay_s`, or rejects it with the message `rejects`.
-    It applies the JSON Patch `patch` to each. If it needs more than `timeout_s` it is ignored. Without `listens` its
-    connections are refused until the yielded function is called.
+    """Registers the webhook; yields when it is in effect. It admits each pod after `delay_s`, or rejects it with the
+    message `rejects`. It applies the JSON Patch `patch` to each. If it needs more than `timeout_s` it is ignored.
+    Without `listens` its connections are refused until the yielded function is called.
     """
     key, certificate = await _certificate(folder)
     (port,) = free_ports(1)
+    called = asyncio.Event()
 
     async def review(request: web.Request) -> web.Response:
+        called.set()
         asked = (await request.json())["request"]
         await asyncio.sleep(delay_s)
         verdict: Object = {"allowed": True}
@@ -83,6 +112,7 @@ async def webhook(
         "metadata": {"name": name}, "webhooks": [hook],
     })  # fmt: skip
     try:
+        await _until_called(api, namespace, called)
         yield listen
     finally:
         await api.delete(f"{configurations}/{name}")

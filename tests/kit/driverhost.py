@@ -18,6 +18,7 @@ from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.drivers.local.state_directory import StateDirectory
 from autoscaler.state.events import ReplicaSeen, Synced
 from tests.kit.localrig import GPU0, launch, python, replica
+from tests.kit.waiting import until
 
 
 def say(batch: tuple[Observation, ...]) -> None:
@@ -34,8 +35,18 @@ async def main(state: str, commands: list[tuple[str, ...]]) -> None:
     become_subreaper()
     driver = LocalDriver(StateDirectory.open(state), launch, Devices((GPU0,)))
     replicas = {f"r{i}": replica(f"r{i}", argv) for i, argv in enumerate(commands, 1)}
-    running = asyncio.create_task(driver.run(say))
-    await asyncio.sleep(0.2)
+    synced = asyncio.Event()
+
+    def observe(batch: tuple[Observation, ...]) -> None:
+        say(batch)
+        if any(isinstance(one, Synced) for one in batch):
+            synced.set()
+
+    running = asyncio.create_task(driver.run(observe))
+    # A process that is started while the driver looks for those of an earlier one is killed: it has no record yet.
+    await until("the driver has synced", lambda: synced.is_set() or running.done())
+    if running.done():
+        await running  # raises what ended it
     for one, model in replicas.values():
         driver.start(one, model)
     unrelated: list[subprocess.Popen[bytes]] = []

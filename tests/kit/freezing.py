@@ -28,5 +28,11 @@ def deliver(pid: int, number: int) -> None:
 
 def _is_frozen(pid: int) -> bool:
     """Whether each thread is in state T (proc(5); the name before it may contain parentheses and spaces)."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return all((one / "stat").read_text().rpartition(")")[2].split()[0] == "T" for one in threads)
+    for one in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            stat = (one / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            continue
+        if stat.rpartition(")")[2].split()[0] != "T":
+            return False
+    return True

@@ -20,7 +20,7 @@ import json, msgspec, re, sys, time
 from pathlib import Path
 from artifacts.formats import gguf, hf_config
 from autoscaler.kubernetes import decoding
-from autoscaler.spec import load
+from autoscaler.documents import load
 from autoscaler.spec.decode import WrongKeyError
 def peak():  # of this program: ru_maxrss includes the process that started it
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10

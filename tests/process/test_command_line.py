@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,20 @@ from autoscaler.documents.load import parse_documents
 from loadtest.result import Ending
 from tests.kit import shapes
 from tests.kit.serving import API, Serving, fake, model, serving
-from tests.kit.waiting import until
+from tests.kit.waiting import WITHIN_S, until
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user types it."""
+    """Run a command as a user types it.
+
+    A command waits 5 s for the operations port. If the autoscaler was paused for longer, the command is run again.
+    """
     command = [sys.executable, "-m", "pilotlight", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    end_s = time.monotonic() + WITHIN_S
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if "no answer from --ops" not in done.stderr or time.monotonic() >= end_s:
+            return done
 
 
 @pytest.mark.standard
@@ -79,7 +87,8 @@ def watch(one: Serving, folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 async def test_status_watch_writes_each_state_change_to_a_file(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
+    # The Model must not become idle before the test has stopped the command, also if the test was paused.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", idleSeconds=600)
     async with serving(tmp_path, ada) as one:
         process = watch(one, tmp_path, "--output", "json")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -73,7 +74,8 @@ def run() -> Iterator[Run]:
         yield Run(process.returncode, out, err, [describe(pid) for pid in marked(token)])
     finally:
         for pid in marked(token):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has exited meanwhile
+                os.kill(pid, signal.SIGKILL)
         process.communicate()
 
 

@@ -38,8 +38,9 @@ OTHERS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 # --- case 34: clients that disconnect ---------------------------------------------------------------------------------
 
-ABORTED_S = 12.0
-"""From a client's disconnect to the end of its engine connection; case 34 promises 0.1 s, the rest is margin.
+ABORTED_S = 40.0
+"""From a client's disconnect to the end of its engine connection; case 34 promises 0.1 s, the rest is margin: on a busy
+machine each process may be paused for 20 s.
 The engines hang, so a gateway that detects a disconnect only on a write never detects it."""
 
 
@@ -102,7 +103,8 @@ async def test_client_disconnect_cancels_the_request_and_frees_its_slot(tmp_path
 
 # --- case 35: clients that do not read --------------------------------------------------------------------------------
 
-STALL_S = 8.0
+STALL_S = 30.0
+"""Longer than a process may be paused on a busy machine. The client that reads runs in the process of the test."""
 SILENT, SLOW = 40, 60
 STALLED_BYTES_MAX = 128 << 10
 """Process memory for one client that does not read (the figure of the case)."""
@@ -127,7 +129,7 @@ async def drink(stream: Stream) -> int:
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
 async def test_clients_that_stop_reading_are_disconnected_after_the_stall_limit(tmp_path: Path) -> None:
-    """Uses 100 clients for the case's 600, and a stall timeout of 8 s for 60 s, with endless responses.
+    """Uses 100 clients for the case's 600, and a stall timeout of 30 s for 60 s, with endless responses.
 
     40 clients read nothing, 60 one byte at a time. Each costs at most 128 KiB, all are disconnected and their engine
     work ends. Reading clients are unaffected: neither short requests nor a stream longer than the timeout.
@@ -152,6 +154,7 @@ async def test_clients_that_stop_reading_are_disconnected_after_the_stall_limit(
             most_bytes = max(most_bytes, resident_bytes(gateway))
             assert (await crowd.ask(chat("ada", close=True))).startswith(b"HTTP/1.1 200"), "others are served"
             beside += busy == 1 + SILENT + SLOW == one.busy("ada")
+            await asyncio.sleep(0.1)
         assert most_bytes - before_bytes < (SILENT + SLOW) * STALLED_BYTES_MAX + SLACK_BYTES
         sipping.cancel()
         await asyncio.gather(sipping, return_exceptions=True)
@@ -193,13 +196,17 @@ SURPLUS = 20
 @pytest.mark.case("36")
 @pytest.mark.usefixtures("many_files")
 @pytest.mark.standard
-async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_path: Path) -> None:
-    """Uses 150 slow heads, 150 slow bodies, 300 idle connections (case: 2,000, 2,000, 20,000); timeouts 3, 4 and 9 s.
+async def test_slow_or_idle_connections_are_closed_after_their_time_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uses 150 slow heads, 150 slow bodies, 300 idle connections (case: 2,000, 2,000, 20,000); timeouts 25 to 30 s.
 
     Trickling bytes do not reset a timeout. Connections above the per-address limit are closed. Requests from another
-    address are all answered meanwhile, and afterwards the first address may connect again.
+    address are all answered meanwhile, and afterwards the first address may connect again. The timeouts are longer than
+    a process may be paused on a busy machine: no connection ends before a healthy client was served beside all of them.
     """
-    clocks = {"headerSecondsMax": 3, "bodySecondsMax": 4, "idleSecondsMax": 9, "connectionsPerAddressMax": IDLE_MAX}
+    clocks = {"headerSecondsMax": 25, "bodySecondsMax": 26, "idleSecondsMax": 30, "connectionsPerAddressMax": IDLE_MAX}
+    monkeypatch.setattr("tests.kit.crowd.DRIBBLE_EVERY_S", 0.5)
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, settings(limits=clocks)) as one, Crowd(one) as crowd:
         assert b" 200 OK" in await crowd.ask(chat("ada", close=True))
@@ -209,8 +216,8 @@ async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_p
         for kept in idle[:10]:  # these are idle after a response
             kept.writer.write(HEALTH)
         ends = [asyncio.ensure_future(stream.rest()) for stream in idle]
-        await until("the surplus is closed", lambda: sum(end.done() for end in ends) == SURPLUS)
-        assert all(end.done() and end.result() == b"" for end in ends[IDLE_MAX:]), "unanswered"
+        await until("the surplus is closed", lambda: all(end.done() for end in ends[IDLE_MAX:]))
+        assert all(end.result() == b"" for end in ends[IDLE_MAX:]), "unanswered"
         heads = [asyncio.ensure_future(crowd.dribble(HEAD_BEGUN, OTHERS[1])) for _ in range(SLOW_HEADS)]
         bodies = [asyncio.ensure_future(crowd.dribble(BODY_BEGUN, OTHERS[1])) for _ in range(SLOW_BODIES)]
         most_bytes, served, beside = 0, 0, 0
@@ -219,7 +226,7 @@ async def test_slow_or_idle_connections_are_closed_after_their_time_limits(tmp_p
             served += 1
             beside += not any(end.done() for end in (*heads, *bodies))
             most_bytes = max(most_bytes, resident_bytes(gateway))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
         for answer in await asyncio.gather(*heads, *bodies):
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b'"request_timeout"' in answer
@@ -269,7 +276,8 @@ async def test_connections_beyond_the_file_descriptor_limit_are_closed(tmp_path:
 
     The limit is set on the gateway while four streams run: it leaves 20 free descriptors, and 200 clients connect.
     """
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "30", slots=4)
+    # The streams last 30 s: they still run when a test that was paused for 20 s looks at them.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", "--tokens", "30", slots=4)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0")
     async with serving(tmp_path, ada, bob) as one, Crowd(one) as crowd:
         assert b" 200 OK" in await crowd.ask(chat("bob", close=True)), "an engine connection is kept"
@@ -330,6 +338,7 @@ async def test_resumed_gateway_answers_connections_from_its_listen_backlog(tmp_p
         freeze(gateway)
         try:
             socks = [begin_connect(one) for _ in range(count + 100)]
+            await until("the backlog is full", lambda: sum(map(established, socks)) >= count)
             taken = [sock for sock in socks if established(sock)]
             assert count <= len(taken) <= count + 1, "what listen() got"
         finally:
@@ -340,6 +349,7 @@ async def test_resumed_gateway_answers_connections_from_its_listen_backlog(tmp_p
             sock.setblocking(True)
             sock.settimeout(60)
             assert (await asyncio.to_thread(sock.recv, 100)).startswith(b"HTTP/1.1 200 OK")
-        await until("who did not fit came later", lambda: all(map(established, socks)), 60)
+        late = set(socks).difference(taken)  # the kernel repeats their SYN after 1, 3, 7, 15, 31 and 63 s
+        await until("who did not fit came later", lambda: all(map(established, late)))
         for sock in socks:
             sock.close()

@@ -26,8 +26,8 @@ from tests.kit.waiting import until
 
 HOLDS_BACK_S = 10.0
 """Slots held by a dead process are available again within this time."""
-BUSY_S = 12.0
-"""Margin that a busy machine may add to a deadline."""
+BUSY_S = 25.0
+"""Margin that a busy machine may add to a deadline: it may pause a process for 20 s."""
 
 
 def kept(one: Serving, gateway: str) -> bytes:
@@ -90,7 +90,8 @@ def _took(death: Death, ended_s: float, hurt: Result) -> bool:
 @pytest.mark.standard
 async def test_killed_gateway_loses_only_its_running_requests(tmp_path: Path) -> None:
     slots = 16
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "60", slots=slots)
+    # The streams last 30 s: they still run when a test that was paused for 20 s kills the gateway.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "2", "--tokens", "60", slots=slots)
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
         streams = one.begin(*(shot("ada", tokens=60) for _ in range(slots)))
         await until("all run", lambda: one.busy("ada") == slots)
@@ -109,7 +110,7 @@ async def test_killed_gateway_loses_only_its_running_requests(tmp_path: Path) ->
         assert one.gateways()[name] != victim, "it is replaced"
         assert one.starts("ada") == 1
     calls = transcript(tmp_path, "ada")
-    assert full_s(calls, slots, killed_s) - killed_s < HOLDS_BACK_S, "its holds are somebody's again"
+    assert full_s(calls, slots, killed_s) - killed_s < HOLDS_BACK_S + BUSY_S, "its holds are somebody's again"
     assert most_at_once(calls) <= slots
 
 
@@ -126,8 +127,9 @@ async def test_killing_one_of_two_gateways_rejects_no_new_request(tmp_path: Path
 
 
 async def test_restart_after_sigkill_of_serve_adopts_running_engines(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=25)
-    bob = fake(tmp_path, "bob", "--start-delay", "8", "--tokens-per-s", "0", idleSeconds=5)
+    # The streams last 32 s, and an idle engine stays for 30 s: both are longer than a pause of the test.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.25", idleSeconds=30)
+    bob = fake(tmp_path, "bob", "--start-delay", "8", "--tokens-per-s", "0", idleSeconds=30)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         assert (await one.call("ada", tokens=1)).ending is Ending.COMPLETED
         running_calls = one.begin(*(shot("ada") for _ in range(2)))
@@ -172,7 +174,7 @@ async def test_process_that_reuses_a_recorded_pid_is_never_signalled(tmp_path: P
         await one.kill()
         os.kill(one.engines()[0], signal.SIGKILL)
         await until("the engine is dead", lambda: not one.marked())
-        foreign = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)  # also if the test is paused
         try:
             (path,) = (one.state / "replicas").glob("*.json")
             record = json.loads(path.read_text())
@@ -204,8 +206,9 @@ def keeps_ready(one: Serving, gateway: str) -> bool:
 @pytest.mark.standard
 async def test_killing_the_autoscaler_twice_loses_no_request_to_a_ready_model(tmp_path: Path) -> None:
     slots = 6
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=6)
-    bob = fake(tmp_path, "bob", "--tokens-per-s", "0", idleSeconds=6)
+    # An idle engine stays for longer than a pause of the test between two requests.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "100", slots=slots, idleSeconds=25)
+    bob = fake(tmp_path, "bob", "--tokens-per-s", "0", idleSeconds=25)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
         (engine,) = one.engines("ada")
@@ -217,7 +220,7 @@ async def test_killing_the_autoscaler_twice_loses_no_request_to_a_ready_model(tm
             await until("it is replaced", partial(replaced, one, before))
         await until("it answers", one.answers)
         cold = await one.call("bob")
-        assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S) == (Ending.COMPLETED, True)
+        assert (cold.ending, (cold.first_byte_s or 99) < HOLDS_BACK_S + BUSY_S) == (Ending.COMPLETED, True)
         assert judge_run(100, await traffic.results).completed == 100
         again_s = time.time()
         assert judge_run(3 * slots, await one.send(*(shot("ada") for _ in range(3 * slots)))).completed == 3 * slots
@@ -226,7 +229,7 @@ async def test_killing_the_autoscaler_twice_loses_no_request_to_a_ready_model(tm
         await one.zero("bob")
         await until("what was adopted is reaped", lambda: one.children() == 3)
     calls = transcript(tmp_path, "ada")
-    assert full_s(calls, slots, again_s) - again_s < HOLDS_BACK_S, "all Slots are used again"
+    assert full_s(calls, slots, again_s) - again_s < HOLDS_BACK_S + BUSY_S, "all Slots are used again"
     assert most_at_once(calls) <= 2 * slots - 1, "what gateways may use of a leader that is silent for more than 5 s"
     assert [call.pid for call in calls].count(engine) == 101 + 3 * slots
 

@@ -20,8 +20,9 @@ from tests.kit.waiting import until
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.standard
 async def test_stop_signal_finishes_running_and_rejects_queued_requests(tmp_path: Path, number: signal.Signals) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", slots=4)
-    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
+    # The streams last 27 s: they still run when a test that was paused for 20 s looks at them. The grace is longer.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.3", slots=4)
+    async with serving(tmp_path, ada, options=("--gateways", "2", "--grace", "60")) as one:
         streams = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
         parked = one.begin(*(shot("ada", stream=i % 2 == 0) for i in range(10)))
@@ -59,7 +60,7 @@ async def test_queued_stream_with_sent_headers_gets_the_shutdown_error_in_stream
 
 
 async def test_requests_running_past_the_grace_period_fail_with_one_error(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "200", slots=4)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "2", "--tokens", "200", slots=4)
     async with serving(tmp_path, ada, options=("--grace", "1.5")) as one:
         async with gates(one.url) as gate:
             stream = await gate.send("gateway-1", shot("ada", tokens=200))
@@ -68,7 +69,8 @@ async def test_requests_running_past_the_grace_period_fail_with_one_error(tmp_pa
             await until("the stream has its first tokens", lambda: stream.began_s)
             began_s = time.monotonic()
             assert await one.stop() == 0
-            assert time.monotonic() - began_s < 1.5 + 20.0, "what runs would take 38 s more"
+            # The margin is for a process that a busy machine pauses for 20 s.
+            assert time.monotonic() - began_s < 1.5 + 40.0, "what runs would take 98 s more"
             await stream.done
         answer = stream.connection.answer
         assert (answer.status, answer.code, answer.errors, answer.broken) == (200, "shutting_down", 1, "")
@@ -76,7 +78,7 @@ async def test_requests_running_past_the_grace_period_fail_with_one_error(tmp_pa
 
 
 async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.2", idleSeconds=0.5)
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.1", idleSeconds=0.5)
     async with serving(tmp_path, ada) as one:
         calling = one.begin(shot("ada"))
         await until("it runs", lambda: one.busy("ada") == 1)
@@ -85,7 +87,8 @@ async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path
         await until("it is stopping", lambda: "stopping" in one.said())
         began_s = time.monotonic()
         assert await one.stop(signal.SIGINT) == 1
-        assert time.monotonic() - began_s < 20.0, "neither the call, 40 s, nor the grace, 30 s, is waited for"
+        # The margin is for a process that a busy machine pauses for 20 s.
+        assert time.monotonic() - began_s < 28.0, "neither the call, 80 s, nor the grace, 30 s, is waited for"
         assert (await calling)[0].ending is Ending.LOST
         (engine,) = one.engines()
         left = f"1 engine still there (pid {engine}): the next start adopts what runs then"
@@ -133,7 +136,8 @@ async def test_engine_that_ignores_sigterm_is_killed_after_its_grace_period(tmp_
     ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "ignores-sigterm", idleSeconds=0.5)
     async with serving(tmp_path, ada) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED
-        (engine,) = one.engines()
+        (first,) = transcript(tmp_path, "ada")
+        engine = first.pid  # it is killed 10 s after SIGTERM: a test that was paused would not see it any more
         await until("it was told to stop", lambda: "stopping" in one.states("ada"))
         waiting = await one.call("ada")
         assert waiting.ending is Ending.COMPLETED, "who comes meanwhile waits for the next one"
@@ -146,7 +150,8 @@ async def test_engine_that_ignores_sigterm_is_killed_after_its_grace_period(tmp_
 
 async def test_child_left_by_an_engine_is_killed_before_its_device_is_reused(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60", gpu=gpu, idleSeconds=5)
+    # The idle engine stays for longer than a pause of the test.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0", "--fail", "leaves-child:60", gpu=gpu, idleSeconds=25)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
     async with serving(tmp_path, ada, bob) as one:
         assert (await one.call("ada")).ending is Ending.COMPLETED

@@ -20,7 +20,10 @@ FAULTS: dict[str, tuple[str, ...]] = {
 def models(folder: Path) -> list[Document]:
     """Return one Model for each fault, all on one device."""
     small = {"memory": "10Mi"}
-    return [fake(folder, name, "--tokens-per-s", "0", *knobs, gpu=small) for name, knobs in FAULTS.items()]
+    # The first engine that is ready must stay until the last one has started.
+    return [
+        fake(folder, name, "--tokens-per-s", "0", *knobs, gpu=small, idleSeconds=600) for name, knobs in FAULTS.items()
+    ]
 
 
 @pytest.mark.case("41")

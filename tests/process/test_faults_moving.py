@@ -20,8 +20,9 @@ from tests.kit.serving import fake, serving, shot, transcript
 from tests.kit.waiting import until
 
 SENTENCE = "Hello, I am ada, asleep until you called."
-TOLD_S = 20.0
-"""Case 16: from an engine's death to the error on its streams. This takes milliseconds on an idle machine."""
+TOLD_S = 45.0
+"""Case 16: from an engine's death to the error on its streams. This takes milliseconds on an idle machine; a busy one
+may pause a process for 20 s. The limit is below the 60 s after which a silent stream fails."""
 
 
 # --- B: stopping and moving -------------------------------------------------------------------------------------------
@@ -30,12 +31,14 @@ TOLD_S = 20.0
 @pytest.mark.case("10")
 @pytest.mark.standard
 async def test_scale_down_interrupts_no_running_stream(tmp_path: Path) -> None:
-    knobs = ("--tokens-per-s", "5", "--tokens", "80")
+    # The streams last 60 and 30 s: a test that was paused for 20 s still sees all of them run, and then the long ones.
+    knobs = ("--tokens-per-s", "2", "--tokens", "120")
     ada = fake(tmp_path, "ada", *knobs, slots=2, idleSeconds=0.15, replicas={"max": 2}, residencySeconds=0)
+    pair = [shot("ada", tokens=tokens, timeout_s=180) for tokens in (120, 60)]
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        first = one.begin(shot("ada", tokens=80), shot("ada", tokens=35))
+        first = one.begin(*pair)
         await one.ready("ada")
-        more = one.begin(shot("ada", tokens=80), shot("ada", tokens=35))
+        more = one.begin(*pair)
         await until("a long stream and a short one run on each", lambda: one.busy("ada") == 4)
         await until("one drains while two streams run", lambda: "draining" in one.states("ada"))
         assert one.busy("ada") == 2
@@ -50,16 +53,18 @@ async def test_scale_down_interrupts_no_running_stream(tmp_path: Path) -> None:
 @pytest.mark.case("10")
 async def test_evicted_replica_finishes_its_streams_before_it_stops(tmp_path: Path) -> None:
     gpu = {"memory": "64Mi"}
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", gpu=gpu, residencySeconds=0.2)
+    # The streams last 27 s: they still run when a test that was paused for 20 s looks at them.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.3", gpu=gpu, residencySeconds=0.2, idleSeconds=600)
     bob = fake(tmp_path, "bob", "--tokens-per-s", "0", gpu=gpu)
     async with serving(tmp_path, ada, bob, options=("--gateways", "2")) as one:
         streams = one.begin(*(shot("ada", tokens=8) for _ in range(4)))
         await until("all run", lambda: one.demand("ada")["running"] == 4)
-        answer = await one.call("bob", timeout_s=25)
-        assert answer.ending is Ending.COMPLETED, "it waits for ada's streams, and not until ada is idle"
+        answer = await one.call("bob")
+        assert answer.ending is Ending.COMPLETED, "it waits for ada's streams, and not until ada is idle, 600 s"
         assert judge_run(4, await streams).completed == 4
         states = one.states("ada")
-        assert states[:3] == ["starting", "ready", "draining"]
+        assert states[:2] == ["starting", "ready"]
+        assert "draining" in states
     assert all(call.finished for call in transcript(tmp_path, "ada"))
 
 
@@ -111,12 +116,13 @@ async def test_requests_are_retried_when_the_engine_dies_before_the_first_byte(t
 
 @pytest.mark.case("16")
 async def test_engine_killed_mid_stream_ends_each_stream_with_one_error(tmp_path: Path) -> None:
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "1", idleSeconds=1)
+    # The streams last 32 s: they still run when a test that was paused for 20 s kills the engine.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "0.25", idleSeconds=1)
     async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
         async with gates(one.url) as gate:
             streams = [await gate.send(f"gateway-{1 + i % 2}", shot("ada")) for i in range(4)]
             await until("all run", lambda: one.demand("ada")["running"] == 4)
-            parked = one.begin(*(shot("ada", stream=False) for _ in range(2)))
+            parked = one.begin(*(shot("ada", stream=False, tokens=1) for _ in range(2)))
             await until("two wait", lambda: one.demand("ada") == {"waiting": 2, "running": 4})
             await until("each has a word", lambda: all(stream.connection.answer.text for stream in streams))
             (engine,) = one.engines()

@@ -39,10 +39,11 @@ async def test_gateway_disconnected_during_a_drain_loses_only_running_streams(tm
     """A new spec replaces the replica that serves its streams; the gateway is not informed.
     The drain waits for it up to its limit; then its stream gets one error, and requests without a first byte move.
     """
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "100", drainSecondsMax=8)
-    changed = fake(tmp_path, "ada", "--tokens-per-s", "0", drainSecondsMax=8)
+    # The drain lasts longer than a pause of the test, and the stream, 200 s, longer than the drain.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "5", "--tokens", "1000", drainSecondsMax=30)
+    changed = fake(tmp_path, "ada", "--tokens-per-s", "0", drainSecondsMax=30)
     async with serving(tmp_path, ada) as one, outlying(one) as gateway:
-        stream = gateway.begin(shot("ada", tokens=100, timeout_s=60))
+        stream = gateway.begin(shot("ada", tokens=1000, timeout_s=180))
         await until("it runs", lambda: one.answers() and one.demand("ada")["running"] == 1, within_s=90)
         (old,) = one.engines("ada")
         gateway.cut()
@@ -79,9 +80,10 @@ def replaced(one: Serving, gateway: str, pid: int) -> bool:
 @pytest.mark.standard
 async def test_replacing_gateways_one_by_one_interrupts_no_stream(tmp_path: Path) -> None:
     """100 streams on two gateways; the fault list has 200 on each: engine, gateways and clients share two cores."""
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "10", "--tokens", "120", slots=200)
-    async with serving(tmp_path, ada, options=("--gateways", "2")) as one:
-        streams = await all_run(one, 120, 100)
+    # The streams last 35 s: they still run when a test that was paused for 20 s looks at them. The grace is longer.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "4", "--tokens", "140", slots=200)
+    async with serving(tmp_path, ada, options=("--gateways", "2", "--grace", "80")) as one:
+        streams = await all_run(one, 140, 100)
         over, short = asyncio.Event(), list[Result]()
 
         async def client() -> None:
@@ -108,7 +110,8 @@ async def test_replacing_gateways_one_by_one_interrupts_no_stream(tmp_path: Path
 @pytest.mark.standard
 async def test_killing_one_of_three_gateways_loses_only_its_own_requests(tmp_path: Path) -> None:
     """Only its own requests are lost; the others get its slots, and no engine keeps working for it."""
-    ada = fake(tmp_path, "ada", "--tokens-per-s", "8", "--tokens", "60", slots=SLOTS)
+    # The streams last 30 s: they still run when a test that was paused for 20 s kills the gateway.
+    ada = fake(tmp_path, "ada", "--tokens-per-s", "2", "--tokens", "60", slots=SLOTS)
     async with serving(tmp_path, ada, options=("--gateways", "3")) as one:
         streams = await all_run(one, 60, SLOTS)
         killed_s = time.time()

@@ -43,10 +43,13 @@ def hang_up(serve: Serving) -> None:
 
 
 def asked(url: str, host: str | None = None) -> int:
-    """Return the status of a GET with this Host header; 0 if there is no response."""
+    """Return the status of a GET with this Host header; 0 if there is no response.
+
+    The limit detects a hang only: on a busy machine, a response may take seconds.
+    """
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(url, headers={"Host": host} if host else {}), timeout=5
+            urllib.request.Request(url, headers={"Host": host} if host else {}), timeout=60
         ) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
@@ -61,15 +64,16 @@ async def test_one_scrape_returns_metrics_of_every_process(tmp_path: Path) -> No
         results = await serve.send(*(shot("ada") for _ in range(6)))
         assert all(result.code == "" for result in results)
 
-        def scrape() -> dict[str, float]:
+        def is_complete() -> bool:
+            """Return whether a scrape has every metric and all six requests. It omits a gateway that is slow."""
             with urllib.request.urlopen(f"{serve.ops}/metrics", timeout=60) as response:
                 families = list(text_string_to_metric_families(response.read().decode()))
-            names = {family.name for family in families}
-            assert names >= GATEWAY | AUTOSCALER, (GATEWAY | AUTOSCALER) - names
             samples = [sample for family in families for sample in family.samples]
-            return {one.name: one.value for one in samples if one.labels.get("outcome") == "completed"}
+            counts = {one.name: one.value for one in samples if one.labels.get("outcome") == "completed"}
+            names = {family.name for family in families}
+            return names >= GATEWAY | AUTOSCALER and counts.get("pilotlight_calls_total") == 6.0
 
-        await until("all six are counted, by whichever gateway", lambda: scrape().get("pilotlight_calls_total") == 6.0)
+        await until("there is every metric, and all six are counted, by whichever gateway", is_complete)
 
 
 async def test_operations_port_rejects_a_foreign_host_header_with_421(tmp_path: Path) -> None:

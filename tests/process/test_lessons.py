@@ -53,8 +53,8 @@ async def test_learning_process_gives_the_same_values_as_an_in_process_run(tmp_p
     house, exercise = House(tmp_path, one), exercise_of(one)
     looking = asyncio.create_task(house.tutor.look())
     await until("sizes are known at once", lambda: house.lessons or looking.done(), 120)
-    assert not looking.done(), looking.exception() or house.said
-    assert house.lessons == [lessons.build_initial_values(exercise)]
+    # While this process is paused, the other one goes on: the final values may be there, too.
+    assert house.lessons[:1] == [lessons.build_initial_values(exercise)], house.said
     await asyncio.wait_for(looking, 300)
     expected = lessons.learn_placement_values(exercise, lambda seed: random.Random(seed).randrange)
     assert house.lessons[1:] == [expected]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
+from autoscaler.drivers import probes
 from autoscaler.drivers.local.processes import read_process
 from autoscaler.state.events import Seen
 from tests.kit.localrig import TINY_ENGINE, LocalRig, python
@@ -25,18 +26,19 @@ GROWS_ORPHANS = """
 import os, sys, time
 from os.path import exists, join
 folder = sys.argv[2]
-for leads in (True, False):
+for name in ("leader", "second", "first"):
     if os.fork() == 0:
         parent = os.getpid()
         if os.fork() == 0:
             while os.getppid() == parent: time.sleep(0.01)
-            if leads:
+            if name == "leader":
                 os.setsid()
-            open(join(folder, f"leads-{leads}-{os.getpid()}"), "w").close()
-            while not exists(join(folder, f"end-{leads}")): time.sleep(0.01)
+            open(join(folder, f"{name}-{os.getpid()}"), "w").close()
+            while not exists(join(folder, f"end-{name}")): time.sleep(0.01)
         os._exit(0)
+    os.wait()
 """
-"""Starts two orphans. The older one leads its own session. Each exits when its file exists."""
+"""Starts three orphans, one after the other. The oldest leads its own session. Each exits when its file exists."""
 
 
 class Host:
@@ -72,7 +74,8 @@ class Host:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 60.0)  # an engine that is paused for seconds fails no probe
     yield tmp_path / "state"
     LocalRig(tmp_path).close()
 
@@ -124,17 +127,23 @@ def test_exit_reason_of_an_adopted_engine_omits_its_last_output(state: Path, tmp
 
 
 def test_orphans_of_engines_are_reaped_but_other_children_are_not(state: Path, tmp_path: Path) -> None:
-    """The orphan that leads its own session is reaped only because the driver has seen it alive."""
+    """The orphan that leads its own session is reaped only because the driver has seen it alive.
+
+    A scan of all processes that reaps the first of the others may have begun before the orphan led its session. The
+    second is older than the first, so a later scan reaps it, and has seen the orphan before, which is older still.
+    """
     host = Host(state, python(GROWS_ORPHANS + TINY_ENGINE, "{port}", str(tmp_path)))
     try:
         host.until("r1 ready")
         host.order("spare")
         unrelated = int(host.until("unrelated").split()[1])
-        leader, member = (_wait_for_pid(tmp_path, f"leads-{leads}-") for leads in (True, False))
-        (tmp_path / "end-False").touch()
-        children = _wait_while(host, member)  # the driver has scanned all processes, the older orphan included
+        leader, second, first = (_wait_for_pid(tmp_path, f"{name}-") for name in ("leader", "second", "first"))
+        (tmp_path / "end-first").touch()
+        _wait_while(host, first)
+        (tmp_path / "end-second").touch()
+        children = _wait_while(host, second)
         (main,) = set(children) - {unrelated, leader}
-        (tmp_path / "end-True").touch()
+        (tmp_path / "end-leader").touch()
         assert sorted(_wait_while(host, leader)) == sorted([main, unrelated])
         host.order("stop r1")
         host.until("r1 clean")

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers import contained
+from autoscaler.drivers import contained, probes
+from autoscaler.drivers.local import driver as local
 from autoscaler.drivers.local import engine_logs
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
@@ -42,6 +43,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         time.sleep(60)
     os._exit(0)
+os.wait()
 """
 """Leaves a daemon: a process in a session of its own, whose parent has exited."""
 GOES_ON_TALKING = """
@@ -60,7 +62,10 @@ def once_there_is(file: Path) -> str:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LocalRig]:
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRig]:
+    # An engine, or this process, may be paused for seconds: that is no failed probe, and no incomplete adoption.
+    monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(local, "ADOPT_SECONDS_MAX", 60.0)
     rig = LocalRig(tmp_path)
     yield rig
     rig.close()
@@ -154,8 +159,10 @@ def test_engine_without_a_recorded_pid_is_found_by_its_environment(rig: LocalRig
 
 @pytest.mark.parametrize("broken", [True, False], ids=["broken record", "no record"])
 def test_engine_without_a_valid_record_is_killed_before_the_driver_syncs(rig: LocalRig, broken: bool) -> None:
-    env = os.environ | {MARK: rig.state.mark_prefix + "r1"}
-    with subprocess.Popen(python("import time; time.sleep(60)"), env=env) as orphan:
+    mark = rig.state.mark_prefix + "r1"
+    with subprocess.Popen(python("import time; time.sleep(60)"), env=os.environ | {MARK: mark}) as orphan:
+        while read_process_mark(orphan.pid) != mark:  # during its exec
+            time.sleep(0.001)
         if broken:
             (rig.state.path / "replicas" / "r1.json").write_text('{"id":')
 
@@ -193,14 +200,15 @@ def test_exit_reason_quotes_engine_output_only_if_the_start_failed(rig: LocalRig
     async def scenario() -> None:
         driver = rig.driver()
         fails = replica("r1", python("import sys; print('a', flush=True); sys.exit('no such model: x.gguf\\n\\n')"))
-        dies_when_asked_again = TINY_ENGINE.replace("c.close()", "c.close(); s.accept(); sys.exit('the prompt')")
-        dies = replica("r2", python(dies_when_asked_again, "{port}"))
+        dies_when_told = TINY_ENGINE.replace("c.recv(65536)", "c.recv(65536) == b'end' and sys.exit('the prompt')")
+        dies = replica("r2", python(dies_when_told, "{port}"))
         async with running(driver) as observed:
             driver.start(*fails)
             driver.start(*dies)
             assert (await observed.until(R1, Seen.EXITED)).reason == "exited with status 1: no such model: x.gguf"
             host, _, port = (await observed.until(ReplicaId("r2"), Seen.READY)).address.rpartition(":")
             _, again = await asyncio.open_connection(host.removeprefix("http://"), int(port))
+            again.write(b"end")
             assert (await observed.until(ReplicaId("r2"), Seen.EXITED)).reason == "exited with status 1"
             await observed.until(ReplicaId("r2"), Seen.CLEAN)
             again.close()
@@ -293,8 +301,9 @@ def test_foreign_listener_on_the_port_never_makes_a_replica_ready(rig: LocalRig)
             host, _, port = started.address.rpartition(":")
             server = await asyncio.start_server(says_yes, host, int(port))
             async with server:
-                seen = await observed.until(R1, Seen.STARTING, times=2)
-                assert seen.reason == f"a foreign process listens on its port {port}"
+                # The growth of its memory may be observed before, which has no reason.
+                reasons = await until("it is noticed", lambda: [one.reason for one in observed.of(R1) if one.reason])
+                assert reasons[0] == f"a foreign process listens on its port {port}"
             assert observed.words(R1) == ["starting"]
 
     rig.run(scenario())
@@ -328,8 +337,13 @@ def test_port_owner_is_checked_only_while_the_engine_loads(
     rig.run(scenario())
 
 
-def test_hanging_engine_becomes_unready_and_delays_no_other_replica(rig: LocalRig, tmp_path: Path) -> None:
-    hangs = tmp_path / "hangs"
+def test_hanging_engine_becomes_unready_and_delays_no_other_replica(
+    rig: LocalRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hanging engine stays ready until the other one is, however slowly that starts."""
+    hangs, failures_max = tmp_path / "hangs", probes.FAILURES_MAX
+    monkeypatch.setattr(probes, "PROBE_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(probes, "FAILURES_MAX", 1 << 30)
 
     async def scenario() -> None:
         driver, r2 = rig.driver(), ReplicaId("r2")
@@ -342,10 +356,12 @@ def test_hanging_engine_becomes_unready_and_delays_no_other_replica(rig: LocalRi
             hangs.touch()
             await observed.until(r2, Seen.READY)
             assert observed.words(R1) == ["starting", "ready"], "nobody waits for the three probes"
+            monkeypatch.setattr(probes, "FAILURES_MAX", failures_max)
             assert (await observed.until(R1, Seen.UNREADY)).reason == "3 probes in a row failed"
             os.kill(rig.main(R1), signal.SIGCONT)
             await observed.until(R1, Seen.READY, times=2)
-            assert observed.words(r2) == ["starting", "ready"]
+            # It may be unready, if the machine pauses it, too.
+            assert {*observed.words(r2)} <= {"starting", "ready", "unready"}
 
     rig.run(scenario())
 

@@ -6,6 +6,7 @@ The device holds only one model at a time, so each switch is a cold start that i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -198,8 +199,10 @@ async def test_tenant_key_gives_access_only_to_the_models_of_its_tenant(tmp_path
                     await nobody.anthropic.messages.create(model="bob", max_tokens=9, messages=[ASK])
         async with clients_of(one, KEYS["acme"]) as acme, clients_of(one, KEYS["lab"]) as lab:
             await permitted(acme, lab)
-        kept = [path for path in one.state.rglob("*") if path.is_file()]
-        assert not [path for path in kept for key in KEYS.values() if key.encode() in path.read_bytes()]
+        for path in one.state.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a temporary file, which has its final name now
+                kept = path.read_bytes() if path.is_file() else b""
+                assert not any(key.encode() in kept for key in KEYS.values()), path
         assert not any(key in one.said() for key in KEYS.values())
 
 
@@ -231,8 +234,11 @@ async def test_failed_start_and_full_queue_raise_the_matching_client_errors(tmp_
 
 
 async def test_engine_killed_mid_stream_raises_one_api_error(tmp_path: Path) -> None:
-    """Uses the fake engine, since the real one finishes its sentence before it can be killed."""
-    slow = fake(tmp_path, "slow", "--tokens-per-s", "1")
+    """Uses the fake engine, since the real one finishes its sentence before it can be killed.
+
+    The stream is so long that it has not ended after a pause of this process.
+    """
+    slow = fake(tmp_path, "slow", "--tokens-per-s", "1", "--tokens", "100")
     async with serving(tmp_path, slow) as one, clients_of(one) as clients:
         stream = await clients.openai.chat.completions.create(model="slow", messages=[ASK], stream=True)
         seen = [await anext(stream) for _ in range(3)]
@@ -240,5 +246,5 @@ async def test_engine_killed_mid_stream_raises_one_api_error(tmp_path: Path) -> 
         with pytest.raises(openai.APIError) as broken:
             seen += [chunk async for chunk in stream]
         assert broken.value.code == "upstream_error"
-        assert len(seen) < 8
+        assert len(seen) < 100
         await until("it is at zero", lambda: not one.engines())

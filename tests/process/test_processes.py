@@ -44,7 +44,8 @@ def running(argv: Sequence[str | Path], env: dict[str, str] | None = None) -> It
     """Start a process that leads its session and has completed its exec."""
     with subprocess.Popen(argv, env=env, start_new_session=True) as process:
         try:
-            deadline_s = time.monotonic() + 0.05 if env == {} else time.monotonic() + 10
+            # Without an environment it stays blank. Otherwise the process may have to wait for a core.
+            deadline_s = time.monotonic() + (0.05 if env == {} else 60)
             while read_process_mark(process.pid) == BLANK and time.monotonic() < deadline_s:
                 time.sleep(0.001)
             yield process
@@ -72,7 +73,7 @@ def test_process_is_identified_by_start_time_and_environment_variable(marked: su
     assert is_process_alive(marked.pid, now.start_ticks, R1)
     assert not is_process_alive(marked.pid, now.start_ticks + 1, R1)
     assert not is_process_alive(marked.pid, now.start_ticks, f"{INSTANCE}/r2")
-    assert abs(processes.started_s(now.start_ticks) - time.monotonic()) < 10
+    assert abs(processes.started_s(now.start_ticks) - time.monotonic()) < 60, "moments ago; a busy machine may pause"
     marked.kill()
     os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
     assert of(marked.pid).gone

@@ -65,7 +65,9 @@ def tenant(name: str, **spec: object) -> Document:
 @asynccontextmanager
 async def client(one: Serving, key: str = "none-needed") -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
-    async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key=key, max_retries=0) as api:
+    url = f"{one.url}/v1"
+    # By default a connect may take 5 s. A busy machine may pause this process for longer.
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=600) as api:
         yield api
 
 
@@ -159,7 +161,8 @@ async def test_pulled_adapter_is_in_use_until_its_engine_stops(
     seen_there = list[str]()
     files(tmp_path)
     with packed.served(pushed(tmp_path, tmp_path / "curt.gguf"), seen_there) as host:
-        document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:v1"}, idleSeconds=6)
+        # The idle time is longer than a pause of this process, during which the engine must not stop.
+        document = ada(tmp_path, {"curt": f"oci://{host}/{packed.NAME}:v1"}, idleSeconds=25)
         async with serving(tmp_path, settings("4Gi"), document) as one, client(one) as api:
             store = Store(one.state / "weights")
             assert await said(api, "ada:curt") == ADAPTED["curt"]

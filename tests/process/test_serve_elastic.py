@@ -18,6 +18,7 @@ from autoscaler.text import format_size
 from loadtest import tiny_gguf
 from pilotlight.models.documents import fill_memory_estimate
 from tests.kit.serving import Document, Serving, fake, model, serving, settings
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.xdist_group("real engine")
 
@@ -42,6 +43,11 @@ def ada(folder: Path, gpu: Gpu, **spec: object) -> tuple[Document, int]:
     return model("ada", engine="llama.cpp", **made), asked
 
 
+def client(one: Serving) -> openai.AsyncOpenAI:
+    """Return the official client. By default a connect may take 5 s; a busy machine may pause for longer."""
+    return openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none-needed", max_retries=0, timeout=600)
+
+
 def engine(one: Serving) -> tuple[list[str], list[dict[str, int]]]:
     """Return the command line of ada's engine, and what it reports of its slots."""
     (record,) = [record for record in one.records() if record.model == "ada"]
@@ -57,10 +63,12 @@ async def test_elastic_model_starts_with_less_memory_than_requested_to_fit(tmp_p
     bob = fake(tmp_path, "bob", gpu={"memory": "40Mi"}, replicas={"min": 1})
     async with serving(tmp_path, settings(str(40 * MIB + hole)), document, bob) as one:
         await one.ready("bob")
-        async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none-needed", max_retries=0) as api:
+        before = one.engines("bob")
+        async with client(one) as api:
             answer = await api.chat.completions.create(model="ada", messages=[{"role": "user", "content": "Who?"}])
         assert answer.choices[0].message.content == SENTENCE
-        assert one.replicas("bob") == {"ready": 1}, "nobody went for it"
+        await until("bob is ready, also after a pause", lambda: one.replicas("bob") == {"ready": 1})
+        assert one.engines("bob") == before, "nobody went for it"
         (record,) = [record for record in one.records() if record.model == "ada"]
         assert record.memory_bytes == hole < asked
         argv, slots = engine(one)
@@ -84,7 +92,7 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
     bob = fake(tmp_path, "bob", gpu={"memory": "32Mi"})
     spare = 40 * MIB
     async with serving(tmp_path, settings(str(asked + 32 * MIB + spare)), document, bob) as one:
-        async with openai.AsyncOpenAI(base_url=f"{one.url}/v1", api_key="none-needed", max_retries=0) as api:
+        async with client(one) as api:
             answer = await api.chat.completions.create(model="ada", messages=[{"role": "user", "content": "Who?"}])
         assert answer.choices[0].message.content == SENTENCE
         (record,) = [record for record in one.records() if record.model == "ada"]
@@ -113,6 +121,7 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
         assert [held["memory_bytes"] for held in listed[0]["replicas"]] == [record.memory_bytes]
 
         assert (await one.call("bob")).status == 200
-        assert one.replicas("ada") == one.replicas("bob") == {"ready": 1}, "nobody went for it"
+        ready = {"ready": 1}
+        await until("both are ready, also after a pause", lambda: one.replicas("ada") == one.replicas("bob") == ready)
         (same,) = [record for record in one.records() if record.model == "ada"]
-        assert same.pid == record.pid
+        assert same.pid == record.pid, "nobody went for it"
