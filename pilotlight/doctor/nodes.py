@@ -33,7 +33,7 @@ def check_gpu_nodes(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
     if not with_gpus:
         says = f"none of {format_count(len(nodes), 'node')} offers {GPU}"
         if dra:
-            says += "; DRA is there, and this version places by the device plug-in only"
+            says += "; devices of DRA drivers are not counted here"
         fix = "install the NVIDIA GPU operator, or its device plug-in and GPU feature discovery"
         return [Finding("GPUs", "warning", says, fix)]
     total = sum(count_gpus(node) for node in with_gpus)
@@ -90,9 +90,7 @@ def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
     if untold:
         fix = "label them by GPU feature discovery, or say it in Settings `nodes`, by `slicing`; else they get nothing"
         return [Finding("sharing", "warning", f"{told}: labels do not tell how {_some(untold)} shares GPUs", fix)]
-    if "mig" not in kinds:
-        return [Finding("sharing", "ok", told)]
-    return [Finding("sharing", "info", told, "this version gives no slices of MIG with names of their own")]
+    return [Finding("sharing", "ok", told)]
 
 
 def read_sharing_kind(node: Node) -> str:

@@ -125,7 +125,7 @@ def test_cluster_without_gpus_is_a_warning() -> None:
     (only,) = nodes.check_gpu_nodes([node(gpus=0)], dra=False)
     assert (only.grade, only.says) == ("warning", "none of 1 node offers nvidia.com/gpu")
     (with_dra,) = nodes.check_gpu_nodes([], dra=True)
-    assert "DRA is there" in with_dra.says
+    assert "devices of DRA drivers are not counted" in with_dra.says
 
 
 def test_labelled_whole_gpus_pass_all_checks() -> None:
