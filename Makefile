@@ -30,7 +30,7 @@ test-profile: venv  ## time of the tests by folder and file, and the slowest tes
 	@$(PY) -m tests.run $(or $(TIER),test) --costs=$(CURDIR)/build/costs.jsonl; status=$$?; $(PY) -m tests.plugins.report build/costs.jsonl && exit $$status
 
 test-upgrade: venv  ## replaces the processes of another version by this one and back, while clients call; BASE=COMMIT
-	@BASE=$(BASE) $(PY) -m tests.cluster.network $(PY) -m pytest -m "" -k upgrade_and_rollback tests/process/test_faults_control.py tests/cluster/test_faults_control.py
+	@BASE=$(BASE) $(PY) -m tests.integration.network_namespace $(PY) -m pytest -m "" -k upgrade_and_rollback tests/integration/process/faults/test_component_crashes.py tests/integration/cluster/faults/test_control_plane.py
 
 test-flaky: venv  ## repeat make test RUNS times while two processes use the CPU; the results go to tests/flaky-log.tsv
 	@$(PY) -m tests.flaky $(or $(RUNS),10) $(or $(TIER),test)
@@ -54,7 +54,7 @@ image: venv  ## dist/pilotlight-image.tar: the OCI image, without a docker engin
 lock-image: venv  ## updates requirements/debian.lock, the Debian packages of the image, for this architecture; needs mmdebstrap
 	@$(PY) -m scripts.image lock
 
-fuzz: venv  ## fuzzes all decoders of external data for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/found
+fuzz: venv  ## fuzzes all decoders of external data for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/findings
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
 
 lock:  ## updates requirements/dev.lock for all Python versions and platforms; needs uv on the PATH
@@ -71,8 +71,8 @@ bench-plan: venv  ## CPU time of a decision of the autoscaler
 	@$(PY) -m bench.plan
 
 bench-cluster: compiled  ## on a real Kubernetes control plane; QUICK=1 for less than ten minutes
-	@$(PY) -m tests.cluster.building >/dev/null
-	@$(WITH_COMPILED) $(PY) -Pm tests.cluster.network $(PY) -Pm bench.cluster
+	@$(PY) -m tests.integration.cluster.support.programs.build >/dev/null
+	@$(WITH_COMPILED) $(PY) -Pm tests.integration.network_namespace $(PY) -Pm bench.cluster
 
 bench-packing: venv  ## FGD's packing experiment with our packer and its peers; QUICK=1: only FGD as a peer
 	@$(PY) -m bench.packing
@@ -84,8 +84,8 @@ bench-capacity: venv  ## the calls of GenTD26 with our planner and with other ru
 	@$(PY) -m bench.capacity
 
 bench-fabric: venv  ## time until a fabric is asked for a GPU, through its operator and through Redfish, on a real Kubernetes control plane; about three minutes
-	@$(PY) -m tests.cluster.building >/dev/null
-	@$(PY) -Pm tests.cluster.network $(PY) -Pm bench.fabric
+	@$(PY) -m tests.integration.cluster.support.programs.build >/dev/null
+	@$(PY) -Pm tests.integration.network_namespace $(PY) -Pm bench.fabric
 
 PYTHON_VERSION ?= 3.12
 gpu-kit: venv  ## build/gpu-kit: everything that tests/gpu/run needs on a machine without a network with that PYTHON_VERSION

@@ -22,11 +22,12 @@ from typing import NamedTuple
 from bench.kit import BenchError, Figures, say, title
 from bench.parts import Part, main
 from bench.picture import Series, picture
-from tests.sim import arrivals, policies, replay, surges
-from tests.sim.arrivals import Arrival
-from tests.sim.market import MARKETS
-from tests.sim.policies import OURS, RULES, Policy
-from tests.sim.replay import SHARE, Outcome
+from tests.simulation import surges
+from tests.simulation.trace_replay import capacity_policies, replay, request_arrivals
+from tests.simulation.trace_replay.capacity_market import MARKETS
+from tests.simulation.trace_replay.capacity_policies import OURS, RULES, Policy
+from tests.simulation.trace_replay.replay import SHARE, Outcome
+from tests.simulation.trace_replay.request_arrivals import Arrival
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "traces" / "gentd26"
 """Where the trace is, unless the environment names another (`GENTD26`); it is not shipped."""
@@ -76,8 +77,8 @@ async def points(place: Path, *, quick: bool) -> Figures:
     """Each rule on each market."""
     del place
     calls = _calls(QUICK_DAYS if quick else None)
-    chosen = {one.name: one for one in policies.points()}
-    peak = arrivals.peak(calls)
+    chosen = {one.name: one for one in capacity_policies.points()}
+    peak = request_arrivals.peak(calls)
     say(f"{len(calls)} Calls, at most {peak} at once; {round(SHARE * peak)} Devices are our own")
     runs: dict[tuple[str, str], list[Outcome]] = {(market, name): [] for market in MARKETS for name in chosen}
     with ProcessPoolExecutor(initializer=_load, initargs=(calls,)) as pool:
@@ -203,9 +204,9 @@ def _surge(seeds: Sequence[int]) -> list[tuple[int, surges.Result]]:
 def _calls(days: int | None) -> list[Arrival]:
     place = Path(os.environ.get("GENTD26") or FOLDER)
     try:
-        return arrivals.gentd26(place, days)
+        return request_arrivals.gentd26(place, days)
     except (FileNotFoundError, ValueError):
-        what = f"no {arrivals.FILE} of GenTD26 in {place.name}/"
+        what = f"no {request_arrivals.FILE} of GenTD26 in {place.name}/"
         raise BenchError(f"{what}: name the folder that has it in GENTD26") from None
 
 
@@ -217,7 +218,7 @@ def _load(calls: Sequence[Arrival]) -> None:
 
 
 def _play(market: str, policy: str, seed: int) -> Outcome:
-    chosen = next(one for one in policies.points() if one.name == policy)
+    chosen = next(one for one in capacity_policies.points() if one.name == policy)
     return replay.play(_loaded, MARKETS[market], chosen, seed=seed)
 
 

@@ -3,7 +3,7 @@
 Owns what it starts. What happened at the API server, when, and at whose request is read from the server's own audit log
 (one line per request, microseconds), so that nothing has to be believed of those who are measured. The node is a
 process of its own, so that neither the load nor the kubelet waits for the other. To be run in a network of its own
-(`python -m tests.cluster.network`), because pods need addresses.
+(`python -m tests.integration.network_namespace`), because pods need addresses.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from autoscaler.kubernetes.api import Api, ApiError
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from bench import kit
 from bench.kit import BenchError
-from tests.cluster import network
-from tests.cluster.building import BuildError, build
-from tests.cluster.conftest import make_namespace
-from tests.cluster.plane import Plane, PlaneError
+from tests.integration import network_namespace
+from tests.integration.cluster.conftest import make_namespace
+from tests.integration.cluster.support.control_plane.components import Plane, PlaneError
+from tests.integration.cluster.support.programs.build import BuildError, build
 
 AGENT = "pilotlight"
 """What our requests begin their User-Agent with."""
@@ -96,7 +96,7 @@ class Bed:
 @asynccontextmanager
 async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
     """Up and ready. Raises BenchError where this machine cannot have one. GPUs count as taken for 30 s after a pod."""
-    if not network.entered():
+    if not network_namespace.entered():
         raise BenchError("pods need a network of their own: run it as `make bench-cluster` does")
     policy = place / "policy.yaml"
     policy.write_text(_POLICY)

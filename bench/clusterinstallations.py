@@ -23,8 +23,8 @@ from bench.clusterbed import Bed, bed
 from bench.clusterhouse import House, house
 from bench.documents import API, body, fake, settings
 from bench.kit import BenchError, Figures, say
-from tests.cluster import definitions
-from tests.cluster.conftest import make_namespace
+from tests.integration.cluster.conftest import make_namespace
+from tests.integration.cluster.support.control_plane import custom_resources
 
 MODELS = ("ada", "bob", "cat")
 CALLED_S, REST_S = 60.0, 120.0
@@ -92,7 +92,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     writes_per_min = 0.0
     async with bed(place) as one:
         await make_namespace(one.api, OTHER)
-        await definitions.install(one.api)
+        await custom_resources.install(one.api)
         for number, pair in enumerate(PAIRS):
             seen, statuses, served = await _pair(one, place / f"pair-{number}", pair, called_s, rest_s)
             rate = 60.0 * max(statuses.values(), default=0) / rest_s
@@ -113,7 +113,7 @@ async def _pair(
     """(pods, writes of statuses at rest by Model, answers by status)."""
     seen, served = Seen(), Counter[int]()
     place.mkdir()
-    models = definitions.models(one.namespace)
+    models = custom_resources.models(one.namespace)
     documents = [settings(devices=[], auth="none")]
     async with AsyncExitStack() as stack:
         houses = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from pilotlight import process
-from tests.cluster.kubelet.node import Node
+from tests.integration.cluster.support.kubelet.node import Node
 
 NUMBER = 1
 

@@ -21,8 +21,8 @@ from bench.clusterhouse import House, house
 from bench.clusterwake import HOPELESS_S, called, ours, zero
 from bench.documents import settings
 from bench.kit import BenchError, Figures, say, spread
-from tests.cluster import poison
-from tests.cluster.conftest import make_namespace
+from tests.integration.cluster.conftest import make_namespace
+from tests.integration.cluster.support.control_plane import malformed_objects
 
 OBJECTS = 200
 NAMESPACE = "poison"
@@ -37,7 +37,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     with_ms, without_ms, ratios, number = list[float](), list[float](), list[float](), 0
     async with bed(place) as one:
         await make_namespace(one.api, NAMESPACE)
-        await poison.install(one.api)
+        await malformed_objects.install(one.api)
         document = ours(place / "pod.jsonl")
         async with house(one, place / "house", [settings(devices=[], auth="none"), document]) as running:
             await took_ms(one, running, 1)
@@ -45,14 +45,14 @@ async def measure(place: Path, *, quick: bool) -> Figures:
                 sides = dict[bool, list[float]]()
                 for is_poisoned in (True, False) if at % 2 == 0 else (False, True):
                     if is_poisoned:
-                        poisoned = await poison.create(one.api, NAMESPACE, f"r{at}", OBJECTS)
+                        poisoned = await malformed_objects.create(one.api, NAMESPACE, f"r{at}", OBJECTS)
                         number = len(poisoned.paths)
                         await settled(running, is_any=True)
                         if at == 0:
                             say(f"{number} objects of {len(poisoned.kinds)} kinds: {await unreadable(running)}")
                     sides[is_poisoned] = await took_ms(one, running, starts)
                     if is_poisoned:
-                        await poison.delete(one.api, poisoned)
+                        await malformed_objects.delete(one.api, poisoned)
                         await settled(running, is_any=False)
                 with_ms += sides[True]
                 without_ms += sides[False]

@@ -20,8 +20,8 @@ from bench.clusterhouse import house
 from bench.clusterwake import HOPELESS_S, ours, zero
 from bench.documents import body, settings
 from bench.kit import BenchError, Figures, say, spread
-from tests.cluster.lossy import Lossy
-from tests.cluster.webhook import webhook
+from tests.integration.cluster.support.control_plane.admission_webhook import webhook
+from tests.integration.cluster.support.control_plane.event_loss_proxy import Lossy
 
 SLOW_S, AWAY_S = 20.0, 2.0
 

@@ -54,6 +54,9 @@ READY_S_MAX, ROUND_S_MAX, STOP_S_MAX = 180.0, 120.0, 60.0
 STARTS = 5
 """Cold starts in a turn of `cluster:wake`."""
 HISTORY = ROOT / "bench" / "history.tsv"
+NETWORK = ("tests.integration.network_namespace", "tests.cluster.network")
+CONTROL_PLANE = ("tests.integration.cluster.support.programs.build", "tests.cluster.building")
+"""Programs of a tree's tests, by their names in newer and older commits."""
 COLUMNS = ("date", "issue", "base", "head", "part", "ratio", "low", "high", "rounds")
 
 Result = dict[str, float | int | None]
@@ -360,13 +363,18 @@ class Worker:
             await self._process.wait()
 
 
+def module(tree: Path, names: Sequence[str]) -> str:
+    """The first of these modules that a tree has: older commits have other names."""
+    return next(name for name in names if (tree / f"{name.replace('.', '/')}.py").exists())
+
+
 @asynccontextmanager
 async def working(part: str, tree: Tree, hash_seed: int, log: Path) -> AsyncIterator[Worker]:
     """A worker, whose first line says that it is ready. Ctrl-C does not reach its session, so that it can clean up."""
     python = [str(tree.folder / ".venv" / "bin" / "python"), "-Pm"]
     command = [*python, "bench.compare", "--serve", part]
     if PARTS[part].cluster:
-        command = [*python, "tests.cluster.network", *command]
+        command = [*python, module(tree.benchmarks(part), NETWORK), *command]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command, cwd=tree.benchmarks(part), env=tree.environment(part, hash_seed), start_new_session=True,
@@ -523,7 +531,11 @@ async def _alternating(workers: Sequence[Worker], turn: int) -> list[Cost]:
 def build_control_plane(trees: Sequence[Tree], part: str) -> None:
     """Builds the test control plane unless it is cached. Raises UsageError if this machine cannot build it."""
     for tree in trees:
-        command = [str(tree.folder / ".venv" / "bin" / "python"), "-m", "tests.cluster.building"]
+        command = [
+            str(tree.folder / ".venv" / "bin" / "python"),
+            "-m",
+            module(tree.benchmarks(part), CONTROL_PLANE),
+        ]
         if subprocess.run(command, cwd=tree.benchmarks(part), stdout=subprocess.DEVNULL, check=False).returncode:
             raise UsageError(f"{part} needs the test control plane, which cannot be built; see the message above")
 

@@ -30,10 +30,10 @@ from bench.parts import Part, main
 from loadtest.client import Client
 from loadtest.result import Result, Shot
 from pilotlight.kube import Objects
-from tests.cluster import definitions
-from tests.cluster.kubelet.container import now
-from tests.cluster.kubelet.node import LEASES
-from tests.kit.fake_cro import FakeCro
+from tests.integration.cluster.support.control_plane import custom_resources
+from tests.integration.cluster.support.kubelet.container import now
+from tests.integration.cluster.support.kubelet.node import LEASES
+from tests.support.fakes.kubernetes.cro import FakeCro
 
 PRODUCT = "NVIDIA-A100-PCIE-40GB"
 KIND = "composabilityrequests"
@@ -60,7 +60,7 @@ async def requested(place: Path, *, quick: bool) -> Figures:
     rounds = QUICK_ROUNDS if quick else ROUNDS
     title(f"a Call that lacks a GPU -> ComposabilityRequest at the API server, {rounds} rounds")
     async with bed(place, gpus=0) as one:
-        await definitions.install_foreign(one.api, "cro")
+        await custom_resources.install_foreign(one.api, "cro")
         documents = [rack(), *(lacking(number) for number in range(rounds))]
         for number in range(rounds):
             await one.api.create("/api/v1/nodes", node(number))

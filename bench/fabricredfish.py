@@ -25,9 +25,9 @@ from bench.clusterhouse import house, ready
 from bench.clusterwake import called, engine
 from bench.documents import Document, model, settings
 from bench.kit import BenchError, Figures, quantile, say, spread, title
-from tests.cluster.kubelet.node import Node
-from tests.kit import certificates
-from tests.kit.fake_redfish import A100, BLOCKS, SYSTEMS, FakeFabric
+from tests.integration.cluster.support.kubelet.node import Node
+from tests.support.fakes.redfish import A100, BLOCKS, SYSTEMS, FakeFabric
+from tests.support.net import certificates
 
 GPU = "nvidia.com/gpu"
 KEYS = (

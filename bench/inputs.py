@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.kit.input_limits import GGUF, MIB_MAX, OBJECT, SAFETENSORS, YAML, measure, write_folder
+from tests.support.builders.worst_case_inputs import GGUF, MIB_MAX, OBJECT, SAFETENSORS, YAML, measure, write_folder
 
 
 def inputs(folder: Path) -> Iterator[tuple[str, str, Path, int]]:

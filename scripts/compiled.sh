@@ -53,7 +53,7 @@ mkdir -p "$tested"
 cp -r tests scripts pyproject.toml "$tested"
 cd "$tested"
 shift
-PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/process/test_official_clients.py \
+PYTHONPATH=$place:$tested exec "$python" -m pytest --dist loadgroup --rootdir . --compiled --failure-logs="$logs" "$@" tests/wire tests/fuzz tests/integration/process/clients/test_openai_and_anthropic.py \
   tests/project/test_compiled.py \
   tests/property/test_dispatcher.py \
   tests/unit/gateway/control/test_sync.py \

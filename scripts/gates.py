@@ -232,8 +232,10 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def crowded() -> Iterator[str]:
-    """Folders of the product with too many modules."""
-    modules = (path for path in SOURCES if path.name not in {"__init__.py", "__main__.py"})
+    """Folders of the product and of the tests with too many modules."""
+    modules = (
+        path for path in (*SOURCES, *(ROOT / "tests").rglob("*.py")) if path.name not in {"__init__.py", "__main__.py"}
+    )
     counts = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
     for folder, count in sorted(counts.items()):
         if count > FOLDER_MODULES_MAX:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit.contained import raised
+from tests.support.harness.faults.contained_faults import raised
 
 # No deadline and no check for slow generation: a machine may pause for a second.
 for profile, examples in (("ci", 25), ("deep", 100)):

@@ -106,7 +106,7 @@ def record(tree: Path, files: Sequence[str], tier: Sequence[str], data: Path) ->
     """Runs a tier and writes into `data` which tests execute which lines of these files."""
     config = FOLDER / "coverage.ini"
     config.write_text("[run]\ninclude =\n" + "".join(f"    */{file}\n" for file in files))
-    ignored = [f"--ignore=tests/{folder}" for folder in ("cluster", *WAITING)]
+    ignored = [f"--ignore=tests/{folder}" for folder in ("integration", *WAITING)]
     coverage = ("-p", "pytest_cov", "--cov", f"--cov-config={config}", "--cov-context=test", "--cov-report=")
     words = ["-n", "2", "--dist", "loadgroup", *ignored, *coverage, *tier, "tests"]
     status = _pytest(tree, words, None, {"COVERAGE_FILE": str(data)})

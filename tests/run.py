@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.building import cache
+from tests.integration.cluster.support.programs.build import cache
 
 ROOT = Path(__file__).parent.parent
 LOGS = ROOT / "build" / "test-logs"
 PYTHON = sys.executable
-IN_NETWORK = f"{PYTHON} -m tests.cluster.network {PYTHON}"
+IN_NETWORK = f"{PYTHON} -m tests.integration.network_namespace {PYTHON}"
 SLOW_MS = 40.0
 """CPU time of a million empty loop turns. A machine that needs more is busy with fewer tests at the same time."""
-WAITING = ("gpu", "process", "wire")
+WAITING = ("gpu", "integration/process", "wire")
 """Folders of tests that mostly wait, besides those on a control plane."""
 NO_TESTS = 5
 """Exit status of pytest if it selected no test."""
@@ -62,24 +62,26 @@ SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 """Debian installs nginx and HAProxy there, where not every user's PATH leads."""
 TOOLS = (
     Tool("go", "Debian: apt install golang, version 1.26 or newer",
-         "all of tests/cluster; oras-go in tests/process; Go's JSON decoder in tests/wire"),
+         "all of tests/integration/cluster; oras-go in tests/integration/process; Go's JSON decoder in tests/wire"),
     Tool("gcc", "Debian: apt install gcc python3-dev", "the tests of the compiled gateway"),
     Tool("nginx", "Debian: apt install nginx-light",
-         "nginx in tests/wire/test_differential.py and tests/process/test_host_check.py"),
+         "nginx in tests/wire/requests/test_differential.py "
+         "and tests/integration/process/security/test_host_check.py"),
     Tool("haproxy", "Debian: apt install haproxy",
-         "HAProxy in tests/wire/test_differential.py and tests/process/test_host_check.py"),
-    Tool("caddy", "Debian: apt install caddy", "Caddy in tests/process/test_host_check.py"),
+         "HAProxy in tests/wire/requests/test_differential.py "
+         "and tests/integration/process/security/test_host_check.py"),
+    Tool("caddy", "Debian: apt install caddy", "Caddy in tests/integration/process/security/test_host_check.py"),
     Tool("bsdtar", "Debian: apt install libarchive-tools", "bsdtar in tests/unit/artifacts/archives/test_tar.py"),
-    Tool("openssl", "Debian: apt install openssl", "all of tests/cluster"),
+    Tool("openssl", "Debian: apt install openssl", "all of tests/integration/cluster"),
     Tool("mmdebstrap", "Debian: apt install mmdebstrap", "tests/chart/test_image.py (deep tier)"),
-    Tool("docker-registry", "Debian: apt install docker-registry", "tests with a real registry in tests/process",
-         ("registry",), "PILOTLIGHT_REGISTRY"),
-    Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/process/test_other_clients.py",
+    Tool("docker-registry", "Debian: apt install docker-registry",
+         "tests with a real registry in tests/integration/process", ("registry",), "PILOTLIGHT_REGISTRY"),
+    Tool("skopeo", "Debian: apt install skopeo", "skopeo in tests/integration/process/real/test_oci_clients.py",
          variable="PILOTLIGHT_SKOPEO"),
-    Tool("minio", "CGO_ENABLED=0 go install github.com/minio/minio@latest", "MinIO in tests/process/test_real_s3.py",
-         variable="PILOTLIGHT_MINIO"),
+    Tool("minio", "CGO_ENABLED=0 go install github.com/minio/minio@latest",
+         "MinIO in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_MINIO"),
     Tool("versitygw", "CGO_ENABLED=0 go install github.com/versity/versitygw/cmd/versitygw@latest",
-         "versitygw in tests/process/test_real_s3.py", variable="PILOTLIGHT_VERSITYGW"),
+         "versitygw in tests/integration/process/real/test_s3.py", variable="PILOTLIGHT_VERSITYGW"),
 )  # fmt: skip
 
 
@@ -195,14 +197,14 @@ def checks() -> list[Part]:
 
 def builds() -> list[Part]:
     """What is built once and kept in the cache: control planes and the compiled gateway."""
-    plane = [PYTHON, "-m", "tests.cluster.building"]
+    plane = [PYTHON, "-m", "tests.integration.cluster.support.programs.build"]
     go = [Part("control plane", plane), Part("Karpenter", [*plane, "karpenter"])] if shutil.which("go") else []
     return [*go, Part("build gateway", ["bash", "scripts/compiled.sh"])]
 
 
 def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     """The stages of a tier; `options` go to each run of pytest."""
-    folders = [f"--ignore=tests/{folder}" for folder in ("cluster", *WAITING)]
+    folders = [f"--ignore=tests/{folder}" for folder in ("integration", *WAITING)]
     if tier == "check":
         first, *others = checks()
         return [Stage(first, others)]
@@ -214,7 +216,7 @@ def stages(tier: str, options: Sequence[str]) -> list[Stage]:
     computing = Part("computing tests", pytest("-n", "2", "--dist", "loadgroup", *folders, *words, "tests"))
     shard = any(option.startswith("--shard") for option in options)
     at_once, planes = workers()
-    cluster = Part("cluster tests", in_networks(planes, *words, "tests/cluster"))
+    cluster = Part("cluster tests", in_networks(planes, *words, "tests/integration/cluster"))
     compiled = Part("compiled gateway", ["bash", "scripts/compiled.sh", "test", "-n", str(at_once), *words])
     waiting = Part("waiting tests", in_networks(at_once, *words, *(f"tests/{folder}" for folder in WAITING)))
     return [
@@ -248,10 +250,11 @@ def failures(logs: Path = LOGS) -> list[str]:
 def missing_tools() -> list[str]:
     """One line for each missing tool: its name, how to install it, which tests were skipped."""
     lines = [f"missing: {tool.name} ({tool.install}); skipped: {tool.skipped}" for tool in TOOLS if tool.is_missing]
-    enters = [PYTHON, "-c", "from tests.cluster import network; network.enter()"]
+    enters = [PYTHON, "-c", "from tests.integration import network_namespace; network_namespace.enter()"]
     if subprocess.run(enters, cwd=ROOT, check=False, capture_output=True).returncode:
         lines.append(
-            "missing: network namespaces (run as root, or allow user namespaces); skipped: all of tests/cluster"
+            "missing: network namespaces (run as root, or allow user namespaces); "
+            "skipped: all of tests/integration/cluster"
         )
     return lines
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from bench.kit import MIB, Figures, say, spread, times, title
 from bench.parts import machine, quick
 from bench.weights.registries import NAME, artifact, fetches, random_file, registry
-from tests.kit.certificates import OURS, write_authority
+from tests.support.net.certificates import OURS, write_authority
 
 KEYS = (
     "wall_ratio_oras", "cpu_ratio_oras", "rss_mib", "one_blob_wall_ratio_oras", "one_blob_cpu_ratio_oras",

@@ -22,7 +22,7 @@ from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
 from bench.kit import MIB, answers, free_port, running
-from tests.kit.certificates import OURS, leaf, write
+from tests.support.net.certificates import OURS, leaf, write
 
 NAME = "bench/model"
 _BLOB = re.compile(r'"GET /v2/[^ "]*/blobs/(sha256:[0-9a-f]{64}) ')

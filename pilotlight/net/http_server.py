@@ -72,7 +72,9 @@ class Runner(web.AppRunner):
         super().__init__(application, shutdown_timeout=SHUTDOWN_S)
 
     async def _make_server(self) -> web.Server:
-        """Override a private method of aiohttp; tests/process/test_faults_telling.py fails if aiohttp renames it."""
+        """Override a private method of aiohttp; tests/integration/process/security/test_secret_disclosure.py fails if
+        aiohttp renames it.
+        """
         plain = await super()._make_server()
         return _Server(plain.request_handler, request_factory=plain.request_factory)
 

@@ -7,7 +7,7 @@ import pytest
 from helm_python import HelmError
 
 from pilotlight.cli.main import cli
-from tests.kit.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
+from tests.support.chart import AGENTS_NAME, AGENTS_OF_A_FABRIC, SETS, Object, Values, of_kind, pod_specs, texts
 
 
 def agent(values: Values) -> Object:

@@ -12,7 +12,7 @@ from helm_python import HelmError
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings, check_providers
 from autoscaler.spec.decode import WrongKeyError
 from pilotlight.cli.main import cli
-from tests.kit.chart import pod_specs, texts
+from tests.support.chart import pod_specs, texts
 from tests.unit.autoscaler.spec.test_capacity import NO_URLS, URLS
 
 TOLD: dict[str, Any] = {

@@ -8,7 +8,7 @@ import helm_python
 import pytest
 import yaml
 
-from tests.kit.chart import AGENTS_NAME, SETS, named, objects, of_kind, pod_specs, texts
+from tests.support.chart import AGENTS_NAME, SETS, named, objects, of_kind, pod_specs, texts
 
 OPENSHIFT, LABELLED = SETS["openshift"], SETS["labelled"]
 USERS = {"runAsUser", "runAsGroup", "fsGroup"}

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from scripts.gates import PACKAGES
-from tests.kit.chart import ROOT
+from tests.support.chart import ROOT
 
 ARCHIVE = ROOT / "build" / "image-of-tests.tar"
 """Kept until a source is newer."""

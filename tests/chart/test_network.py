@@ -10,7 +10,7 @@ from cryptography import x509
 
 from autoscaler.spec.ownership import INSTALLATION, installation_id
 from pilotlight.agent.weights.peers import CERTIFIED
-from tests.kit.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
+from tests.support.chart import AGENTS_NAME, EVERYTHING, SETS, Object, Values, named, of_kind, pod_specs
 
 
 def policy(values: Values, name: str) -> Object:

@@ -8,10 +8,10 @@ from autoscaler.providers.provisioning_request.provider import ProvisioningProvi
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.world import World
-from tests.kit.chart import example, named
-from tests.kit.objects import PlayedServer
-from tests.kit.worlds import device
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.worlds import device
+from tests.support.chart import example, named
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 ACCELERATOR, POOL = "cloud.google.com/gke-accelerator", "cloud.google.com/gke-nodepool"
 RELEASE = "pl-pilotlight-settings"

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import yaml
 
-from tests.kit.chart import EVERYTHING, SETS, Object, Values, of_kind, texts
+from tests.support.chart import EVERYTHING, SETS, Object, Values, of_kind, texts
 
 RELEASES = [
     ("a-pilotlight", "team"), ("pilotlight", "team-a"),  # the same name when joined by a hyphen

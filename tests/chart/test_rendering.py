@@ -20,7 +20,7 @@ from autoscaler.documents import load
 from autoscaler.spec import quantity
 from pilotlight.cli.main import cli
 from pilotlight.processes import gateway
-from tests.kit.chart import (
+from tests.support.chart import (
     AGENTS_NAME,
     CHART,
     EVERYTHING,

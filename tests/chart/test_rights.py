@@ -15,7 +15,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import COST, INTENT, REPLICA
 from autoscaler.kubernetes.rbac import Scope, list_required_rights
 from autoscaler.spec.capacity import kinds_of
 from pilotlight.models.documents import load_settings
-from tests.kit.chart import SETS, Object, Values, objects, of_kind, pod_specs
+from tests.support.chart import SETS, Object, Values, objects, of_kind, pod_specs
 
 READ = ("get", "list", "watch")
 LEASE = "pl-pilotlight"

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from docs import chart
-from tests.kit.chart import CHART, EVERYTHING, ROOT, SETS, named, texts
+from tests.support.chart import CHART, EVERYTHING, ROOT, SETS, named, texts
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", OPERATIONS, re.MULTILINE))

@@ -33,8 +33,8 @@ from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.verify import verify_copy
 from pilotlight.cli.main import cli
-from tests.kit.fake_registry import FakeRegistry
-from tests.kit.weight_files import as_gguf, as_safetensors
+from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
+from tests.support.fakes.registry import FakeRegistry
 
 REGION = "eu-test-1"
 NAMES = ("a b+c.txt", "ünï/日本語.txt", "100%25 &=?#;,@$!'()*[].txt", "~-._/x.txt", "deep/er/<&amp;>.txt")

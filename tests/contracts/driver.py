@@ -17,7 +17,7 @@ from autoscaler.drivers.driver import Driver
 from autoscaler.spec.model import Model
 from autoscaler.state.events import ReplicaSeen, Seen, SlicesSeen, Synced
 from autoscaler.state.world import Replica
-from tests.kit.observed import running
+from tests.support.harness.driver_events import running
 
 
 class Manner(StrEnum):

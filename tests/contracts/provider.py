@@ -18,7 +18,7 @@ from autoscaler.contract import ModelName
 from autoscaler.providers.provider import Provider, RefusedError
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, Listed, Offer, ReleaseOrder, lease_name
 from autoscaler.state.world import World
-from tests.kit.worlds import model, world
+from tests.support.builders.worlds import model, world
 
 OWNER = ModelName("llama-8b")
 

@@ -1,7 +1,7 @@
 """Fuzzes the targets, one after another: `python -m tests.fuzz [NAME...]`, for FUZZ_S seconds in all (600).
 
 With atheris, guided by coverage; without it (it has wheels for few Pythons), with Hypothesis and random seeds. An input
-that breaks an invariant is kept in tests/fuzz/found/NAME/ and ends its target; then the exit status is 1.
+that breaks an invariant is kept in tests/fuzz/findings/NAME/ and ends its target; then the exit status is 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_atheris(name: str, seconds: int, folder: Path) -> None:
     """Run one target, with its files in an empty folder; this ends the process."""
     atheris = importlib.import_module("atheris")  # it has no type annotations
     with atheris.instrument_imports(include=list(INSTRUMENTED[name])):
-        targets = importlib.import_module("tests.fuzz.targets")
+        targets = importlib.import_module("tests.fuzz.target_registry")
         targets.target(name)
     target, kept = targets.target(name), targets.FOUND / name
     kept.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,10 @@ def with_atheris(name: str, seconds: int, folder: Path) -> None:
 
 def with_hypothesis(name: str, seconds: int) -> None:
     """Run one target; raise its error."""
-    targets, near = importlib.import_module("tests.fuzz.targets"), importlib.import_module("tests.fuzz.near")
+    targets, near = (
+        importlib.import_module("tests.fuzz.target_registry"),
+        importlib.import_module("tests.fuzz.inputs.strategies"),
+    )
     target, last, inputs = targets.target(name), b"", 0
     one_input, deadline_s = target.limited(), time.monotonic() + seconds
     while time.monotonic() < deadline_s:
@@ -100,7 +103,7 @@ def main(names: list[str]) -> int:
             if subprocess.run(command, check=False).returncode:
                 broken.append(name)
     if broken:
-        print(f"broken: {', '.join(broken)}; the inputs are in tests/fuzz/found", file=sys.stderr)
+        print(f"broken: {', '.join(broken)}; the inputs are in tests/fuzz/findings", file=sys.stderr)
     return int(bool(broken))
 
 

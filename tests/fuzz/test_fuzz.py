@@ -16,12 +16,14 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 
-from tests.fuzz import kinds, limits, messages, objects, watches
 from tests.fuzz.__main__ import GUIDED, NAMES
-from tests.fuzz.limits import Limited, LimitError
-from tests.fuzz.near import inputs
-from tests.fuzz.targets import FOUND, MADE, found, target
-from tests.kit.budget import examples
+from tests.fuzz.checks import resource_limits
+from tests.fuzz.checks.resource_limits import Limited, LimitError
+from tests.fuzz.inputs import kubernetes_objects, kubernetes_watches
+from tests.fuzz.inputs.strategies import inputs
+from tests.fuzz.target_registry import FOUND, MADE, found, target
+from tests.fuzz.targets import contract_messages, watched_objects
+from tests.support.example_budget import examples
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = 600
@@ -72,7 +74,7 @@ def test_input_over_the_cpu_or_memory_limit_raises_limit_error() -> None:
 
     with pytest.raises(LimitError, match="s of CPU"):
         Limited(takes_time, cpu_s_max=0.01)(b"")
-    if not limits.reset_peak():
+    if not resource_limits.reset_peak():
         pytest.skip("this system does not report the peak of the memory")
     with pytest.raises(LimitError, match="MiB"):
         Limited(lambda data: bytearray(64 << 20).extend(data), memory_bytes_max=32 << 20)(b"")
@@ -85,12 +87,16 @@ def test_every_target_is_run_by_make_fuzz() -> None:
 
 
 def test_every_kubernetes_watch_of_the_product_has_a_fuzz_target() -> None:
-    made = objects.places()
-    sites = [(file, {(file, line) for line in lines}) for file, lines in watches.sites()]
+    made = watched_objects.places()
+    sites = [(file, {(file, line) for line in lines}) for file, lines in kubernetes_watches.sites()]
     missing = [file for file, lines in sites if not made & lines]
-    assert not missing, "build what makes these watches in tests/fuzz/watches.py"
-    assert watches.followed() == sorted(watches.FOLLOWED), "add what is followed to tests/fuzz/watches.py"
-    assert {kind.plural for kind in objects.kinds()} == set(kinds.SEEDS), "tests/fuzz/kinds.py has one of each kind"
+    assert not missing, "build what makes these watches in tests/fuzz/inputs/kubernetes_watches.py"
+    assert kubernetes_watches.followed() == sorted(kubernetes_watches.FOLLOWED), (
+        "add what is followed to tests/fuzz/inputs/kubernetes_watches.py"
+    )
+    assert {kind.plural for kind in watched_objects.kinds()} == set(kubernetes_objects.SEEDS), (
+        "tests/fuzz/inputs/kubernetes_objects.py has one of each kind"
+    )
 
 
 def test_every_decoded_message_type_has_a_fuzz_target() -> None:
@@ -98,7 +104,7 @@ def test_every_decoded_message_type_has_a_fuzz_target() -> None:
     for package in ("autoscaler", "gateway", "pilotlight"):
         for path in (ROOT / package).rglob("*.py"):
             decoded.update(re.findall(r"\bdecoder\(([A-Z]\w*)\)", path.read_text()))
-    assert decoded <= {kind.__name__ for kind in messages.KINDS}
+    assert decoded <= {kind.__name__ for kind in contract_messages.KINDS}
 
 
 @pytest.mark.skipif(not GUIDED, reason="atheris is not installed: nothing guides the fuzz")

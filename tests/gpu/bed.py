@@ -22,8 +22,8 @@ from loadtest.client import Client
 from loadtest.result import Result, Shot
 from tests.gpu.report import Report
 from tests.gpu.watch import GAP_S_MAX, Watch
-from tests.kit.ports import free_port
-from tests.kit.serving import API, Document, Serving
+from tests.support.harness.serve.serve import API, Document, Serving
+from tests.support.net.ports import free_port
 
 ENGINES = Path(__file__).parent / "engines"
 HOST = "127.0.0.1"

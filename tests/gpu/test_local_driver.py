@@ -15,9 +15,9 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.local import nvml as nvml_module
 from autoscaler.drivers.local.nvml import PyNvml
 from autoscaler.state.events import Seen
-from tests.kit.fakenvml import FakeNvml
-from tests.kit.localrig import TINY_ENGINE, LocalRig, python, replica
-from tests.kit.observed import running
+from tests.support.fakes.nvml import FakeNvml
+from tests.support.harness.driver_events import running
+from tests.support.harness.local_rig import TINY_ENGINE, LocalRig, python, replica
 
 GIB = 1 << 30
 R1 = ReplicaId("r1")

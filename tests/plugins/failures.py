@@ -70,7 +70,7 @@ class Failures:
 
 def command(test: str, *, compiled: bool = False) -> str:
     """The shell command that runs one test as this run did: with its budget, and against the same gateway."""
-    from tests.kit.budget import is_deep  # not earlier: Hypothesis is to be imported by its own plug-in
+    from tests.support.example_budget import is_deep  # not earlier: Hypothesis is to be imported by its own plug-in
 
     profile = "--hypothesis-profile=deep " if is_deep() else ""
     if compiled:
@@ -78,8 +78,8 @@ def command(test: str, *, compiled: bool = False) -> str:
     sizes = "".join(f"{name}={os.environ[name]} " for name in ("SEEDS", "SURGES") if name in os.environ)
     python = ".venv/bin/python"
     network = (
-        f"{python} -m tests.cluster.network "
-        if test.startswith(("tests/cluster/", "tests/gpu/", "tests/process/", "tests/wire/"))
+        f"{python} -m tests.integration.network_namespace "
+        if test.startswith(("tests/gpu/", "tests/integration/", "tests/wire/"))
         else ""
     )
     return f"{sizes}{network}{python} -m pytest {profile}{shlex.quote(test)}"

@@ -29,12 +29,12 @@ def cpu_s(line: Line) -> float:
 
 
 def folder(line: Line) -> str:
-    """`tests/sim`."""
+    """`tests/simulation`."""
     return str(Path(line["test"].partition("::")[0]).parent)
 
 
 def file(line: Line) -> str:
-    """`tests/sim/test_seeds.py`."""
+    """`tests/simulation/test_seeds.py`."""
     return str(line["test"].partition("::")[0])
 
 

@@ -20,8 +20,8 @@ from tests.plugins.costs import PROCESS_EVENTS, SOCKET_EVENTS
 
 TIERS = ("fast", "standard", "deep")
 FOLDERS = {
-    "chart": "standard", "cluster": "deep", "fuzz": "standard", "gpu": "standard",
-    "process": "deep", "sim": "standard", "wire": "standard",
+    "chart": "standard", "fuzz": "standard", "gpu": "standard", "integration": "deep", "simulation": "standard",
+    "wire": "standard",
 }  # fmt: skip
 """Tier of the tests in a folder of tests/; those of other folders are fast."""
 SHARDS = 8
@@ -121,5 +121,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def has_budget(item: pytest.Item) -> bool:
     """Whether the deep tier runs more examples of this test than `make test` does."""
-    uses_budget = hasattr(getattr(item, "module", None), "examples")  # tests.kit.budget
+    uses_budget = hasattr(getattr(item, "module", None), "examples")  # tests.support.example_budget
     return uses_budget or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.limits import Limits
 from scripts.gates import ROOT, SOURCES, name
-from tests.kit import bounds as others
+from tests.support import limits_table as others
 
 GATEWAY = [path for path in SOURCES if name(path).startswith("gateway/")]
 SECTION = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## 11. Bounds\n")[2].partition("\n## ")[0]

@@ -13,8 +13,8 @@ from gateway.dispatch.call import Call, CallState, Outcome
 from gateway.dispatch.effects import Effect, Grant, Refuse
 from gateway.dispatch.model_dispatcher import Bounce
 from gateway.dispatch.slots import Hold
-from tests.kit.budget import examples
-from tests.kit.dispatching import Script, call_of
+from tests.support.example_budget import examples
+from tests.support.harness.gateway.dispatch_script import Script, call_of
 
 TENANTS = st.sampled_from(("a", "b", "c"))
 REPLICAS = st.sampled_from(("r1", "r2", "r3"))

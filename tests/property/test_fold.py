@@ -15,9 +15,9 @@ from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, Rep
 from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import Slice, World
-from tests.kit.budget import examples
-from tests.kit.folding import DOC, G1, pending, reported, seen
-from tests.kit.worlds import T0, level, model
+from tests.support.builders.fold import DOC, G1, pending, reported, seen
+from tests.support.builders.worlds import T0, level, model
+from tests.support.example_budget import examples
 
 # --- properties -----------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from autoscaler.state.events import Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Growth
 from autoscaler.state.world import SliceId, World
-from tests.kit.budget import examples
-from tests.kit.observed import seen_of
-from tests.kit.worlds import GI, T0, device, folded, kinds
+from tests.support.builders.worlds import GI, T0, device, folded, kinds
+from tests.support.example_budget import examples
+from tests.support.harness.driver_events import seen_of
 from tests.unit.autoscaler.placement.test_packer import benches, on, placed, run, shelf, victims, want, wanted
 from tests.unit.autoscaler.planner.test_plan import worlds
 

@@ -18,8 +18,8 @@ from artifacts.store import publish
 from artifacts.store.layout import HeldError, NoRoomError
 from artifacts.store.publish import Copy, CopySpec, Job
 from artifacts.store.store import Store
-from tests.kit.budget import examples
-from tests.kit.stored import fetching, raw, wanted, whole
+from tests.support.example_budget import examples
+from tests.support.harness.artifacts.weight_store import fetching, raw, wanted, whole
 
 UNIT = 64 << 10
 RECORD = 32 << 10

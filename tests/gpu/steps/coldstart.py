@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.gpu import plots
 from tests.gpu.bed import Bed, call, drop_from_page_cache, in_page_cache, listens, read_into_page_cache
-from tests.kit.serving import Serving
+from tests.support.harness.serve.serve import Serving
 
 RATIO_MAX = 1.3
 MODEL = "large"

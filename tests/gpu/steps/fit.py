@@ -19,7 +19,7 @@ import psutil
 from tests.gpu import llama
 from tests.gpu.bed import ENGINES, Bed, GpuRunError, call, document
 from tests.gpu.llama import Building
-from tests.kit.serving import Document, Serving
+from tests.support.harness.serve.serve import Document, Serving
 
 OVER_MAX, UNDER_MAX = 0.10, 0.03
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 from tests.gpu.bed import Bed, GpuRunError, call, seen
-from tests.kit.serving import Serving
+from tests.support.harness.serve.serve import Serving
 
 REPORTED_S = 25.0
 """Time limit for a report of excess memory: Pilotlight measures serving engines every 10 s."""

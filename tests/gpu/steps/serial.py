@@ -8,7 +8,7 @@ from itertools import pairwise
 from loadtest.client import Client
 from loadtest.result import Ending
 from tests.gpu.bed import Bed, shot
-from tests.kit.serving import Serving
+from tests.support.harness.serve.serve import Serving
 
 MODELS = 8
 TICK_S = 0.02

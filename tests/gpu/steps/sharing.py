@@ -19,7 +19,7 @@ import psutil
 from loadtest.client import Client
 from loadtest.result import Ending
 from tests.gpu.bed import HOST, Bed, GpuRunError, call, listens, shot
-from tests.kit.serving import Serving
+from tests.support.harness.serve.serve import Serving
 
 CONTROL = "nvidia-cuda-mps-control"
 NAMES = ("share-a", "share-b")

@@ -21,7 +21,7 @@ from bench.openloop import Line, Sender
 from bench.parts import quick, run
 from bench.peers import PEERS
 from bench.streams import Stream
-from tests.sim import surges
+from tests.simulation import surges
 
 CHUNKS = 3
 WHOLE = engine.HEAD + engine.CHUNK * CHUNKS + engine.FINISH + engine.END

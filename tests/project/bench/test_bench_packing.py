@@ -22,7 +22,7 @@ from bench.packing.ours import Packer
 from bench.packing.peers import Anywhere, BestFit, DotProd, GpuPacking
 from bench.packing.policy import Rows, Scorer
 from bench.packing.replay import Outcome, replay
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 ANY: frozenset[str] = frozenset()
 

@@ -12,8 +12,8 @@ from autoscaler.drivers.driver import Driver
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
 from tests.contracts.driver import DriverContract, Manner, Rig
-from tests.kit.fakedriver import FakeDriver, FakeMachine, Fate
-from tests.sim.virtual import VirtualLoop
+from tests.simulation.environment.virtual_loop import VirtualLoop
+from tests.support.fakes.driver import FakeDriver, FakeMachine, Fate
 
 FATES = {
     Manner.GOOD: Fate(),

@@ -10,9 +10,9 @@ import pytest
 from autoscaler.providers.provider import Provider
 from autoscaler.state.world import Slice
 from tests.contracts.provider import ProviderContract, order
-from tests.kit.fakeprovider import FakeProvider, Fate
-from tests.kit.offered import cloud, offer
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.capacity import cloud, offer
+from tests.support.fakes.provider import FakeProvider, Fate
 
 
 class FakeRig:

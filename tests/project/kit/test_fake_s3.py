@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from tests.contracts.bucket import BucketContract, Rig
-from tests.kit.fake_s3 import TOKEN, FakeS3
+from tests.support.fakes.s3 import TOKEN, FakeS3
 
 pytestmark = pytest.mark.standard
 

@@ -20,7 +20,7 @@ PLUGINS = ("-p", "tests.plugins.tiers", "-p", "tests.plugins.failures", "-p", "n
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     """A suite in tests/ of a temporary folder."""
     pytester.makeini(INI)
-    (pytester.path / "tests" / "cluster").mkdir(parents=True)
+    (pytester.path / "tests" / "integration" / "cluster").mkdir(parents=True)
     return pytester
 
 
@@ -65,7 +65,7 @@ def test_standard_test_may_bind_a_socket(suite: pytest.Pytester) -> None:
 
 def test_marker_overrides_the_tier_of_the_folder(suite: pytest.Pytester) -> None:
     source = "import pytest\ndef test_a(): pass\n@pytest.mark.standard\ndef test_b(): pass\n"
-    outcome(suite, source, "-m", "not deep", folder="tests/cluster").assert_outcomes(passed=1, deselected=1)
+    outcome(suite, source, "-m", "not deep", folder="tests/integration/cluster").assert_outcomes(passed=1, deselected=1)
 
 
 def test_function_marker_overrides_the_module_marker(suite: pytest.Pytester) -> None:
@@ -93,7 +93,9 @@ def test_test_names_are_spread_over_all_shards() -> None:
 
 
 def test_failure_summary_contains_seed_command_and_log(suite: pytest.Pytester) -> None:
-    source = "def test_it():\n    print('of a process')\n    assert False, 'replay with `python -m tests.sim 4711`'\n"
+    source = (
+        "def test_it():\n    print('of a process')\n    assert False, 'replay with `python -m tests.simulation 4711`'\n"
+    )
     result = outcome(suite, source)
     log = "*tests-test_it.py-test_it.call.log"
     wanted = [
@@ -120,8 +122,12 @@ def test_tests_of_an_xdist_group_run_in_one_worker(pytester: pytest.Pytester) ->
 
 
 def test_repeat_command_of_process_test_uses_its_own_network() -> None:
-    assert "tests.cluster.network" in failures.command("tests/process/test_tls.py::test_it[a b]")
-    assert "'tests/process/test_tls.py::test_it[a b]'" in failures.command("tests/process/test_tls.py::test_it[a b]")
+    assert "tests.integration.network_namespace" in failures.command(
+        "tests/integration/process/security/test_tls.py::test_it[a b]"
+    )
+    assert "'tests/integration/process/security/test_tls.py::test_it[a b]'" in failures.command(
+        "tests/integration/process/security/test_tls.py::test_it[a b]"
+    )
 
 
 def test_direct_and_indirect_importers_of_a_changed_file_are_found() -> None:
@@ -133,13 +139,13 @@ def test_direct_and_indirect_importers_of_a_changed_file_are_found() -> None:
 def test_packer_change_selects_packer_tests_and_not_wire_tests() -> None:
     found = changed.reached([ROOT / "autoscaler" / "placement" / "packer.py"])
     assert ROOT / "tests" / "unit" / "autoscaler" / "placement" / "test_packer.py" in found
-    assert ROOT / "tests" / "wire" / "test_wire.py" not in found
+    assert ROOT / "tests" / "wire" / "requests" / "test_parser.py" not in found
 
 
 def test_golden_file_change_selects_tests_that_name_the_file(tmp_path: Path) -> None:
     assert ROOT / "tests" / "contracts" / "messages.json" not in changed.reached([])
     found = changed.reached([ROOT / "tests" / "wire" / "corpus" / "index.json"])
-    assert any(path.parent.name == "wire" and path.name.startswith("test_") for path in found)
+    assert any(path.parent.parent.name == "wire" and path.name.startswith("test_") for path in found)
 
 
 def test_deleted_module_selects_the_files_that_name_the_module() -> None:
@@ -148,12 +154,12 @@ def test_deleted_module_selects_the_files_that_name_the_module() -> None:
 
 def test_cost_report_sums_test_durations_by_folder() -> None:
     lines: list[report.Line] = [
-        {"test": "tests/sim/test_a.py::test_x", "setup_s": 1.0, "call_s": 2.0, "cpu_s": 0.5, "processes": 3},
-        {"test": "tests/sim/test_b.py::test_y", "call_s": 4.0, "cpu_s": 4.0},
+        {"test": "tests/simulation/test_a.py::test_x", "setup_s": 1.0, "call_s": 2.0, "cpu_s": 0.5, "processes": 3},
+        {"test": "tests/simulation/test_b.py::test_y", "call_s": 4.0, "cpu_s": 4.0},
         {"collecting_s": 2.5},
     ]
     text = report.report(lines)
-    assert "| tests/sim | 2 | 7.0 | 4.5 |" in text
+    assert "| tests/simulation | 2 | 7.0 | 4.5 |" in text
     assert "| imports of test modules, all workers, s | 2.5 |" in text
     assert "| process starts | 3 |" in text
     assert "| waiting (wall time without CPU time), s | 2.5 |" in text
@@ -164,7 +170,7 @@ def test_missing_tool_is_reported_with_package_and_skipped_tests(monkeypatch: py
     monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0))
     (line,) = run.missing_tools()
     assert line.startswith("missing: go (")
-    assert "skipped: all of tests/cluster" in line
+    assert "skipped: all of tests/integration/cluster" in line
 
 
 def test_tool_named_by_an_environment_variable_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +204,7 @@ def test_program_that_cannot_start_is_a_failed_part(capsys: pytest.CaptureFixtur
 
 
 def test_repeat_command_for_compiled_gateway_uses_the_compiled_script() -> None:
-    command = failures.command("tests/wire/test_wire.py::test_it[a]", compiled=True)
+    command = failures.command("tests/wire/requests/test_parser.py::test_it[a]", compiled=True)
     assert command == "bash scripts/compiled.sh test -k test_it"
 
 

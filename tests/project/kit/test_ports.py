@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.ports import Ports, part
+from tests.support.net.ports import Ports, part
 
 AMONG = range(10_240, 10_340)
 

@@ -16,28 +16,46 @@ from autoscaler.spec.settings import NodeSlicing
 from pilotlight.cli.main import cli
 from scripts.gates import ROOT
 
-REAL = [path for folder in ("process", "cluster") for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+INTEGRATION = ROOT / "tests" / "integration"
+REAL = sorted(INTEGRATION.rglob("test_*.py"))
 SUBJECTS = {
-    "driver local": "process/test_local_driver.py", "driver kubernetes": "cluster/test_driver.py",
-    "adoption Deployment": "cluster/test_adoption.py", "adoption StatefulSet": "cluster/test_adoption.py",
-    "adoption of a KubeAI model": "cluster/test_kubeai.py",
-    "slicing whole": "cluster/test_placing.py", "slicing timeslice": "cluster/test_sharing.py",
-    "slicing mps": "cluster/test_slicing.py", "slicing mig": "cluster/test_slicing.py",
-    "slicing hami": "cluster/test_slicing.py", "slicing dra": "cluster/test_slicing.py",
-    "slicing volcano": "cluster/test_slicing.py", "slicing kai": "cluster/test_slicing.py",
-    "provider cro": "cluster/test_fabric_cro.py", "provider redfish": "cluster/test_fabric_publishing.py",
-    "provider karpenter": "cluster/test_karpenter.py", "provider clusterAutoscaler": "cluster/test_nodegroups.py",
-    "provider provisioningRequest": "cluster/test_provisioning.py", "provider kueue": "cluster/test_kueue.py",
-    "command agent": "process/test_operator.py", "command autoscaler": "process/test_tls.py",
-    "command cordon": "process/test_operator.py", "command doctor": "cluster/test_prerequisites.py",
-    "command drain": "process/test_operator.py", "command explain": "process/test_command_line.py",
-    "command gateway": "process/test_tls.py", "command import": "process/test_command_line.py",
-    "command key": "process/test_front_door.py", "command load": "process/test_command_line.py",
-    "command plan": "process/test_operator.py", "command serve": "process/test_front_door.py",
-    "command status": "process/test_command_line.py", "command stop": "process/test_operator.py",
-    "command uncordon": "process/test_operator.py", "command wake": "process/test_operator.py",
-    "command weights": "process/test_peers.py",
-}  # fmt: skip
+    "driver local": "process/local_driver/test_engine_processes.py",
+    "driver kubernetes": "cluster/driver/test_contract.py",
+    "adoption Deployment": "cluster/adoption/test_workloads.py",
+    "adoption StatefulSet": "cluster/adoption/test_workloads.py",
+    "adoption of a KubeAI model": "cluster/kubernetes/resources/test_kubeai_watcher.py",
+    "slicing whole": "cluster/placement/test_schedulability.py",
+    "slicing timeslice": "cluster/slicing/test_time_slicing.py",
+    "slicing mps": "cluster/slicing/test_device_allocation.py",
+    "slicing mig": "cluster/slicing/test_device_allocation.py",
+    "slicing hami": "cluster/slicing/test_device_allocation.py",
+    "slicing dra": "cluster/slicing/test_device_allocation.py",
+    "slicing volcano": "cluster/slicing/test_device_allocation.py",
+    "slicing kai": "cluster/slicing/test_device_allocation.py",
+    "provider cro": "cluster/fabric/test_cro.py",
+    "provider redfish": "cluster/fabric/test_redfish_dra_publisher.py",
+    "provider karpenter": "cluster/capacity/test_karpenter.py",
+    "provider clusterAutoscaler": "cluster/capacity/test_cluster_autoscaler.py",
+    "provider provisioningRequest": "cluster/capacity/test_provisioning_request.py",
+    "provider kueue": "cluster/capacity/test_kueue.py",
+    "command agent": "process/commands/test_operator.py",
+    "command autoscaler": "process/security/test_tls.py",
+    "command cordon": "process/commands/test_operator.py",
+    "command doctor": "cluster/install/test_doctor.py",
+    "command drain": "process/commands/test_operator.py",
+    "command explain": "process/commands/test_read_only_commands.py",
+    "command gateway": "process/security/test_tls.py",
+    "command import": "process/commands/test_read_only_commands.py",
+    "command key": "process/serve/test_metrics_and_reload.py",
+    "command load": "process/commands/test_read_only_commands.py",
+    "command plan": "process/commands/test_operator.py",
+    "command serve": "process/serve/test_metrics_and_reload.py",
+    "command status": "process/commands/test_read_only_commands.py",
+    "command stop": "process/commands/test_operator.py",
+    "command uncordon": "process/commands/test_operator.py",
+    "command wake": "process/commands/test_operator.py",
+    "command weights": "process/artifacts/test_peers.py",
+}
 """Subject -> a file of process or cluster tests with at least one standard test of it."""
 
 
@@ -85,7 +103,7 @@ def test_each_fault_case_has_a_standard_test() -> None:
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_each_provider_kind_and_command_has_a_standard_test(subject: str) -> None:
-    assert any(test.is_standard for test in functions_of(ROOT / "tests" / SUBJECTS[subject]))
+    assert any(test.is_standard for test in functions_of(INTEGRATION / SUBJECTS[subject]))
 
 
 def test_list_of_subjects_to_test_has_every_provider_kind_and_command() -> None:

@@ -12,7 +12,7 @@ from artifacts import digest as digests
 from artifacts import reference
 from artifacts.digest import BadDigestError
 from artifacts.reference import BadReferenceError
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 A = digests.parse_digest("sha256:" + "a" * 64)
 LONG = digests.parse_digest("sha512:" + "0f" * 64)

@@ -13,7 +13,7 @@ from artifacts.dialects import contents
 from artifacts.oci.descriptor import Descriptor
 from artifacts.oci.manifest import OCI_MANIFEST, Manifest
 from artifacts.safe_paths import BadPathError, Tree
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 EMPTY = Descriptor("application/vnd.oci.empty.v1+json", digest.compute_digest(b"{}"), 2, {})
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from artifacts import source_uri
 from artifacts.reference import BadReferenceError, Reference
 from artifacts.source_uri import Bucket, Hub, Local
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 COMMIT = "c0ffee" + "0" * 34
 

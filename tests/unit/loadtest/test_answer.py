@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.answer import AnswerReader
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 SSE = {"content-type": "text/event-stream"}
 JSON = {"content-type": "application/json"}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.arrivals import burst_arrivals, constant_arrivals, poisson_arrivals
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 
 def test_constant_arrivals_are_evenly_spaced() -> None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from loadtest.cli import load, request_body
-from tests.kit.fake_process import fake_engine
+from tests.support.fakes.engines.fake_engine_process import fake_engine
 
 pytestmark = pytest.mark.standard
 

@@ -22,7 +22,7 @@ from loadtest.client import LoadError
 from loadtest.coldstart import AWAY, FAILED, INTERRUPTED, KEPT, SHORTEN, STAY, Beginning, measure_cold_starts
 from loadtest.result import Ending
 from loadtest.stopping import Stop
-from tests.kit.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
 

@@ -12,7 +12,7 @@ from autoscaler.kubernetes.unreadable import Unreadable, UnreadableObjects
 from autoscaler.kubernetes.watch import INITIAL_END, RETRY_S_MAX
 from autoscaler.providers.kube import AT_HAND, Object
 from pilotlight.kube import KEPT_S, Objects
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
 
 PATH = "/apis/test/things"
 END: Object = {"metadata": {"resourceVersion": "1", "annotations": {INITIAL_END: "true"}}}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from artifacts.archives import decompress
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.base import Encoding
-from tests.kit.archives import cut
-from tests.kit.budget import examples
+from tests.support.builders.artifacts.tar_archives import cut
+from tests.support.example_budget import examples
 
 GZIP: Encoding = "tar+gzip"
 ZSTD: Encoding = "tar+zstd"

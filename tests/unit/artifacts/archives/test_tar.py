@@ -15,8 +15,19 @@ from hypothesis import strategies as st
 
 from artifacts.archives import tar
 from artifacts.archives.tar import BadArchiveError, End, Member, Reader
-from tests.kit.archives import END, cut, gather, header, honest, member, padded, pax, read, record
-from tests.kit.budget import examples
+from tests.support.builders.artifacts.tar_archives import (
+    END,
+    cut,
+    gather,
+    header,
+    honest,
+    member,
+    padded,
+    pax,
+    read,
+    record,
+)
+from tests.support.example_budget import examples
 
 FORMS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 FILES = {"a.gguf": b"weights" * 300, "d/empty.json": b"", "d/e/" + "n" * 90 + ".txt": b"x" * 512, "b": b"1"}

@@ -13,8 +13,8 @@ from artifacts.credentials.sigv4 import Keys
 from artifacts.errors import DeniedError, PolicyError
 from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Registries
-from tests.kit.certificates import OURS, sides, write_authority
-from tests.kit.fake_registry import FakeRegistry, StillClock
+from tests.support.fakes.registry import FakeRegistry, StillClock
+from tests.support.net.certificates import OURS, sides, write_authority
 
 pytestmark = pytest.mark.standard
 

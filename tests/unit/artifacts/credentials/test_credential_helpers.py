@@ -10,7 +10,7 @@ import pytest
 from artifacts.credentials import credential_helpers
 from artifacts.credentials.docker_config import DOCKER_KEY, Login
 from artifacts.errors import DeniedError
-from tests.kit.credential_program import program
+from tests.support.fakes.credential_helper import program
 
 pytestmark = pytest.mark.standard
 

@@ -12,7 +12,7 @@ from artifacts.credentials import docker_config
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.keychain import ConfigFiles, list_config_paths
 from artifacts.errors import PolicyError
-from tests.kit.credential_program import program
+from tests.support.fakes.credential_helper import program
 
 HUB = "https://index.docker.io/v1/"
 

@@ -18,7 +18,7 @@ from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import RawManifest
-from tests.kit.fake_registry import FakeRegistry
+from tests.support.fakes.registry import FakeRegistry
 
 JSON, OLD = "kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"
 HOST = "reg.example"

@@ -19,10 +19,10 @@ from artifacts.disk.disk import Disk
 from artifacts.download import partial_file
 from artifacts.download.partial_file import Partial
 from artifacts.oci import spans
-from tests.kit.budget import examples
-from tests.kit.fake_registry import digest_of
-from tests.kit.powerloss import ForgetfulDisk, PowerLossError
-from tests.kit.pulled import CONTENT, PATH, place, small
+from tests.support.example_budget import examples
+from tests.support.fakes.registry import digest_of
+from tests.support.harness.artifacts.registry_pull import CONTENT, PATH, place, small
+from tests.support.harness.faults.power_loss import ForgetfulDisk, PowerLossError
 
 SHORT = CONTENT[:20_000]
 DIGEST = Digest(digest_of(SHORT))

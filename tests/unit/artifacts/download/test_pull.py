@@ -20,17 +20,19 @@ from artifacts.oci import spans as parts
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.mirrors import Mirror, Mirrored
-from tests.kit.fake_registry import (
-    Answer,
-    FakeRegistry,
-    StillClock,
-    keychain,
-    part_of,
-    raw,
-    says,
-    whole_head,
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, says, whole_head
+from tests.support.harness.artifacts.registry_pull import (
+    CONTENT,
+    NAME,
+    PATH,
+    WAYS,
+    Place,
+    answer_part,
+    breaking,
+    go,
+    place,
+    small,
 )
-from tests.kit.pulled import CONTENT, NAME, PATH, WAYS, Place, answer_part, breaking, go, place, small
 
 pytestmark = pytest.mark.standard
 

@@ -16,7 +16,7 @@ from artifacts.disk.disk import Disk, DiskError
 from artifacts.errors import UnreachableError
 from artifacts.registry.blobs import Blob, Sink
 from artifacts.registry.mirrors import Mirrored
-from tests.kit.pulled import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
+from tests.support.harness.artifacts.registry_pull import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
 
 pytestmark = pytest.mark.standard
 

@@ -18,8 +18,8 @@ from artifacts.download.splice import interrupt_transfer
 from artifacts.download.tls_receive import Ends, Put, receive_body
 from artifacts.http.transport import Limits, Sealed, create_tls_context
 from artifacts.registry.blobs import Moved
-from tests.kit.certificates import OURS, leaf, write_authority
-from tests.kit.pulled import go, place
+from tests.support.harness.artifacts.registry_pull import go, place
+from tests.support.net.certificates import OURS, leaf, write_authority
 
 pytestmark = pytest.mark.standard
 

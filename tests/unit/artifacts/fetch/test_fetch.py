@@ -19,10 +19,10 @@ from artifacts.reference import BadReferenceError, Reference
 from artifacts.signatures.policy import Policy
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
-from tests.kit import packed
-from tests.kit.fake_hub import FakeHub
-from tests.kit.fake_registry import StillClock
-from tests.kit.fake_s3 import FakeS3
+from tests.support.builders.artifacts import packed_models
+from tests.support.fakes.hub import FakeHub
+from tests.support.fakes.registry import StillClock
+from tests.support.fakes.s3 import FakeS3
 from tests.unit.artifacts.formats.test_gguf import write
 
 pytestmark = pytest.mark.standard
@@ -98,9 +98,9 @@ async def test_cancellation_while_connections_close_releases_the_copy(
         fake = await stack.enter_async_context(FakeHub({}, {"a.gguf": b"GGUF"}).both())
         of: fetch.Lies = Hub("acme/tiny")
         if scheme == "oci":
-            packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
-            host = stack.enter_context(packed.served(tmp_path / "layout"))
-            of = fetch.parse_remote_source(f"oci://{host}/{packed.NAME}:v1")
+            packed_models.packed(packed_models.model(tmp_path / "model"), tmp_path / "layout")
+            host = stack.enter_context(packed_models.served(tmp_path / "layout"))
+            of = fetch.parse_remote_source(f"oci://{host}/{packed_models.NAME}:v1")
         store = Store(tmp_path / "store", spare_bytes=0).open()
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
         with monkeypatch.context() as patched:

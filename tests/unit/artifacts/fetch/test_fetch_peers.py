@@ -21,12 +21,12 @@ from artifacts.peers.selection import Peer
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
-from tests.kit.fake_hub import TOKEN as HUBS
-from tests.kit.fake_hub import FakeHub
-from tests.kit.fake_registry import StillClock
-from tests.kit.fake_s3 import FakeS3
-from tests.kit.neighbours import TOKEN, Neighbour, serving
-from tests.kit.weight_files import as_gguf
+from tests.support.builders.artifacts.weight_file_headers import as_gguf
+from tests.support.fakes.hub import TOKEN as HUBS
+from tests.support.fakes.hub import FakeHub
+from tests.support.fakes.registry import StillClock
+from tests.support.fakes.s3 import FakeS3
+from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour, serving
 
 pytestmark = pytest.mark.standard
 

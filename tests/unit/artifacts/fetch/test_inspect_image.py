@@ -18,7 +18,7 @@ from artifacts.fetch import inspect_image
 from artifacts.fetch.inspect_image import BEGIN_BYTES, SPAN_BYTES, Inside, list_image_files
 from artifacts.oci import manifest
 from artifacts.registry.blobs import Blob, BlobSource
-from tests.kit.fake_registry import digest_of
+from tests.support.fakes.registry import digest_of
 
 BIG = bytes(10 * SPAN_BYTES)
 CONFIG = b"{}"

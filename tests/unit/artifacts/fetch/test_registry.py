@@ -33,10 +33,10 @@ from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.tag_cache import Meanings
 from artifacts.store.verify import verify_copy
-from tests.kit import archives, packed
-from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
-from tests.kit.packed import CONTENT, FILES, NAME
-from tests.kit.weight_files import as_gguf
+from tests.support.builders.artifacts import packed_models, tar_archives
+from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
+from tests.support.builders.artifacts.weight_file_headers import as_gguf
+from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain
 
 pytestmark = pytest.mark.standard
 
@@ -79,10 +79,10 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 @contextlib.asynccontextmanager
 async def node(tmp_path: Path, form: Form = "modelpack") -> AsyncIterator[Node]:
-    layout = packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout", form)
+    layout = packed_models.packed(packed_models.model(tmp_path / "model"), tmp_path / "layout", form)
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            digest = await packed.push(client, layout)
+            digest = await packed_models.push(client, layout)
         fake.seen.clear()
         yield Node(fake, Store(tmp_path / "store", spare_bytes=0).open(), digest)
 
@@ -137,9 +137,11 @@ async def test_stored_copy_is_found_without_contacting_the_registry(tmp_path: Pa
 async def test_moved_tag_resolves_to_the_stored_copy_until_the_next_pull(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         (await one.obtain()).close()
-        other = packed.packed(packed.model(tmp_path / "new", {"b.gguf": as_gguf(b"other")}), tmp_path / "other")
+        other = packed_models.packed(
+            packed_models.model(tmp_path / "new", {"b.gguf": as_gguf(b"other")}), tmp_path / "other"
+        )
         async with Client(Site(one.fake.host), pace=StillClock()) as client:
-            await packed.push(client, other)
+            await packed_models.push(client, other)
         copy = await one.kept()
         assert copy is not None
         with copy:
@@ -157,8 +159,8 @@ async def test_image_pull_stores_only_the_models_folder(
 ) -> None:
     kind = {gzip.compress: "gzip", zstandard.compress: "zstd"}[packer]
     much = as_gguf(bytes(2 << 20))
-    software = archives.honest({"etc/passwd": b"root", "bin/sh": b"#!"})
-    model = archives.honest({"models/m.gguf": much, "models/config.json": b"{}"})
+    software = tar_archives.honest({"etc/passwd": b"root", "bin/sh": b"#!"})
+    model = tar_archives.honest({"models/m.gguf": much, "models/config.json": b"{}"})
     async with node(tmp_path) as one:
         one.image((LAYER, software), (f"{LAYER}+{kind}", packer(model)))
         with await one.obtain(f"{NAME}:image") as copy:
@@ -173,8 +175,11 @@ async def test_image_pull_stores_only_the_models_folder(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (archives.honest({"m.gguf": b"GGUF", "load.py": b"import os"}), "load.py: code is not taken from a registry"),
-        (archives.member(b"../m.gguf", b"x") + archives.END, "in the archive: its path"),
+        (
+            tar_archives.honest({"m.gguf": b"GGUF", "load.py": b"import os"}),
+            "load.py: code is not taken from a registry",
+        ),
+        (tar_archives.member(b"../m.gguf", b"x") + tar_archives.END, "in the archive: its path"),
     ],
 )
 async def test_rejected_archive_leaves_no_files(tmp_path: Path, content: bytes, said: str) -> None:
@@ -192,7 +197,7 @@ async def test_code_is_served_only_to_callers_that_allow_unsafe_files(tmp_path: 
     files = {"m.gguf": b"GGUF", "load.py": b"import os"}
     async with node(tmp_path) as one:
         if inside:
-            one.image((LAYER, archives.honest(files)))
+            one.image((LAYER, tar_archives.honest(files)))
         else:
             kinds = {"m.gguf": "weight.v1.raw", "load.py": "code.v1.raw"}
             layers = [

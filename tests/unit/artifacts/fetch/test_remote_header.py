@@ -13,7 +13,7 @@ from artifacts.formats import gguf
 from artifacts.formats.gguf import GgufError
 from artifacts.pack.pack import Form
 from loadtest import tiny_gguf
-from tests.kit import packed
+from tests.support.builders.artifacts import packed_models
 
 pytestmark = pytest.mark.standard
 
@@ -32,9 +32,9 @@ async def test_fetched_header_matches_the_header_of_the_whole_file(
 ) -> None:
     monkeypatch.setattr(remote_header, "FIRST_BYTES", first)
     source = files(tmp_path / "in")
-    packed.packed(source, tmp_path / "layout", form)
-    with packed.served(tmp_path / "layout") as host:
-        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+    packed_models.packed(source, tmp_path / "layout", form)
+    with packed_models.served(tmp_path / "layout") as host:
+        of = reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1")
         assert await remote_header.fetch_artifact_headers(of, Registries(), tmp_path / "out") == ["ada.gguf"]
     there, here = source / "ada.gguf", tmp_path / "out/ada.gguf"
     assert gguf.load_gguf_info(here) == gguf.load_gguf_info(there)
@@ -44,15 +44,15 @@ async def test_fetched_header_matches_the_header_of_the_whole_file(
 
 
 async def test_invalid_or_oversized_gguf_header_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed.packed(packed.model(tmp_path / "in"), tmp_path / "layout")
-    packed.packed(files(tmp_path / "ada"), tmp_path / "other")
-    with packed.served(tmp_path / "layout") as host:
-        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+    packed_models.packed(packed_models.model(tmp_path / "in"), tmp_path / "layout")
+    packed_models.packed(files(tmp_path / "ada"), tmp_path / "other")
+    with packed_models.served(tmp_path / "layout") as host:
+        of = reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1")
         with pytest.raises(GgufError, match="expected 2 or 3"):
             await remote_header.fetch_artifact_headers(of, Registries(), tmp_path / "out")
     monkeypatch.setattr(remote_header, "FIRST_BYTES", 700)
     monkeypatch.setattr(remote_header, "BYTES_MAX", 700)
-    with packed.served(tmp_path / "other") as host:
-        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+    with packed_models.served(tmp_path / "other") as host:
+        of = reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1")
         with pytest.raises(GgufError, match="larger than"):
             await remote_header.fetch_artifact_headers(of, Registries(), tmp_path / "out")

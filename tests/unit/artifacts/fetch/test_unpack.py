@@ -20,7 +20,7 @@ from artifacts.digest import Digest
 from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
 from artifacts.files import Role
-from tests.kit.archives import END, cut, header, honest, layer, member, pax
+from tests.support.builders.artifacts.tar_archives import END, cut, header, honest, layer, member, pax
 
 MODEL = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "sub/tokenizer.json": b"{}", "sub/a/README.md": b"#"}
 ROOM = 1 << 20

@@ -15,9 +15,9 @@ from artifacts.fetch.verify_signatures import SIGNATURE, SIMPLE
 from artifacts.registry.manifests import MANIFEST
 from artifacts.registry.referrers import format_referrers_tag
 from artifacts.signatures.policy import Policy
-from tests.kit.fake_registry import StillClock, digest_of
-from tests.kit.packed import FILES, NAME
-from tests.kit.signed import cosign, key, payload
+from tests.support.builders.artifacts.cosign_signatures import cosign, key, payload
+from tests.support.builders.artifacts.packed_models import FILES, NAME
+from tests.support.fakes.registry import StillClock, digest_of
 from tests.unit.artifacts.fetch.test_registry import Node, held, node
 
 pytestmark = pytest.mark.standard

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from artifacts.formats import gguf, gguf_memory
 from artifacts.formats.memory import LayerShape, Shape
 from loadtest import tiny_gguf
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 
 def write(path: Path, *, tokens: int = 3, heads_kv: int | list[int] = 2, key_length: int | None = None) -> Path:

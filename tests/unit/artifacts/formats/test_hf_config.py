@@ -20,8 +20,8 @@ from autoscaler.explain.fit import explain_fit
 from autoscaler.spec.model import Model, ModelSpec
 from pilotlight.models.documents import fill_memory_estimate
 from pilotlight.models.fit import load_memory_needs
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, device, world
+from tests.support.builders.worlds import T0, device, world
+from tests.support.example_budget import examples
 
 LLAMA: dict[str, object] = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,

@@ -14,7 +14,7 @@ from artifacts.dialects.contents import RefusedError
 from artifacts.formats import magic
 from loadtest.tiny_gguf import make_model
 from pilotlight.cli.main import cli
-from tests.kit.weight_files import as_safetensors
+from tests.support.builders.artifacts.weight_file_headers import as_safetensors
 
 PICKLES = [pickle.dumps({"weights": [1.0] * 100}, protocol) for protocol in range(6)]
 GGUF, SAFETENSORS = "it is not a GGUF file", "it is not a safetensors file"

@@ -15,7 +15,7 @@ from artifacts.dialects import contents
 from artifacts.oci import manifest
 from artifacts.oci.descriptor import BadManifestError, Platform
 from artifacts.oci.manifest import DOCKER_INDEX, OCI_INDEX, OCI_MANIFEST, Index, Manifest
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 AMD64 = Platform("linux", "amd64")

@@ -22,15 +22,16 @@ from artifacts.pack import chunk_sums, push_artifact
 from artifacts.registry.client import Client
 from artifacts.registry.referrers import list_referrers
 from artifacts.store.store import Store
-from tests.kit import packed, pulled
-from tests.kit.fake_registry import FakeRegistry, StillClock, part_of
-from tests.kit.packed import NAME
-from tests.kit.pulled import small
-from tests.kit.weight_files import as_gguf
+from tests.support.builders.artifacts import packed_models
+from tests.support.builders.artifacts.packed_models import NAME
+from tests.support.builders.artifacts.weight_file_headers import as_gguf
+from tests.support.fakes.registry import FakeRegistry, StillClock, part_of
+from tests.support.harness.artifacts import registry_pull
+from tests.support.harness.artifacts.registry_pull import small
 
 pytestmark = pytest.mark.standard
 
-CONTENT = as_gguf(pulled.CONTENT)
+CONTENT = as_gguf(registry_pull.CONTENT)
 FILES = {"model.gguf": CONTENT}
 BAD = 5
 """The corrupt part, of 16."""
@@ -73,7 +74,7 @@ def lying(blob: bytes, first: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def pushed(tmp_path: Path, *, subjects: bool = False) -> AsyncIterator[Pushed]:
-    layout = packed.packed(packed.model(tmp_path / "model", FILES), tmp_path / "layout", "modelpack-raw")
+    layout = packed_models.packed(packed_models.model(tmp_path / "model", FILES), tmp_path / "layout", "modelpack-raw")
     async with FakeRegistry().serving() as fake, Client(Site(fake.host), pace=StillClock()) as client:
         fake.subjects = subjects
         digest = await push_artifact.push_layout(client, NAME, "v1", layout)

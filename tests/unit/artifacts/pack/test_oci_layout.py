@@ -26,9 +26,9 @@ from artifacts.oci.manifest import Index, Manifest
 from artifacts.pack import oci_layout
 from artifacts.pack.oci_layout import OciLayout
 from pilotlight.cli.main import cli
-from tests.kit.archives import read
-from tests.kit.budget import examples
-from tests.kit.weight_files import as_safetensors
+from tests.support.builders.artifacts.tar_archives import read
+from tests.support.builders.artifacts.weight_file_headers import as_safetensors
+from tests.support.example_budget import examples
 
 AMD = Platform("linux", "amd64")
 FILES = {

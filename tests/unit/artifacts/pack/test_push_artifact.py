@@ -23,7 +23,7 @@ from artifacts.registry import resolve
 from artifacts.registry.client import Client
 from artifacts.registry.mirrors import Mirrored
 from pilotlight.cli.main import cli
-from tests.kit.fake_registry import FakeRegistry, StillClock, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, says
 
 pytestmark = pytest.mark.standard
 

@@ -17,9 +17,9 @@ from artifacts.registry.manifests import MANIFEST
 from artifacts.store.layout import CopyKey
 from artifacts.store.publish import CopySpec, Job
 from artifacts.store.store import Caller, Store
-from tests.kit import neighbours
-from tests.kit.neighbours import TOKEN, Neighbour
-from tests.kit.stored import raw
+from tests.support.harness.artifacts import peer_nodes
+from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour
+from tests.support.harness.artifacts.weight_store import raw
 
 pytestmark = pytest.mark.standard
 
@@ -53,7 +53,7 @@ async def node(
     """A node with the Copy, and a session that sends the token; `private`: the Copy was fetched with a login."""
     store = await filled(Store(tmp_path / "store", spare_bytes=0).open(), private=private)
     async with (
-        neighbours.serving(store, private=token is not None, streams=streams, token=token) as one,
+        peer_nodes.serving(store, private=token is not None, streams=streams, token=token) as one,
         aiohttp.ClientSession(one.url, headers=LET_IN) as session,
     ):
         yield one, session

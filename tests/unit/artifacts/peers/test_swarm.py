@@ -26,11 +26,12 @@ from artifacts.registry.client import Client
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.verify import verify_copy
-from tests.kit import neighbours, packed
-from tests.kit.fake_registry import PASSWORD, FakeRegistry, StillClock, keychain
-from tests.kit.neighbours import TOKEN, Neighbour
-from tests.kit.packed import CONTENT, FILES, NAME
-from tests.kit.weight_files import as_gguf
+from tests.support.builders.artifacts import packed_models
+from tests.support.builders.artifacts.packed_models import CONTENT, FILES, NAME
+from tests.support.builders.artifacts.weight_file_headers import as_gguf
+from tests.support.fakes.registry import PASSWORD, FakeRegistry, StillClock, keychain
+from tests.support.harness.artifacts import peer_nodes
+from tests.support.harness.artifacts.peer_nodes import TOKEN, Neighbour
 
 pytestmark = pytest.mark.standard
 
@@ -91,10 +92,10 @@ class House:
 async def house(
     tmp_path: Path, files: dict[str, bytes] | None = None, form: Form = "modelpack-raw"
 ) -> AsyncIterator[House]:
-    layout = packed.packed(packed.model(tmp_path / "model", files), tmp_path / "layout", form)
+    layout = packed_models.packed(packed_models.model(tmp_path / "model", files), tmp_path / "layout", form)
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            digest = await packed.push(client, layout)
+            digest = await packed_models.push(client, layout)
         fake.seen.clear()
         yield House(fake, tmp_path, digest)
 
@@ -104,7 +105,7 @@ async def with_peer(one: House, name: str = "a", **how: object) -> AsyncIterator
     """A node that already has the artifact."""
     (await one.pull(name)).close()
     one.fake.seen.clear()
-    async with neighbours.serving(one.store(name), **how) as peer:  # type: ignore[arg-type]  # parameters of `serving`
+    async with peer_nodes.serving(one.store(name), **how) as peer:  # type: ignore[arg-type]  # parameters of `serving`
         yield peer
 
 
@@ -176,7 +177,7 @@ async def test_peer_that_sends_wrong_bytes_is_not_asked_for_the_blob_again(
 
 
 async def test_only_the_peer_that_sent_wrong_bytes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with house(tmp_path) as one, with_peer(one) as liar, neighbours.serving(one.store("empty")) as empty:
+    async with house(tmp_path) as one, with_peer(one) as liar, peer_nodes.serving(one.store("empty")) as empty:
         big = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         breaks_first = True
 
@@ -376,7 +377,7 @@ async def test_four_nodes_fetch_at_most_twice_the_model_size_from_registry(
     monkeypatch.setattr(spans, "PART_BYTES", 16 << 10)
     async with house(tmp_path, files) as one, contextlib.AsyncExitStack() as stack:
         names = ["a", "b", "c", "d"]
-        nodes = [await stack.enter_async_context(neighbours.serving(one.store(name))) for name in names]
+        nodes = [await stack.enter_async_context(peer_nodes.serving(one.store(name))) for name in names]
         others = [[node for node in nodes if node is not own] for own in nodes]
         copies = await asyncio.gather(*(one.pull(name, *them) for name, them in zip(names, others, strict=True)))
         for copy in copies:

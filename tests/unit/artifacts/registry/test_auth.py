@@ -10,7 +10,7 @@ from artifacts.errors import DeniedError
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
-from tests.kit.fake_registry import says
+from tests.support.fakes.registry import says
 from tests.unit.artifacts.registry.test_manifests import with_tokens
 
 pytestmark = pytest.mark.standard

@@ -12,7 +12,7 @@ from artifacts.errors import PolicyError, RegistryError
 from artifacts.http.transport import Site
 from artifacts.registry import challenge, manifests
 from artifacts.registry.client import Client
-from tests.kit.fake_registry import FakeRegistry, StillClock, keychain, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, keychain, says
 
 pytestmark = pytest.mark.standard
 

@@ -25,8 +25,7 @@ from artifacts.registry import blobs, manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import MANIFEST
-from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
-from tests.kit.fake_registry import (
+from tests.support.fakes.registry import (
     PASSWORD,
     FakeRegistry,
     StillClock,
@@ -37,6 +36,7 @@ from tests.kit.fake_registry import (
     says,
     whole_head,
 )
+from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 
 pytestmark = pytest.mark.standard
 

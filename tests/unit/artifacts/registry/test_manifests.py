@@ -25,7 +25,7 @@ from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, MANIFEST
 from artifacts.registry.mirrors import Mirror, Mirrored
 from artifacts.registry.referrers import format_referrers_tag, list_referrers
-from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
+from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 
 pytestmark = pytest.mark.standard
 

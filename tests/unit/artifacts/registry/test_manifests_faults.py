@@ -17,7 +17,7 @@ from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, MANIFEST
-from tests.kit.fake_registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw, says, whole_head
+from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw, says, whole_head
 
 pytestmark = pytest.mark.standard
 

@@ -22,8 +22,8 @@ from click.testing import CliRunner
 
 from artifacts.registry.manifests import INDEX, MANIFEST
 from pilotlight.cli.main import cli
-from tests.kit.archives import END, header, honest, member
-from tests.kit.fake_registry import PASSWORD, FakeRegistry, digest_of, says
+from tests.support.builders.artifacts.tar_archives import END, header, honest, member
+from tests.support.fakes.registry import PASSWORD, FakeRegistry, digest_of, says
 
 pytestmark = pytest.mark.standard
 

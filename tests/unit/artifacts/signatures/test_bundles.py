@@ -27,8 +27,8 @@ from artifacts.registry.referrers import format_referrers_tag
 from artifacts.signatures import public_keys
 from artifacts.signatures.bundles import BUNDLE, BUNDLE_BYTES_MAX
 from artifacts.signatures.policy import Bundled, Cosign, Policy, SignatureVerdict
-from tests.kit.fake_registry import FakeRegistry, StillClock, digest_of, index, says
-from tests.kit.signed import OTHER, bundled, cosign, envelope, key, payload, statement
+from tests.support.builders.artifacts.cosign_signatures import OTHER, bundled, cosign, envelope, key, payload, statement
+from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, says
 
 pytestmark = pytest.mark.standard
 

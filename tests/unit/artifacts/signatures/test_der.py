@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.signatures import der
 from artifacts.signatures.der import DerError, Value
-from tests.kit.stamped import number, sequence, tlv
+from tests.support.builders.artifacts.sigstore_rekor_v2 import number, sequence, tlv
 
 
 @given(st.lists(st.tuples(st.sampled_from([0x02, 0x04, 0x30, 0xA0]), st.binary(max_size=300)), max_size=8))

@@ -18,8 +18,20 @@ from artifacts.signatures import policy as signatures
 from artifacts.signatures import public_keys
 from artifacts.signatures.payloads import PAYLOAD_BYTES_MAX, SIGNED
 from artifacts.signatures.policy import Bundled, Cosign, Found, Policy, Unread
-from tests.kit.signed import OTHER, b64, bundled, cosign, envelope, key, message, payload, pem, sign, statement
-from tests.kit.signed import SIGNED as DIGEST_TEXT
+from tests.support.builders.artifacts.cosign_signatures import (
+    OTHER,
+    b64,
+    bundled,
+    cosign,
+    envelope,
+    key,
+    message,
+    payload,
+    pem,
+    sign,
+    statement,
+)
+from tests.support.builders.artifacts.cosign_signatures import SIGNED as DIGEST_TEXT
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "signatures" / "keys.json").read_text())
 OURS, THEIRS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from artifacts.signatures import public_keys
 from artifacts.signatures.public_keys import BadKeyError
-from tests.kit.budget import examples
-from tests.kit.signed import Private, key, pem, sign
+from tests.support.builders.artifacts.cosign_signatures import Private, key, pem, sign
+from tests.support.example_budget import examples
 
 P256 = ec.generate_private_key(ec.SECP256R1())
 KEYS: dict[str, Private] = {

@@ -23,9 +23,9 @@ from artifacts.signatures import trust_root
 from artifacts.signatures.certificates import Identity
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.timestamps import TIMESTAMPS_MAX
-from tests.kit.keyless import AT_S, SINCE, WHO, private
-from tests.kit.signed import SIGNED, b64, bundled, envelope
-from tests.kit.stamped import SIGNED_DATA, Second, info
+from tests.support.builders.artifacts.cosign_signatures import SIGNED, b64, bundled, envelope
+from tests.support.builders.artifacts.sigstore import AT_S, SINCE, WHO, private
+from tests.support.builders.artifacts.sigstore_rekor_v2 import SIGNED_DATA, Second, info
 
 GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "signatures" / "rekor2.json").read_text())
 BEACON = Identity(

@@ -28,9 +28,18 @@ from artifacts.signatures.certificates import Identity
 from artifacts.signatures.payloads import BadClaimError
 from artifacts.signatures.policy import Policy
 from artifacts.signatures.trust_root import BadRootError
-from tests.kit.budget import examples
-from tests.kit.keyless import AT_S, SINCE, WHO, Sigstore, id_of, path, private, tree, usage
-from tests.kit.signed import OTHER, SIGNED, b64, bundled, envelope, key, sign, statement
+from tests.support.builders.artifacts.cosign_signatures import (
+    OTHER,
+    SIGNED,
+    b64,
+    bundled,
+    envelope,
+    key,
+    sign,
+    statement,
+)
+from tests.support.builders.artifacts.sigstore import AT_S, SINCE, WHO, Sigstore, id_of, path, private, tree, usage
+from tests.support.example_budget import examples
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "signatures"
 PUBLIC, REKOR = (json.loads((GOLDEN / f"{name}.json").read_text()) for name in ("public-good", "rekor"))

@@ -23,9 +23,9 @@ from artifacts.store.permission_cache import Permits
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.verify import verify_copy
-from tests.kit.fake_registry import StillClock
-from tests.kit.fake_s3 import SECRET, FakeS3
-from tests.kit.weight_files import as_gguf, as_safetensors
+from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
+from tests.support.fakes.registry import StillClock
+from tests.support.fakes.s3 import SECRET, FakeS3
 
 pytestmark = pytest.mark.standard
 

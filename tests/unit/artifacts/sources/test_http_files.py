@@ -13,7 +13,7 @@ from artifacts.errors import DeniedError, PolicyError, UnreachableError
 from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Blob
 from artifacts.sources.http_files import FileHost, Lone, Rules
-from tests.kit.fake_registry import FakeRegistry, StillClock
+from tests.support.fakes.registry import FakeRegistry, StillClock
 
 pytestmark = pytest.mark.standard
 

@@ -26,9 +26,9 @@ from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store
 from artifacts.store.verify import verify_copy
-from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
-from tests.kit.fake_registry import Answer, StillClock
-from tests.kit.weight_files import as_gguf, as_safetensors
+from tests.support.builders.artifacts.weight_file_headers import as_gguf, as_safetensors
+from tests.support.fakes.hub import COMMIT, TOKEN, FakeHub
+from tests.support.fakes.registry import Answer, StillClock
 
 pytestmark = pytest.mark.standard
 

@@ -14,7 +14,7 @@ from artifacts.store.durability import MARK
 from artifacts.store.layout import load_record
 from artifacts.store.publish import CopySpec
 from artifacts.store.store import Store
-from tests.kit.stored import KIB, Fetched, content, fetching, raw, wanted, whole
+from tests.support.harness.artifacts.weight_store import KIB, Fetched, content, fetching, raw, wanted, whole
 
 ONE = wanted("a", raw("x", path="sub/deep/x.gguf"), raw("y"))
 BYTES = {"sub/deep/x.gguf": content("x", KIB), "y.gguf": content("y", KIB)}

@@ -15,7 +15,7 @@ from artifacts.errors import UnreachableError
 from artifacts.store.layout import ForbiddenError, StoreError
 from artifacts.store.permission_cache import Asked, Permits
 from artifacts.store.store import Caller, Store
-from tests.kit.stored import fetching, wanted
+from tests.support.harness.artifacts.weight_store import fetching, wanted
 
 ONE = wanted("a")
 D = ONE.key.digest

@@ -19,7 +19,18 @@ from artifacts.store.layout import HeldError, NoRoomError, Record, StoreError
 from artifacts.store.publish import Job
 from artifacts.store.reservations import reserved_bytes
 from artifacts.store.store import LOCKS_MAX, Store, list_blobs_to_lock
-from tests.kit.stored import KIB, SLACK, content, fetching, left, put, raw, room_for, wanted, whole
+from tests.support.harness.artifacts.weight_store import (
+    KIB,
+    SLACK,
+    content,
+    fetching,
+    left,
+    put,
+    raw,
+    room_for,
+    wanted,
+    whole,
+)
 
 MIB = 1 << 20
 

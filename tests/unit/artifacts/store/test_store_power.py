@@ -12,8 +12,8 @@ import pytest
 
 from artifacts.store.publish import Job
 from artifacts.store.store import Store
-from tests.kit.powerloss import ForgetfulDisk, PowerLossError
-from tests.kit.stored import KIB, content, fetching, raw, wanted, whole
+from tests.support.harness.artifacts.weight_store import KIB, content, fetching, raw, wanted, whole
+from tests.support.harness.faults.power_loss import ForgetfulDisk, PowerLossError
 
 ONE = wanted("a", raw("x"), raw("y", path="sub/y.gguf"))
 TWO = wanted("b", raw("y", path="y.gguf"), raw("z"))

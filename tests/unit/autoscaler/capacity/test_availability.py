@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from autoscaler.capacity.availability import SILENT_S, count_offered_devices
 from autoscaler.server.metrics import Metrics
 from autoscaler.state.capacity_orders import LeaseRefused
-from tests.kit.offered import acted, cloud, offer, surge, told
-from tests.kit.worlds import T0
+from tests.support.builders.capacity import acted, cloud, offer, surge, told
+from tests.support.builders.worlds import T0
 
 RACK = ("rack", "A100")
 

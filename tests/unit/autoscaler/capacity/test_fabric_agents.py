@@ -21,11 +21,11 @@ from autoscaler.state.actions import Acted, ReleaseLease
 from autoscaler.state.capacity_orders import AcquireOrder, LeaseId, LeasesSeen, ReleaseOrder
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
-from tests.kit.fake_redfish import FakeFabric
-from tests.kit.offered import A, acted, arrived, listed, offer, orders, releases, shown, surge, told
-from tests.kit.redfish_rig import FabricRig
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0
+from tests.support.builders.capacity import A, acted, arrived, listed, offer, orders, releases, shown, surge, told
+from tests.support.builders.worlds import T0
+from tests.support.fakes.redfish import FakeFabric
+from tests.support.harness.manual_loop import SteppedLoop
+from tests.support.harness.providers.redfish_rig import FabricRig
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
 

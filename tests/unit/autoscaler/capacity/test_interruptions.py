@@ -18,8 +18,8 @@ from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
-from tests.kit.offered import A, acted, cloud, offer, offered, shown, told
-from tests.kit.worlds import T0, device, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.capacity import A, acted, cloud, offer, offered, shown, told
+from tests.support.builders.worlds import T0, device, gateway, kinds, level, model, replica, use, world
 
 SPOT, KARPENTER = "aws-node-termination-handler/spot-itn", "karpenter.sh/disrupted"
 HOUR_S = 3600.0

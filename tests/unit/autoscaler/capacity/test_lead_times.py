@@ -24,7 +24,7 @@ from autoscaler.capacity.lead_times import (
     record_reuse,
 )
 from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats
-from tests.kit.offered import cloud, offer
+from tests.support.builders.capacity import cloud, offer
 
 SECONDS = st.floats(0.1, 10_000.0)
 

@@ -22,8 +22,8 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
-from tests.kit.offered import acted, cloud, offer, orders, shown, surge, told, waits
-from tests.kit.worlds import GI, T0
+from tests.support.builders.capacity import acted, cloud, offer, orders, shown, surge, told, waits
+from tests.support.builders.worlds import GI, T0
 
 LABELS = {"pool": "g"}
 NAME = "MachineSet default/g"

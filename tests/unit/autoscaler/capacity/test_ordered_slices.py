@@ -14,8 +14,20 @@ from autoscaler.spec.model import Gpu
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.capacity_orders import NO_MARKS, Lease, LeasesSeen, Listed, Marks
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
-from tests.kit.offered import A, acted, arrived, cloud, offer, offered, orders, releases, shown, surge, told
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.capacity import (
+    A,
+    acted,
+    arrived,
+    cloud,
+    offer,
+    offered,
+    orders,
+    releases,
+    shown,
+    surge,
+    told,
+)
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 
 
 def counted(number: int) -> Slice:

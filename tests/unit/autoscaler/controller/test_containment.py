@@ -37,11 +37,11 @@ from autoscaler.state.events import (
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import ModelStopped, ModelWoken
 from autoscaler.state.world import History, Replica, World
-from tests.kit.faults import POINTS, InjectedError, concerns, inject
-from tests.kit.observed import seen_of
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, device, gateway, level, model, replica, world
-from tests.sim import virtual
+from tests.simulation.environment import virtual_loop
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.harness.driver_events import seen_of
+from tests.support.harness.faults.fault_injection import POINTS, InjectedError, concerns, inject
+from tests.support.harness.manual_loop import SteppedLoop
 
 A, B, C = model("a", 10), model("b", 10), model("c", 10)
 USED = {"big": History(last_activity_s=T0 - 5)}
@@ -337,7 +337,7 @@ def test_observations_of_two_gateways_do_not_replace_each_other(monkeypatch: pyt
 
 
 def test_failed_action_is_discarded_when_the_leadership_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, "tests.kit.steps:IdleDriver.stop", concerns("b"))
+    faults = inject(monkeypatch, "tests.support.harness.manual_loop:IdleDriver.stop", concerns("b"))
     loop = stepped(replica(B, "rb", state=S.FAILED))
     loop.step(called(A))
     faults.stop()
@@ -380,7 +380,7 @@ def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("order", ["start", "stop", "obstacle"])
 def test_driver_error_for_one_model_does_not_affect_the_others(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = inject(monkeypatch, f"tests.kit.steps:IdleDriver.{order}", concerns("b"))
+    faults = inject(monkeypatch, f"tests.support.harness.manual_loop:IdleDriver.{order}", concerns("b"))
     loop = stepped(*([replica(B, "rb", state=S.FAILED)] if order == "stop" else []))
     after = loop.step(called(A, B))
     assert started(loop) == ["a"]
@@ -446,7 +446,7 @@ async def fails(times: int, error: Exception) -> list[tuple[float, str]]:
 
 
 def test_failed_driver_task_is_retried_after_a_doubling_delay() -> None:
-    said = virtual.run(fails(3, ValueError("odd")))
+    said = virtual_loop.run(fails(3, ValueError("odd")))
     begun_s = said[0][0]
     assert [at_s - begun_s for at_s, _ in said] == [0, 1, 3, 67, 127]
     assert ["odd" in reason for _, reason in said] == [True, True, True, False, False]
@@ -457,7 +457,7 @@ def test_failed_driver_task_is_retried_after_a_doubling_delay() -> None:
 )
 def test_memory_error_ends_a_driver_task_without_a_retry(error: Exception) -> None:
     with pytest.raises(type(error)):
-        virtual.run(fails(1, error))
+        virtual_loop.run(fails(1, error))
 
 
 # --- what people and programs read ------------------------------------------------------------------------------------

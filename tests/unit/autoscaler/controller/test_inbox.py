@@ -11,9 +11,9 @@ from autoscaler.controller import inbox
 from autoscaler.controller.inbox import INBOX_MAX, Inbox, merge_reports
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.state.events import Reported, Seen, Tick
-from tests.kit.budget import examples
-from tests.kit.folding import DOC, reported, seen, total
-from tests.kit.worlds import T0, level, use, world
+from tests.support.builders.fold import DOC, reported, seen, total
+from tests.support.builders.worlds import T0, level, use, world
+from tests.support.example_budget import examples
 
 
 def told(batch: list[Observation]) -> list[str]:

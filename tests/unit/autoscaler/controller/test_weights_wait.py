@@ -19,7 +19,7 @@ from autoscaler.state.actions import Plan
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import ClusterFacts, Replica, World
-from tests.kit.worlds import T0, device, replica, world
+from tests.support.builders.worlds import T0, device, replica, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r.io/a:1"))
 ONE = replica(ADA, "a1", ("g1",), S.STARTING)

@@ -6,7 +6,7 @@ from autoscaler.contract import ModelName
 from autoscaler.controller.weights_wait import AgentNodeSupply
 from autoscaler.spec.model import Adapter, Gpu, Model, ModelSpec
 from autoscaler.state.world import ClusterFacts
-from tests.kit.worlds import device, replica, world
+from tests.support.builders.worlds import device, replica, world
 
 LORA = (Adapter(name="lora", artifact="oci://r.io/lora:1"),)
 

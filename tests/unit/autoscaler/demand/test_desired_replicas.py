@@ -19,7 +19,7 @@ from autoscaler.demand.desired_replicas import (
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, Move, World
-from tests.kit.worlds import T0, Scene, device, gateway, level, model, replica, verb, world
+from tests.support.builders.worlds import T0, Scene, device, gateway, level, model, replica, verb, world
 
 KNOWN = History(starts_s=(8.0,), last_activity_s=T0)
 

@@ -18,8 +18,8 @@ from autoscaler.state.actions import AcquireLease, StartReplica
 from autoscaler.state.capacity_orders import LeasesSeen, Offer, OffersSeen
 from autoscaler.state.events import ClockSeen
 from autoscaler.state.world import World
-from tests.kit.offered import acted, cloud, offer, offered, orders, shown, told
-from tests.kit.worlds import GI, T0, device, model, world
+from tests.support.builders.capacity import acted, cloud, offer, offered, orders, shown, told
+from tests.support.builders.worlds import GI, T0, device, model, world
 
 NINE_S = datetime(2027, 1, 11, 9, tzinfo=UTC).timestamp()
 WINDOW = ReplicaWindow(cron="0 9 * * *", seconds=28_800.0, min=2)

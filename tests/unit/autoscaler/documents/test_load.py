@@ -19,7 +19,7 @@ from autoscaler.spec.model import EngineTls
 from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Tls
 from autoscaler.spec.yaml import YamlError, parse_yaml
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "two-models.yaml"
 OURS = "is set by Pilotlight"

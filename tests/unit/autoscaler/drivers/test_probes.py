@@ -31,8 +31,8 @@ from autoscaler.drivers.probes import (
     probe_interval_s,
 )
 from gateway.upstream.pool import parse_address
-from tests.kit.certificates import OURS, THEIRS, leaf
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.net.certificates import OURS, THEIRS, leaf
 
 pytestmark = pytest.mark.standard
 

@@ -13,8 +13,8 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, World
-from tests.kit.offered import acted, cloud, offer, offered, orders
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.capacity import acted, cloud, offer, offered, orders
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
 KNOWN = {"a": History(starts_s=(4.0,), last_activity_s=T0)}

@@ -15,8 +15,8 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen, ProviderTroubled
 from autoscaler.state.world import World
-from tests.kit.offered import A, acted, cloud, offer, offered, releases, shown, surge, told
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.capacity import A, acted, cloud, offer, offered, releases, shown, surge, told
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, use, world
 
 SMALL = offer("shed", "s1", node="s1", memory_bytes=8 * GI, expected_s=1.0)
 

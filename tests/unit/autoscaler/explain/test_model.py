@@ -18,8 +18,8 @@ from autoscaler.state.events import Tick, Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import ClusterFacts, Drain, History, World
 from autoscaler.text import format_count, format_duration, format_size, format_tenants
-from tests.kit.taught import cluster, exercise_of, lesson
-from tests.kit.worlds import T0, device, drain, gateway, level, model, replica, use, world
+from tests.support.builders.placement_values import cluster, exercise_of, lesson
+from tests.support.builders.worlds import T0, device, drain, gateway, level, model, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
 

@@ -15,7 +15,7 @@ from autoscaler.spec.model import Adapter
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.actions import Plan
 from autoscaler.state.world import ClusterFacts, Copy, NodeId, World
-from tests.kit.worlds import T0, device, model, world
+from tests.support.builders.worlds import T0, device, model, world
 
 OWN, LORA = "oci://r.io/m:1", "s3://b/lora.gguf"
 BASE = model("m", 20)

@@ -28,8 +28,7 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.state.events import LeadingSeen, Seen, SlicesSeen, Synced, Tick
 from autoscaler.state.world import World
-from tests.kit.observed import seen_of
-from tests.kit.offered import (
+from tests.support.builders.capacity import (
     A,
     acted,
     arrived,
@@ -44,7 +43,8 @@ from tests.kit.offered import (
     told,
     waits,
 )
-from tests.kit.worlds import T0, device, model, replica
+from tests.support.builders.worlds import T0, device, model, replica
+from tests.support.harness.driver_events import seen_of
 
 KIND = offer().kind
 

@@ -24,8 +24,8 @@ from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, See
 from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, World
-from tests.kit.folding import DOC, G1, M, R, after, moved, pending, reported, seen, total
-from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.builders.fold import DOC, G1, M, R, after, moved, pending, reported, seen, total
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
 
 # --- actions --------------------------------------------------------------------------------------------------------
 

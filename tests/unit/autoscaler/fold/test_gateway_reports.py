@@ -16,8 +16,8 @@ from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, Tick
 from autoscaler.state.world import Grant
-from tests.kit.folding import DOC, G1, M, R, after, reported, total
-from tests.kit.worlds import T0, device, level, replica, world
+from tests.support.builders.fold import DOC, G1, M, R, after, reported, total
+from tests.support.builders.worlds import T0, device, level, replica, world
 
 
 def test_demand_is_summed_over_gateways_with_the_oldest_wait() -> None:

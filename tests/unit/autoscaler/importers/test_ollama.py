@@ -13,7 +13,7 @@ from autoscaler.importers import modelfile, ollama
 from autoscaler.importers.modelfile import Instruction, parse_modelfile
 from autoscaler.importers.result import ConversionResult, to_yaml
 from autoscaler.spec.decode import WrongKeyError
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 MODELFILE = '''
 # a pirate

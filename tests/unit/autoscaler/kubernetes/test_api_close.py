@@ -14,7 +14,7 @@ import pytest
 
 from autoscaler.kubernetes.api import Api
 from autoscaler.kubernetes.kubeconfig import ApiAccess
-from tests.kit.certificates import sides
+from tests.support.net.certificates import sides
 
 pytestmark = pytest.mark.standard
 

@@ -21,7 +21,7 @@ from autoscaler.kubernetes.api import (
     UnreachableError,
 )
 from autoscaler.kubernetes.kubeconfig import ApiAccess
-from tests.sim import virtual
+from tests.simulation.environment import virtual_loop
 
 
 class Anonymous:
@@ -122,7 +122,7 @@ def test_write_times_out_when_leadership_or_its_time_limit_ends(
         await asyncio.sleep(takes_s)
         assert api.answered == is_answered, "an abandoned write is cancelled"
 
-    virtual.run(write())
+    virtual_loop.run(write())
 
 
 def test_a_write_is_not_sent_without_leadership() -> None:
@@ -131,7 +131,7 @@ def test_a_write_is_not_sent_without_leadership() -> None:
         with pytest.raises(FencedError):
             await api.create("/x", {})
 
-    virtual.run(write())
+    virtual_loop.run(write())
 
 
 async def test_request_that_the_rate_limiter_delays_too_long_fails_unsent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autoscaler.kubernetes import decoding
 from autoscaler.kubernetes.decoding import DEPTH_MAX
 from autoscaler.kubernetes.unreadable import Unreadable
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 METADATA = {"name": "m", "namespace": "n", "resourceVersion": "7"}
 TOO_DEEP = f"its values are nested more than {DEPTH_MAX} levels deep"

@@ -13,8 +13,8 @@ from autoscaler.fold.fold import fold
 from autoscaler.fold.operator_orders import list_reported_epochs
 from autoscaler.kubernetes.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, ElectionCandidate, LeaseRecord, Write
 from autoscaler.state.operator_orders import NodeReported
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, world
+from tests.support.builders.worlds import T0, world
+from tests.support.example_budget import examples
 
 ME, OTHER = "me", "other"
 D = 10

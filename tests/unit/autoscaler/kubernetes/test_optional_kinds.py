@@ -12,7 +12,7 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.optional_kinds import TOGETHER_S, Kinds
 from autoscaler.kubernetes.unreadable import UnreadableObjects
 from autoscaler.kubernetes.watch import INITIAL_END
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
 
 ALL: Object = {"metadata": {"resourceVersion": "2", "annotations": {INITIAL_END: "true"}}}
 ONE: Object = {"metadata": {"name": "a", "namespace": "n", "resourceVersion": "1"}}

@@ -14,7 +14,7 @@ from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_writer import UNREADABLE_MAX, UNREADABLE_S, Events
 from autoscaler.kubernetes.unreadable import REASON_CHARACTERS_MAX, Unreadable, UnreadableObjects
 from autoscaler.state.actions import Plan
-from tests.kit.worlds import world
+from tests.support.builders.worlds import world
 
 TOO_DEEP = "its values are nested more than 100 levels deep"
 

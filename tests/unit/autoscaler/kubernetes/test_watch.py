@@ -19,10 +19,10 @@ from autoscaler.kubernetes import watch
 from autoscaler.kubernetes.api import BURST, WRITES_PER_S, Api, ApiError, Object, RequestRateLimiter, UnreachableError
 from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.state.world import Replica, World
-from tests.kit.apiserver import Event, Server
-from tests.kit.budget import examples
-from tests.kit.localrig import launch, replica
-from tests.kit.observed import running
+from tests.support.example_budget import examples
+from tests.support.fakes.kubernetes.api_server import Event, Server
+from tests.support.harness.driver_events import running
+from tests.support.harness.local_rig import launch, replica
 
 
 def thing(name: str, version: int, text: str = "") -> Object:

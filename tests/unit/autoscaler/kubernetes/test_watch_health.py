@@ -24,7 +24,7 @@ from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen
 from pilotlight.processes import cluster_documents
 from pilotlight.processes.cluster import Cluster, ClusterOptions
-from tests.kit.apiserver import Server
+from tests.support.fakes.kubernetes.api_server import Server
 
 SECRET = "at 10.0.0.7, says a proxy, with token abc"
 FORBIDDEN = ApiError(403, "Forbidden", SECRET)

@@ -15,7 +15,7 @@ from autoscaler.placement.eviction_options import EvictionSearch
 from autoscaler.placement.model.tenant_isolation import TenantSet
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
 from autoscaler.state.world import SliceId
-from tests.kit.worlds import T0, device
+from tests.support.builders.worlds import T0, device
 from tests.unit.autoscaler.placement import test_packer_hosts as hosts
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
 

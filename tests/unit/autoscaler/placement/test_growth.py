@@ -41,10 +41,10 @@ from autoscaler.state.world import Replica, World
 from pilotlight.models.documents import fill_memory_estimate
 from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory
-from tests.kit import shapes
-from tests.kit.budget import examples
-from tests.kit.observed import seen_of
-from tests.kit.worlds import GI, T0, device, folded, gateway, level, model, replica, world
+from tests.support.builders.artifacts import model_files
+from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world
+from tests.support.example_budget import examples
+from tests.support.harness.driver_events import seen_of
 from tests.unit.autoscaler.placement.index.test_elastic_packer import counted
 from tests.unit.autoscaler.placement.test_packer import on, shelf
 from tests.unit.autoscaler.planner.test_plan_elastic import after, document, launched
@@ -327,7 +327,7 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     tmp_path: Path, context_tokens: int | None, slots_: int
 ) -> None:
     """Uses the estimator itself, with a real header."""
-    path = shapes.attending(tmp_path / "a.gguf", layers=6)
+    path = model_files.attending(tmp_path / "a.gguf", layers=6)
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(growth_percent=300)
     )

@@ -31,9 +31,9 @@ from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.resources import Beside, HostResources, Link
 from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
-from tests.kit.budget import examples
-from tests.kit.taught import cluster, exercise_of, lesson
-from tests.kit.worlds import GI, T0, device, gateway, model, replica, use, world
+from tests.support.builders.placement_values import cluster, exercise_of, lesson
+from tests.support.builders.worlds import GI, T0, device, gateway, model, replica, use, world
+from tests.support.example_budget import examples
 
 K = TypeVar("K")
 V = TypeVar("V")

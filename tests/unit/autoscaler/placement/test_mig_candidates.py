@@ -19,8 +19,20 @@ from autoscaler.spec.pod import Pod
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
-from tests.kit.recut import PRODUCT, SMALL, asked, beside, cores, cuttable, many, order, slices, town, why
-from tests.kit.worlds import T0, device, gateway, level, model, world
+from tests.support.builders.mig_nodes import (
+    PRODUCT,
+    SMALL,
+    asked,
+    beside,
+    cores,
+    cuttable,
+    many,
+    order,
+    slices,
+    town,
+    why,
+)
+from tests.support.builders.worlds import T0, device, gateway, level, model, world
 
 
 def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:

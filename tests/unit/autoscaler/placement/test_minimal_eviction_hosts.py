@@ -16,8 +16,8 @@ from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest
 from autoscaler.state.resources import NOTHING, Beside, HostResources
 from autoscaler.state.world import NodeId, SliceId
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, device
+from tests.support.builders.worlds import T0, device
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_minimal_eviction import Batch, Every, holds, spareable
 from tests.unit.autoscaler.placement.test_minimal_eviction_options import Has, places
 from tests.unit.autoscaler.placement.test_packer import on, shelf, want

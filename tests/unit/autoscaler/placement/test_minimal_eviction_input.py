@@ -10,7 +10,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.minimal_eviction_input import PLACES_MAX, Assigned, MinimalEvictionInput
 from autoscaler.placement.model.types import Bin, PlacementRequest
 from autoscaler.state.world import NodeId, SliceId
-from tests.kit.worlds import T0, device
+from tests.support.builders.worlds import T0, device
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
 
 

@@ -15,7 +15,7 @@ from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
 from autoscaler.placement.model.types import Bin, PlacementRequest
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.state.world import DeviceId, NodeId, SliceId
-from tests.kit.worlds import T0, device
+from tests.support.builders.worlds import T0, device
 from tests.unit.autoscaler.placement.test_packer import on, shelf, want
 from tests.unit.autoscaler.placement.test_packer_hosts import asks, host_of
 

@@ -30,8 +30,8 @@ from autoscaler.placement.packer import pack
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import Copy, NodeId, Slice
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, device
+from tests.support.builders.worlds import GI, T0, device
+from tests.support.example_budget import examples
 
 
 def on(name: str, memory_gi: float, compute_percent: int = 0, **fields: Any) -> Occupant:

@@ -21,8 +21,8 @@ from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import Slice, SliceId
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import placed, run, shelf, victims, want
 
 CARD = device("n0/g", 80, kind="hami", isolation=Isolation.MEMORY, holders_max=2, handle="h")

@@ -18,8 +18,8 @@ from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackR
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import NOTHING, Beside, HostResources, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, device
+from tests.support.builders.worlds import GI, T0, device
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, placed, shelf, victims, want
 
 N0, N1 = NodeId("n0"), NodeId("n1")

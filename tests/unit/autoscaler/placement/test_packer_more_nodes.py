@@ -15,8 +15,8 @@ from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackR
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import HostResources, Isolation
 from autoscaler.state.world import Copy, NodeId
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, device
+from tests.support.builders.worlds import GI, T0, device
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import incumbents, shelf
 
 NODES = [NodeId(f"n{at}") for at in range(7)]

@@ -25,9 +25,9 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import NodeBackoff
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
-from tests.kit.pools import DRIVER, cut_name, partitionable, partitionables
-from tests.kit.sliced import NODE
-from tests.kit.worlds import GI, T0, gateway, level, model, replica, world
+from tests.support.builders.resource_slices import DRIVER, cut_name, partitionable, partitionables
+from tests.support.builders.slices import NODE
+from tests.support.builders.worlds import GI, T0, gateway, level, model, replica, world
 from tests.unit.autoscaler.slicing.test_dra_claims_partitions import SETTINGS
 
 AT = f"{DRIVER}/{NODE}"

@@ -9,7 +9,7 @@ from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import HostResources, Isolation, ResourceAmount
 from autoscaler.state.world import NodeId
-from tests.kit.worlds import GI, T0, device
+from tests.support.builders.worlds import GI, T0, device
 from tests.unit.autoscaler.placement.test_packer import on, run, shelf, want
 
 TWO = want("a", 20, devices=2)

@@ -31,8 +31,8 @@ from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, SliceId, World
-from tests.kit.offered import A, cloud, offer
-from tests.kit.worlds import GI, T0, device, model, replica, world
+from tests.support.builders.capacity import A, cloud, offer
+from tests.support.builders.worlds import GI, T0, device, model, replica, world
 
 
 def want(of: Model = A, ordinal: int = 0) -> PlacementRequest:

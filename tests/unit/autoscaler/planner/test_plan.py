@@ -24,8 +24,7 @@ from autoscaler.state.actions import (
 )
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, World
-from tests.kit.budget import examples
-from tests.kit.worlds import (
+from tests.support.builders.worlds import (
     GI,
     T0,
     Scene,
@@ -41,6 +40,7 @@ from tests.kit.worlds import (
     verb,
     world,
 )
+from tests.support.example_budget import examples
 
 A, B = model("a", 20), model("b", 20)
 

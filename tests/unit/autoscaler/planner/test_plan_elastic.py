@@ -30,8 +30,8 @@ from autoscaler.state.world import Replica, Slice, SliceId, World
 from pilotlight.models.documents import fill_memory_estimate
 from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory
-from tests.kit import shapes
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.artifacts import model_files
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 
 TENTH, KEPT = Gpu(elastic_percent=10), ReplicaRange(min=1)
 
@@ -127,7 +127,7 @@ def test_granted_memory_covers_the_estimate_for_the_engine_arguments(
     tmp_path: Path, context_tokens: int | None, window: int
 ) -> None:
     """Uses the estimator itself, with a real header, for every grant from the smallest to the full request."""
-    path = shapes.attending(tmp_path / "a.gguf", layers=6, window=window)
+    path = model_files.attending(tmp_path / "a.gguf", layers=6, window=window)
     spec = ModelSpec(
         engine="llama.cpp", artifact=f"file://{path}", context_tokens=context_tokens, gpu=Gpu(elastic_percent=30)
     )

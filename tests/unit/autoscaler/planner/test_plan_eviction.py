@@ -13,7 +13,7 @@ from autoscaler.planner.plan import all_wanted, plan
 from autoscaler.state.actions import DrainReplica, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History
-from tests.kit.worlds import T0, Scene, device, drain, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.worlds import T0, Scene, device, drain, gateway, kinds, level, model, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
 

@@ -7,8 +7,8 @@ from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History
-from tests.kit.folding import DOC, M, R, after, moved, seen
-from tests.kit.worlds import T0, device, gateway, level, replica, world
+from tests.support.builders.fold import DOC, M, R, after, moved, seen
+from tests.support.builders.worlds import T0, device, gateway, level, replica, world
 
 
 def test_externally_deleted_replica_drains_without_revival_or_failure() -> None:

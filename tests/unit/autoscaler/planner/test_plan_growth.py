@@ -25,8 +25,8 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonTarget, StopOrder
 from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import History, Move, SliceId, World
-from tests.kit.sliced import card, hami_node
-from tests.kit.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world
+from tests.support.builders.slices import card, hami_node
+from tests.support.builders.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world
 from tests.unit.autoscaler.placement.test_growth import grants, growing, run, want
 from tests.unit.autoscaler.placement.test_packer import on, shelf
 

@@ -26,12 +26,12 @@ from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, Replica, Slice, SliceId, World
-from tests.kit.budget import examples
-from tests.kit.folding import after
-from tests.kit.observed import seen_of
-from tests.kit.pools import DRIVER
-from tests.kit.sliced import GIB, NODE, card, hami_node, npu_node
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.fold import after
+from tests.support.builders.resource_slices import DRIVER
+from tests.support.builders.slices import GIB, NODE, card, hami_node, npu_node
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.example_budget import examples
+from tests.support.harness.driver_events import seen_of
 
 A, B = model("a", 50), model("b", 50)
 BIG = (device("n/x", 80), device("n/y", 80))

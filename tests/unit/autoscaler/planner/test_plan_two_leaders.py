@@ -10,10 +10,10 @@ from autoscaler.planner.plan import plan
 from autoscaler.state.actions import AcquireLease, Acted, ReleaseLease
 from autoscaler.state.capacity_orders import LeasesSeen, OffersSeen, ProvidersSeen
 from autoscaler.state.world import World
-from tests.kit.budget import examples
-from tests.kit.fakeprovider import FakeProvider, Fate
-from tests.kit.offered import offer, surge, told
-from tests.kit.worlds import T0
+from tests.support.builders.capacity import offer, surge, told
+from tests.support.builders.worlds import T0
+from tests.support.example_budget import examples
+from tests.support.fakes.provider import FakeProvider, Fate
 
 WAITING = 3
 STEPS = st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from(["look", "act", "crash"])), max_size=30)

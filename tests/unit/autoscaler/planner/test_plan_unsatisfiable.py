@@ -14,8 +14,8 @@ from autoscaler.state.actions import Acted, FailStart
 from autoscaler.state.events import DocumentsSeen, StartSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, World
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, Scene, device, drain, folded, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import T0, Scene, device, drain, folded, gateway, kinds, level, model, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 A, B = model("a", 20), model("b", 20)
 WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"

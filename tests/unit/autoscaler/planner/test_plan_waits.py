@@ -10,8 +10,8 @@ from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
-from tests.kit.folding import DOC, M, R, after, pending, seen
-from tests.kit.worlds import T0, device, kinds, world
+from tests.support.builders.fold import DOC, M, R, after, pending, seen
+from tests.support.builders.worlds import T0, device, kinds, world
 
 WHY = "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 LONG_S = 100_000.0

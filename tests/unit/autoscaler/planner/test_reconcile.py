@@ -10,8 +10,8 @@ from autoscaler.controller.loop import Loop
 from autoscaler.planner.plan import REASON, wind_down
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, World
-from tests.kit.fakedriver import FakeDriver, FakeMachine, Fate
-from tests.kit.worlds import T0, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.fakes.driver import FakeDriver, FakeMachine, Fate
 
 A = model("a", 1)
 

@@ -22,10 +22,10 @@ from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.events import Reported
 from autoscaler.state.lifecycle import ReplicaState as S
 from pilotlight.cli.main import cli
-from tests.kit.budget import examples
-from tests.kit.offered import acted, offer, surge, told
-from tests.kit.recut import town
-from tests.kit.worlds import GI, T0, device, drain, gateway, level, model, replica, use, world
+from tests.support.builders.capacity import acted, offer, surge, told
+from tests.support.builders.mig_nodes import town
+from tests.support.builders.worlds import GI, T0, device, drain, gateway, level, model, replica, use, world
+from tests.support.example_budget import examples
 
 DOCUMENTS = """
 apiVersion: pilotlight.dev/v1alpha1

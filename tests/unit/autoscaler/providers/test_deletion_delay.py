@@ -15,10 +15,10 @@ from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity_orders import LeasesSeen
 from autoscaler.state.world import World
-from tests.kit.objects import PlayedServer
-from tests.kit.offered import acted, arrived, cloud, listed, offer, shown, surge, told
-from tests.kit.worlds import T0
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.capacity import acted, arrived, cloud, listed, offer, shown, surge, told
+from tests.support.builders.worlds import T0
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 HOME = "pilotlight", "pilotlight"
 KEY = delay_annotation_key(*HOME)

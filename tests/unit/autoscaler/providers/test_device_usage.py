@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autoscaler.providers.device_usage import CLAIMS, SLICES, find_device_user
-from tests.kit.objects import PlayedServer
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from autoscaler.providers.lead_time_store import (
 from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity_orders import STARTS_MAX, Capacity, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World
-from tests.kit.objects import PlayedServer
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 KIND, OTHER = OfferKind("rack", "A100", "w1"), OfferKind("cloud", "T4", "")
 ONCE = {KIND: LeadTimeStats(took_s=(1.5, 2.0), came=2, failed=1, gaps_s=(3.0, inf)), OTHER: LeadTimeStats(failed=4)}

@@ -23,9 +23,9 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.capacity_orders import Capacity, Group, GroupsSeen
 from autoscaler.state.world import World
-from tests.kit.objects import PlayedServer
-from tests.kit.worlds import GI
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.worlds import GI
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 CAPI, OPENSHIFT = "cluster.x-k8s.io/v1beta2", "machine.openshift.io/v1beta1"
 T4 = NodeKind(selector={"pool": "t4"}, device=NodeDevice(model="T4", memory_bytes=Bytes(16 * GI), count=2))

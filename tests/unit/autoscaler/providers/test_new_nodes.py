@@ -11,7 +11,7 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Price, Settings
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import Taint
-from tests.kit.worlds import GI
+from tests.support.builders.worlds import GI
 
 QUEUED = OfferTerms(2, 300.0, bought="spot")
 

@@ -11,9 +11,9 @@ import pytest
 from autoscaler.providers.provider import RefusedError
 from autoscaler.spec.ownership import Ownership, installation_id
 from tests.contracts.provider import Rig, one, order, release
-from tests.kit.cro_rack import Rack
-from tests.kit.objects import PlayedServer
-from tests.kit.queued import ProvisioningRig
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.providers.cro_rig import Rack
+from tests.support.harness.providers.provisioning_request_rig import ProvisioningRig
 from tests.unit.autoscaler.providers.cluster_autoscaler.test_provider import GroupRig
 from tests.unit.autoscaler.providers.karpenter.test_provider import NodesRig
 from tests.unit.autoscaler.providers.kueue.test_provider import KueueRig

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.reconciler import REST_S, Reconciler
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
 
 
 class Kept:

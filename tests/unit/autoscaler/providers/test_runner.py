@@ -23,9 +23,9 @@ from autoscaler.state.capacity_orders import (
     ReleaseOrder,
 )
 from tests.contracts.provider import order, release
-from tests.kit.fakeprovider import FakeProvider, Fate
-from tests.kit.offered import offer
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.capacity import offer
+from tests.support.fakes.provider import FakeProvider, Fate
 
 
 class Desk:

@@ -26,8 +26,8 @@ from autoscaler.state.device_claims import (
 )
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
-from tests.kit.offered import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
-from tests.kit.worlds import T0, world
+from tests.support.builders.capacity import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
+from tests.support.builders.worlds import T0, world
 
 RACK = ProviderSettings(
     name="rack", redfish=Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)

@@ -15,8 +15,8 @@ from autoscaler.placement.packer import pack
 from autoscaler.provisioning.feasibility import Fitting, is_fit_unchanged, list_unplaceable_models
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.capacity_orders import OffersSeen
-from tests.kit.offered import acted, offer, surge, told
-from tests.kit.worlds import GI, T0, device, model, replica, world
+from tests.support.builders.capacity import acted, offer, surge, told
+from tests.support.builders.worlds import GI, T0, device, model, replica, world
 
 TWO = Gpu(count=2)
 """Two whole devices."""

@@ -13,8 +13,8 @@ from autoscaler.spec.model import Gpu
 from autoscaler.state.capacity_orders import LeaseRefused, ProvidersSeen, ProviderTroubled
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
-from tests.kit.offered import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
-from tests.kit.worlds import GI, T0, gateway, level, model
+from tests.support.builders.capacity import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
+from tests.support.builders.worlds import GI, T0, gateway, level, model
 
 LONE = offer(devices_max=1, shared=False)
 

@@ -15,7 +15,7 @@ from autoscaler.state.capacity_orders import Lease, LeaseRefused, LeasesSeen, Li
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import Slice, World
-from tests.kit.offered import (
+from tests.support.builders.capacity import (
     A,
     acted,
     arrived,
@@ -29,7 +29,7 @@ from tests.kit.offered import (
     told,
     waits,
 )
-from tests.kit.worlds import T0, device, gateway, world
+from tests.support.builders.worlds import T0, device, gateway, world
 
 LONG_S = 100_000.0
 

@@ -17,7 +17,7 @@ from autoscaler.provisioning.offer_selection import (
     rated_offer_sort_key,
 )
 from autoscaler.state.capacity_orders import LeadTimeStats, Offer
-from tests.kit.offered import cloud, offer
+from tests.support.builders.capacity import cloud, offer
 
 
 def made(of: Offer, deadline_s: float = inf, devices: int = 1) -> RatedOffer:

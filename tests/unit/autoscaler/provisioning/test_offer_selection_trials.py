@@ -15,8 +15,8 @@ from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, World
-from tests.kit.offered import acted, cloud, offer, offered
-from tests.kit.worlds import T0, device, gateway, level, model, world
+from tests.support.builders.capacity import acted, cloud, offer, offered
+from tests.support.builders.worlds import T0, device, gateway, level, model, world
 
 NODES = 64
 CROWD = 2 * TRIALS_MAX // NODES

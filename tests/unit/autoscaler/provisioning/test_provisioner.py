@@ -24,8 +24,7 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.state.events import LeadingSeen, Reported, Seen, Synced
 from autoscaler.state.resources import HostResources
-from tests.kit.observed import seen_of
-from tests.kit.offered import (
+from tests.support.builders.capacity import (
     A,
     acted,
     arrived,
@@ -40,7 +39,8 @@ from tests.kit.offered import (
     told,
     waits,
 )
-from tests.kit.worlds import GI, T0, device, gateway, kinds, level, model, world
+from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, world
+from tests.support.harness.driver_events import seen_of
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
-from tests.kit.offered import (
+from tests.support.builders.capacity import (
     A,
     acted,
     arrived,
@@ -38,7 +38,7 @@ from tests.kit.offered import (
     told,
     waits,
 )
-from tests.kit.worlds import GI, T0, device, gateway, level, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, world
 
 DAYS_S = 3 * 86_400
 WAITS_S = A.spec.queue.wait_seconds_max

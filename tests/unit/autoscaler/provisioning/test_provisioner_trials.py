@@ -20,9 +20,9 @@ from autoscaler.state.capacity_orders import AcquireOrder, Offer, ReleaseOrder
 from autoscaler.state.events import ClockSeen
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId
-from tests.kit.offered import cloud, offer, offered, orders, surge, told
-from tests.kit.steps import IdleDriver
-from tests.kit.worlds import T0, device, gateway, level, model, world
+from tests.support.builders.capacity import cloud, offer, offered, orders, surge, told
+from tests.support.builders.worlds import T0, device, gateway, level, model, world
+from tests.support.harness.manual_loop import IdleDriver
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from autoscaler.server.metrics import Metrics
 from autoscaler.state.actions import Acted, Plan, ReleaseLease
 from autoscaler.state.capacity_orders import ReleaseOrder
 from autoscaler.state.world import World
-from tests.kit.chart import CHART
-from tests.kit.offered import A, acted, arrived, offer, shown, surge, told
-from tests.kit.worlds import T0, replica
+from tests.support.builders.capacity import A, acted, arrived, offer, shown, surge, told
+from tests.support.builders.worlds import T0, replica
+from tests.support.chart import CHART
 
 BEGUN_S = T0 + 40
 THERE: dict[str, Any] = {"committed": True, "node": "w1", "device_ids": ("new0",)}

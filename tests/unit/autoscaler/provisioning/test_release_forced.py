@@ -18,8 +18,8 @@ from autoscaler.state.actions import ReleaseLease
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import World
-from tests.kit.offered import A, acted, arrived, cloud, offer, releases, shown, surge, told
-from tests.kit.worlds import T0, gateway, replica
+from tests.support.builders.capacity import A, acted, arrived, cloud, offer, releases, shown, surge, told
+from tests.support.builders.worlds import T0, gateway, replica
 
 NODE, NEW = CordonTarget("node", "w1"), CordonTarget("device", "new0")
 HERE_S = T0 + 30

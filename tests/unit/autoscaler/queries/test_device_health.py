@@ -29,8 +29,8 @@ from autoscaler.state.actions import DrainReplica, ReviveReplica, StartReplica
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, World
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import GI, T0, device, folded, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 A = model("a", memory_gi=0)
 POD = PodRef(namespace="engines", name="r", uid="u1")

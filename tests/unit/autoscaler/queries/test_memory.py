@@ -13,8 +13,8 @@ from autoscaler.queries.memory import MIB, describe_granted_memory, has_grown, h
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.events import Seen
 from autoscaler.state.world import History, Replica, World
-from tests.kit.observed import seen_of
-from tests.kit.worlds import GI, T0, device, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, model, replica, world
+from tests.support.harness.driver_events import seen_of
 from tests.unit.autoscaler.placement.test_growth import growing
 
 GROWS, ELASTIC, NEITHER = Gpu(growth_percent=100), Gpu(elastic_percent=30), Gpu()

@@ -14,8 +14,8 @@ from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.state.events import DocumentsSeen, HistorySeen, Seen
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import History, PodRef, World
-from tests.kit.observed import seen_of
-from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.harness.driver_events import seen_of
 
 GI = 1 << 30
 NEW = History()

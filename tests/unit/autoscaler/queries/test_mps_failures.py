@@ -8,7 +8,7 @@ from autoscaler.queries import mps_failures
 from autoscaler.queries.mps_failures import PAUSE_S, PAUSE_S_MAX, TOGETHER_S
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replica, world
 
 HERE, THERE = replace(device("d"), kind="mps"), replace(device("e"), node=device("d").node, kind="mps")
 

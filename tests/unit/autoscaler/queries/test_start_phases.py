@@ -14,9 +14,9 @@ from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phas
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import LeadingSeen, Seen, Synced
 from autoscaler.state.world import Placing, PodRef, Replica
-from tests.kit.folding import DOC, M, R, after, pending, seen
-from tests.kit.workload import Bench
-from tests.kit.worlds import T0, replica, world
+from tests.support.builders.adoption_workload import Bench
+from tests.support.builders.fold import DOC, M, R, after, pending, seen
+from tests.support.builders.worlds import T0, replica, world
 
 
 def started(placing: Placing | None = None, **fields: float) -> Replica:

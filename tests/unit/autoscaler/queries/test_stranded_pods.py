@@ -32,8 +32,8 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import NodeBackoff, Taint, find_untolerated_taint
 from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
+from tests.support.example_budget import examples
 
 LAB = Taint("lab", "chem", "NoSchedule")
 

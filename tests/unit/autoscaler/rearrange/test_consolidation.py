@@ -21,8 +21,8 @@ from autoscaler.state.capacity_orders import AcquireOrder, LeaseId
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import History, Move, PaidCapacity, Replica, Slice, SliceId, World
-from tests.kit.offered import A, acted, arrived, cloud, offer, offered, releases, told
-from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.capacity import A, acted, arrived, cloud, offer, offered, releases, told
+from tests.support.builders.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
 
 B, C = model("b", 16, slots=1), model("c", 16, slots=1)
 STARTED = {name: History(starts_s=(10.0,), last_activity_s=T0 - 1) for name in "abc"}

@@ -23,9 +23,36 @@ from autoscaler.state.events import DisruptionsSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import NodeBackoff
 from autoscaler.state.world import Copy, History, Move, NodeId, Slice, World
-from tests.kit.laid import NODES, Laid, asked, big, changed, laid, looked, moved, names, nobody, node_of, reason, wide
-from tests.kit.observed import seen_of
-from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, verb, world
+from tests.support.builders.layouts import (
+    NODES,
+    Laid,
+    asked,
+    big,
+    changed,
+    laid,
+    looked,
+    moved,
+    names,
+    nobody,
+    node_of,
+    reason,
+    wide,
+)
+from tests.support.builders.worlds import (
+    T0,
+    Scene,
+    device,
+    folded,
+    gateway,
+    kinds,
+    level,
+    model,
+    replica,
+    use,
+    verb,
+    world,
+)
+from tests.support.harness.driver_events import seen_of
 
 # --- one move, step by step -------------------------------------------------------------------------------------------
 

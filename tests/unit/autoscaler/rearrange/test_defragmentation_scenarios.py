@@ -21,8 +21,7 @@ from autoscaler.rearrange.paid_capacity import advance
 from autoscaler.rearrange.replica_migration import AGAIN_S
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.world import Replica, World
-from tests.kit.budget import examples
-from tests.kit.laid import (
+from tests.support.builders.layouts import (
     BIG,
     DEVICES,
     NODES,
@@ -39,7 +38,8 @@ from tests.kit.laid import (
     slices,
     wide,
 )
-from tests.kit.worlds import GI, T0, Scene, folded, world
+from tests.support.builders.worlds import GI, T0, Scene, folded, world
+from tests.support.example_budget import examples
 
 # --- the scenario -----------------------------------------------------------------------------------------------------
 

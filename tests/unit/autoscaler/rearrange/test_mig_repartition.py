@@ -23,8 +23,8 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutRefused, CuttableSeen, MigNode
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import History, SliceId
-from tests.kit.recut import CONFIG, H100, asked, cuttable, order, slices, town, why
-from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.builders.mig_nodes import CONFIG, H100, asked, cuttable, order, slices, town, why
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
 
 
 def test_idle_node_is_repartitioned_for_a_model_that_fits_no_slice() -> None:

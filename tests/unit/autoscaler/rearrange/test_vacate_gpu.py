@@ -12,9 +12,9 @@ from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica, Plan, StartReplica, StopReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, Replica, Slice, World
-from tests.kit.pools import cut_name, partitionable, partitionables
-from tests.kit.sliced import NODE
-from tests.kit.worlds import T0, drain, folded, gateway, level, model, replica, use, world
+from tests.support.builders.resource_slices import cut_name, partitionable, partitionables
+from tests.support.builders.slices import NODE
+from tests.support.builders.worlds import T0, drain, folded, gateway, level, model, replica, use, world
 from tests.unit.autoscaler.placement.test_partitioned_gpus import there
 
 A, B = cut_name("1g.10gb", 0), cut_name("3g.40gb", 4)

@@ -28,7 +28,7 @@ from gateway.http.body import ChunkedBody
 from gateway.request.api_routes import Operation, find_operation
 from gateway.request.auth import Directory
 from gateway.request.body_members import edit_body, read_body
-from tests.kit.forwarding import in_one
+from tests.support.net.upstream_requests import in_one
 
 TWO = (Adapter(name="support", artifact="file:///w/s"), Adapter(name="sql.v2", artifact="file:///w/q"))
 NEEDED = ["--model", "/m", "--host", "h", "--port", "1", "--slots", "2"]

@@ -31,8 +31,8 @@ from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, Rep
 from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, Replica, SliceId, World
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, gateway, level, model, replica, world
+from tests.support.builders.worlds import T0, gateway, level, model, replica, world
+from tests.support.example_budget import examples
 
 M, G1, G2 = ModelName("m"), GatewayId("g1"), GatewayId("g2")
 

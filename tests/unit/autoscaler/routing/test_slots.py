@@ -14,9 +14,9 @@ from autoscaler.routing import slots as shares
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
 from autoscaler.state.world import SliceId, World
-from tests.kit.budget import examples
-from tests.kit.fleet import Fleet, Service
-from tests.kit.hold_gateway import MODEL, HoldGateway
+from tests.support.example_budget import examples
+from tests.support.harness.gateway.fleet import Fleet, Service
+from tests.support.harness.gateway.hold_gateway import MODEL, HoldGateway
 
 KINDS: Mapping[str, tuple[Service, float]] = {
     "exponential": (lambda r: r.expovariate(2.0), 0.5),

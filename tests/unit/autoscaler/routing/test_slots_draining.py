@@ -9,7 +9,7 @@ from autoscaler.contract import GatewayId, ReplicaId
 from autoscaler.routing import slots
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import Gateway, World
-from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
 
 M = model("m", 4, slots=2, high=2)
 

@@ -19,9 +19,9 @@ from autoscaler.state.events import FollowingSeen, LeadingSeen, Reported, Seen, 
 from autoscaler.state.lifecycle import ReplicaState as S
 from gateway.control.discovery import Discovery
 from gateway.control.sync import Link, Sync
-from tests.kit.observed import seen_of
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.harness.driver_events import seen_of
+from tests.support.harness.manual_loop import SteppedLoop
 
 A, B = model("a"), model("b")
 M, G = ModelName("a"), GatewayId("g1")

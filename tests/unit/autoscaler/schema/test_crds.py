@@ -1,4 +1,6 @@
-"""The checked-in CRDs are up to date and valid. tests/cluster/test_crds.py tests them on a real API server."""
+"""The checked-in CRDs are up to date and valid. tests/integration/cluster/kubernetes/resources/test_crds.py tests them
+on a real API server.
+"""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ from autoscaler.server.gateways import GATEWAYS_MAX, ContractServer, Feed, accep
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, GatewayGone
 from autoscaler.state.world import World
-from tests.kit.steps import IdleDriver, SteppedLoop
-from tests.kit.waiting import until
-from tests.kit.worlds import device, gateway, level, model, replica, world
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.worlds import device, gateway, level, model, replica, world
+from tests.support.harness.manual_loop import IdleDriver, SteppedLoop
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
 

@@ -16,10 +16,10 @@ from autoscaler.state.events import ReplicaSeen, Seen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.mig import CutOrder
 from autoscaler.state.world import Replica, World
-from tests.kit.folding import reported
-from tests.kit.observed import seen_of
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.builders.fold import reported
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.harness.driver_events import seen_of
+from tests.support.harness.manual_loop import SteppedLoop
 
 A = model("a", 6)
 

@@ -12,8 +12,8 @@ from autoscaler.state.actions import Acted, Plan, ReleaseLease
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, ReleaseOrder
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
-from tests.kit.offered import acted, arrived, listed, offer, shown, surge, told
-from tests.kit.worlds import T0
+from tests.support.builders.capacity import acted, arrived, listed, offer, shown, surge, told
+from tests.support.builders.worlds import T0
 
 
 def told_of(before: World, after: World) -> list[Counted]:

@@ -26,8 +26,8 @@ from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.inspection import SILENT_S
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, device, replica, world
+from tests.support.builders.worlds import T0, device, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
 from tests.unit.autoscaler.weights.test_image_prepull import ENGINE, at, needs
 from tests.unit.autoscaler.weights.test_image_prepull import starting as starts
 

@@ -31,8 +31,8 @@ from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken
 from autoscaler.state.world import World
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
 

@@ -27,8 +27,8 @@ from autoscaler.state.actions import DrainReplica, Plan
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
 

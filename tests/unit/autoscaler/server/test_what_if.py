@@ -21,8 +21,8 @@ from autoscaler.server import openapi, what_if
 from autoscaler.server.ops import OperationsServer
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.world import World
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import device, model, replica, world
+from tests.support.builders.worlds import device, model, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
 

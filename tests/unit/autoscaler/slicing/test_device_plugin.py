@@ -13,8 +13,8 @@ from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.world import NodeId
-from tests.kit.golden import agrees
-from tests.kit.worlds import replica
+from tests.support.builders.worlds import replica
+from tests.support.golden import agrees
 
 DOCUMENT = """
 apiVersion: pilotlight.dev/v1alpha1

@@ -23,9 +23,9 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import Slice, SliceId
-from tests.kit.pools import DRIVER, gpu, many, resource_slice
-from tests.kit.sliced import GIB, NODE, SINGLE, card, hami_node, mig_node, npu_node
-from tests.kit.worlds import T0, gateway, level, model, replica, world
+from tests.support.builders.resource_slices import DRIVER, gpu, many, resource_slice
+from tests.support.builders.slices import GIB, NODE, SINGLE, card, hami_node, mig_node, npu_node
+from tests.support.builders.worlds import T0, gateway, level, model, replica, world
 
 MIB = 1 << 20
 AMD = NodeFacts(NODE, {"amd.com/gpu.vram": "64G"}, {}, {"amd.com/gpu": "4", "nvidia.com/gpu": "2"})

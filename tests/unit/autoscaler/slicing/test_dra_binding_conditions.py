@@ -12,7 +12,7 @@ from autoscaler.slicing.dra_binding_conditions import Binding, apply_bindings, r
 from autoscaler.slicing.dra_claims import Dra
 from autoscaler.slicing.dra_resource_slices import ATTACHED_FIRST
 from autoscaler.state.world import NodeId
-from tests.kit.pools import DRIVER, gpu, resource_slice
+from tests.support.builders.resource_slices import DRIVER, gpu, resource_slice
 
 NODE = "w1"
 READY, FAILED, AGAIN = "FabricDeviceReady", "FabricDeviceFailed", "FabricDeviceReschedule"

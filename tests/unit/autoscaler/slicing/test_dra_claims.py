@@ -16,9 +16,9 @@ from autoscaler.slicing.dra_resource_slices import Policy, read_pools
 from autoscaler.slicing.mig_geometry import Cut, MigError, build_layout
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
-from tests.kit.golden import agrees, pod
-from tests.kit.pools import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice
-from tests.kit.sliced import GIB, NODE
+from tests.support.builders.resource_slices import DRIVER, H100, cut_name, gpu, many, partitionable, resource_slice
+from tests.support.builders.slices import GIB, NODE
+from tests.support.golden import agrees, pod
 
 MIB = 1 << 20
 

@@ -19,11 +19,11 @@ from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra_claims import Dra, Got, list_alternatives
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId
-from tests.kit.apiserver import Event, Server
-from tests.kit.golden import agrees, pod
-from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice
-from tests.kit.sliced import NODE
-from tests.kit.worlds import model, replica
+from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, partitionable, resource_slice
+from tests.support.builders.slices import NODE
+from tests.support.builders.worlds import model, replica
+from tests.support.fakes.kubernetes.api_server import Event, Server
+from tests.support.golden import agrees, pod
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n"
 NAMED = (

@@ -14,9 +14,9 @@ from autoscaler.slicing.base import PodFields, SliceShare
 from autoscaler.slicing.device_usage import resolve_actual_slices
 from autoscaler.slicing.dra_claims import Dra, Got
 from autoscaler.state.world import Slice
-from tests.kit.golden import agrees, pod
-from tests.kit.pools import DRIVER, H100, cut_name, partitionable
-from tests.kit.sliced import GIB, NODE
+from tests.support.builders.resource_slices import DRIVER, H100, cut_name, partitionable
+from tests.support.builders.slices import GIB, NODE
+from tests.support.golden import agrees, pod
 
 SETTINGS = """
 apiVersion: pilotlight.dev/v1alpha1

@@ -29,10 +29,10 @@ from autoscaler.state.events import SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Replica, Slice, SliceId
-from tests.kit.golden import agrees, pod
-from tests.kit.pools import DRIVER, cut_name, gpu, many, partitionable, resource_slice
-from tests.kit.sliced import GIB, NODE
-from tests.kit.worlds import T0, gateway, level, model, replica, world
+from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, partitionable, resource_slice
+from tests.support.builders.slices import GIB, NODE
+from tests.support.builders.worlds import T0, gateway, level, model, replica, world
+from tests.support.golden import agrees, pod
 from tests.unit.autoscaler.slicing.test_dra_claims_alternatives import Paths, meta
 
 Sharing = Literal["timeslice", "mps"]

@@ -16,9 +16,9 @@ from autoscaler.slicing.vendors import HAMI
 from autoscaler.slicing.volcano import WORDS as VOLCANO
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
-from tests.kit.golden import agrees, pod
-from tests.kit.sliced import GIB, NODE, card, hami_node
-from tests.kit.worlds import model, replica
+from tests.support.builders.slices import GIB, NODE, card, hami_node
+from tests.support.builders.worlds import model, replica
+from tests.support.golden import agrees, pod
 
 MIB = 1 << 20
 REGISTER, ALLOCATED = NVIDIA.register, NVIDIA.allocated

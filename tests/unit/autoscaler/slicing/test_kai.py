@@ -14,8 +14,8 @@ from autoscaler.slicing.kai import RESERVES, Kai
 from autoscaler.slicing.volcano import Volcano
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
-from tests.kit.golden import agrees, pod
-from tests.kit.sliced import EXAMPLES, GIB, KAI, NODE, VOLCANO
+from tests.support.builders.slices import EXAMPLES, GIB, KAI, NODE, VOLCANO
+from tests.support.golden import agrees, pod
 
 GPU = "nvidia.com/gpu"
 

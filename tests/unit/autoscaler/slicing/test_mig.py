@@ -12,8 +12,8 @@ from autoscaler.slicing.mig import Mig, build_mig_config_map, build_mig_parted_c
 from autoscaler.slicing.mig_geometry import GEOMETRIES, MigError, geometry_of
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
-from tests.kit.golden import agrees, pod
-from tests.kit.sliced import NODE, SINGLE, mig_node
+from tests.support.builders.slices import NODE, SINGLE, mig_node
+from tests.support.golden import agrees, pod
 
 MIB = 1 << 20
 H100 = GEOMETRIES["H100-80"]

@@ -26,7 +26,7 @@ from autoscaler.slicing.mig_geometry import (
 )
 from autoscaler.slicing.mig_placement import FILLING_EACH, FILLING_LEAST, NOW, WORK, Fleet, MigPlacement, MigRefusal
 from autoscaler.state.world import DeviceId
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 H100, A30, H200 = GEOMETRIES["H100-80"], GEOMETRIES["A30"], GEOMETRIES["H200"]
 MIX = {"1g.10gb": 3.0, "1g.20gb": 1.0, "2g.20gb": 2.0, "3g.40gb": 2.0, "4g.40gb": 1.0, "7g.80gb": 0.5}

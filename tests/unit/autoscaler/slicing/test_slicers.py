@@ -21,9 +21,9 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import NodeId, Slice
-from tests.kit import sliced
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, model, replica
+from tests.support.builders import slices as sliced
+from tests.support.builders.worlds import GI, model, replica
+from tests.support.example_budget import examples
 
 N = NodeId("n")
 

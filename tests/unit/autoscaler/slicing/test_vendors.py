@@ -19,9 +19,9 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import Slice
-from tests.kit.golden import agrees, pod
-from tests.kit.sliced import GIB, NODE, card, npu_node
-from tests.kit.worlds import model, replica
+from tests.support.builders.slices import GIB, NODE, card, npu_node
+from tests.support.builders.worlds import model, replica
+from tests.support.golden import agrees, pod
 
 MIB = 1 << 20
 ALL = [slicer for family in build_slicer_families() for slicer in family]

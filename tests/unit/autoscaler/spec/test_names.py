@@ -12,7 +12,7 @@ from autoscaler.routing.catalogue import model_entry
 from autoscaler.spec.model import Adapter, Model, ModelSpec
 from autoscaler.spec.names import Origin, Settled, resolve_model_conflicts, resolve_tenant_conflicts
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 
 def model(name: str, *aliases: str, namespace: str = "a", at_s: int = 0, adapters: tuple[str, ...] = ()) -> Model:

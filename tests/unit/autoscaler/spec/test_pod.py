@@ -11,7 +11,7 @@ from autoscaler.slicing.registry import is_device_annotation, is_device_resource
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, SecretName, Toleration
 from pilotlight.models.documents import build_launcher
-from tests.kit.sliced import EXAMPLES
+from tests.support.builders.slices import EXAMPLES
 
 FULL = """
 pod:

@@ -17,8 +17,8 @@ from autoscaler.state.capacity_orders import (
     lease_name,
     next_lease_name,
 )
-from tests.kit.offered import offer
-from tests.kit.worlds import T0
+from tests.support.builders.capacity import offer
+from tests.support.builders.worlds import T0
 
 RFC1123 = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 

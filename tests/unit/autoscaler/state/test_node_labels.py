@@ -13,9 +13,9 @@ from autoscaler.state.actions import AcquireLease
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import MAKERS, PendingLabels, can_label_appear
 from autoscaler.state.world import World
-from tests.kit import cro_rack
-from tests.kit.offered import acted, cloud, offer, offered, orders, surge, waits
-from tests.kit.worlds import T0, device, model
+from tests.support.builders.capacity import acted, cloud, offer, offered, orders, surge, waits
+from tests.support.builders.worlds import T0, device, model
+from tests.support.harness.providers import cro_rig
 
 HOST = "kubernetes.io/hostname"
 NODE = {HOST: "w1", "kubernetes.io/os": "linux"}
@@ -65,16 +65,16 @@ def test_offer_without_labels_is_ordered_for_any_node_selector() -> None:
 
 
 def test_cro_fabric_attaches_to_the_node_with_the_selected_label() -> None:
-    rack = cro_rack.Rack()
-    rack.world = World(epoch=1, settings=cro_rack.SETTINGS)
+    rack = cro_rig.Rack()
+    rack.world = World(epoch=1, settings=cro_rig.SETTINGS)
     seen: list[Offer] = []
 
     async def act() -> None:
         for name, more in (("w1", {}), ("w2", {"team": "x"})):
-            there = cro_rack.node(name)
+            there = cro_rig.node(name)
             there["metadata"]["labels"] = {HOST: name, **more}
             rack.server.put(f"{NODES}/{name}", there)
-        seen.extend(await CroFabric("rack", cro_rack.MODEL, rack.server, lambda: rack.world).offers())
+        seen.extend(await CroFabric("rack", cro_rig.MODEL, rack.server, lambda: rack.world).offers())
 
     rack.run(act())
     assert [one.node for one in seen] == ["w1", "w2"]

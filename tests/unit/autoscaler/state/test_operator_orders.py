@@ -29,8 +29,8 @@ from autoscaler.state.actions import (
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import History, SliceId, World
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.planner.test_plan import worlds
 
 A = model("a", 20, idle_seconds=600.0)

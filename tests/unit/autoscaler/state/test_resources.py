@@ -21,7 +21,7 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
 from autoscaler.state.resources import CPU_MAX, Beside, HostResources
 from autoscaler.state.world import History, NodeId, World
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 
 MI = 1 << 20
 

@@ -44,7 +44,7 @@ from autoscaler.weights.desired import (
 )
 from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.mounts import ArtifactFacts
-from tests.kit.worlds import T0, device, replica, world
+from tests.support.builders.worlds import T0, device, replica, world
 
 ADA = "oci://r.example/ada:1"
 N1, N2 = NodeId("n1"), NodeId("n2")

@@ -10,7 +10,7 @@ from autoscaler.explain.weights import describe_weights
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.world import ClusterFacts, NodeId
 from autoscaler.weights.desired import build_node_wants, find_unfetched_artifact
-from tests.kit.worlds import device, world
+from tests.support.builders.worlds import device, world
 
 
 @pytest.mark.parametrize(

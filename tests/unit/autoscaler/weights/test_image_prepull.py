@@ -20,7 +20,7 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, Replica, World
 from autoscaler.weights import image_prepull
 from autoscaler.weights.image_prepull import NODE_MAX, NODES_ENOUGH, ImageWants
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replica, world
 
 ENGINE = ImageWant(image="vllm/vllm-openai:v1")
 MANY = 12

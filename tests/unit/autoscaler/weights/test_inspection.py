@@ -13,7 +13,7 @@ from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.inspection import SILENT_S, SLOW_S, InspectionAssigner
-from tests.kit.worlds import T0, world
+from tests.support.builders.worlds import T0, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/ada:1"))
 LOOK = WeightsRequest("oci://r.io/ada:1", look=True)

@@ -17,8 +17,8 @@ from autoscaler.server.gateways import ContractServer
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.peers import KEPT_S, PEERS_MAX, NodePeer, NodePeers, PeerCache, list_peers, select_peers
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import T0, world
+from tests.support.builders.worlds import T0, world
+from tests.support.harness.manual_loop import SteppedLoop
 
 ADA = "oci://r.io/a:1"
 DIGEST = "sha256:" + "a" * 64

@@ -27,8 +27,8 @@ from autoscaler.contract import (
 )
 from gateway.control import snapshot_file, sync
 from gateway.control.sync import Link, LinkError, Sync
-from tests.kit.waiting import until
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.waiting import until
 
 G = GatewayId("g1")
 ENTRY = ModelEntry(name=ModelName("a"), served_name="a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoscaler.contract import Refusal, ReportAnswer, RoutesDelta, TenantEntry, TenantName
 from gateway.dispatch.call import CallState
 from gateway.errors import MAX_RETRY_AFTER_S
-from tests.kit.dispatching import Script, warm
+from tests.support.harness.gateway.dispatch_script import Script, warm
 
 # --- scale from zero ----------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from autoscaler.contract import ModelName, QueueLimits, TenantName
 from gateway.dispatch.call import Call
 from gateway.dispatch.fair_queue import COMPACT_MIN, Deadlines, Queue, TenantQueue
 from gateway.dispatch.reports import Account
-from tests.kit.budget import examples
-from tests.kit.dispatching import call_of
+from tests.support.example_budget import examples
+from tests.support.harness.gateway.dispatch_script import call_of
 
 MODEL = ModelName("llama")
 

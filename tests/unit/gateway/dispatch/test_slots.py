@@ -8,7 +8,7 @@ from autoscaler.contract import LEADER_SILENT_S, RoutesDelta
 from gateway.dispatch.call import CallState
 from gateway.dispatch.model_dispatcher import RETRIES_MAX, Bounce
 from gateway.dispatch.slots import SUSPECT_S
-from tests.kit.dispatching import Script, warm
+from tests.support.harness.gateway.dispatch_script import Script, warm
 
 # --- allocations --------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from gateway.http.response_reader import (
 )
 from gateway.http.sse import EventGate, encode_chunk, render_engine_error, whole_chunks
 from gateway.upstream.token_usage import parse_token_usage
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENTS = [b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n' % number for number in range(5)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.http.response_reader import LAST_CHUNK, BodyWalker, ResponseHead
 from gateway.http.sse import EVENT_BYTES_MAX, EventGate, encode_chunk, is_usage
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 LINE_ENDS = (b"\n", b"\r", b"\r\n")
 EVENT_ENDS = (

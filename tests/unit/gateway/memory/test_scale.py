@@ -13,9 +13,9 @@ from gateway.dispatch.memory_pressure import Pressure, compute_pressure
 from gateway.dispatch.reports import Account
 from gateway.memory import guard
 from gateway.memory.scale import MemoryGuard
-from tests.kit.dispatching import Script, warm
-from tests.kit.engine import HOLD, OK, ScriptedEngine
-from tests.kit.rig import rig
+from tests.support.fakes.engines.scripted_engine import HOLD, OK, ScriptedEngine
+from tests.support.harness.gateway.dispatch_script import Script, warm
+from tests.support.harness.gateway.gateway_rig import rig
 
 
 @pytest.mark.parametrize(

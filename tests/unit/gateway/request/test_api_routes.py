@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.request.api_routes import Kind, Operation, find_operation
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 OPENAI = [
     "chat/completions", "completions", "embeddings", "responses", "moderations", "audio/transcriptions",

@@ -15,8 +15,8 @@ from gateway.request.api_routes import Operation, find_operation
 from gateway.request.body_members import Peek, edit_body, edit_json, read_body, read_json
 from gateway.request.json_scanner import MEMBERS_MAX
 from gateway.request.multipart import Form
-from tests.kit.budget import examples
-from tests.kit.forwarding import in_one
+from tests.support.example_budget import examples
+from tests.support.net.upstream_requests import in_one
 
 CHAT = find_operation(b"POST", b"/v1/chat/completions")
 EMBEDDINGS = find_operation(b"POST", b"/v1/embeddings")

@@ -14,7 +14,7 @@ from gateway.http.request_head import HEAD_BYTES_MAX, KEPT, Head
 from gateway.http.request_reader import RequestReader
 from gateway.request.api_routes import find_operation
 from gateway.request.headers import UPSTREAM_HEAD_BYTES_MAX, Asked, read_call_headers, request_id, upstream_head
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -16,8 +16,8 @@ from gateway.request.api_routes import Operation, find_operation
 from gateway.request.body_members import Peek, edit_body, read_body
 from gateway.request.json_scanner import MEMBERS_MAX, NESTING_MAX, TOKEN_BYTES_MAX, VALUE_BYTES_MAX, JsonScan
 from gateway.request.multipart import Form, FormScan, edit_multipart, read_multipart
-from tests.kit.budget import examples
-from tests.kit.forwarding import in_one
+from tests.support.example_budget import examples
+from tests.support.net.upstream_requests import in_one
 
 KIB = 1 << 10
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import CallError
 from gateway.request.multipart import PARTS_MAX, VALUE_BYTES_MAX, edit_multipart, read_multipart
-from tests.kit.budget import examples
-from tests.kit.forwarding import in_one
+from tests.support.example_budget import examples
+from tests.support.net.upstream_requests import in_one
 
 TYPE = b"multipart/form-data; boundary=b"
 

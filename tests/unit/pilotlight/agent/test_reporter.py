@@ -30,9 +30,9 @@ from pilotlight.agent.reporter import Agent, WayError
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.cli import agent
 from pilotlight.cli.agent import build_health_app
-from tests.kit.fakenvml import FakeNvml
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import world
+from tests.support.builders.worlds import world
+from tests.support.fakes.nvml import FakeNvml
+from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pilotlight.net import ops_client
-from tests.kit import command_cases
-from tests.kit.command_cases import OWNED, Case, Ended, OverdueError
-from tests.kit.foreign_server import FOREIGN, serving, sized
+from tests.support.fakes.foreign_server import FOREIGN, serving, sized
+from tests.support.harness import command_lines
+from tests.support.harness.command_lines import OWNED, Case, Ended, OverdueError
 
 SHORT, LONG = 120, 2000
 SEED = 4711
@@ -31,7 +31,7 @@ HOSTILE = {
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with the files that cases name, without this machine's configuration and without daemons."""
-    command_cases.lay_files(tmp_path)
+    command_lines.lay_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in [one for one in os.environ if one.startswith(("PILOTLIGHT_", "XDG_", "KUBE", "HF_", "AWS_"))]:
         monkeypatch.delenv(name)
@@ -39,7 +39,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setattr(ops_client, "TIMEOUT_S", 1.0)
     monkeypatch.setattr("artifacts.http.retry.TRIES_MAX", 1)
-    command_cases.stop_daemons(monkeypatch)
+    command_lines.stop_daemons(monkeypatch)
     yield
     assert sys.stdout.writable()
 
@@ -53,9 +53,9 @@ def broken(seed: int, count: int) -> list[str]:
     found = []
     with ExitStack() as stack:
         urls = tuple(stack.enter_context(serving(partial(send, body=body))) for body in HOSTILE.values())
-        for number, case in enumerate(command_cases.cases(seed, count, urls)):
+        for number, case in enumerate(command_lines.cases(seed, count, urls)):
             try:
-                wrong = command_cases.faults(case, command_cases.run(case.words))
+                wrong = command_lines.faults(case, command_lines.run(case.words))
             except OverdueError:
                 wrong = ["it does not end"]
             except Exception as error:  # noqa: BLE001 - an exception of any class is a finding
@@ -77,7 +77,7 @@ def test_two_thousand_random_commands_print_at_most_one_error_line() -> None:
 
 def test_command_checks_detect_each_kind_of_bad_output() -> None:
     case, good = Case(("status", "m")), Ended(2, b"", b"pilotlight: --ops: no\n")
-    assert command_cases.faults(case, good) == []
+    assert command_lines.faults(case, good) == []
     for bad in (
         good._replace(status=3),
         good._replace(err=b"Traceback (most recent call last):\n"),
@@ -87,17 +87,17 @@ def test_command_checks_detect_each_kind_of_bad_output() -> None:
         good._replace(out="\x9b\u202e".encode()),
         good._replace(err=b"two\nlines\n"),
     ):
-        assert command_cases.faults(case, bad) != []
+        assert command_lines.faults(case, bad) != []
 
 
 @pytest.mark.standard
 def test_command_over_its_time_limit_raises_an_error() -> None:
-    with pytest.raises(OverdueError), command_cases.limited(("x",), 0.05):
+    with pytest.raises(OverdueError), command_lines.limited(("x",), 0.05):
         time.sleep(60)
 
 
 def test_equal_seeds_generate_the_same_command_lines() -> None:
-    first = list(command_cases.cases(1, 200))
-    assert first == list(command_cases.cases(1, 200))
-    assert first != list(command_cases.cases(2, 200))
-    assert {words for words, _ in command_cases.commands()} <= {case.words[:end] for case in first for end in (1, 2, 3)}
+    first = list(command_lines.cases(1, 200))
+    assert first == list(command_lines.cases(1, 200))
+    assert first != list(command_lines.cases(2, 200))
+    assert {words for words, _ in command_lines.commands()} <= {case.words[:end] for case in first for end in (1, 2, 3)}

@@ -15,11 +15,11 @@ from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.spec.settings import Settings
 from pilotlight.doctor.capacity import APIS, Place, check_capacity
 from pilotlight.doctor.finding import Finding
-from tests.kit import certificates
-from tests.kit.fake_redfish import PASSWORD, USER, FakeFabric
-from tests.kit.fakekueue import NEWEST
-from tests.kit.objects import PlayedServer
-from tests.kit.played_karpenter import node_pool
+from tests.support.fakes.kubernetes.karpenter import node_pool
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.fakes.kubernetes.kueue import NEWEST
+from tests.support.fakes.redfish import PASSWORD, USER, FakeFabric
+from tests.support.net import certificates
 
 HEAD = "apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n"
 NODES = """

@@ -24,7 +24,7 @@ from pilotlight.doctor import cluster, gpu_operator, machine, nodes
 from pilotlight.doctor.finding import Finding
 from pilotlight.models.documents import load_settings
 from pilotlight.net.listen import Address
-from tests.kit.fakenvml import FakeNvml
+from tests.support.fakes.nvml import FakeNvml
 
 NONE: tuple[str, ...] = ()
 

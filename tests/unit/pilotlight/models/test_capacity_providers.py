@@ -39,12 +39,12 @@ from pilotlight.models.capacity_providers import (
     check_provider_modes,
 )
 from tests.contracts.provider import order
-from tests.kit.fake_redfish import FakeFabric
-from tests.kit.fakeprovider import FakeProvider
-from tests.kit.objects import PlayedServer
-from tests.kit.offered import offer
-from tests.kit.redfish_rig import TURN_S, WAIT_S
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.capacity import offer
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.fakes.provider import FakeProvider
+from tests.support.fakes.redfish import FakeFabric
+from tests.support.harness.providers.redfish_rig import TURN_S, WAIT_S
 
 RACK = ProviderSettings(name="rack", cro=Cro(model="A100"))
 NODES = ProviderSettings(name="g4", karpenter=Karpenter(node_pool="g4-nodepool"))

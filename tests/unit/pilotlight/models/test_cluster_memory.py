@@ -24,7 +24,7 @@ from autoscaler.state.world import World
 from loadtest import tiny_gguf
 from pilotlight.models import cluster_memory, documents, remote_header
 from pilotlight.models.cluster_memory import Sizes
-from tests.kit.worlds import T0, device, gateway, level, replica, world
+from tests.support.builders.worlds import T0, device, gateway, level, replica, world
 
 ADA, LORA = "oci://r.io/ada:1", "oci://r.io/lora:1"
 

@@ -10,8 +10,8 @@ from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, Synced
 from autoscaler.state.world import World
 from pilotlight.models.cpu_warning import NAMED_MAX, NO_GPU, CpuBound
-from tests.kit.steps import SteppedLoop
-from tests.kit.waiting import until
+from tests.support.harness.manual_loop import SteppedLoop
+from tests.support.waiting import until
 
 WHEEL = {"xllamacpp": "/bin/python"}
 FIX = LLAMA_CPP.programs[0].for_gpus

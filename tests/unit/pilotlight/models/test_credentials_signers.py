@@ -17,8 +17,8 @@ from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.settings import Signatures
 from pilotlight.models import credentials
 from pilotlight.models.credentials import SignersError
-from tests.kit.keyless import Sigstore
-from tests.kit.signed import key, pem
+from tests.support.builders.artifacts.cosign_signatures import key, pem
+from tests.support.builders.artifacts.sigstore import Sigstore
 
 OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 

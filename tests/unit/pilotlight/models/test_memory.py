@@ -21,8 +21,8 @@ from autoscaler.spec.quantity import BytesOrAuto
 from pilotlight.models.documents import fill_memory_estimate
 from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory, is_fetched_by_store, read_serving_options
-from tests.kit import shapes
-from tests.kit.worlds import T0, device, replica, world
+from tests.support.builders.artifacts import model_files
+from tests.support.builders.worlds import T0, device, replica, world
 from tests.unit.artifacts.formats.test_hf_config import LLAMA, tensors
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return shapes.attending(tmp_path / "ada.gguf", layers=6, window=256)
+    return model_files.attending(tmp_path / "ada.gguf", layers=6, window=256)
 
 
 def model(file: Path, engine: EngineName = "llama.cpp", **spec: Any) -> Model:

@@ -16,7 +16,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.world import ModelLoad, World
 from pilotlight.models.page_cache import Warming, list_parked_models, list_weight_files
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replica, world
 from tests.unit.pilotlight.models.test_weights import step as first
 
 NAME = ModelName("m")

@@ -48,12 +48,12 @@ from pilotlight.models.weights import (
     gather_copies,
     list_wanted_models,
 )
-from tests.kit import packed
-from tests.kit.fake_hub import TOKEN, FakeHub
-from tests.kit.fake_registry import StillClock
-from tests.kit.fake_s3 import FakeS3
-from tests.kit.weight_files import as_safetensors
-from tests.kit.worlds import T0, device, world
+from tests.support.builders.artifacts import packed_models
+from tests.support.builders.artifacts.weight_file_headers import as_safetensors
+from tests.support.builders.worlds import T0, device, world
+from tests.support.fakes.hub import TOKEN, FakeHub
+from tests.support.fakes.registry import StillClock
+from tests.support.fakes.s3 import FakeS3
 
 pytestmark = pytest.mark.standard
 
@@ -149,11 +149,11 @@ def step(after: World) -> LoopStep:
 
 
 async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Path) -> None:
-    source = packed.model(tmp_path / "model", {"a.gguf": b"GGUF"})
-    packed.packed(source, tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as host:
+    source = packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"})
+    packed_models.packed(source, tmp_path / "layout")
+    with packed_models.served(tmp_path / "layout") as host:
         one = at(tmp_path, Registries())
-        wants = model(f"oci://{host}/{packed.NAME}:v1")
+        wants = model(f"oci://{host}/{packed_models.NAME}:v1")
         calls = replace(world([wants], [device("g1", 80, "n1")], []), loads={wants.name: ModelLoad(waiting=1)})
         loop, read = Listening(calls), asyncio.Event()
 
@@ -180,14 +180,16 @@ async def test_weights_are_pulled_and_reported_while_requests_wait(tmp_path: Pat
 
 
 async def test_copy_unusable_by_the_engine_is_released(tmp_path: Path) -> None:
-    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as host:
-        one, wants = at(tmp_path, Registries()), model(f"oci://{host}/{packed.NAME}:v1")
+    packed_models.packed(
+        packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF 1", "b.gguf": b"GGUF 2"}), tmp_path / "layout"
+    )
+    with packed_models.served(tmp_path / "layout") as host:
+        one, wants = at(tmp_path, Registries()), model(f"oci://{host}/{packed_models.NAME}:v1")
         with pytest.raises(EngineError, match="holds 2 GGUF files"):
             await one(wants, lambda _: None)  # type: ignore[misc]  # it is in a registry
         assert not Store(tmp_path / "weights").rows()[0].in_use
         assert one.located(wants) is wants
-        missing = model(f"oci://{host}/{packed.NAME}:none")
+        missing = model(f"oci://{host}/{packed_models.NAME}:none")
         with pytest.raises(RegistryError, match="there is no manifest none"):
             await one(missing, lambda _: None)  # type: ignore[misc]  # it is in a registry
 
@@ -231,10 +233,10 @@ def adapted(model_at: str, *adapters: str, **spec: object) -> Model:
 
 async def test_adapters_are_fetched_and_locked_together_with_their_model(tmp_path: Path) -> None:
     for name, files in (("m", {"a.gguf": b"GGUF", "adapter-x.gguf": b"GGUF MINE"}), ("l", {"lora.gguf": b"GGUF LORA"})):
-        packed.packed(packed.model(tmp_path / name, files), tmp_path / f"{name}.layout")
-    with packed.served(tmp_path / "m.layout") as host, packed.served(tmp_path / "l.layout") as other:
+        packed_models.packed(packed_models.model(tmp_path / name, files), tmp_path / f"{name}.layout")
+    with packed_models.served(tmp_path / "m.layout") as host, packed_models.served(tmp_path / "l.layout") as other:
         one = at(tmp_path, Registries())
-        own, lora = f"oci://{host}/{packed.NAME}:v1", f"oci://{other}/{packed.NAME}:v1"
+        own, lora = f"oci://{host}/{packed_models.NAME}:v1", f"oci://{other}/{packed_models.NAME}:v1"
         wants = adapted(own, lora, own, "file:///here.gguf")
         held = await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
         spec = held.model.spec
@@ -257,10 +259,10 @@ async def test_adapters_are_fetched_and_locked_together_with_their_model(tmp_pat
 
 
 async def test_missing_adapter_fails_the_start_and_releases_the_copies(tmp_path: Path) -> None:
-    packed.packed(packed.model(tmp_path / "m", {"a.gguf": b"GGUF"}), tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as host:
-        one, own = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
-        wants = adapted(own, own, f"oci://{host}/{packed.NAME}:none")
+    packed_models.packed(packed_models.model(tmp_path / "m", {"a.gguf": b"GGUF"}), tmp_path / "layout")
+    with packed_models.served(tmp_path / "layout") as host:
+        one, own = at(tmp_path, Registries()), f"oci://{host}/{packed_models.NAME}:v1"
+        wants = adapted(own, own, f"oci://{host}/{packed_models.NAME}:none")
         with pytest.raises(AdapterError, match=rf"^adapter a1: {host}: there is no manifest none of"):
             await one(wants, lambda _: None)  # type: ignore[misc]  # the store brings it
         assert not any(row.in_use for row in Store(tmp_path / "weights").rows())
@@ -308,10 +310,10 @@ UNSAFE = {"model.safetensors": as_safetensors(b""), "config.json": b"{}", "model
 
 
 async def test_unsafe_weights_are_used_only_by_models_that_allow_them(tmp_path: Path) -> None:
-    folder = packed.model(tmp_path / "m", UNSAFE)
+    folder = packed_models.model(tmp_path / "m", UNSAFE)
     oci_layout.write_layout(tmp_path / "layout", plan_artifact(folder, allow_unsafe=True), "modelpack", "v1")
-    with packed.served(tmp_path / "layout") as host:
-        one, of = at(tmp_path, Registries()), f"oci://{host}/{packed.NAME}:v1"
+    with packed_models.served(tmp_path / "layout") as host:
+        one, of = at(tmp_path, Registries()), f"oci://{host}/{packed_models.NAME}:v1"
         strict = model(of, engine="vllm")
         allows = model(of, engine="vllm", allow_unsafe=True)
         with pytest.raises(RefusedError, match=f"code is not taken.*{re.escape(ALLOW)}"):
@@ -346,10 +348,10 @@ async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_
     """At first the tag does not exist: the reason is reported, and the memory is known once it exists."""
     (tmp_path / "m").mkdir()
     tiny_gguf.make_model(tmp_path / "m" / "a.gguf", "one two")
-    packed.packed(tmp_path / "m", tmp_path / "layout")
+    packed_models.packed(tmp_path / "m", tmp_path / "layout")
     now_s, read = [0.0], asyncio.Event()
-    with packed.served(tmp_path / "layout") as host:
-        wants = model(f"oci://{host}/{packed.NAME}:v2")
+    with packed_models.served(tmp_path / "layout") as host:
+        wants = model(f"oci://{host}/{packed_models.NAME}:v2")
         one = Supply(tmp_path / "weights", Weights(), Registries(), clock=lambda: now_s[0])
         loop = Listening(world([wants], [device("g1", 80, "n1")], []))
 
@@ -362,9 +364,9 @@ async def test_failed_header_read_is_retried_until_the_registry_has_the_tag(tmp_
                 await asyncio.sleep(0.01)
             said = loop.observed[-1]
             assert isinstance(said, CopiesSeen)
-            assert said.failed == {wants.spec.artifact: f"{host}: there is no manifest v2 of {packed.NAME}"}
+            assert said.failed == {wants.spec.artifact: f"{host}: there is no manifest v2 of {packed_models.NAME}"}
             async with Client(Site(host)) as client:
-                await packed.push(client, OciLayout(tmp_path / "layout"), tag="v2")
+                await packed_models.push(client, OciLayout(tmp_path / "layout"), tag="v2")
             now_s[0] = FIRST_S
             one._changed.set()
             await read.wait()

@@ -26,11 +26,11 @@ from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
-from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
-from tests.kit.ports import free_port
-from tests.kit.steps import SteppedLoop
-from tests.kit.waiting import until
-from tests.kit.worlds import device, gateway, model, replica, world
+from tests.support.builders.worlds import device, gateway, model, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
+from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.support.net.ports import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
 

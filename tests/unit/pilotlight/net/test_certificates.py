@@ -10,7 +10,7 @@ import pytest
 
 from pilotlight.net import certificates
 from pilotlight.net.certificates import FileError, Identity
-from tests.kit.certificates import OURS, Pair, authority, leaf, write, write_authority
+from tests.support.net.certificates import OURS, Pair, authority, leaf, write, write_authority
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

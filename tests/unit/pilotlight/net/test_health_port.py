@@ -13,9 +13,9 @@ from gateway.gateway import Gateway
 from gateway.ops import build_ops_application
 from pilotlight.net import http_server
 from pilotlight.net.listen import Address
-from tests.kit.ports import free_port
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import world
+from tests.support.builders.worlds import world
+from tests.support.harness.manual_loop import SteppedLoop
+from tests.support.net.ports import free_port
 
 pytestmark = pytest.mark.standard
 

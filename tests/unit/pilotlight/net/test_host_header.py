@@ -18,8 +18,8 @@ from autoscaler.server.ops import OperationsServer
 from gateway.gateway import Gateway
 from gateway.ops import build_ops_application
 from pilotlight.net import http_server
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import world
+from tests.support.builders.worlds import world
+from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
 

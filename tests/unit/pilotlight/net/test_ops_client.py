@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from autoscaler.queries.views import Row, Sentences
 from pilotlight.cli.main import cli
 from pilotlight.net import ops_client
-from tests.kit.foreign_server import FOREIGN, HEAD, serving, sized
+from tests.support.fakes.foreign_server import FOREIGN, HEAD, serving, sized
 
 pytestmark = pytest.mark.standard
 

@@ -13,7 +13,7 @@ import pytest
 from pilotlight.net import renewal
 from pilotlight.net.certificates import FileError
 from pilotlight.net.renewal import Files
-from tests.kit.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

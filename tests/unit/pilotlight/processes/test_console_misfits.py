@@ -11,9 +11,9 @@ from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.world import World
 from pilotlight.processes.console import SAID_MAX, Misfits
-from tests.kit.contained import raised
-from tests.kit.recut import town
-from tests.kit.worlds import device, model, world
+from tests.support.builders.mig_nodes import town
+from tests.support.builders.worlds import device, model, world
+from tests.support.harness.faults.contained_faults import raised
 
 
 def step(before: World, after: World) -> LoopStep:

@@ -15,9 +15,9 @@ from autoscaler.state.world import World
 from pilotlight.processes import preflight
 from pilotlight.processes.console import SAID_MAX
 from pilotlight.processes.preflight import Preflight
-from tests.kit.steps import SteppedLoop
-from tests.kit.waiting import until
-from tests.kit.worlds import device, model, world
+from tests.support.builders.worlds import device, model, world
+from tests.support.harness.manual_loop import SteppedLoop
+from tests.support.waiting import until
 
 A, B = model("a", 10), model("b", 10)
 WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"

@@ -13,8 +13,8 @@ from artifacts.credentials.clouds.pod_identity import FULL
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
 from artifacts.errors import DeniedError, PolicyError
-from tests.kit.cloud_services import Services
-from tests.kit.fake_registry import StillClock
+from tests.support.fakes.cloud_services import Services
+from tests.support.fakes.registry import StillClock
 
 pytestmark = pytest.mark.standard
 

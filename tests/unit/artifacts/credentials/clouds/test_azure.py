@@ -16,8 +16,8 @@ from artifacts.errors import DeniedError, PolicyError
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
-from tests.kit.cloud_services import Services
-from tests.kit.fake_registry import FakeRegistry, StillClock
+from tests.support.fakes.cloud_services import Services
+from tests.support.fakes.registry import FakeRegistry, StillClock
 from tests.unit.artifacts.registry.test_manifests import BODY, NAME, TokenPlace
 
 pytestmark = pytest.mark.standard

@@ -13,7 +13,7 @@ from artifacts.fetch.registry import fingerprint_login
 from artifacts.http.transport import Site
 from artifacts.registry import manifests
 from artifacts.registry.client import Client
-from tests.kit.fake_registry import FakeRegistry, StillClock, says
+from tests.support.fakes.registry import FakeRegistry, StillClock, says
 
 
 class Fake:

@@ -7,8 +7,8 @@ import pytest
 from artifacts.credentials.clouds.google import PATH, Google
 from artifacts.credentials.docker_config import Login
 from artifacts.errors import DeniedError, UnreachableError
-from tests.kit.cloud_services import Services
-from tests.kit.fake_registry import StillClock
+from tests.support.fakes.cloud_services import Services
+from tests.support.fakes.registry import StillClock
 
 pytestmark = pytest.mark.standard
 

@@ -9,8 +9,8 @@ import pytest
 from artifacts.credentials.clouds.pod_identity import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
 from artifacts.credentials.sigv4 import Keys
 from artifacts.errors import DeniedError, PolicyError, UnreachableError
-from tests.kit.cloud_services import Services
-from tests.kit.fake_registry import StillClock
+from tests.support.fakes.cloud_services import Services
+from tests.support.fakes.registry import StillClock
 
 pytestmark = pytest.mark.standard
 

@@ -16,8 +16,8 @@ from autoscaler.kubernetes.constants import NODE_POOL, NODES
 from autoscaler.slicing.base import PodFields
 from autoscaler.spec.pod import Pod
 from autoscaler.spec.settings import Settings, Weights
-from tests.kit.localrig import launch
-from tests.kit.worlds import model, replica
+from tests.support.builders.worlds import model, replica
+from tests.support.harness.local_rig import launch
 from tests.unit.autoscaler.slicing.test_dra_claims_alternatives import Paths
 
 

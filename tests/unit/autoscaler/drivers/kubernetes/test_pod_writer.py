@@ -16,7 +16,7 @@ from autoscaler.kubernetes.watch import Watched
 from autoscaler.state.capacity_orders import Marks
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Drain, Replica
-from tests.kit.localrig import launch, replica
+from tests.support.harness.local_rig import launch, replica
 
 PATH = "/api/v1/namespaces/n/pods"
 EPOCH = 7

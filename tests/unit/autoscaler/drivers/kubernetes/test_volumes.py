@@ -24,7 +24,7 @@ from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.world import ClusterFacts, Replica
 from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
 from pilotlight.processes.cluster import build_pod_launch
-from tests.kit.golden import agrees
+from tests.support.golden import agrees
 from tests.unit.autoscaler.drivers.kubernetes.objects.test_replica_pod import model, replica
 from tests.unit.autoscaler.drivers.kubernetes.test_pod_writer import Deaf
 

@@ -13,7 +13,7 @@ from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import SliceId
-from tests.kit.fakenvml import FakeNvml
+from tests.support.fakes.nvml import FakeNvml
 
 A, B = SliceId("GPU-a"), SliceId("GPU-b")
 

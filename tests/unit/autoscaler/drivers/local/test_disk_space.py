@@ -13,7 +13,7 @@ from autoscaler.drivers.local.disk_space import BYTES_MIN, Space
 from autoscaler.fold.fold import fold
 from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.lifecycle import ReplicaState
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replica, world
 
 ENOUGH, LITTLE = Space(BYTES_MIN), Space(BYTES_MIN - 1)
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autoscaler.drivers.local.lessons import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
-from tests.kit.taught import cluster, exercise_of, lesson
+from tests.support.builders.placement_values import cluster, exercise_of, lesson
 
 LESSON = lesson(exercise_of(cluster()), 1, apart=True)
 

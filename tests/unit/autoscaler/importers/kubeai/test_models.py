@@ -21,7 +21,7 @@ from autoscaler.importers.kubeai import models
 from autoscaler.importers.kubeai.system import CHART
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
 from autoscaler.spec.decode import WrongKeyError
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 CHAT = """
 apiVersion: kubeai.org/v1

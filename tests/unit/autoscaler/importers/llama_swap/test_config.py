@@ -15,7 +15,7 @@ from autoscaler.engines import xllamacpp_server
 from autoscaler.importers.llama_swap import config
 from autoscaler.importers.llama_swap.commands import EXTRA_FLAGS
 from autoscaler.importers.result import ConversionResult, refuse_duplicate_names, to_yaml
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 WHOLE = """
 healthCheckTimeout: 300

@@ -17,10 +17,10 @@ from autoscaler.state.capacity_orders import LeasesSeen
 from autoscaler.state.events import Seen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import World
-from tests.kit.folding import DOC, M, R, after, pending, seen
-from tests.kit.offered import acted, arrived, offer, shown, surge
-from tests.kit.offered import told as told_there
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.support.builders.capacity import acted, arrived, offer, shown, surge
+from tests.support.builders.capacity import told as told_there
+from tests.support.builders.fold import DOC, M, R, after, pending, seen
+from tests.support.builders.worlds import T0, device, model, replica, world
 
 ADA = Regarding("pilotlight.dev/v1alpha1", "Model", "default", "ada", "u1")
 WOKEN = ModelEvent(ModelName("ada"), "Woken", "wake ada: 3 waiting")

@@ -24,8 +24,8 @@ from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, drain, gateway, level, model, replica, world
+from tests.support.builders.worlds import T0, drain, gateway, level, model, replica, world
+from tests.support.example_budget import examples
 
 ADA = model("ada")
 ONE = Subject("default", "ada", "u1", 3, ModelName("ada"))

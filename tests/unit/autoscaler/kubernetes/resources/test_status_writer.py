@@ -23,9 +23,9 @@ from autoscaler.provisioning.feasibility import Fitting
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import FailStart, Plan
 from autoscaler.state.world import ModelLoad, World
-from tests.kit.contained import raised
-from tests.kit.recut import town
-from tests.kit.worlds import T0, device, model, replica, world
+from tests.support.builders.mig_nodes import town
+from tests.support.builders.worlds import T0, device, model, replica, world
+from tests.support.harness.faults.contained_faults import raised
 
 WAIT_S_MAX = 5.0
 MODELS = [replace(model(f"m{number}"), uid=f"u{number}") for number in range(60)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autoscaler.placement.index import device_links
 from autoscaler.placement.index.residual_waste import Ints
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 
 def slow(devices: int, fits: list[bool], tiers: Ints, values: Ints, must: Ints) -> list[int] | None:

@@ -28,7 +28,7 @@ from bench.packing.cluster import Cluster
 from bench.packing.openb import Kind as Asked
 from bench.packing.openb import NodeRow
 from bench.packing.replay import replay
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 SIZES = {230: 1.0, 460: 2.0, 650: 2.0, 810: 3.0, 1000: 3.0}
 

@@ -15,8 +15,8 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import ResourceAmount
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, device
+from tests.support.builders.worlds import GI, T0, device
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, shelf, victims
 
 

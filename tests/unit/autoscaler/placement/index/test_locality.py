@@ -10,7 +10,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.world import Copy, History, NodeId, World
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 
 ENGINE = "vllm/vllm-openai:v1"
 FULL = f"docker.io/{ENGINE}"

@@ -31,7 +31,7 @@ from autoscaler.placement.index.residual_waste import (
     quantize_milli,
 )
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Isolation, RequestShape, ResourceAmount, SliceClass
-from tests.kit.budget import examples
+from tests.support.example_budget import examples
 
 GIB = 1 << 30
 SIZES = {250: 3.0, 400: 2.0, 1000: 1.0}

@@ -12,8 +12,8 @@ from autoscaler.placement.model.types import NodeConstraints
 from autoscaler.spec.pod import Toleration
 from autoscaler.state.node_labels import PendingLabels, Taint
 from autoscaler.state.world import NodeId, Slice
-from tests.kit.budget import examples
-from tests.kit.worlds import device
+from tests.support.builders.worlds import device
+from tests.support.example_budget import examples
 
 NODES = tuple(NodeId(f"n{n}") for n in range(4))
 VALUES = st.sampled_from(("a", "b", ""))

@@ -12,8 +12,8 @@ from autoscaler.placement.eviction import eviction_cost, list_evictable_occupant
 from autoscaler.placement.index.victims import EvictionCostIndex
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest, RestartCosts
 from autoscaler.state.resources import ResourceAmount
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, device
+from tests.support.builders.worlds import T0, device
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, shelf, want
 
 LANES = 6

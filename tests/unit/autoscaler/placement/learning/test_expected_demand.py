@@ -19,7 +19,7 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Settings
 from autoscaler.state.resources import CPU_MAX, Isolation, RequestShape
 from autoscaler.state.world import History, World
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
 
 
 def kind(memory_gi: float, devices: int = 1, compute_percent: int = 0) -> RequestShape:

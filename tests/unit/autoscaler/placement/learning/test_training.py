@@ -27,8 +27,8 @@ from autoscaler.state.events import LessonLearnt
 from autoscaler.state.placement_value import Alike, PlacementValues, TrainingInput
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestFrequency, RequestShape, SliceClass
 from autoscaler.state.world import History, World
-from tests.kit.taught import cluster, exercise_of, lesson
-from tests.kit.worlds import GI, T0, device, model, world
+from tests.support.builders.placement_values import cluster, exercise_of, lesson
+from tests.support.builders.worlds import GI, T0, device, model, world
 
 LANE = SliceClass(24 * GI)
 AGAIN_S = training.AGAIN_S

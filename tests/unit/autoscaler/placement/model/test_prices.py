@@ -16,8 +16,8 @@ from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Copy, NodeId, Slice
-from tests.kit.budget import examples
-from tests.kit.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.example_budget import examples
 
 H100, T4 = "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
 LISTED = (

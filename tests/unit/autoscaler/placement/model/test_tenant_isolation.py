@@ -33,8 +33,8 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
-from tests.kit.budget import examples
-from tests.kit.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
+from tests.support.example_budget import examples
 
 ACME, BOLT = TenantName("acme"), TenantName("bolt")
 TRUSTS: tuple[TenantSet, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NOBODY)

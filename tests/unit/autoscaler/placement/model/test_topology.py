@@ -14,7 +14,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Price, Settings
 from autoscaler.state.world import Replica, Slice, World
-from tests.kit.worlds import T0, device, folded, model, replica, world
+from tests.support.builders.worlds import T0, device, folded, model, replica, world
 
 RACK = "topology.kubernetes.io/rack"
 RACKS = ("a", "a", "a", "b", "b", "")

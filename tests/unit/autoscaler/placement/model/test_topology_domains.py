@@ -33,9 +33,9 @@ from autoscaler.planner.plan import plan
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.resources import HostResources, Link
 from autoscaler.state.world import NodeId, Slice, SliceId
-from tests.kit.budget import examples
-from tests.kit.laid import laid, looked, names
-from tests.kit.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.layouts import laid, looked, names
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"

@@ -20,11 +20,11 @@ from autoscaler.spec.pod import MANAGED_BY, PLACE, Pod, Resources, Toleration
 from autoscaler.spec.settings import Price
 from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release
-from tests.kit.played_autoscaler import FULL, NODE_S, PODS, PlayedAutoscaler
-from tests.kit.played_karpenter import pod
-from tests.kit.templates import T4_NODES
-from tests.kit.worlds import GI, world
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.node_templates import T4_NODES
+from tests.support.builders.worlds import GI, world
+from tests.support.fakes.kubernetes.cluster_autoscaler import FULL, NODE_S, PODS, PlayedAutoscaler
+from tests.support.fakes.kubernetes.karpenter import pod
 
 GROUP = ClusterAutoscaler(
     node_labels={"node.kubernetes.io/instance-type": "g4dn.xlarge", "cloud.google.com/gke-spot": "true"}, nodes_max=2

@@ -27,9 +27,9 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import LeaseId, ReleaseOrder
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from tests.contracts.provider import OWNER, ProviderContract, order
-from tests.kit.cro_rack import MODEL, NODE, SETTINGS, UNIX_S, Rack, given_back, ordered, world
-from tests.kit.fake_cro import NONE_FREE
-from tests.kit.objects import stamp
+from tests.support.fakes.kubernetes.cro import NONE_FREE
+from tests.support.fakes.kubernetes.kube_objects import stamp
+from tests.support.harness.providers.cro_rig import MODEL, NODE, SETTINGS, UNIX_S, Rack, given_back, ordered, world
 
 
 class TestCroFabric(ProviderContract):

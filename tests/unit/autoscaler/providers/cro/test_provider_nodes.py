@@ -18,7 +18,7 @@ from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSee
 from autoscaler.state.world import DeviceId, SliceId
 from pilotlight.models.capacity_providers import Supplies
 from tests.contracts.provider import order, release
-from tests.kit.cro_rack import MODEL, NODE, SETTINGS, Rack, world
+from tests.support.harness.providers.cro_rig import MODEL, NODE, SETTINGS, Rack, world
 from tests.unit.autoscaler.providers.cro.test_provider import old_at_hand
 
 OTHER = "NVIDIA-H100-PCIE-80GB"

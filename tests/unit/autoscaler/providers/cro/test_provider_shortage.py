@@ -10,8 +10,8 @@ from autoscaler.providers.cro.objects import REQUESTS, LeaseNote, build_composab
 from autoscaler.providers.cro.provider import NODES
 from autoscaler.providers.provider import RefusedError
 from tests.contracts.provider import OWNER
-from tests.kit.cro_rack import MODEL, NODE, UNIX_S, Rack, given_back, ordered
-from tests.kit.objects import PlayedServer
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.harness.providers.cro_rig import MODEL, NODE, UNIX_S, Rack, given_back, ordered
 
 
 @pytest.fixture

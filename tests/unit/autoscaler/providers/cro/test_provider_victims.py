@@ -20,8 +20,8 @@ from autoscaler.providers.cro.objects import (
 )
 from autoscaler.providers.cro.provider import FRESH_S
 from autoscaler.providers.kube import AnswerError, Object
-from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, ordered
-from tests.kit.objects import stamp
+from tests.support.fakes.kubernetes.kube_objects import stamp
+from tests.support.harness.providers.cro_rig import MODEL, NODE, Rack, given_back, ordered
 
 
 @pytest.fixture

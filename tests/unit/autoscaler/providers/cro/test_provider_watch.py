@@ -25,9 +25,9 @@ from autoscaler.providers.provider import Attended, RefusedError
 from autoscaler.providers.runner import LIST_S, ProviderRunner, Told
 from autoscaler.state.capacity_orders import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
-from tests.kit.cro_rack import MODEL, NODE, Rack, given_back, node, ordered
-from tests.kit.fake_cro import NONE_FREE
-from tests.kit.objects import HEARD_S
+from tests.support.fakes.kubernetes.cro import NONE_FREE
+from tests.support.fakes.kubernetes.kube_objects import HEARD_S
+from tests.support.harness.providers.cro_rig import MODEL, NODE, Rack, given_back, node, ordered
 
 MANAGER = "failed to process FM scaleup request. FM returned code: '{}', error message: '{}'"
 """As the operator reports errors of the fabric manager."""

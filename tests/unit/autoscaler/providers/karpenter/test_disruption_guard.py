@@ -17,9 +17,9 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import PodRef, Replica, World
-from tests.kit.objects import PlayedServer
-from tests.kit.worlds import T0, device, model, replica, world
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.worlds import T0, device, model, replica, world
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 PODS = "/api/v1/namespaces/engines/pods"
 LABELS = {"app.kubernetes.io/managed-by": "pilotlight", "pilotlight.dev/intent": "i"}

@@ -9,9 +9,9 @@ import pytest
 from autoscaler.providers.karpenter import nodeclaim, nodepool
 from autoscaler.providers.kube import Object
 from autoscaler.state.capacity_orders import Listed
-from tests.kit.objects import stamp
-from tests.kit.played_karpenter import node_pool
-from tests.kit.templates import T4_NODES, t4_order
+from tests.support.builders.node_templates import T4_NODES, t4_order
+from tests.support.fakes.kubernetes.karpenter import node_pool
+from tests.support.fakes.kubernetes.kube_objects import stamp
 
 CREATED, NOW = 1_800_000_000.0, 5_000.0
 

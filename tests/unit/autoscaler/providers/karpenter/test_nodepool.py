@@ -11,9 +11,9 @@ from autoscaler.providers.karpenter.nodepool import NodePool, Variant
 from autoscaler.providers.kube import Object
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind
-from tests.kit.played_karpenter import node_pool
-from tests.kit.templates import T4_NODES
-from tests.kit.worlds import GI
+from tests.support.builders.node_templates import T4_NODES
+from tests.support.builders.worlds import GI
+from tests.support.fakes.kubernetes.karpenter import node_pool
 
 TYPE, BOUGHT = "node.kubernetes.io/instance-type", "karpenter.sh/capacity-type"
 

@@ -16,9 +16,9 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import NodeKind, Price
 from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, one, order, owned, release
-from tests.kit.played_karpenter import CLAIMS, NODES, POOLS, PlayedKarpenter, node_pool, played, pod
-from tests.kit.templates import T4_NODES
-from tests.kit.worlds import GI, world
+from tests.support.builders.node_templates import T4_NODES
+from tests.support.builders.worlds import GI, world
+from tests.support.fakes.kubernetes.karpenter import CLAIMS, NODES, POOLS, PlayedKarpenter, node_pool, played, pod
 
 POOL = "g4-nodepool"
 

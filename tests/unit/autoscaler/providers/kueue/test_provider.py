@@ -21,10 +21,10 @@ from autoscaler.spec.settings import NodeSlicing
 from autoscaler.state.capacity_orders import NO_MARKS, Listed
 from autoscaler.state.world import World
 from tests.contracts.provider import ProviderContract, order, release
-from tests.kit.fakekueue import NEWEST, FakeKueue
-from tests.kit.objects import PlayedServer
-from tests.kit.queued import NAMESPACE, PODS, UNIX_S, pod_of, settings
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.fakes.kubernetes.kueue import NEWEST, FakeKueue
+from tests.support.harness.providers.provisioning_request_rig import NAMESPACE, PODS, UNIX_S, pod_of, settings
 
 QUEUES = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/localqueues"
 WORKLOADS = f"/apis/{NEWEST}/namespaces/{NAMESPACE}/workloads"

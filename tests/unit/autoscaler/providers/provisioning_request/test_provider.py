@@ -16,8 +16,9 @@ from autoscaler.providers.provisioning_request.provider import HALF_S
 from autoscaler.spec.pod import GPU
 from autoscaler.state.capacity_orders import NO_MARKS, LeaseId, ReleaseOrder
 from tests.contracts.provider import ProviderContract, order, release
-from tests.kit.fakeprovisioner import Fault
-from tests.kit.queued import (
+from tests.simulation.environment.virtual_loop import run
+from tests.support.fakes.kubernetes.provisioner import Fault
+from tests.support.harness.providers.provisioning_request_rig import (
     DRY,
     EXPIRED,
     POD,
@@ -30,7 +31,6 @@ from tests.kit.queued import (
     ordered,
     scenario,
 )
-from tests.sim.virtual import run
 
 
 class TestAtomicScaleUp(ProviderContract):

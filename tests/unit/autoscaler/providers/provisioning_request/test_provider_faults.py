@@ -12,7 +12,17 @@ from autoscaler.providers.provisioning_request.objects import ATOMIC, GKE, OFFER
 from autoscaler.providers.provisioning_request.provider import COUNTED, WAIT_MAX
 from autoscaler.spec.pod import GPU
 from tests.contracts.provider import order, release
-from tests.kit.queued import NAMESPACE, PODS, REQUESTS, TEMPLATES, ProvisioningRig, Quotas, only, ordered, scenario
+from tests.support.harness.providers.provisioning_request_rig import (
+    NAMESPACE,
+    PODS,
+    REQUESTS,
+    TEMPLATES,
+    ProvisioningRig,
+    Quotas,
+    only,
+    ordered,
+    scenario,
+)
 
 
 class Lossy(Quotas):

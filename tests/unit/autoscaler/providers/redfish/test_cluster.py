@@ -27,10 +27,10 @@ from autoscaler.state.world import World
 from pilotlight.models import capacity_providers
 from pilotlight.models.capacity_providers import Around
 from tests.contracts.provider import order, release
-from tests.kit import certificates
-from tests.kit.fake_redfish import A100, PASSWORD, USER, FakeFabric
-from tests.kit.objects import PlayedServer
-from tests.kit.redfish_rig import TURN_S
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
+from tests.support.fakes.redfish import A100, PASSWORD, USER, FakeFabric
+from tests.support.harness.providers.redfish_rig import TURN_S
+from tests.support.net import certificates
 
 
 def mounted(folder: Path, **keys: str) -> Path:

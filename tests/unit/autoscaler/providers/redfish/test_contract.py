@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.contracts.provider import ProviderContract
-from tests.kit.fake_redfish import FakeFabric
-from tests.kit.redfish_rig import FabricRig
+from tests.support.fakes.redfish import FakeFabric
+from tests.support.harness.providers.redfish_rig import FabricRig
 
 pytestmark = pytest.mark.standard
 

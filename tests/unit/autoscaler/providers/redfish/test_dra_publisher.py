@@ -20,8 +20,8 @@ from autoscaler.providers.redfish.dra_publisher import (
 from autoscaler.provisioning.device_claims import ClaimStatus, DevicePool, Published
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.state.device_claims import DRIVER, FAILED, device_of
-from tests.kit.objects import PlayedServer
-from tests.sim.virtual import run
+from tests.simulation.environment.virtual_loop import run
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 D0 = device_of("A100", 0)
 POOL = DevicePool("rack/w1", "w1", ({"name": D0},))

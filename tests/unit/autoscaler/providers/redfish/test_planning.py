@@ -25,7 +25,7 @@ from autoscaler.providers.redfish.planning import (
 from autoscaler.providers.redfish.schema import Block, BlockMark, ComputerSystem, RedfishGpu
 from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Offer
 from tests.contracts.provider import OWNER, order
-from tests.kit.redfish_rig import terms
+from tests.support.harness.providers.redfish_rig import terms
 
 GIB = 1 << 30
 OPEN = {"w1": AttachableNode("w1", 8)}

@@ -15,9 +15,9 @@ from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.schema import BlockMark
 from autoscaler.providers.redfish.system_writer import NOTHING_S
 from tests.contracts.provider import order, release
-from tests.kit.fake_redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
-from tests.kit.offered import offer
-from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.support.builders.capacity import offer
+from tests.support.fakes.redfish import A100, BLOCKS, PASSWORD, SYSTEMS, TOKEN, FakeFabric
+from tests.support.harness.providers.redfish_rig import TURN_S, FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, until
 
 pytestmark = pytest.mark.standard

@@ -14,8 +14,8 @@ from autoscaler.providers.redfish.provider import RedfishFabric
 from autoscaler.providers.redfish.system_writer import GIVEN_UP_S, NOTHING_S
 from autoscaler.state.capacity_orders import AcquireOrder, Listed
 from tests.contracts.provider import order, release
-from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
-from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.support.fakes.redfish import A100, SYSTEMS, FakeFabric
+from tests.support.harness.providers.redfish_rig import TURN_S, FabricRig
 
 pytestmark = pytest.mark.standard
 

@@ -12,8 +12,8 @@ from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
 from autoscaler.providers.redfish.system_writer import NOTHING_S
 from autoscaler.state.capacity_orders import AcquireOrder
 from tests.contracts.provider import order, release
-from tests.kit.fake_redfish import A100, SYSTEMS, FakeFabric
-from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.support.fakes.redfish import A100, SYSTEMS, FakeFabric
+from tests.support.harness.providers.redfish_rig import TURN_S, FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, unmarked, until
 
 pytestmark = pytest.mark.standard

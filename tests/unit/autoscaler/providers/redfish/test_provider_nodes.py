@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.redfish.provider import LATE_S, RedfishFabric
 from tests.contracts.provider import release
-from tests.kit.fake_redfish import FakeFabric
-from tests.kit.redfish_rig import TURN_S, FabricRig
+from tests.support.fakes.redfish import FakeFabric
+from tests.support.harness.providers.redfish_rig import TURN_S, FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing, ordered, phase, play, unmarked, until
 
 pytestmark = pytest.mark.standard

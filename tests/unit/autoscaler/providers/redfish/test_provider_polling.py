@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.contracts.provider import order, release
-from tests.kit.fake_redfish import FakeFabric
-from tests.kit.redfish_rig import FabricRig
+from tests.support.fakes.redfish import FakeFabric
+from tests.support.harness.providers.redfish_rig import FabricRig
 from tests.unit.autoscaler.providers.redfish.test_provider_faults import phase, until
 
 pytestmark = pytest.mark.standard

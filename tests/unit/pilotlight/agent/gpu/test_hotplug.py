@@ -25,8 +25,8 @@ from pilotlight.agent.gpu.hotplug import (
     parse_gpu_query,
 )
 from pilotlight.agent.gpu.hotplug_loop import Attaching
-from tests.kit.fake_gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
-from tests.kit.objects import PlayedServer
+from tests.support.fakes.gpu_node import GPU_OPERATOR, NODE, PLUGIN, PlayedNode
+from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 AT_A, AT_B = "0000:18:00.0", "0000:3b:00.0"

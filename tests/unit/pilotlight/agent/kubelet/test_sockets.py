@@ -34,8 +34,8 @@ from pilotlight.agent.kubelet.sockets import (
     decode_image_names,
 )
 from pilotlight.agent.node_observer import NodeLook, NodeLooks, should_report
-from tests.kit.fakenvml import FakeNvml
-from tests.kit.ports import free_port
+from tests.support.fakes.nvml import FakeNvml
+from tests.support.net.ports import free_port
 
 Value = int | str | bytes
 

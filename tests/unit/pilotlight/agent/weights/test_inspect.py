@@ -28,9 +28,9 @@ from pilotlight.models import remote_header
 from pilotlight.models.documents import fill_memory_estimate
 from pilotlight.models.fit import load_memory_needs, read_reported_needs
 from pilotlight.models.memory import Known
-from tests.kit import packed
-from tests.kit.fake_hub import FakeHub
-from tests.kit.fake_registry import StillClock
+from tests.support.builders.artifacts import packed_models
+from tests.support.fakes.hub import FakeHub
+from tests.support.fakes.registry import StillClock
 
 pytestmark = pytest.mark.standard
 
@@ -39,10 +39,10 @@ async def looked(
     folder: Path, form: Form, seen: list[str] | None = None, *, allow_unsafe: bool = False
 ) -> WeightsReport:
     files = {"a.gguf": b"GGUF" + bytes(300_000), "LICENSE": b"free"} | ({"m.py": b"pass"} if allow_unsafe else {})
-    plan = plan_artifact(packed.model(folder / "in", files), allow_unsafe=allow_unsafe)
+    plan = plan_artifact(packed_models.model(folder / "in", files), allow_unsafe=allow_unsafe)
     oci_layout.write_layout(folder / "layout", plan, form, "v1")
-    with packed.served(folder / "layout", seen) as host:
-        artifact = f"oci://{host}/{packed.NAME}:v1"
+    with packed_models.served(folder / "layout", seen) as host:
+        artifact = f"oci://{host}/{packed_models.NAME}:v1"
         said = WeightsReport(artifact=artifact, look=True, allow_unsafe=allow_unsafe)
         return await inspect_artifact(said, reference.parse_reference(artifact), Ways())
 
@@ -67,8 +67,8 @@ async def test_image_with_code_is_mountable_only_with_allow_unsafe(tmp_path: Pat
     if allowed:
         assert found.image == ""
         return
-    with packed.served(tmp_path / "layout") as host:
-        artifact = f"oci://{host}/{packed.NAME}:v1"
+    with packed_models.served(tmp_path / "layout") as host:
+        artifact = f"oci://{host}/{packed_models.NAME}:v1"
         found = await inspect_artifact(
             WeightsReport(artifact=artifact, look=True), reference.parse_reference(artifact), Ways()
         )
@@ -82,17 +82,17 @@ async def test_partly_inspected_image_is_mountable_only_with_allow_unsafe(
 ) -> None:
     await looked(tmp_path, "modelpack")
     monkeypatch.setattr(inspect_image, "SPANS_MAX", 0)
-    with packed.served(tmp_path / "layout") as host:
+    with packed_models.served(tmp_path / "layout") as host:
         said = WeightsReport(artifact=ADA, look=True, allow_unsafe=allowed)
-        found = await inspect_artifact(said, reference.parse_reference(f"oci://{host}/{packed.NAME}:v1"), Ways())
+        found = await inspect_artifact(said, reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1"), Ways())
     assert (found.image, found.no_image) == (("", "") if allowed else (None, NOT_WHOLE))
 
 
 async def read(folder: Path, source: Path, form: Form = "modelpack") -> tuple[WeightsReport, Model, Needs]:
     """The report about these files, the Model that uses it, and its needs."""
-    packed.packed(source, folder / "layout", form)
-    with packed.served(folder / "layout") as host:
-        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+    packed_models.packed(source, folder / "layout", form)
+    with packed_models.served(folder / "layout") as host:
+        of = reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1")
         said = await inspect_artifact(WeightsReport(artifact=ADA, look=True), of, Ways(), folder / "headers")
     assert not (folder / "headers").exists(), "nothing of it stays"
     looked = {read_weights_request(said): said}
@@ -140,7 +140,7 @@ async def test_config_json_predicts_memory_of_remote_safetensors(tmp_path: Path)
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "max_position_embeddings": 512, "vocab_size": 1000}  # fmt: skip
     files = {"config.json": json.dumps(config).encode(), "model.safetensors": NO_TENSORS + bytes(90_000)}
-    source = packed.model(tmp_path / "in", files)
+    source = packed_models.model(tmp_path / "in", files)
     vllm = replace(MODEL, spec=replace(MODEL.spec, engine="vllm"))
     said, _, _ = await read(tmp_path, source, "modelpack-raw")
     found = read_reported_needs(vllm, {read_weights_request(said): said})
@@ -149,11 +149,11 @@ async def test_config_json_predicts_memory_of_remote_safetensors(tmp_path: Path)
 
 
 async def test_error_for_an_unreadable_remote_header_contains_no_local_path(tmp_path: Path) -> None:
-    said, sized, found = await read(tmp_path, packed.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
+    said, sized, found = await read(tmp_path, packed_models.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
     assert said.no_header.startswith("a.gguf: truncated")
     assert (sized, found.problem) == (MODEL, f"its artifact does not say what it needs: {said.no_header}")
     assert read_reported_needs(MODEL, {}).problem == "no agent has looked at its artifact yet"
-    many = packed.model(tmp_path / "two" / "in", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
+    many = packed_models.model(tmp_path / "two" / "in", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
     assert (await read(tmp_path / "two", many))[0].no_header
 
 
@@ -177,7 +177,7 @@ async def test_size_of_a_peft_adapter_counts_only_its_own_safetensors(tmp_path: 
         f"{below}adapter_config.json": b"{}", f"{below}adapter_model.safetensors": NO_TENSORS + bytes(90_000),
         f"{below}README.md": bytes(500), f"{below}old/adapter_model.safetensors": NO_TENSORS + bytes(7_000),
     }  # fmt: skip
-    said, _, _ = await read(tmp_path, packed.model(tmp_path / "in", files), form)
+    said, _, _ = await read(tmp_path, packed_models.model(tmp_path / "in", files), form)
     size = len(NO_TENSORS) + 90_000
     assert size <= said.bytes < size + 7_000, "in an archive with its head"
     lora = Adapter(name="x", artifact=f"file://{tmp_path / 'in' / below}".rstrip("/"))

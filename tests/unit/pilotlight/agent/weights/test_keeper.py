@@ -25,8 +25,8 @@ from pilotlight.agent.weights.fetch import NoSecretError, PullSecrets
 from pilotlight.agent.weights.inspect import REASON_CHARS_MAX
 from pilotlight.agent.weights.keeper import LINGER_S, WeightsKeeper
 from pilotlight.cli.weights.pack import plan_artifact
-from tests.kit import packed
-from tests.kit.kept import Kept, want
+from tests.support.builders.artifacts import packed_models
+from tests.support.harness.artifacts.weight_keeper import Kept, want
 
 pytestmark = pytest.mark.standard
 
@@ -38,8 +38,10 @@ def kept(tmp_path: Path) -> Kept:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[str]:
-    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as found:
+    packed_models.packed(
+        packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout"
+    )
+    with packed_models.served(tmp_path / "layout") as found:
         yield found
 
 
@@ -94,8 +96,8 @@ async def test_bytes_received_from_peers_are_counted_in_a_metric(kept: Kept, hos
 
 async def test_adapter_files_are_reported_separately(kept: Kept, tmp_path: Path) -> None:
     files = {"base.gguf": b"GGUF", "adapter-x.gguf": b"GGUF"}
-    packed.packed(packed.model(tmp_path / "model", files), tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as host:
+    packed_models.packed(packed_models.model(tmp_path / "model", files), tmp_path / "layout")
+    with packed_models.served(tmp_path / "layout") as host:
         async with kept.running():
             kept.wants(want(host, "r1"))
             await kept.until(lambda: kept.said and kept.said[0].folder)
@@ -104,9 +106,9 @@ async def test_adapter_files_are_reported_separately(kept: Kept, tmp_path: Path)
 
 async def test_weights_with_code_are_pulled_only_with_allow_unsafe(kept: Kept, tmp_path: Path) -> None:
     files = {"a.gguf": b"GGUF", "modeling.py": b"pass"}
-    plan = plan_artifact(packed.model(tmp_path / "model", files), allow_unsafe=True)
+    plan = plan_artifact(packed_models.model(tmp_path / "model", files), allow_unsafe=True)
     oci_layout.write_layout(tmp_path / "layout", plan, "modelpack", "v1")
-    with packed.served(tmp_path / "layout") as host:
+    with packed_models.served(tmp_path / "layout") as host:
         async with kept.running():
             bold = replace(want(host, "r1"), allow_unsafe=True)
             kept.wants(bold, want(host, "r2"))

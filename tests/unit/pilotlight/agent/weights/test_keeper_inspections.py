@@ -19,8 +19,8 @@ from pilotlight.agent.weights.fetch import LOOKS_MAX
 from pilotlight.agent.weights.inspect import HEADERS_CHARS_MAX, REASON_CHARS_MAX, Fields, Headers
 from pilotlight.agent.weights.keeper import LOOK_AGAIN_S
 from pilotlight.models.weights import HEADERS
-from tests.kit import packed
-from tests.kit.kept import Kept, want
+from tests.support.builders.artifacts import packed_models
+from tests.support.harness.artifacts.weight_keeper import Kept, want
 
 pytestmark = pytest.mark.standard
 
@@ -32,8 +32,10 @@ def kept(tmp_path: Path) -> Kept:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[str]:
-    packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as found:
+    packed_models.packed(
+        packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF", "LICENSE": b"x"}), tmp_path / "layout"
+    )
+    with packed_models.served(tmp_path / "layout") as found:
         yield found
 
 
@@ -150,13 +152,13 @@ def ada(tmp_path: Path) -> Path:
     """A layout of a model with a header."""
     (tmp_path / "in").mkdir()
     tiny_gguf.make_model(tmp_path / "in" / "ada.gguf", "Hello, I am Ada.")
-    packed.packed(tmp_path / "in", tmp_path / "layout")
+    packed_models.packed(tmp_path / "in", tmp_path / "layout")
     return tmp_path / "layout"
 
 
 async def test_weights_header_is_downloaded_once_for_several_inspections(kept: Kept, ada: Path) -> None:
     asked = list[str]()
-    with packed.served(ada, asked) as host:
+    with packed_models.served(ada, asked) as host:
         async with kept.running():
             look = replace(want(host), look=True)
             kept.wants(look, replace(look, pull_secret="one"), replace(look, pull_secret="two"))
@@ -178,7 +180,7 @@ async def test_next_leader_gets_cached_inspection_during_registry_outage(
 ) -> None:
     monkeypatch.setattr(fetch, "AWAY_WAIT_S", 0.01)
     async with kept.running():
-        with packed.served(ada) as host:
+        with packed_models.served(ada) as host:
             look = replace(want(host), look=True)
             kept.wants(look)
             await kept.until(lambda: kept.said and kept.said[0].header)

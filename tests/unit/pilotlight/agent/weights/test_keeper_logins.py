@@ -16,8 +16,8 @@ from artifacts.registry.client import Client
 from autoscaler.agent_contract import NodeWant, NodeWants
 from autoscaler.contract import ReplicaId, WeightsReport
 from pilotlight.agent.weights.keeper import WeightsKeeper
-from tests.kit import packed
-from tests.kit.fake_registry import FakeRegistry
+from tests.support.builders.artifacts import packed_models
+from tests.support.fakes.registry import FakeRegistry
 
 pytestmark = pytest.mark.standard
 
@@ -34,7 +34,7 @@ async def brought(keeping: WeightsKeeper, want: NodeWant, epoch: int) -> Weights
 
 
 async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_path: Path) -> None:
-    layout = packed.packed(packed.model(tmp_path / "model", {"a.gguf": b"GGUF"}), tmp_path / "layout")
+    layout = packed_models.packed(packed_models.model(tmp_path / "model", {"a.gguf": b"GGUF"}), tmp_path / "layout")
     right = Login("right", "pw").basic
 
     def judge(request: web.Request) -> web.StreamResponse | None:
@@ -46,7 +46,7 @@ async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_pat
 
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host)) as client:
-            await packed.push(client, layout)
+            await packed_models.push(client, layout)
         fake.judge = judge
         secrets = {
             "good": Config(
@@ -62,7 +62,7 @@ async def test_next_login_is_tried_if_the_registry_rejects_the_first_one(tmp_pat
         running = asyncio.create_task(keeping.run())
         try:
             for epoch, (name, replica) in enumerate([("good", "a"), ("good", "b"), ("bad", "c")], 1):
-                want = NodeWant(f"oci://{fake.host}/{packed.NAME}:v1", name, (ReplicaId(replica),))
+                want = NodeWant(f"oci://{fake.host}/{packed_models.NAME}:v1", name, (ReplicaId(replica),))
                 said = await brought(keeping, want, epoch)
                 assert bool(said.folder) == (name == "good"), said
                 assert bool(said.failed) == (name == "bad")

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from autoscaler.agent_contract import NodeWant
 from autoscaler.contract import ReplicaId
 from autoscaler.spec.settings import Signatures
-from tests.kit.fake_hub import TOKEN, FakeHub
-from tests.kit.fake_s3 import FakeS3
-from tests.kit.kept import Kept
+from tests.support.fakes.hub import TOKEN, FakeHub
+from tests.support.fakes.s3 import FakeS3
+from tests.support.harness.artifacts.weight_keeper import Kept
 
 pytestmark = pytest.mark.standard
 

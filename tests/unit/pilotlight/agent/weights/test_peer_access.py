@@ -24,10 +24,10 @@ from pilotlight.agent.weights.peer_access import build_peer_access
 from pilotlight.net.access import Access
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
-from tests.kit import packed
-from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
-from tests.kit.fake_registry import FakeRegistry, StillClock
-from tests.kit.weight_files import as_gguf
+from tests.support.builders.artifacts import packed_models
+from tests.support.builders.artifacts.weight_file_headers import as_gguf
+from tests.support.fakes.registry import FakeRegistry, StillClock
+from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.unit.artifacts.peers.test_server import BLOB, CONTENT, filled
 
 pytestmark = pytest.mark.standard
@@ -86,11 +86,13 @@ class Shown(NamedTuple):
 @contextlib.asynccontextmanager
 async def filled_node(tmp_path: Path) -> AsyncIterator[tuple[FakeRegistry, reference.Reference]]:
     """A registry with a model, and a node that has the model in `a`."""
-    layout = packed.packed(packed.model(tmp_path / "model", WEIGHTS), tmp_path / "layout", "modelpack-raw")
+    layout = packed_models.packed(
+        packed_models.model(tmp_path / "model", WEIGHTS), tmp_path / "layout", "modelpack-raw"
+    )
     async with FakeRegistry().serving() as fake:
         async with Client(Site(fake.host), pace=StillClock()) as client:
-            await packed.push(client, layout)
-        of = reference.parse_reference(f"oci://{fake.host}/{packed.NAME}:v1")
+            await packed_models.push(client, layout)
+        of = reference.parse_reference(f"oci://{fake.host}/{packed_models.NAME}:v1")
         (
             await registry.fetch_from_registry(
                 of, Store(tmp_path / "a", spare_bytes=0).open(), Registries(pace=StillClock())

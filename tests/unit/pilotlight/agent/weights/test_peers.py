@@ -27,8 +27,8 @@ from pilotlight.net.access import Access
 from pilotlight.net.certificates import Identity
 from pilotlight.net.listen import Address
 from pilotlight.net.renewal import Files
-from tests.kit import packed
-from tests.kit.certificates import OURS, THEIRS, leaf, write, write_authority
+from tests.support.builders.artifacts import packed_models
+from tests.support.net.certificates import OURS, THEIRS, leaf, write, write_authority
 from tests.unit.artifacts.peers.test_server import BLOB, CONTENT, filled
 
 pytestmark = pytest.mark.standard
@@ -115,10 +115,10 @@ async def test_pull_uses_only_peers_that_present_an_agent_certificate(
     tmp_path: Path, certified: str, *, from_peer: bool
 ) -> None:
     seen, gives = list[str](), StoreMetrics()
-    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    packed_models.packed(packed_models.model(tmp_path / "model"), tmp_path / "layout")
     scaler = Autoscaler(tmp_path)
-    with packed.served(tmp_path / "layout", seen) as host:
-        of = reference.parse_reference(f"oci://{host}/{packed.NAME}:v1")
+    with packed_models.served(tmp_path / "layout", seen) as host:
+        of = reference.parse_reference(f"oci://{host}/{packed_models.NAME}:v1")
         (await registry.fetch_from_registry(of, Store(tmp_path / "one").open(), Registries())).close()
         before = sum("/blobs/" in line for line in seen)
         assert before

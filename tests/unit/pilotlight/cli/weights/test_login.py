@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pilotlight.cli.main import cli
-from tests.kit import packed
+from tests.support.builders.artifacts import packed_models
 
 pytestmark = pytest.mark.standard
 
@@ -28,8 +28,8 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[str]:
     """A registry that requires no login."""
-    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
-    with packed.served(tmp_path / "layout") as host:
+    packed_models.packed(packed_models.model(tmp_path / "model"), tmp_path / "layout")
+    with packed_models.served(tmp_path / "layout") as host:
         yield host
 
 

@@ -15,8 +15,8 @@ from artifacts.pack.pack import About, Offered
 from artifacts.store.store import Store
 from pilotlight.cli.main import cli
 from pilotlight.cli.weights.store import SHORT_DIGITS
-from tests.kit import packed
-from tests.kit.packed import FILES, NAME
+from tests.support.builders.artifacts import packed_models
+from tests.support.builders.artifacts.packed_models import FILES, NAME
 
 pytestmark = pytest.mark.standard
 
@@ -32,13 +32,13 @@ def no_logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Path:
-    packed.packed(packed.model(tmp_path / "model"), tmp_path / "layout")
+    packed_models.packed(packed_models.model(tmp_path / "model"), tmp_path / "layout")
     return tmp_path / "layout"
 
 
 @pytest.fixture
 def host(layout: Path) -> Iterator[str]:
-    with packed.served(layout) as host:
+    with packed_models.served(layout) as host:
         yield host
 
 
@@ -109,8 +109,8 @@ def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: st
 
 def test_corrupt_shared_file_is_not_reused_by_the_next_pull(tmp_path: Path, store: str) -> None:
     """Two copies share the file: the other keeps its own link to it, and a new pull downloads it again."""
-    packed.packed(packed.model(tmp_path / "of"), tmp_path / "raw", "modelpack-raw")
-    with packed.served(tmp_path / "raw") as host:
+    packed_models.packed(packed_models.model(tmp_path / "of"), tmp_path / "raw", "modelpack-raw")
+    with packed_models.served(tmp_path / "raw") as host:
         folder = Path(str(pulled(host, store)["folder"]))
         blob = next(path for path in Path(store, "blobs").rglob("*") if path.is_file() and path.stat().st_size > 9999)
         os.link(blob, tmp_path / "other")
@@ -124,7 +124,7 @@ def test_corrupt_shared_file_is_not_reused_by_the_next_pull(tmp_path: Path, stor
 def test_weights_with_code_are_pulled_only_with_allow_unsafe(tmp_path: Path, store: str) -> None:
     offered = [Offered("model.gguf", 4, content=b"GGUF"), Offered("run.py", 1, content=b"x")]
     oci_layout.write_layout(tmp_path / "code", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
-    with packed.served(tmp_path / "code") as host:
+    with packed_models.served(tmp_path / "code") as host:
         words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)
         before, allowed, after = run(*words), run(*words, "--allow-unsafe"), run(*words)
         assert [before.exit_code, allowed.exit_code, after.exit_code] == [1, 0, 1]

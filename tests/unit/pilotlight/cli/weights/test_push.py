@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from artifacts.store.store import Store
 from pilotlight.cli.main import cli
-from tests.kit.fake_hub import COMMIT, TOKEN, FakeHub
-from tests.kit.fake_registry import FakeRegistry
-from tests.kit.fake_s3 import FakeS3
-from tests.kit.weight_files import as_safetensors
+from tests.support.builders.artifacts.weight_file_headers import as_safetensors
+from tests.support.fakes.hub import COMMIT, TOKEN, FakeHub
+from tests.support.fakes.registry import FakeRegistry
+from tests.support.fakes.s3 import FakeS3
 
 pytestmark = pytest.mark.standard
 

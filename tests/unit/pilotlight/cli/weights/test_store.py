@@ -14,7 +14,7 @@ from rich.console import Console
 from artifacts.store.store import Row, Store
 from pilotlight.cli.main import cli
 from pilotlight.cli.weights import store as stored
-from tests.kit.stored import KIB, fetching, raw, wanted
+from tests.support.harness.artifacts.weight_store import KIB, fetching, raw, wanted
 
 ONE, TWO = wanted("a", raw("x"), raw("shared")), wanted("b", raw("shared"), raw("y", 3 * KIB))
 SHORT = ONE.key.digest[: len("sha256:") + 12]

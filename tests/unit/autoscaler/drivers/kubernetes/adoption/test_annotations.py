@@ -26,7 +26,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
 from autoscaler.spec.engines import default_slots
 from autoscaler.spec.model import ADOPTED_HASH, Adopted, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.names import Origin, resolve_model_conflicts
-from tests.kit.workload import KEY, annotated
+from tests.support.builders.adoption_workload import KEY, annotated
 
 # --- annotations ------------------------------------------------------------------------------------------------------
 

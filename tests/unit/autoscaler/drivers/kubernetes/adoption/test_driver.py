@@ -26,9 +26,9 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.names import Origin
 from autoscaler.state.events import FaultSeen, ReplicaSeen, Seen
 from pilotlight.processes.cluster import Cluster, ClusterOptions
-from tests.kit.apiserver import Event, bookmark
-from tests.kit.observed import Observed, running
-from tests.kit.workload import Bench
+from tests.support.builders.adoption_workload import Bench
+from tests.support.fakes.kubernetes.api_server import Event, bookmark
+from tests.support.harness.driver_events import Observed, running
 
 APPS, PODS = "/apis/apps/v1/namespaces/n/deployments", "/api/v1/namespaces/n/pods"
 

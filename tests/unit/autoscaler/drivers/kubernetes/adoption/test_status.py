@@ -17,7 +17,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import (
 )
 from autoscaler.drivers.kubernetes.adoption.status import AGAIN_S, NEWS_S, Sign, build_condition
 from autoscaler.kubernetes.resources.conditions import MESSAGE_MAX, ConditionValue
-from tests.kit.workload import annotated
+from tests.support.builders.adoption_workload import annotated
 
 SET = WorkloadKey("StatefulSet", "default", "ada")
 BY_HAND = Others("", Hand(3, "kubectl", 0.0), 600.0)

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.adoption.objects import ReleasedWorkload, Sho
 from autoscaler.drivers.kubernetes.adoption.status_writer import Showing
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
 from autoscaler.kubernetes.resources.conditions import ConditionValue
-from tests.kit.workload import annotated
+from tests.support.builders.adoption_workload import annotated
 
 SAID = ConditionValue("pilotlight.dev/Adopted", "True", "Scaled", "m")
 ERRORS = (ApiError, FencedError, UnreachableError)

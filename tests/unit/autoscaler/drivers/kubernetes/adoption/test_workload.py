@@ -17,7 +17,7 @@ from autoscaler.spec.model import ADOPTED_HASH, Model, ModelSpec
 from autoscaler.state.events import DocumentsSeen, ReplicaSeen, Seen, Synced
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
-from tests.kit.workload import Bench, annotated, running
+from tests.support.builders.adoption_workload import Bench, annotated, running
 
 # --- assignment of pods to replicas -----------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import DocumentsSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, SliceId, World
-from tests.kit.apiserver import Server
-from tests.kit.steps import SteppedLoop
-from tests.kit.worlds import GI, T0, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, gateway, kinds, level, model, replica, world
+from tests.support.fakes.kubernetes.api_server import Server
+from tests.support.harness.manual_loop import SteppedLoop
 
 UNSCHEDULABLE = "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 

@@ -24,8 +24,8 @@ from autoscaler.spec.settings import NodeDevice, NodeKind, Settings
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.world import Slice, World
-from tests.kit.pools import partitionable
-from tests.kit.worlds import T0, device, gateway, level, model, world
+from tests.support.builders.resource_slices import partitionable
+from tests.support.builders.worlds import T0, device, gateway, level, model, world
 
 
 def gpu_node(gpus: str = "1", **labels: str) -> Any:

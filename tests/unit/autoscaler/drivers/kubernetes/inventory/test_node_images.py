@@ -20,7 +20,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.events import HostsSeen, ImagesSeen, SlicesSeen
 from autoscaler.state.images import NodeImages, Whereabouts, make_image, normalize_image_name
 from autoscaler.state.operator_orders import NodeReported
-from tests.kit.worlds import T0, world
+from tests.support.builders.worlds import T0, world
 from tests.unit.autoscaler.slicing.test_dra_claims_alternatives import Paths
 
 GIB = 1 << 30

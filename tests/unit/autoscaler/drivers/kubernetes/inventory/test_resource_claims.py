@@ -23,9 +23,9 @@ from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing
 from autoscaler.state.world import NodeId, Replica, SliceId
-from tests.kit.golden import VERSIONS, validate
-from tests.kit.localrig import launch, replica
-from tests.kit.pools import DRIVER, gpu, partitionable, resource_slice
+from tests.support.builders.resource_slices import DRIVER, gpu, partitionable, resource_slice
+from tests.support.golden import VERSIONS, validate
+from tests.support.harness.local_rig import launch, replica
 
 PODS, CLAIMS = "/api/v1/namespaces/n/pods", "/apis/resource.k8s.io/v1/namespaces/n/resourceclaims"
 DECLARED = NodeKind(

@@ -29,8 +29,8 @@ from autoscaler.state.events import Seen, SlicesSeen
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, SliceId, World
-from tests.kit.localrig import launch
-from tests.kit.worlds import GI, T0, folded, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, folded, gateway, level, model, replica, world
+from tests.support.harness.local_rig import launch
 
 DEVICE = """
 - selector: {node.kubernetes.io/instance-type: g4dn.xlarge}

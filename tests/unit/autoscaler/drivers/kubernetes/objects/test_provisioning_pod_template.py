@@ -10,7 +10,7 @@ from autoscaler.drivers.kubernetes.objects.provisioning_pod_template import buil
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.pod import GPU, Pod, Resources, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
-from tests.kit.worlds import model
+from tests.support.builders.worlds import model
 
 
 def asks(of: Model, settings: Settings | None = None) -> dict[str, object]:

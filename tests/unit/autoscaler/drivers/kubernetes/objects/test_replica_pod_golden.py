@@ -15,9 +15,9 @@ from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from pilotlight.processes.cluster import build_pod_launch
-from tests.kit import sliced
-from tests.kit.golden import agrees
-from tests.kit.worlds import replica
+from tests.support.builders import slices as sliced
+from tests.support.builders.worlds import replica
+from tests.support.golden import agrees
 
 GIB = 1 << 30
 EMITTED = {name: one.node for name, one in sliced.EXAMPLES.items() if one.open} | {

@@ -1,0 +1,86 @@
+"""Fuzz target for reports of gateways and agents: after any report, the autoscaler still plans and publishes.
+
+An input is one byte that selects the kind, and the report. It reaches a loop as `autoscaler.server.gateways` passes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from autoscaler.contract import GatewayId, NodeReport, Report, make_decoder
+from autoscaler.routing import routes
+from autoscaler.server import gateways
+from autoscaler.state.operator_orders import NodeReported
+from pilotlight.models import remote_header
+from tests.fuzz.inputs.json_mutations import mutated, written
+from tests.support.builders.worlds import T0, device, gateway, model, replica, world
+from tests.support.harness.manual_loop import SteppedLoop
+
+_HEADER: Final = json.dumps({
+    "words": "Its GGUF header (llama)",
+    "shape": {"weights_bytes": 1, "layers": [], "context_tokens": 1, "vocabulary": 1, "width": 1, "inner": 1},
+})  # fmt: skip
+REPORT: Final[dict[str, object]] = {
+    "gateway": "g1", "boot": "b", "sequence": 2, "epoch": 1, "version": 1,
+    "levels": [{"model": "a", "tenant": "t", "priority": 0, "waiting": 1, "running": 1, "oldest_wait_s": 1.5,
+    "soonest_deadline_s": 2.5}],
+    "totals": [{"model": "a", "tenant": "t", "admitted": 1, "refused_cold": 1, "finished": 1, "busy_slot_us": 1,
+    "waiting_call_us": 1,
+                "tokens_in": 1, "tokens_out": 1, "idle_s": 1.5, "retry_after_s": 1.5}],
+    "replicas": [{"replica": "r1", "hold": 1, "in_use": 1, "connect_failures": 1, "last_byte_age_s": 0.5}],
+}  # fmt: skip
+NODE: Final[dict[str, object]] = {
+    "node": "n1", "boot": "b", "sequence": 1, "brings": True, "epoch": 1, "peer": "https://n1:1",
+    "copies": ["oci://r.example/a:1"],
+    "weights": [{"artifact": "oci://r.example/a:1", "replicas": ["r1"], "folder": "copies/a",
+    "digest": "sha256:" + "a" * 64, "ggufs": ["a.gguf"],
+                 "adapters": [""], "bytes": 1, "total_bytes": 2, "bytes_per_s": 1.5, "failed": "", "look": True,
+                 "image": "", "no_image": "",
+                 "header": _HEADER, "no_header": ""}],
+    "images": ["x"], "devices": [{"id": "GPU-1", "product": "x", "memory_bytes": 1, "used_bytes": 1, "healthy": True}],
+    "pods": [{"devices": ["GPU-1"], "pod_uid": "u", "namespace": "n", "name": "p"}],
+    "uses": [{"pod_uid": "u", "device": "GPU-1", "used_bytes": 1}], "age_s": 0.5, "attaches": True,
+    "fabric": [{"device": "GPU-1", "leave": False, "done": True, "failed": False, "says": "x"}],
+}  # fmt: skip
+_KNOWN: Final = (REPORT, NODE)
+_decode: Final[tuple[Callable[[bytes], Any], ...]] = (make_decoder(Report), make_decoder(NodeReport))  # one type each
+SEEDS: Final = tuple(bytes((number,)) + written(known) for number, known in enumerate(_KNOWN))
+WORDS: Final = (
+    b'"waiting":9223372036854775807', b'"sequence":-1', b'"epoch":9223372036854775807', b"1e308", b"-1", b"null",
+    b"[]", b"{}", b'""',
+    b'"r1"', b'"g1"', b'"a"', b'"n1"', b"99999999999999999999", b'"header":"{\\"shape\\":[[[["',
+)  # fmt: skip
+
+
+def case(random: Random) -> bytes:
+    """A report that is changed in a few places."""
+    number = random.randrange(2)
+    return bytes((number,)) + mutated(_KNOWN[number], random)
+
+
+def reports(data: bytes) -> None:
+    """Send one report twice to a loop with a Model, a device and a Replica."""
+    if not data:
+        return
+    number = data[0] % 2
+    try:
+        report = _decode[number](data[1:])
+    except msgspec.DecodeError:
+        return
+    one = model("a", artifact="oci://r.example/a:1")
+    loop = SteppedLoop(world([one], [device()], [replica(one, "r1", address="127.0.0.1:9")], gateways=[gateway("g1")]))
+    for now_s in (T0, T0 + 1.0, T0 + 100.0):
+        loop.now_s = now_s
+        if isinstance(report, Report):
+            msgspec.json.encode(gateways.accept_report(loop.loop, report))
+        else:
+            loop.loop.observe((NodeReported(report=report),))
+        after = loop.step()
+        remote_header.find_artifact_facts(one, after.looked)
+        msgspec.json.encode(routes.catalogue_full(after))
+        msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

@@ -1,0 +1,154 @@
+"""The real llama.cpp server, started as by a driver: its responses match the description in the engine catalogue."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.engines import ENGINES, build_launch_command
+from autoscaler.engines.installed import find_installed_programs
+from autoscaler.spec.model import Model, ModelSpec
+from loadtest import tiny_gguf
+from tests.support.net.ports import free_port
+
+pytestmark = pytest.mark.standard
+
+SENTENCE = "Hello, I am Ada, asleep until you called."
+START_S = 90.0
+ASK = {"model": "ada", "max_tokens": 50, "messages": [{"role": "user", "content": "Who are you?"}]}
+
+
+def post(port: int, path: str, body: dict[str, object]) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def started(
+    folder: Path, *args: str, file: str = "ada.gguf", slots: int = 2, context_tokens: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int, set[int]]]:
+    """Yield the process, its port, and the statuses of its readiness path until 200 (or until it exits)."""
+    spec = ModelSpec(
+        engine="llama.cpp",
+        artifact=f"file://{folder / file}",
+        args=("--threads=1", *args),
+        context_tokens=context_tokens,
+    )
+    model = Model(name=ModelName("ada"), spec=spec, slots=slots)
+    port, statuses = free_port(), set()
+    start = build_launch_command(model, None, "127.0.0.1", port, {"xllamacpp": find_installed_programs()["xllamacpp"]})
+    process = subprocess.Popen(start.argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline_s = time.monotonic() + START_S
+        while 200 not in statuses and process.poll() is None and time.monotonic() < deadline_s:
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+                connection.request("GET", start.readiness_path)
+                statuses.add(connection.getresponse().status)
+                connection.close()
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.001)
+        yield process, port, statuses
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    tiny_gguf.make_model(path / "ada.gguf", SENTENCE)
+    (path / "cut.gguf").write_bytes((path / "ada.gguf").read_bytes()[:300_000])
+    return path
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    with started(folder) as (_, port, statuses):
+        assert 200 in statuses
+        assert statuses <= {503, 200}, "anything but 503 while it loads would look ready"
+        yield port
+
+
+def test_openai_chat_returns_the_exact_sentence(port: int) -> None:
+    status, body = post(port, "/v1/chat/completions", ASK)
+    assert status == 200
+    answer = json.loads(body)
+    assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("ada", SENTENCE)
+
+
+def test_high_temperature_returns_the_same_sentence(port: int) -> None:
+    _, body = post(port, "/v1/chat/completions", ASK | {"temperature": 1.5, "seed": 3})
+    assert json.loads(body)["choices"][0]["message"]["content"] == SENTENCE
+
+
+def test_anthropic_messages_return_the_sentence_and_count_tokens(port: int) -> None:
+    assert "anthropic" in ENGINES["llama.cpp"].dialects
+    status, body = post(port, "/v1/messages", ASK)
+    assert (status, json.loads(body)["content"][0]["text"]) == (200, SENTENCE)
+    status, body = post(port, "/v1/messages/count_tokens", ASK)
+    assert status == 200
+    assert json.loads(body)["input_tokens"] > 0
+
+
+def test_embeddings_endpoint_returns_501_without_the_embeddings_flag(folder: Path, port: int) -> None:
+    assert post(port, "/v1/embeddings", {"model": "ada", "input": "hi"})[0] == 501
+    with started(folder, "--embeddings") as (_, embedding_port, _):
+        status, body = post(embedding_port, "/v1/embeddings", {"model": "ada", "input": "hi"})
+        assert status == 200
+        assert len(json.loads(body)["data"][0]["embedding"]) > 0
+        assert post(embedding_port, "/v1/chat/completions", ASK)[0] == 200, "it still chats"
+
+
+def test_engine_closes_the_connection_after_a_stream_despite_keep_alive(port: int) -> None:
+    assert ENGINES["llama.cpp"].closes_after_stream
+    body = json.dumps(ASK | {"stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert b"Keep-Alive:" in received
+    assert b"[DONE]" in received
+    assert received.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_engine_exits_with_status_0_on_sigterm(folder: Path) -> None:
+    with started(folder) as (process, port, _):
+        assert process.stdout is not None
+        timer = threading.Timer(START_S, process.kill)  # a missing line must not block the tests
+        timer.start()
+        listening = f"listening on http://127.0.0.1:{port}\n"
+        assert any(line == listening for line in iter(process.stdout.readline, ""))
+        timer.cancel()
+        assert post(port, "/v1/chat/completions", ASK)[0] == 200
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, ""), "and its log has no word of a Call"
+
+
+def test_truncated_weights_file_makes_the_engine_exit_with_one_error_line(folder: Path) -> None:
+    with started(folder, file="cut.gguf") as (process, _, statuses):
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert 200 not in statuses
+        assert "corrupted or incomplete" in out
+        said = [line for line in out.splitlines() if line.startswith("xllamacpp server: the model could not be served")]
+        assert len(said) == 1, "the library writes beside us, and may be later"

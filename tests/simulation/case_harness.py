@@ -1,0 +1,93 @@
+"""Helpers for single cases: Models and towns with the usual values, and waiting in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from autoscaler.contract import ModelName
+from autoscaler.spec.model import Model, ModelSpec, Queue, ReplicaRange, Start
+from tests.simulation.checks import continuous_invariants, final_invariants
+from tests.simulation.environment.machine import QUICK, Manners, one_device
+from tests.simulation.environment.network import CALM, Rates
+from tests.simulation.environment.virtual_loop import run
+from tests.simulation.installations.installation import Journey, Town
+
+GIB = 1 << 30
+A_MINUTE = Start(seconds_max=60.0)
+T = TypeVar("T")
+
+
+def model(
+    name: str = "a", *, slots: int = 4, replicas: int = 1, memory_gib: int = 10, idle_s: float = 5.0,
+    residency_s: float = 1.0, calls_max: int = 10_000, start: Start = A_MINUTE, drain_s: float = 60.0,
+) -> Model:  # fmt: skip
+    """A Model of which one Replica fits on a device of the stage."""
+    spec = ModelSpec(
+        engine="command", command=("engine", "{port}"), idle_seconds=idle_s, residency_seconds=residency_s,
+        replicas=ReplicaRange(max=replicas), queue=Queue(calls_max=calls_max), start=start, drain_seconds_max=drain_s,
+    )  # fmt: skip
+    return Model(name=ModelName(name), spec=spec, memory_bytes=memory_gib * GIB, slots=slots)
+
+
+class Stage:
+    """A town with its watcher, settled and ready for requests."""
+
+    def __init__(self, town: Town, watcher: continuous_invariants.Watcher) -> None:
+        self.town = town
+        self.watcher = watcher
+
+    def starts(self, name: str = "a") -> int:
+        """Number of processes of a Model that were ever started."""
+        return sum(id.startswith(f"{name}-") for id in self.town.machine.started)
+
+    def replicas(self, name: str = "a") -> int:
+        """Number of processes of a Model now."""
+        return sum(e.replica.model == name for e in self.town.machine.engines.values())
+
+    async def until(self, what: Callable[[], bool], within_s: float = 600.0, step_s: float = 0.005) -> float:
+        """Wait for a condition; return the seconds that it took."""
+        began_s = self.town.now()
+        while not what():
+            assert self.town.now() - began_s < within_s, f"not within {within_s} virtual seconds"
+            await asyncio.sleep(step_s)
+        return self.town.now() - began_s
+
+    async def answered(self, journeys: list[Journey], within_s: float = 600.0) -> Counter[str]:
+        """Wait for the outcomes of these requests; count them by outcome or error code."""
+        await self.until(lambda: all(j.ended for j in journeys), within_s)
+        return Counter(j.ended[0].error.code if j.ended[0].error else j.ended[0].outcome.value for j in journeys)
+
+
+def play(
+    act: Callable[[Stage], Coroutine[object, object, T]], *models: Model, seed: int = 1, gateways: int = 1,
+    devices: int = 1, manners: Manners = QUICK, rates: Rates = CALM, strict: bool = True, kind: type[Town] = Town,
+    shared: str = "",
+) -> T:  # fmt: skip
+    """Run one scenario in virtual time, then check every invariant that holds always."""
+
+    async def whole() -> T:
+        slices = tuple(replace(one_device(16 * GIB, f"gpu{number}"), kind=shared) for number in range(devices))
+        town = kind(seed, models=models, slices=slices, gateways=gateways, manners=manners, rates=rates)
+        watcher = continuous_invariants.Watcher(town, strict=strict)
+        stage = Stage(town, watcher)
+        await asyncio.sleep(0.5)
+        result = await act(stage)
+        watcher.stop()
+        await town.close()
+        answered = [line for line in final_invariants.everybody_was_answered(town) if "0 outcomes" not in line]
+        assert not watcher.broken + answered + [repr(error) for error in town.crashes]
+        return result
+
+    return run(whole())
+
+
+def cut_off(stage: Stage, number: int) -> None:
+    """Cut a gateway off from all autoscalers in both directions; nothing proves that it is dead."""
+    link = stage.town.gateways[number].link
+    link.reachable = False
+    link.cut()

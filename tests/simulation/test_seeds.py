@@ -1,0 +1,62 @@
+"""Seeded whole-system runs. `SEEDS` (default 500) sets their number; a failing seed prints how to replay it.
+
+`make test` runs the first seeds, `make test-deep` all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+
+import pytest
+
+from tests.simulation.__main__ import main
+from tests.simulation.scenario import play
+
+SEEDS = int(os.environ.get("SEEDS", "500"))
+STANDARD = 40
+BATCH = 10
+"""Seeds in one test, so that a progress dot means something."""
+
+COMPLETED_SHARE = 0.6
+"""Of a batch's requests that entered a queue, storms and short deadlines included; 0.65 to 0.87 is usual."""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=() if first <= STANDARD else pytest.mark.deep) for first in range(1, SEEDS + 1, BATCH)],
+)
+def test_seeded_runs_keep_all_invariants(first: int) -> None:
+    """Safety in the storm, liveness after it, nothing left at the end; and even in the storm requests complete."""
+    calls = completed = 0
+    for seed in range(first, min(first + BATCH, SEEDS + 1)):
+        result = play(seed)
+        assert not result.broken, f"replay with `python -m tests.simulation {seed}`:\n" + "\n".join(result.broken[:10])
+        calls, completed = calls + result.calls - result.full, completed + result.completed
+    if first + BATCH - 1 <= SEEDS:  # a single seed may be all storm
+        assert completed >= calls * COMPLETED_SHARE, f"only {completed} of {calls} Calls completed"
+
+
+def test_at_least_one_of_ten_seeds_fills_a_queue() -> None:
+    """I12 is checked with a full queue: some seed fills one."""
+    assert any(play(seed).full for seed in range(1, 11))
+
+
+def test_trace_option_prints_all_lines_that_the_trace_hash_covers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m tests.simulation 3 --trace` prints every note that is part of the hash."""
+    monkeypatch.setattr("sys.argv", ["tests.simulation", "3", "--trace"])
+    assert main() == 0
+    *notes, last = capsys.readouterr().out.splitlines(keepends=True)
+    trace = sha256("".join(notes).encode()).hexdigest()
+    assert trace == play(3).trace
+    assert last.startswith("seed 3: ")
+    assert f", trace {trace[:12]}, " in last
+    assert any(" granted " in note for note in notes)
+
+
+@pytest.mark.parametrize("seed", [3, 8, 14])
+def test_same_seed_gives_the_same_trace(seed: int) -> None:
+    """I13: a run is a function of its seed."""
+    assert play(seed).trace == play(seed).trace

@@ -1,0 +1,84 @@
+"""Faults that tests inject into the product. Every other contained fault is a failure
+(`tests.support.harness.faults.contained_faults`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import pytest
+
+from autoscaler.contract import ModelName
+from autoscaler.controller import loop
+from autoscaler.spec.model import Model
+
+
+class InjectedError(Exception):
+    """What `inject` raises."""
+
+
+class Faults(NamedTuple):
+    """What was injected, and what was contained."""
+
+    reported: list[tuple[ModelName | None, str]]
+    """(Model, what failed)."""
+    stop: Callable[[], None]
+    """Stops the injection."""
+
+
+POINTS = (
+    "autoscaler.demand.desired_replicas:compute_desired_replicas",
+    "autoscaler.planner.plan:reconcile_model",
+    "autoscaler.planner.reconcile:build_placement_request",
+    "autoscaler.planner.plan:compute_slots",
+    "autoscaler.planner.plan:start_deadline_s",
+    "autoscaler.placement.model.bins:evictable_s",
+    "autoscaler.routing.slots:_divide_model",
+    "autoscaler.fold.replicas:apply_replica_observation",
+    "autoscaler.demand.model_history:record_peak",
+    "autoscaler.routing.routes:model_entry",
+    "autoscaler.routing.routes:_state",
+    "tests.support.fakes.driver:FakeDriver.start",
+    "tests.support.fakes.driver:FakeDriver.stop",
+    "tests.support.fakes.driver:FakeDriver.obstacle",
+)
+"""Functions of the planner, the fold, the driver and the gateways' data; each takes one Model in some form."""
+
+
+def concerns(name: str) -> Callable[..., bool]:
+    """Whether an argument is a Model of that name, its name, a Replica of it, or a list of these."""
+
+    def names(one: object) -> object:
+        if isinstance(one, list | tuple) and type(one) in (list, tuple):
+            return names(one[0]) if one else None
+        if isinstance(one, Model):
+            return one.name
+        model = getattr(one, "model", one)
+        return model.name if isinstance(model, Model) else model
+
+    return lambda *args, **kwargs: any(names(one) == name for one in (*args, *kwargs.values()))
+
+
+def inject(patch: pytest.MonkeyPatch, point: str, about: Callable[..., bool], *, expected: bool = True) -> Faults:
+    """Makes the function `module:name` raise InjectedError when `about(*args, **kwargs)` is true.
+
+    The faults that the loop contains from then on are recorded instead of failing the test.
+    """
+    module, _, name = point.partition(":")
+    owner: Any = import_module(module)
+    *path, last = name.split(".")
+    for one in path:
+        owner = getattr(owner, one)
+    real, faults = getattr(owner, last), Faults([], lambda: patch.setattr(owner, last, real))
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        if about(*args, **kwargs):
+            raise InjectedError(f"injected into {name}")
+        return real(*args, **kwargs)
+
+    patch.setattr(owner, last, faulty)
+    if expected:
+        patch.setattr(loop, "report_fault", lambda model, what, reason: faults.reported.append((model, what)))
+    return faults
