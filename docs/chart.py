@@ -1,4 +1,4 @@
-"""Keeps what is told of the chart true: the Settings in values.schema.json, and the table of values in kubernetes.md.
+"""Keeps what is told of the chart true: the Settings in values.schema.json, and the table of values in chart-values.md.
 
 Owns both: the first is made of the Settings' type, the second of values.yaml and its comments. Run it after a
 change of either: `.venv/bin/python -m docs.chart`. tests/chart compares what is there with what it would write.
@@ -17,7 +17,7 @@ from autoscaler.schema.json_schema import render_schemas
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "charts" / "pilotlight"
 VALUES, SCHEMA = CHART / "values.yaml", CHART / "values.schema.json"
-PAGE = ROOT / "docs" / "kubernetes.md"
+PAGE = ROOT / "docs" / "reference" / "chart-values.md"
 NOT_HERE = ("apiVersion", "kind", "devices", "tls")
 """Keys of the Settings document that are the chart's own business, or one machine's."""
 MARKS = ("<!-- values -->\n", "<!-- /values -->")
@@ -72,7 +72,7 @@ def schema(text: str) -> str:
 
 
 def page(text: str) -> str:
-    """kubernetes.md with this table."""
+    """chart-values.md with this table."""
     before, _, rest = text.partition(MARKS[0])
     return before + MARKS[0] + table(VALUES.read_text()) + MARKS[1] + rest.partition(MARKS[1])[2]
 

@@ -1,7 +1,7 @@
-"""Draws docs/call-from-zero.svg: one Call from zero and back. Run it after a change: `python docs/draw_call.py`.
+"""Draws docs/call-from-zero.svg: one request from zero and back. Run it after a change: `python docs/draw_call.py`.
 
-Owns the picture's words and its layout; it draws what ARCHITECTURE.md, section 6, tells. Colours are in one style sheet
-inside the file, for light and dark, on a ground of its own, so that it can be read on any page.
+The diagram shows what ARCHITECTURE.md describes under "Life of a request". Colours are in one style sheet inside the
+file, for light and dark mode, on an opaque background, so that it is readable on any page.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ LANES = {"client": 80, "gateway": 330, "autoscaler": 600, "engine": 850}
 ROW, TOP, WIDTH = 42, 96, 940
 
 Arrow = tuple[str, str, str]
-"""(from, to, words); from and to are the same where somebody does something alone."""
+"""(from, to, words); from and to are equal for a step inside one component."""
 
 WAKE: tuple[Arrow, ...] = (
     ("client", "gateway", "POST /v1/chat/completions"),
-    ("gateway", "gateway", "key, limits, model; it parks"),
+    ("gateway", "gateway", "key, limits, model; it is queued"),
     ("gateway", "autoscaler", "report: ada, 1 waiting (at once)"),
     ("autoscaler", "autoscaler", "plan: 1 wanted, gpu0 has room"),
     ("autoscaler", "engine", "start the process"),
-    ("engine", "autoscaler", "200 (asked every 5, then 2.5 ms)"),
-    ("autoscaler", "gateway", "Routes: ready, you hold 4 Slots"),
-    ("gateway", "engine", "the Call is granted and sent"),
-    ("engine", "gateway", "first byte: from here it stays there"),
-    ("gateway", "client", "each byte as it comes"),
+    ("engine", "autoscaler", "200 (probed every 5, then 2.5 ms)"),
+    ("autoscaler", "gateway", "routes: ready, 4 slots allocated"),
+    ("gateway", "engine", "the request is forwarded"),
+    ("engine", "gateway", "first byte: the commit point"),
+    ("gateway", "client", "the response, byte by byte"),
 )
 REST: tuple[Arrow, ...] = (
-    ("autoscaler", "gateway", "Routes: draining, no new Calls"),
-    ("gateway", "autoscaler", "report: seen, 0 Calls on it"),
+    ("autoscaler", "gateway", "routes: draining, no new requests"),
+    ("gateway", "autoscaler", "report: acknowledged, 0 running"),
     ("autoscaler", "engine", "SIGTERM, then SIGKILL after 10 s"),
     ("autoscaler", "autoscaler", "proven clean: gpu0 is free"),
 )
@@ -50,14 +50,14 @@ text { font: 14px system-ui, -apple-system, "Segoe UI", sans-serif; fill: var(--
 """
 ROLES = {
     "client": "any OpenAI client",
-    "gateway": "always on; N of them",
-    "autoscaler": "decides, one process",
+    "gateway": "always on; one or more",
+    "autoscaler": "decides; one leads",
     "engine": "only while needed",
 }
 
 
 def arrow(step: Arrow, y: int, kind: str) -> list[str]:
-    """One row: an arrow with its words, or a box where somebody works alone."""
+    """One row: an arrow with its words, or a box for a step inside one component."""
     begin, end, words = step
     said = escape(words)
     if begin == end:
@@ -69,7 +69,7 @@ def arrow(step: Arrow, y: int, kind: str) -> list[str]:
     start, stop = LANES[begin], LANES[end]
     back = -1 if stop > start else 1
     middle = (start + stop) // 2
-    if {begin, end} == {"gateway", "engine"}:  # beside the autoscaler's lane, not across it
+    if {begin, end} == {"gateway", "engine"}:  # left of the autoscaler's lane, not across it
         middle = (LANES["gateway"] + LANES["autoscaler"]) // 2
     tip = f"{stop},{y} {stop + 9 * back},{y - 4} {stop + 9 * back},{y + 4}"
     return [
@@ -80,7 +80,7 @@ def arrow(step: Arrow, y: int, kind: str) -> list[str]:
 
 
 def band(kind: str, y: int, rows: int, words: str) -> list[str]:
-    """The ground of some rows, with what they are about."""
+    """The background of some rows, with their title."""
     height = rows * ROW + 26
     return [
         f'<rect class="{kind}" x="8" y="{y}" width="{WIDTH - 16}" height="{height}" rx="8"/>',
@@ -93,8 +93,8 @@ def picture() -> str:
     first, second = TOP, TOP + len(WAKE) * ROW + 26 + 12
     height = second + len(REST) * ROW + 26 + 12
     parts = [
-        *band("band", first, len(WAKE), "the model is at zero, and somebody calls it"),
-        *band("calm", second, len(REST), "the idle window is over"),
+        *band("band", first, len(WAKE), "a request for a model at zero"),
+        *band("calm", second, len(REST), "after the idle timeout"),
     ]
     for name, x in LANES.items():
         parts += [
@@ -111,7 +111,7 @@ def picture() -> str:
     return "\n".join([head, f"<style>{STYLE}</style>", ground, *parts, "</svg>"]) + "\n"
 
 
-LABEL = "One Call from zero: client, gateway, autoscaler and engine, from the first request back to a free device"
+LABEL = "A request from zero: client, gateway, autoscaler and engine, from the first request to a free device"
 
 if __name__ == "__main__":
     Path(__file__).with_name("call-from-zero.svg").write_text(picture())

@@ -1,4 +1,4 @@
-"""Writes the table of replica states into ARCHITECTURE.md: run `python -m docs.states`.
+"""Writes the replica states into docs/reference/replica-states.md: run `python -m docs.states`.
 
 The table is the block between `<!-- states -->` and its end. tests/project/test_docs.py checks that it is current.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autoscaler.state.lifecycle import render_state_diagram
 
-PAGE = Path(__file__).parent.parent / "ARCHITECTURE.md"
+PAGE = Path(__file__).parent / "reference" / "replica-states.md"
 
 
 def states() -> str:

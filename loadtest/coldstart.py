@@ -28,7 +28,7 @@ ZERO_S_MAX = 1800.0
 """How long a round waits for zero."""
 SAY_EVERY_S = 2.0
 IDLE_S, IDLE_S_MAX = 60.0, 900.0
-"""Bounds of `idleSeconds: auto`, the server's default, which doubles in each round (docs/configuration.md)."""
+"""Bounds of `idleSeconds: auto`, the default, which doubles in each round (docs/reference/configuration.md)."""
 SHORTEN = "quicker: fewer --rounds, or a short window in the model's document, such as `idleSeconds: 2`"
 KEPT = "its document says when it stops: a short `idleSeconds`, and no `replicas.min`"
 INTERRUPTED = "interrupted"

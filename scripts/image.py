@@ -39,7 +39,7 @@ LOCK_HEAD = """# The Debian packages of the image; `make lock-image` writes them
 """
 MIRROR = "DEBIAN_MIRROR"
 """The environment variable with another archive of Debian, such as one of https://snapshot.debian.org."""
-AGAIN = f"run `make lock-image`, or name an archive that keeps old versions in {MIRROR} (docs/kubernetes.md)"
+AGAIN = f"run `make lock-image`, or name an archive that keeps old versions in {MIRROR} (docs/how-to/install-chart.md)"
 OUT = Path("dist/pilotlight-image.tar")
 SUITE, PYTHON = "bookworm", "3.11"
 DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6"

@@ -110,7 +110,7 @@ class Adapter(Part, frozen=True):
 
 
 class ModelSpec(Part, frozen=True):
-    """The spec of a Model; every field has the default that docs/configuration.md states."""
+    """The spec of a Model; every field has the default that docs/reference/configuration.md states."""
 
     engine: EngineName
     artifact: str | None = None

@@ -1,8 +1,9 @@
-"""The states of a Replica and the one table of what may follow what (architecture, section 5).
+"""The states of a Replica and the one table of what may follow what.
 
 Owns the table, nothing else. Our own decisions (intents) that the table does not allow are bugs and raise; what the
 world reports (observations) is never judged here: the fold jumps to the state it implies.
-The diagram in ARCHITECTURE.md is generated from TRANSITIONS by `render_state_diagram()`; a test keeps the two equal.
+The diagram in docs/reference/replica-states.md is generated from TRANSITIONS by `render_state_diagram()`; a test
+keeps the two equal.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def next_state(state: ReplicaState, verb: str) -> ReplicaState:
 
 
 def render_state_diagram() -> str:
-    """The table as text, one line per target and verb, for ARCHITECTURE.md."""
+    """The table as text, one line per target and verb, for docs/reference/replica-states.md."""
     rows: dict[tuple[str, ReplicaState], list[str]] = {}
     for (state, verb), after in TRANSITIONS.items():
         rows.setdefault((verb, after), []).append(state.value)

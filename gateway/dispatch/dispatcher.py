@@ -1,4 +1,4 @@
-"""Dispatch: every request of one gateway from admission to its single outcome (architecture, section 6).
+"""Dispatch: every request of one gateway from admission to its single outcome.
 
 Contains the dispatchers of all models, the autoscaler's data, and the reports. Invariants: one outcome per request; no
 request waits while a slot that it may use is free; nothing is granted above the allowed slots (interfaces, section 6,

@@ -118,10 +118,12 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 )  # fmt: skip
 @click.option(
     "--adoption/--no-adoption", default=True, show_default=True,
-    help="Serves annotated Deployments and StatefulSets, too (kubernetes; docs/adoption.md).",
+    help="Serves annotated Deployments and StatefulSets, too (kubernetes; docs/how-to/adopt-workloads.md).",
 )  # fmt: skip
 @click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="Only those of this namespace; repeatable.")
-@click.option("--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/import.md).")
+@click.option(
+    "--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/tutorials/from-kubeai.md)."
+)
 @click.option("--weights-store", default=STORE, show_default=True, metavar="PATH",
               help="Where agents keep weights on their nodes (kubernetes).")  # fmt: skip
 @click.option("--documents", type=FILE, required=True, help="Documents (YAML).")

@@ -381,7 +381,7 @@ def test_notes_list_disabled_features_and_next_commands() -> None:
     assert "--key-env" not in notes["local"]
 
 
-@pytest.mark.parametrize("where", ["docs/kubernetes.md", "README.md", "NOTES"])
+@pytest.mark.parametrize("where", ["docs/tutorials/kubernetes.md", "README.md", "NOTES"])
 def test_documented_first_model_uses_the_pushed_image(where: str) -> None:
     digest = "sha256:" + 64 * "a"
     values = {"image": {"repository": "REGISTRY/pilotlight", "digest": digest}}

@@ -12,8 +12,8 @@ import yaml
 from docs import chart
 from tests.support.chart import CHART, EVERYTHING, ROOT, SETS, named, texts
 
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", OPERATIONS, re.MULTILINE))
+PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+METRICS = set(re.findall(r"^\| `(pilotlight_[a-z_]+)` \|", PAGE, re.MULTILINE))
 
 
 def test_every_chart_value_is_documented() -> None:

@@ -29,10 +29,12 @@ from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.cli.main import cli
 from scripts.gates import PACKAGES, ROOT, SOURCES
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+FOLDERS = (ROOT / "docs" / "development" / "folders.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+CAPACITY = (ROOT / "docs" / "how-to" / "capacity.md").read_text()
+METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 
 
 def section(page: str, title: str) -> str:
@@ -47,8 +49,8 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def block(mark: str) -> str:
-    """The content of a generated block of ARCHITECTURE.md."""
-    return ARCHITECTURE.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
+    """The content of a generated block of docs/reference/replica-states.md."""
+    return states.PAGE.read_text().partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
 
 
 def leaves(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,7 +71,7 @@ def slug(heading: str) -> str:
 
 
 def test_architecture_lists_every_source_folder() -> None:
-    listed = re.findall(r"^\| `([\w/]+)/` \|", section(ARCHITECTURE, "3. The folders"), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w/]+)/` \|", FOLDERS, re.MULTILINE)
     assert sorted(listed) == sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES})
 
 
@@ -97,7 +99,7 @@ def test_documented_keys_and_defaults_match_the_schema(kind: str) -> None:
 
 
 def test_documented_provider_kinds_match_the_code() -> None:
-    told = rows(section(OPERATIONS, "More capacity"))
+    told = rows(section(CAPACITY, "Provider kinds"))
     assert tuple(told) == KINDS
     own = {"cro": cro, "redfish": planning, "karpenter": new_nodes, "clusterAutoscaler": new_nodes}
     assert {kind: told[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
@@ -108,7 +110,7 @@ def test_documented_provider_kinds_match_the_code() -> None:
 
 
 def test_capacity_example_is_valid_and_uses_every_common_key() -> None:
-    (said,) = re.findall(r"```yaml\n(.*?)```", section(OPERATIONS, "More capacity"), re.DOTALL)
+    (said,) = re.findall(r"```yaml\n(.*?)```", section(CAPACITY, "Configure providers"), re.DOTALL)
     settings = load.parse_documents([("page", f"apiVersion: pilotlight.dev/v1alpha1\nkind: Settings\n{said}")]).settings
     common = {field.encode_name for field in msgspec.structs.fields(ProviderSettings)} - {*KINDS}
     assert all(f"{key}: " in said for key in common), "it has all keys that each kind takes"
@@ -135,7 +137,7 @@ def test_documented_metrics_match_the_exported_ones() -> None:
     texts = [Metrics(lambda: World(epoch=1)).text(), Telemetry().text((), 0.0), StoreMetrics().text()]
     families = [family for text in texts for family in text_string_to_metric_families(text.decode())]
     known = {f.name + ("_total" if f.type == "counter" else "") for f in families if not f.name.endswith("_created")}
-    assert sorted(rows(section(OPERATIONS, "Metrics"))) == sorted(known)
+    assert sorted(rows(section(METRICS, "Metrics"))) == sorted(known)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The table of bounds (ARCHITECTURE.md, section 11) matches the code: every row, every value, every error.
+"""The tables of limits (docs/reference/limits.md) match the code: every row, every value, every error.
 
 A gateway bound that is missing in the table fails here: add a row, or explain below why it needs none.
 """
@@ -20,111 +20,111 @@ from scripts.gates import ROOT, SOURCES, name
 from tests.support import limits_table as others
 
 GATEWAY = [path for path in SOURCES if name(path).startswith("gateway/")]
-SECTION = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## 11. Bounds\n")[2].partition("\n## ")[0]
-_ROW = re.compile(r"^\| (?!bound |---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text()
+_ROW = re.compile(r"^\| (?!limit |---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 _ERROR = re.compile(r"\b(4\d\d|5\d\d)(?: `(\w+)`(?: or `(\w+)`)?)?")
 _BOUND = re.compile(r"_?(?:[A-Z]+_)*MAX(?:_[A-Z]+)*")
 
 ROWS: dict[str, tuple[str, ...]] = {
     **others.ROWS,
     "request head": ("gateway.http.request_head.HEAD_BYTES_MAX", "gateway.http.request_head.HEADERS_MAX"),
-    "head for the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
+    "request head that is sent to the engine": ("gateway.request.headers.UPSTREAM_HEAD_BYTES_MAX",),
     "request body": ("gateway.limits.Limits.body_bytes_max",),
     "trailers of a request": ("gateway.http.request_framing.TRAILER_BYTES_MAX",),
     "chunks of a body": ("gateway.http.request_framing.CHUNKS_MAX", "gateway.http.request_framing.CHUNK_BYTES_MEAN"),
-    "top-level members of a body; small values in one": (
+    "top-level members of a JSON body; small values in a body": (
         "gateway.request.json_scanner.MEMBERS_MAX",
         "gateway.request.body_members._COLONS_MAX",
     ),
-    "body that is read in one go, kept as one": ("gateway.http.body.LARGE_BYTES",),
-    "in a body over 256 KiB: a top-level name or number; a value that we read; levels inside a member": (
+    "body that is read as one piece": ("gateway.http.body.LARGE_BYTES",),
+    "body over 256 KiB: top-level name or number; value that the gateway reads; nesting inside a member": (
         "gateway.request.json_scanner.TOKEN_BYTES_MAX",
         "gateway.request.json_scanner.VALUE_BYTES_MAX",
         "gateway.request.json_scanner.NESTING_MAX",
     ),
-    "of a large body sent to an engine, of its memory given back, in one turn of the loop": (
+    "large body, per event loop iteration: bytes sent to the engine; memory released": (
         "gateway.upstream.connection.TURN_BYTES",
         "gateway.gateway.GIVE_BACK_BYTES",
     ),
-    "parts of a form; head of a part; a value that we read": (
+    "parts of a form; head of a part; value that the gateway reads": (
         "gateway.request.multipart.PARTS_MAX",
         "gateway.request.multipart.PART_HEAD_BYTES_MAX",
         "gateway.request.multipart.VALUE_BYTES_MAX",
     ),
-    "name of a Model in a path": ("gateway.request.api_routes._NAME_BYTES_MAX",),
+    "model name in a path": ("gateway.request.api_routes._NAME_BYTES_MAX",),
     "`X-Priority`": ("gateway.request.headers.PRIORITY_ABSOLUTE_MAX",),
-    "time for a head, for a body": (
+    "time to receive a head; a body": (
         "gateway.limits.Limits.header_seconds_max",
         "gateway.limits.Limits.body_seconds_max",
     ),
     "time for a TLS handshake": ("gateway.limits.Limits.header_seconds_max",),
-    "goodbye of a TLS client": ("gateway.server.client_transport.LINGER_S",),
-    "bytes sent ahead of their turn": ("gateway.http.request_reader.AHEAD_BYTES_MAX",),
-    "answers to pipelined requests in one turn of the loop": ("gateway.server.connection.ANSWERS_A_TURN",),
-    "what still arrives after a refusal": ("gateway.server.client_transport.LINGER_S",),
-    "body that its head alone refuses (path, key, media type, Model in path or `X-Model`)": (
+    "TLS close of the client": ("gateway.server.client_transport.LINGER_S",),
+    "bytes sent before the previous response is complete": ("gateway.http.request_reader.AHEAD_BYTES_MAX",),
+    "responses to pipelined requests per event loop iteration": ("gateway.server.connection.ANSWERS_A_TURN",),
+    "data that arrives after an error response": ("gateway.server.client_transport.LINGER_S",),
+    "body of a request that is rejected by its head (path, key, media type, model in path or `X-Model`)": (
         "gateway.server.precheck.DROP_BYTES_MAX",
     ),
-    "body to a path that takes none": ("gateway.server.precheck.DROP_BYTES_MAX",),
-    "bodies in a gateway, from the first byte read until an engine answers": ("gateway.http.body.LARGE_BYTES",),
-    "pace of a body, while others wait for room or are refused it": (
+    "body sent to a path without a body": ("gateway.server.precheck.DROP_BYTES_MAX",),
+    "bodies in a gateway, from the first byte until an engine responds": ("gateway.http.body.LARGE_BYTES",),
+    "rate of a body while others wait for the body budget or were rejected by it": (
         "gateway.server.body_intake.PACE_BYTES_PER_S",
         "gateway.server.body_intake.PACE_GRACE_S",
     ),
-    "form that goes on while it comes: its rest is expected within; comes within": (
+    "form that is forwarded while it arrives: its rest is expected within; arrives within": (
         "gateway.server.body_intake.REST_S_MAX",
         "gateway.server.body_intake.GROWING_S_MAX",
     ),
-    "small bodies that wait in all queues of a gateway": (),
-    "connections of one address": ("gateway.limits.Limits.connections_per_address_max",),
+    "small bodies of queued requests in a gateway": (),
+    "connections of one client address": ("gateway.limits.Limits.connections_per_address_max",),
     "open files of a gateway": (),
     "memory of a gateway": (),
     "idle client connection": ("gateway.limits.Limits.idle_seconds_max",),
-    "client that does not read": (
+    "client that does not read its response": (
         "gateway.server.client_writer.WRITE_BUFFER_BYTES",
         "gateway.limits.Limits.write_stall_seconds_max",
     ),
-    "kept by the kernel for a client that does not read; of an engine's answer that nobody takes": (
+    "kernel buffers: for a client that does not read; for an engine response that is not read": (
         "pilotlight.net.listen.UNSENT_BYTES",
         "gateway.upstream.connection.RECEIVE_BYTES",
     ),
-    "moves of a Call": (),
-    "moves for busy engines": ("gateway.dispatch.model_dispatcher.RETRIES_MAX",),
-    "Retry-After": ("gateway.errors.MAX_RETRY_AFTER_S", "gateway.dispatch.model_dispatcher.RETRY_AFTER_S"),
-    "connect to an engine, TLS included": ("gateway.upstream.pool.CONNECT_S_MAX",),
-    "an engine's certificate that does not hold": (),
-    "connects at once to one engine": ("gateway.upstream.pool.CONNECTING_MAX",),
+    "moves of a request to another replica": (),
+    "moves because of busy engines": ("gateway.dispatch.model_dispatcher.RETRIES_MAX",),
+    "`Retry-After`": ("gateway.errors.MAX_RETRY_AFTER_S", "gateway.dispatch.model_dispatcher.RETRY_AFTER_S"),
+    "connection to an engine, TLS included": ("gateway.upstream.pool.CONNECT_S_MAX",),
+    "invalid certificate of an engine": (),
+    "concurrent connection attempts to one engine": ("gateway.upstream.pool.CONNECTING_MAX",),
     "idle connections to one engine": ("gateway.upstream.pool.IDLE_MAX", "gateway.upstream.pool.IDLE_SWEEPS_MAX"),
-    "engines remembered without a connection": ("gateway.upstream.pool.UNUSED_SWEEPS_MAX",),
-    "heads remembered as read": (
+    "state of an engine without a connection": ("gateway.upstream.pool.UNUSED_SWEEPS_MAX",),
+    "cache of parsed heads": (
         "gateway.http.request_head.KNOWN_MAX",
         "gateway.http.request_head.KNOWN_BYTES_MAX",
         "gateway.http.response_reader.KNOWN_MAX",
         "gateway.http.response_reader.KNOWN_BYTES_MAX",
     ),
-    "head, interim heads and trailers of an engine": (
+    "head, interim heads and trailers of an engine response": (
         "gateway.http.response_reader.HEAD_BYTES_MAX",
         "gateway.http.response_reader.INTERIM_MAX",
         "gateway.http.response_reader.TRAILER_BYTES_MAX",
     ),
-    "of an engine's chunks or events, walked in one turn of the loop": (
+    "engine chunks or events per event loop iteration": (
         "gateway.http.response_reader.STEP_BYTES",
         "gateway.http.sse.RUNS_MAX",
     ),
-    "begin of a chunk that is kept until its rest has come": ("gateway.http.sse.PART_BYTES_MAX",),
-    "one unfinished event of a stream": ("gateway.http.sse.EVENT_BYTES_MAX",),
-    "an engine's error told as an event": ("gateway.server.response_relay.ERROR_BODY_BYTES_MAX",),
-    "event lines that wait": ("gateway.telemetry.EVENTS_MAX",),
+    "start of a chunk that is kept until the chunk is complete": ("gateway.http.sse.PART_BYTES_MAX",),
+    "one incomplete event of a stream": ("gateway.http.sse.EVENT_BYTES_MAX",),
+    "engine error that is forwarded as an event": ("gateway.server.response_relay.ERROR_BODY_BYTES_MAX",),
+    "event lines that wait to be written": ("gateway.telemetry.EVENTS_MAX",),
     "metric series of a gateway": ("gateway.telemetry.SERIES_MAX",),
-    "permissions remembered": ("gateway.request.auth.RESOLVED_MAX",),
+    "cache of permissions": ("gateway.request.auth.RESOLVED_MAX",),
     "deltas not yet written to disk": ("gateway.control.sync.UNFOLDED_MAX",),
-    "one message of the contract": (
+    "message of the contract": (
         "gateway.control.client.LINE_BYTES_MAX",
         "autoscaler.server.gateways.REPORT_BYTES_MAX",
     ),
-    "between two tries for a lost autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
-    "starts at once on a Device": (),
-    "a registry: connect, head, between two reads; a blob's pace": (),
+    "interval between reconnections to an autoscaler": ("gateway.control.sync.RETRY_S_MAX",),
+    "concurrent starts on a device": (),
+    "registry: connection, head, pause between reads; rate of a blob": (),
 }
 """Each row's first cell, and the bounds that it documents; none for a rule or a number of the machine."""
 
@@ -153,7 +153,7 @@ class Row(NamedTuple):
 
 def told() -> dict[str, Row]:
     """The table by the first cell of its rows."""
-    return {first: Row(value, reached) for first, value, reached in _ROW.findall(SECTION)}
+    return {first: Row(value, reached) for first, value, reached in _ROW.findall(PAGE)}
 
 
 def value_of(path: str) -> float:

@@ -20,7 +20,7 @@ from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 
 ASSUME_AFTER_S = 30.0
-"""A GPU may keep memory of a process that is gone (architecture, section 5: *assumed*)."""
+"""A GPU may keep memory of a process that is gone (docs/reference/replica-states.md, proof `assumed`)."""
 FORCED_S = 300.0
 """Time beyond the grace period of a pod deleted by force. Its kubelet kills what it runs for a deleted pod, perhaps
 late (it checks all pods every 2 s, and its runtime may be busy). Without an agent nothing else ever reports it."""

@@ -1,4 +1,4 @@
-"""The Kubernetes driver: runs replicas as pods of one namespace (architecture, section 5). I/O; makes no decisions.
+"""The Kubernetes driver: runs replicas as pods of one namespace. I/O; makes no decisions.
 
 Watches nodes, its pods and other users of devices, and probes the readiness of each engine itself (a kubelet would
 probe once a second); `pod_writer` does the writing. Invariants: a start that was already made is found by its name; a

@@ -1,4 +1,4 @@
-"""The local driver: runs replicas as processes of this machine (architecture, section 5). I/O; makes no decisions.
+"""The local driver: runs replicas as processes of this machine. I/O; makes no decisions.
 
 Each replica is a session of its own, marked in its environment and recorded before it exists. So after any kind of
 crash a new driver finds what runs (adopted), what is incomplete (killed) and what is gone. One task manages each

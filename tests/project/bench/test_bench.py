@@ -237,7 +237,7 @@ async def test_throughput_uses_the_built_in_client_without_wrk(tmp_path: Path, m
 
 @pytest.mark.parametrize("keys", [fabric.KEYS, capacity.KEYS])
 def test_interfaces_page_names_every_capacity_figure(keys: tuple[str, ...]) -> None:
-    told = (ROOT / "docs" / "interfaces.md").read_text()
+    told = (ROOT / "docs" / "development" / "interfaces.md").read_text()
     assert not [key for key in keys if f"`{key}`" not in told]
 
 

@@ -1,6 +1,7 @@
 """Engines that send more than their responses: surplus bytes of one response do not reach the next request.
 
-SECURITY.md states the limit of detection: surplus that arrives after the next request was sent is not detectable.
+docs/reference/threat-model.md states the limit of detection: surplus that arrives after the next request was sent is
+not detectable.
 """
 
 from __future__ import annotations

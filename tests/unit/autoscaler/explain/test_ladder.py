@@ -116,8 +116,8 @@ def test_explain_shows_both_hedged_orders_as_under_way() -> None:
     assert {(one.provider, one.under_way) for one in rungs(after)} == {("rack", True), ("cloud", True)}
 
 
-def test_explain_output_matches_the_sample_in_the_operations_page() -> None:
-    """The sample is in `docs/operations.md`, section More capacity."""
+def test_explain_output_matches_the_sample_in_the_capacity_page() -> None:
+    """The sample is in `docs/how-to/capacity.md`, section Verify."""
     ada, bob = model("ada", 40, slots=4), model("bob", 20)
     bob = replace(bob, spec=replace(bob.spec, priority=1))
     a100: dict[str, Any] = {"product": "A100", "memory_bytes": 40 * GI, "shared": False}
@@ -137,5 +137,5 @@ def test_explain_output_matches_the_sample_in_the_operations_page() -> None:
     begin = world([ada, bob], there, [serves], [calls], leading_since_s=T0 - 500)
     of = offered(begin, *offers)
     sentences = explain_model(of, plan(of, T0), Log(), ada.name, T0).sentences
-    page = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "capacity.md").read_text()
     assert "\n```\n" + "\n".join(sentences) + "\n```\n" in page, "\n".join(sentences)

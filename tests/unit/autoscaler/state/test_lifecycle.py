@@ -10,7 +10,7 @@ from autoscaler.state.lifecycle import HOLDS_SLICE, TRANSITIONS, IllegalIntentEr
 from autoscaler.state.lifecycle import ReplicaState as S
 
 VERBS = {verb for _, verb in TRANSITIONS}
-ARCHITECTURE = Path(__file__).parents[4] / "ARCHITECTURE.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "replica-states.md"
 
 
 @pytest.mark.parametrize("state", S)
@@ -43,8 +43,8 @@ def test_replica_occupies_its_slice_in_all_states_but_pending_and_gone() -> None
     assert set(S) - HOLDS_SLICE == {S.PENDING, S.GONE}
 
 
-def test_state_diagram_in_architecture_page_matches_the_transitions() -> None:
-    _, begin, rest = ARCHITECTURE.read_text().partition("<!-- states -->")
+def test_documented_state_diagram_matches_the_transitions() -> None:
+    _, begin, rest = PAGE.read_text().partition("<!-- states -->")
     shown, end, _ = rest.partition("<!-- /states -->")
     assert (bool(begin), bool(end)) == (True, True), "the diagram stands between <!-- states --> and <!-- /states -->"
     fence, *lines, last = shown.strip().splitlines()

@@ -14,7 +14,7 @@ from loadtest import tiny_gguf
 from pilotlight.cli.main import cli
 from pilotlight.models.documents import load_files, read_documents
 
-PAGE = Path(__file__).parents[4] / "docs" / "import.md"
+PAGES = sorted((Path(__file__).parents[4] / "docs" / "tutorials").glob("from-*.md"))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 KUBEAI = """
 apiVersion: kubeai.org/v1
@@ -65,7 +65,7 @@ def test_standard_input_is_named_in_errors() -> None:
 def test_documented_import_examples_match_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command turns the block before it into the block after it."""
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall(PAGE.read_text())
+    blocks = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
     tried = 0
     for (_, content), (language, command), (_, shown) in zip(blocks, blocks[1:], blocks[2:], strict=False):
         if language == "sh":

@@ -86,7 +86,7 @@ def test_small_model_avoids_an_h100_while_a_cheaper_device_is_free() -> None:
 
 
 def test_costly_device_is_used_while_a_replica_starts_on_the_cheap_one() -> None:
-    """The exception in docs/configuration.md (`prices`): the T4 has room, but another replica is starting there."""
+    """The exception in docs/how-to/prices.md: the T4 has room, but another replica is starting there."""
     called = (model("first", 4), model("second", 4))
     assert placed(H100_FREE, T4_FREE, models=called, prices=LISTED) == {"first": "t", "second": "h"}
     assert placed(T4_FREE, models=called, prices=LISTED) == {"first": "t"}, "one at a time starts on a Device"
