@@ -20,7 +20,7 @@ from tests.support.harness.serve.serve import describe, running
 
 pytestmark = [pytest.mark.xdist_group("demo"), pytest.mark.standard]  # all tests check one run
 ROOT = Path(__file__).resolve().parents[4]
-S_MAX = 180.0
+S_MAX = 400.0
 OURS = "WHOSE_DEMO"
 """An environment variable inherited by every process of one run, so that each is found, whatever its parent."""
 LAST_TWO = re.compile(
