@@ -1,5 +1,5 @@
 # Each target sets up all it needs. Start with `make demo` or `make test`.
-.PHONY: venv demo test test-deep test-profile test-upgrade test-flaky mutants check fast fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
+.PHONY: venv demo test test-deep test-profile test-upgrade test-flaky mutants check fast docs fuzz lock schema clean wheel image lock-image compiled test-compiled bench-cold bench-dataplane bench-plan bench-cluster bench-packing bench-weights bench-capacity bench-fabric gpu-kit bench-compare
 
 PY := .venv/bin/python
 # What users get: the compiled gateway. Python finds it before the sources, also in the processes that are started.
@@ -57,9 +57,13 @@ lock-image: venv  ## updates requirements/debian.lock, the Debian packages of th
 fuzz: venv  ## fuzzes all decoders of external data for FUZZ_S seconds; inputs that fail are kept in tests/fuzz/findings
 	@FUZZ_S=$(FUZZ_S) nice -n 19 $(PY) -m tests.fuzz
 
+docs: venv  ## build/docs/site: the documentation as a web site, which requests nothing from other hosts
+	@bash scripts/docs.sh
+
 lock:  ## updates requirements/dev.lock for all Python versions and platforms; needs uv on the PATH
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra llama --extra kubernetes --extra agent --group dev pyproject.toml -o requirements/dev.lock
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -c requirements/dev.lock --group mutants -o requirements/mutants.lock
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --group docs -o requirements/docs.lock
 
 bench-cold: compiled  ## cold starts, bursts, fairness; QUICK=1 for about five minutes
 	@$(WITH_COMPILED) $(PY) -Pm bench.cold
