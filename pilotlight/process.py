@@ -26,7 +26,7 @@ from pilotlight.output import QuietStderr, write_stderr
 
 PR_SET_PDEATHSIG = 1
 
-log = logging.getLogger("pilotlight.process")
+log = logging.getLogger("pilotlight.process.limits")
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -93,7 +93,12 @@ def freeze_gc() -> None:
 
 
 def run(main: Coroutine[object, object, None]) -> None:
-    """Run `main` on uvloop if it is installed (not on Windows), else on asyncio's own loop.
+    """Run `main` on uvloop if it is installed (not on Windows), else on asyncio's own loop, and log to standard error.
+
+    Log lines have the form `event=NAME key=value ...`: NAME is snake_case, a noun or a verb in past tense. A value that
+    may contain spaces is quoted with `%r`, except an `error` or `reason` at the end of the line. No line contains a
+    prompt, a key or an address. Loggers are named `pilotlight.COMPONENT.TOPIC`. Messages of a command to its user
+    (`write_stderr`) have no event.
 
     A ClickException from inside is raised without the exception groups of the TaskGroups that it passed through.
     """

@@ -37,7 +37,7 @@ from artifacts.store.publish import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store, run_in_thread
 from artifacts.store.tag_cache import Meanings
 
-log = logging.getLogger("pilotlight.store")
+log = logging.getLogger("pilotlight.artifacts.fetch")
 
 Elsewhere = Hub | Bucket
 Lies = Reference | Hub | Bucket

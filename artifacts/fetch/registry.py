@@ -39,7 +39,7 @@ from artifacts.store.publish import Copy, CopySpec, Job
 from artifacts.store.store import Caller, Store, run_in_thread
 from artifacts.store.tag_cache import Meanings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pilotlight.artifacts.fetch")
 
 
 class Came(NamedTuple):
@@ -181,7 +181,7 @@ async def _judged(of: Reference, digest: Digest, registries: Registries) -> None
     if verdict.signed_by:
         registries.held_good.add((of.host, digest))
     else:
-        log.warning("%s", "; ".join(verdict.lines))
+        log.warning("event=signature_check_failed artifact=%s reason=%r", of, "; ".join(verdict.lines))
 
 
 async def _caller(of: Reference, digest: Digest, store: Store, registries: Registries) -> Caller | None:

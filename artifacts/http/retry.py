@@ -48,7 +48,7 @@ def wait_s(tries: int, waited_s: float, asked_s: float | None, draw: float) -> f
     return wait if waited_s + wait <= WAIT_S_MAX else None
 
 
-log = logging.getLogger("pilotlight.registry")
+log = logging.getLogger("pilotlight.artifacts.http")
 
 
 class Pace:
@@ -119,6 +119,6 @@ class Tries:
         if wait_s is None:
             asks = f", and asks to wait {asked_s:.0f} s" if asked_s is not None else ""
             raise UnreachableError(f"{error}{asks}; given up after {self._tries} tries", error) from None
-        log.info("event=registry_again reason=%r wait_s=%.2f", str(error), wait_s)
+        log.info("event=registry_retry wait_s=%.2f reason=%r", wait_s, str(error))
         self._waited_s += wait_s
         await self._pace.wait(wait_s)

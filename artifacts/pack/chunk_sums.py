@@ -39,7 +39,7 @@ LIST_BYTES_MAX = 32 << 20
 """Enough for 16 TiB in parts of 32 MiB."""
 PIECE_BYTES = 1 << 20
 
-log = logging.getLogger("pilotlight.registry")
+log = logging.getLogger("pilotlight.artifacts.pack")
 
 
 class _Sums(msgspec.Struct, frozen=True, rename="camel"):
@@ -122,7 +122,7 @@ async def fetch_chunk_sums(client: Client, repository: str, subject: Digest, blo
             if found is not None and found.part_bytes == spans.part_bytes(size):
                 return found.sums
     except (RegistryError, BadManifestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        log.info("event=chunk_sums_unread digest=%s reason=%r", subject, str(error))
+        log.info("event=chunk_sums_read_failed digest=%s reason=%r", subject, str(error))
     return ()
 
 

@@ -20,7 +20,7 @@ from artifacts.registry import push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
 
-log = logging.getLogger("pilotlight.registry")
+log = logging.getLogger("pilotlight.artifacts.pack")
 AT_ONCE = 4
 """Maximum concurrent blob uploads to one registry."""
 
@@ -52,7 +52,7 @@ async def push_layout(
     try:
         await chunk_sums.push_chunk_sums(client, repository, layout)
     except RegistryError as error:  # pulls work without them
-        log.warning("event=chunk_sums_unpushed reason=%r", str(error))
+        log.warning("event=chunk_sums_push_failed reason=%r", str(error))
     top, content = whole.documents[-1]
     return await push.push_manifest(client, repository, tag, content, top.media_type)
 

@@ -49,7 +49,7 @@ BUSY, COMING = 429, 503
 FILES = "files"
 """Stands for the repository of files that have none."""
 
-log = logging.getLogger("pilotlight.peers")
+log = logging.getLogger("pilotlight.artifacts.peers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class _Peers:
         """Log a failing peer once until it succeeds again."""
         if peer.name not in self._said and not isinstance(error, AbsentError):
             self._said.add(peer.name)
-            log.warning("event=peer_left peer=%s reason=%r", peer.name, _why(error))
+            log.warning("event=peer_failed peer=%s reason=%r", peer.name, _why(error))
 
     async def _dialled(self, peer: Peer) -> Client:
         """Return the peer's client, created on first use and closed with the source. Raises PolicyError."""

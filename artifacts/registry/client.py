@@ -34,7 +34,7 @@ _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*(?:/[A-Za-z0-9_][A-Za-z0-9._:-]
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+){0,4}")
 _WARNING = re.compile(r'299 - "((?:[^"\\]|\\.)*)"')
 
-log = logging.getLogger("pilotlight.registry")
+log = logging.getLogger("pilotlight.artifacts.registry")
 
 
 class _Fault(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ class Client:
             text = found[1][:WARNING_CHARS_MAX]
             if text not in self._warned:
                 self._warned.add(text)
-                log.warning("event=registry_warning registry=%s text=%r", self.said, _shown(text))
+                log.warning("event=registry_warning registry=%s message=%r", self.said, _shown(text))
 
 
 async def _fault(answer: Answer) -> bytes:

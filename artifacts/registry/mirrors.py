@@ -21,7 +21,7 @@ from artifacts.registry.blobs import Blob, Moved, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import RawManifest
 
-log = logging.getLogger("pilotlight.registry")
+log = logging.getLogger("pilotlight.artifacts.registry")
 
 
 class Mirror(NamedTuple):
@@ -138,4 +138,4 @@ class _Counted:
 
 
 def _tell(error: RegistryError) -> None:
-    log.warning("event=registry_mirror reason=%r", str(error))
+    log.warning("event=mirror_failed reason=%r", str(error))

@@ -22,7 +22,7 @@ SUMS_MAX = 10_000
 """Maximum number of Copies; the oldest are dropped."""
 _BYTES_MAX = 16 << 20
 
-log = logging.getLogger("pilotlight.store")
+log = logging.getLogger("pilotlight.artifacts.sources")
 
 
 class Sums:
@@ -43,7 +43,7 @@ class Sums:
                 for one in there[: len(there) - SUMS_MAX]:
                     Path(one.path).unlink(missing_ok=True)
         except OSError as error:
-            log.warning("event=sums_not_kept digest=%s reason=%r", key.digest, error.strerror)
+            log.warning("event=checksums_save_failed digest=%s reason=%r", key.digest, error.strerror)
 
     def known(self, key: CopyKey, of: Listing) -> Listing:
         """Return the listing with the remembered digests as claims of its files."""

@@ -32,7 +32,7 @@ from artifacts.store.layout import (
     exclusive_disk_bytes,
 )
 
-log = logging.getLogger("pilotlight.store")
+log = logging.getLogger("pilotlight.artifacts.store")
 
 SPOILS = FULL | {errno.EIO, errno.ESTALE}
 """Errors of a disk that lost data."""

@@ -38,7 +38,7 @@ LOCKS_MAX = 256
 AWAY_WAIT_S = 5.0
 """Timeout of the access check for a caller with an earlier grant; after it the registry counts as down."""
 
-log = logging.getLogger("pilotlight.store")
+log = logging.getLogger("pilotlight.artifacts.store")
 
 Fetch = Callable[[Job], Awaitable[None]]
 """Fetches the files of a job. Raises RegistryError, OSError, NoRoomError."""
@@ -203,7 +203,7 @@ class Store:
                 self._shelf.settle()
             except (OSError, StoreError) as error:  # the next sync reports it again
                 said = describe_os_error(error) if isinstance(error, OSError) else str(error)
-                log.warning("event=store_not_settled reason=%r", said)
+                log.warning("event=store_sync_failed reason=%r", said)
 
     async def settled(self) -> None:
         """Wait until all started syncs are done."""
@@ -233,7 +233,7 @@ class Store:
         except (UnreachableError, TimeoutError):
             if not was_let_in:
                 raise
-            log.warning("event=store_registry_away digest=%s", key.digest)
+            log.warning("event=registry_unreachable digest=%s", key.digest)
             return
         await run_in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
         if not yes:

@@ -24,7 +24,7 @@ MEANINGS_MAX = 10_000
 """Maximum number of references; the oldest are dropped."""
 _BYTES_MAX = 64 << 10
 
-log = logging.getLogger("pilotlight.store")
+log = logging.getLogger("pilotlight.artifacts.store")
 
 
 class Meant(Protocol):
@@ -60,7 +60,7 @@ class Meanings:
         try:
             self._keep(of, key)
         except OSError as error:
-            log.warning("event=meaning_not_kept artifact=%s reason=%r", of, error.strerror)
+            log.warning("event=tag_cache_save_failed artifact=%s reason=%r", of, error.strerror)
 
     def _keep(self, of: Meant, key: CopyKey) -> None:
         self._disk.folder(self._folder)

@@ -66,16 +66,16 @@ ROUNDS_MAX = 4
 RETRY_S_MAX = 60.0
 """Maximum back-off. A failed decision that no Model explains is retried after 1, 2, 4 ... seconds."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.controller")
 T = TypeVar("T")
 
 
 def report_fault(model: ModelName | None, what: str, reason: str) -> None:
     """Log a contained exception. Tests replace this function, so that a fault they did not inject fails the test."""
     if model is None:
-        _log.error("event=degraded in=%s error=%s", what, reason)
+        _log.error("event=degraded operation=%r error=%s", what, reason)
     else:
-        _log.error("event=model_faulty model=%s in=%s error=%s", model, what, reason)
+        _log.error("event=model_faulty model=%s operation=%r error=%s", model, what, reason)
 
 
 class LoopStep(NamedTuple):

@@ -38,7 +38,7 @@ class Seldom(logging.Filter):
         return due
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.resource_shortage")
 _log.addFilter(Seldom())
 
 
@@ -50,5 +50,5 @@ async def retry_on_shortage(look: Callable[[], T]) -> T:
         except OSError as error:
             if error.errno not in SHORT:
                 raise
-            _log.error("engines cannot be looked at; it is tried again until they can error=%s", error.strerror)
+            _log.error("event=process_query_failed error=%s", error.strerror)
             await asyncio.sleep(TRY_EVERY_S)

@@ -91,7 +91,7 @@ class Elector:
             async with asyncio.timeout(RELEASE_S_MAX):
                 await self._write(write)
         except (ApiError, UnreachableError, TimeoutError) as error:
-            log.warning("event=lease_not_released error=%s", error or "timed out")
+            log.warning("event=lease_release_failed error=%s", error or "timed out")
 
     async def _campaign(self, process: Process) -> None:
         while True:
@@ -131,7 +131,7 @@ class Elector:
     async def _tell(self, process: Process, limit: asyncio.Timeout | None = None) -> None:
         """Notify the process of a change. Loss of leadership comes first, and the time limit waits for `follow`."""
         if self._told is not None and self._candidate.epoch(self._clock()) != self._told:
-            log.warning("event=following epoch=%d", self._told)
+            log.warning("event=leadership_lost epoch=%d", self._told)
             if limit is not None:
                 limit.reschedule(None)
             await process.follow()
@@ -140,7 +140,7 @@ class Elector:
                 limit.reschedule(asyncio.get_running_loop().time() + self._candidate.duration_s * RENEW)
         epoch = self._candidate.epoch(self._clock())
         if epoch is not None and (self._told is None or not self._begun):
-            log.warning("event=leading epoch=%d", epoch)
+            log.warning("event=leadership_acquired epoch=%d", epoch)
             self._told, self._begun = epoch, False
             process.lead(epoch)
             self._begun = True
@@ -186,7 +186,7 @@ class Elector:
     def _say(self, trouble: str) -> None:
         """Log each new error once, and its end."""
         if trouble != self._trouble:
-            log.warning("event=lease_trouble error=%s", trouble or "over")
+            log.warning("event=lease_trouble error=%s", trouble or "none")
             self._trouble = trouble
 
 

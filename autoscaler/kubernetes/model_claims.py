@@ -30,7 +30,7 @@ NOT_FOUND, CONFLICT = 404, 409
 NO_RIGHT = frozenset({401, 403})
 WITHOUT = "other installations may serve its Models, too; grant get, create and update on Leases"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.resources")
 
 
 class ModelClaims:
@@ -92,7 +92,7 @@ class ModelClaims:
             async with limit:
                 await self._hold(namespace)
         except UnreachableError as error:
-            _log.debug("no answer about the Lease of namespace=%s error=%s", namespace, error)
+            _log.debug("event=model_lease_request_failed namespace=%s error=%s", namespace, error)
             self._due_s[namespace] = self._clock() + RETRY_S
         except ApiError as error:
             self._refused(namespace, error)
@@ -110,7 +110,7 @@ class ModelClaims:
         if is_over and namespace not in self._without:
             self._without.add(namespace)
             _log.warning(
-                "event=model_lease_refused lease=%s namespace=%s effect=%s error=%s", CLAIM, namespace, WITHOUT, error
+                "event=model_lease_refused lease=%s namespace=%s effect=%r error=%s", CLAIM, namespace, WITHOUT, error
             )
         again_s = CONFLICT_S if error.status in {NOT_FOUND, CONFLICT} else RETRY_S
         self._due_s[namespace] = now_s + (LOOK_S if is_over else again_s)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator
 from typing import NamedTuple
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.watch")
 
 REASON_CHARACTERS_MAX = 300
 """Maximum length of the reason in the log and in Events."""
@@ -37,7 +37,7 @@ Name = tuple[str, str]
 def report_fault(model: None, what: str, reason: str) -> None:
     """Log a contained exception, as `autoscaler.controller.loop.report_fault` does."""
     del model
-    _log.error("event=degraded in=%r error=%s", what, reason)
+    _log.error("event=degraded operation=%r error=%s", what, reason)
 
 
 def log_fault(what: str, reason: str) -> None:

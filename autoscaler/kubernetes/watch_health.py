@@ -14,7 +14,7 @@ FORBIDDEN, ABSENT, GONE = 403, 404, 410
 BREAKS = 2
 """Consecutive failures without an answer before it is logged: every watch ends now and then."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.watch")
 
 
 class WatchHealth:
@@ -44,10 +44,10 @@ class WatchHealth:
         """Record that the watch delivered something."""
         self._breaks = 0
         if self._said:
-            _log.warning("heard again path=%s", self._path)
+            _log.warning("event=watch_recovered path=%s", self._path)
             self._said = ""
 
     def _say(self, what: str) -> None:
         if what != self._said:
-            _log.warning("not heard path=%s error=%s", self._path, what)
+            _log.warning("event=watch_failed path=%s error=%s", self._path, what)
             self._said = what

@@ -34,7 +34,7 @@ class DeletionDelay(Reconciler):
         self, server: Server, world: Callable[[], World], leads: Callable[[], bool], place: tuple[str, str]
     ) -> None:
         """`place`: Pilotlight's namespace and the name of the leader-election Lease."""
-        super().__init__(self._write, "nodes are not kept for their detached GPUs")
+        super().__init__(self._write, "nodes with detached GPUs are not protected from deletion")
         self._server, self._world, self._leads, self._key = server, world, leads, delay_annotation_key(*place)
         self._noted: set[str] | None = None
         """Nodes with the annotation; None: not read yet."""

@@ -27,7 +27,7 @@ SAVE_S: Final = 60.0
 """Minimum seconds between writes."""
 BYTES_MAX: Final = 900_000
 """Maximum bytes of the text; a ConfigMap holds 1 MiB. If it is exceeded, the most recently updated kinds are kept."""
-log = logging.getLogger(__name__)
+log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class LeadTimeStore(Reconciler):
         leads: Callable[[], bool],
     ) -> None:  # fmt: skip
         """`place`: Pilotlight's namespace and the name of the leader-election Lease."""
-        super().__init__(self._save, "what was learnt of providers cannot be kept")
+        super().__init__(self._save, "lead times of offers are not saved")
         self._server, self._all, self._key = server, f"/api/v1/namespaces/{place[0]}/configmaps", place[1]
         self._world, self._observe, self._leads = world, observe, leads
         self._epoch = 0
@@ -98,7 +98,7 @@ class LeadTimeStore(Reconciler):
         try:
             self._saved = parse_lead_times(text)
         except msgspec.MsgspecError as error:
-            log.warning("ConfigMap %s is none of ours (%s): what Offers take is learnt again", NAME, error)
+            log.warning("event=lead_times_invalid config_map=%s error=%s", NAME, error)
         else:
             self._observe((LearntSeen(learnt=dict(self._saved)),))
 

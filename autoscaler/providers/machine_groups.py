@@ -132,7 +132,7 @@ class MachineGroupWatcher(Reconciler):
     def __init__(
         self, server: Server, world: Callable[[], World], observe: Callable[[tuple[GroupsSeen, ...]], None]
     ) -> None:
-        super().__init__(self._once, "groups of machines are not read, so what grows there is not counted on")
+        super().__init__(self._once, "machine groups are not read; their growth is not counted")
         self._server, self._world, self._observe = server, world, observe
 
     async def _once(self) -> float:

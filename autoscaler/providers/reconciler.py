@@ -21,7 +21,7 @@ from autoscaler.providers.provider import RefusedError
 
 REST_S: Final = (0.5, 30.0)
 """Retry delay in seconds after a failure: the first and the maximum; it doubles each time."""
-log = logging.getLogger(__name__)
+log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class Reconciler:
@@ -60,5 +60,5 @@ class Reconciler:
         """Log a new failure. Messages of unknown exception types are omitted, since they may contain an address."""
         says = str(error) if isinstance(error, AnswerError | RefusedError) else type(error).__name__
         if says != self._told:
-            log.warning("%s: %s", self._fails, says)
+            log.warning("event=reconcile_failed effect=%r error=%s", self._fails, says)
         self._told = says

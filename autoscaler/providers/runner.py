@@ -34,7 +34,7 @@ from autoscaler.state.capacity_orders import (
 )
 from autoscaler.text import redact_addresses
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.providers")
 Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
 Observe = Callable[[tuple[Told, ...]], None]
 """Receives observations. Never blocks."""
@@ -81,7 +81,7 @@ class ProviderRunner:
     def release(self, order: ReleaseOrder) -> None:
         """Queue the release at its provider."""
         if order.force:
-            _log.warning("event=detach_forced provider=%r lease=%r", order.id.provider, order.id.name)
+            _log.warning("event=detach_forced provider=%r order=%r", order.id.provider, order.id.name)
         self._put(order)
 
     async def run(self) -> None:

@@ -46,7 +46,7 @@ Admits = Callable[[str], Awaitable[Authenticated | None]]
 """The client of a token that is no shared secret; None: the token is not valid."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-log = logging.getLogger("pilotlight.autoscaler.door")
+log = logging.getLogger("pilotlight.autoscaler.auth")
 
 
 class ContractAuth:
@@ -112,7 +112,7 @@ class ContractAuth:
         self._refused += 1
         now_s = self._clock()
         if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
-            log.warning("event=contract_refused reason='no token that is in force' times=%d", self._refused)
+            log.warning("event=contract_refused count=%d reason='no valid token'", self._refused)
             self._said_s, self._refused = now_s, 0
 
 
@@ -121,7 +121,11 @@ def check_token_node(request: web.Request, node: str) -> web.Response | None:
     bound = request.get(BOUND, "")
     if not bound or bound == node:
         return None
-    log.warning("event=contract_refused reason='a token of node %s, for node %r'", bound, node[:NODE_CHARS_MAX])
+    log.warning(
+        "event=contract_refused node=%r token_node=%s reason='the token is of another node'",
+        node[:NODE_CHARS_MAX],
+        bound,
+    )
     return web.json_response({"error": "its token is of a pod on another node: --node is that of the pod"}, status=403)
 
 
@@ -138,7 +142,7 @@ def require_roles(endpoints: Mapping[str, Role]) -> Middleware:
         if needed in roles:
             return await handler(request)
         shown = " or ".join(sorted(roles)) or "neither"
-        log.warning("event=contract_refused reason='%s requires the role %s, not %s'", path, needed, shown)
+        log.warning("event=contract_refused path=%s role=%r required_role=%s reason='wrong role'", path, shown, needed)
         error = f"{path} requires the role {needed}; this token or certificate has the role {shown}"
         return web.json_response({"error": error}, status=403)
 

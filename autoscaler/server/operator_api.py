@@ -88,7 +88,7 @@ class Commands:
             return order_error_response(OrderError(500, f"nothing has changed: {error}"))
         told = made.told
         log.warning(
-            "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force" * wish.force
+            "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force=true" * wish.force
         )
         return web.Response(body=msgspec.json.encode(told), content_type=JSON)
 

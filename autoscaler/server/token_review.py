@@ -37,7 +37,7 @@ _PATH = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.auth")
 
 
 class Tokens:
@@ -101,7 +101,7 @@ class Tokens:
     def _asked_again(self, key: bytes, done: asyncio.Task[Authenticated | None]) -> None:
         del self._again[key]
         if not done.cancelled() and (error := done.exception()) is not None:
-            _log.error("a token cannot be asked about: %s", type(error).__name__)
+            _log.error("event=token_review_failed error=%s", type(error).__name__)
 
     async def _ask(self, key: bytes, token: str) -> Authenticated | None:
         """Keeps the answer; None also where there is none."""

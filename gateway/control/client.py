@@ -22,7 +22,7 @@ STREAM_SILENT_S = 3.0
 """A stream without data for three heartbeats is considered dead and is reopened."""
 LINE_BYTES_MAX = 64 << 20
 
-log = logging.getLogger("pilotlight.gateway.link")
+log = logging.getLogger("pilotlight.gateway.contract")
 
 _encode = msgspec.json.Encoder().encode
 _decode_answer = make_decoder(ReportAnswer)

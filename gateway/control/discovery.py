@@ -20,7 +20,7 @@ LOOK_S = 2.0
 ADDRESSES_MAX = 16
 """Further addresses, in sorted order, are ignored."""
 
-log = logging.getLogger("pilotlight.gateway.finding")
+log = logging.getLogger("pilotlight.gateway.discovery")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(name, port) -> addresses. Raises OSError."""

@@ -187,7 +187,7 @@ class Sync:
                     if not line.isspace() and line:
                         take(decode(line))
             except (LinkError, msgspec.DecodeError) as error:
-                log.debug("event=follow_broken path=%s error=%s", path.partition("?")[0], type(error).__name__)
+                log.debug("event=stream_lost path=%s error=%s", path.partition("?")[0], type(error).__name__)
             await asyncio.sleep(retry_s * (0.5 + 0.5 * self._jitter()))
             retry_s = min(retry_s * 2, RETRY_S_MAX)
 
@@ -208,7 +208,7 @@ class Sync:
                 try:
                     await asyncio.to_thread(snapshot_file.save_snapshot, path, written)
                 except OSError as error:
-                    log.warning("event=kept_unwritable error=%s", type(error).__name__)
+                    log.warning("event=snapshot_write_failed error=%s", type(error).__name__)
             await asyncio.sleep(KEEP_S)
 
     def _restore(self, path: Path) -> None:
@@ -216,10 +216,10 @@ class Sync:
         try:
             known = snapshot_file.load_snapshot(path)
         except (OSError, msgspec.DecodeError) as error:
-            log.warning("event=kept_unreadable error=%s", type(error).__name__)
+            log.warning("event=snapshot_read_failed error=%s", type(error).__name__)
             return
         if known is not None:
-            log.warning("event=serving_from_kept models=%d", len(known.catalogue.models))
+            log.warning("event=serving_from_snapshot models=%d", len(known.catalogue.models))
             self._follower.restored(known.catalogue, known.routes)
 
     async def _report(self) -> None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 LOOK_S = 1.0
 """Interval of observations, the maximum delay before a change is noticed."""
 
-log = logging.getLogger("pilotlight.agent")
+log = logging.getLogger("pilotlight.agent.reporter")
 
 
 class WayError(Exception):
@@ -109,7 +109,7 @@ class Agent(Generic[T]):
                 self._heard[number] = False
                 if str(error) != unheard:
                     unheard = str(error)
-                    log.warning("event=agent_unheard autoscaler=%s reason=%r", way.name, unheard)
+                    log.warning("event=report_failed autoscaler=%s reason=%r", way.name, unheard)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
                     await changed.wait()

@@ -91,7 +91,9 @@ class Errands:
             one.failures += 1
             one.reason = _said(error)
             one.due_s = self._clock() + backoff_s(one.failures)
-            log.warning("event=%s artifact=%s tries=%d reason=%r", self._event, part.artifact, one.failures, one.reason)
+            log.warning(
+                "event=%s artifact=%s attempt=%d reason=%r", self._event, part.artifact, one.failures, one.reason
+            )
         finally:
             one.task = None
             self._changed()

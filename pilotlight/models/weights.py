@@ -107,7 +107,7 @@ class Supply:
         """Parts to fetch while requests wait for capacity."""
         self._headers: dict[Part, tuple[Path, list[str]]] = {}
         """Folder and paths of headers of parts that are not stored, as `fetch_headers` returns them."""
-        self._ahead = Errands("weights_ahead_failed", self._bring_ahead, self._changed.set, clock)
+        self._ahead = Errands("weights_prefetch_failed", self._bring_ahead, self._changed.set, clock)
         self._asking = Errands("weights_header_failed", self._lay_header, self._changed.set, clock)
 
     def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
-
-from pilotlight.output import write_stderr
 
 BYTES_MAX = 64 << 20
 LOOK_S = 5.0
 """Interval at which its size is checked; the file may exceed the limit in between."""
+
+log = logging.getLogger("pilotlight.gateway.events")
 
 
 class EventFile:
@@ -27,7 +28,7 @@ class EventFile:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.fd = self._open()
         except OSError as error:
-            write_stderr(f"no call events are kept: {path}: {error.strerror}")
+            log.warning("event=events_file_open_failed path=%r error=%s", str(path), error.strerror)
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -39,9 +40,10 @@ class EventFile:
                 try:
                     self._replace(self.fd)
                 except OSError as error:
-                    write_stderr(
-                        f"{self._path} is over its bound, cannot be replaced ({error.strerror}) and is emptied"
-                    )
+                    log.warning(
+                        "event=events_file_rotation_failed path=%r effect='the file is truncated' error=%s",
+                        str(self._path), error.strerror,
+                    )  # fmt: skip
                     os.ftruncate(self.fd, 0)
             await asyncio.sleep(LOOK_S)
 

@@ -7,6 +7,7 @@ being written.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,13 +15,14 @@ from typing import Generic, TypeVar
 import click
 
 from pilotlight.net.certificates import FileError
-from pilotlight.output import write_stderr
 
 LOOK_S = 1.0
 """Check interval. A changed file is read once two checks in a row see the same state."""
 
 T = TypeVar("T")
 Mark = tuple[int, int, int]
+
+log = logging.getLogger("pilotlight.net.files")
 
 
 class Renewed(Generic[T]):
@@ -48,9 +50,9 @@ class Renewed(Generic[T]):
             try:
                 self._value = await asyncio.to_thread(self._read)
             except FileError as error:
-                write_stderr(f"{error}; what was read before stays in force")
+                log.warning("event=file_reload_failed error=%s", error)
             else:
-                write_stderr(f"{', '.join(map(str, self._files))}: read again")
+                log.warning("event=file_reloaded files=%r", ", ".join(map(str, self._files)))
 
 
 class Files:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -70,6 +71,7 @@ CLOCK_EVERY_S = 60.0
 """Interval at which the loop is given the time of day."""
 nvml = functools.cache(open_nvml)
 """Opened once, since reading the documents needs to know whether there are GPUs before the driver does."""
+log = logging.getLogger("pilotlight.autoscaler.process")
 Located = Callable[[Model], Model]
 """As in `documents.read_documents`."""
 Tell = Callable[[DocumentsSeen], None]
@@ -240,7 +242,7 @@ def load_histories(histories: HistoryFile, loop: Loop, tutor: LearnerRunner) -> 
     """Restore what previous processes learnt."""
     remembered, broken = histories.load()
     if broken:
-        write_stderr(broken)
+        log.warning("event=history_unreadable error=%s", broken)
     loop.observe([HistorySeen(model=model, history=history) for model, history in remembered.items()])
     tutor.remember()
     return tutor
@@ -252,7 +254,7 @@ def build_commands(state: StateDirectory, loop: Loop, clock: Callable[[], float]
         return Commands(loop, house.cordons)
     kept = CordonFile(state, loop.observe, clock, time.time)
     if broken := kept.load():
-        write_stderr(broken)
+        log.warning("event=cordons_unreadable error=%s", broken)
     return Commands(loop, kept)
 
 
@@ -354,7 +356,7 @@ class Reloads:
             )
         except click.UsageError as error:
             self._problem = f"{error.message}; the last valid documents stay in force"
-            write_stderr(self._problem)
+            log.warning("event=documents_reload_failed error=%s", self._problem)
         else:
             self._problem = ""
 
@@ -378,4 +380,4 @@ def save_histories(histories: HistoryFile, loop: Loop, *, at_once: bool = False)
     try:
         histories.save(loop.world.histories, at_once=at_once)
     except OSError as error:
-        write_stderr(f"what was learnt cannot be kept ({error.strerror}): look at the state directory's disk")
+        log.warning("event=history_save_failed hint='check the disk of the state directory' error=%s", error.strerror)

@@ -8,6 +8,7 @@ namespace (`autoscaler.documents.validation`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,7 +37,6 @@ from autoscaler.spec.ownership import INSTALLATION
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen
 from pilotlight.models.cluster_memory import Sizes
-from pilotlight.output import write_stderr
 
 if TYPE_CHECKING:
     from autoscaler.controller.loop import Loop
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 ADOPTED = "adopted"
 FLUSH_S = 0.3
 """How long the last status update may take at shutdown."""
+
+log = logging.getLogger("pilotlight.autoscaler.documents")
 
 
 def decode_custom_resource(namespace: str, document: object) -> Model | Tenant:
@@ -125,11 +127,11 @@ class Resources:
     def _tell(self, seen: DocumentsSeen, statuses: Mapping[ModelName, Status]) -> None:
         learned, wrong = status.restore_histories(statuses, self._clock(), self._unix_s())
         for line in wrong:
-            write_stderr(line)
+            log.warning("event=history_unreadable error=%s", line)
         taken, self._taken = self._taken, self._installation.tenants_taken
         for tenant, why in self._taken.items():
             if taken.get(tenant) != why:
-                write_stderr(f"Tenant {tenant}: {why}")
+                log.warning("event=tenant_conflict tenant=%s reason=%s", tenant, why)
         self._statuses.put(list_subjects(self._customs.models, self._installation.settled, self._installation.whose))
         sized = self._sizes.of(seen.models, self._loop.world.looked)
         self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
@@ -140,7 +142,7 @@ class Resources:
         """Record which installation serves the Models of each namespace."""
         others = {(space, holder) for space, holder in holders.items() if holder != self._claims.me}
         for namespace, holder in sorted(others - self._others):
-            write_stderr(f"installation {holder} serves the Models of namespace {namespace}")
+            log.warning("event=namespace_served_elsewhere namespace=%s installation=%s", namespace, holder)
         self._others = others
         self._installation.put_holders(holders)
 

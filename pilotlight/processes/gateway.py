@@ -39,7 +39,7 @@ from pilotlight.output import write_stderr
 INFORMED_S_MAX = 5.0
 """How long a starting gateway waits for the catalogue and routes before it accepts connections without them."""
 
-log = logging.getLogger("pilotlight.gateway")
+log = logging.getLogger("pilotlight.gateway.process")
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ async def wait_until_informed(front: Gateway, stop: asyncio.Event) -> None:
     for wait in rest:
         wait.cancel()
     if not done:
-        log.warning("event=uninformed seconds=%g", INFORMED_S_MAX)
+        log.warning("event=model_sync_timed_out timeout_s=%g", INFORMED_S_MAX)
 
 
 def operations_site(runner: web.AppRunner, options: GatewayOptions) -> web.BaseSite:

@@ -23,7 +23,7 @@ import psutil
 
 from autoscaler.drivers.local.processes import become_subreaper
 from autoscaler.text import format_count
-from pilotlight.output import write_stderr
+from pilotlight.output import write_line, write_stderr
 from pilotlight.process import Signals
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -134,9 +134,9 @@ class Supervisor:
             for child in children:
                 status = child.ended()
                 if status is not None:
-                    write_stderr(
-                        f"{child.role.name} ended ({describe_exit_status(status)}); it is started again in "
-                        f"{child.pause_s:.1f} s"
+                    _log(
+                        f"event=process_exited process={child.role.name} restart_s={child.pause_s:.1f} "
+                        f"reason={describe_exit_status(status)!r}"
                     )
                     if not announced and status == 2:
                         return self._stop(status=2)
@@ -181,12 +181,12 @@ class Supervisor:
                 return self._end_now()
             for child in group:
                 if child.process is not None and child.process.poll() is None:
-                    write_stderr(f"{child.role.name} did not end within {s_max:g} s and is killed")
+                    _log(f"event=process_killed process={child.role.name} timeout_s={s_max:g} reason='stop timed out'")
                     child.process.kill()
                     child.process.wait()
                     status = 1
         if self._autoscaler.process is not None and self._autoscaler.process.poll():
-            write_stderr("the autoscaler could not stop the engines: those that are left are adopted by the next start")
+            _log("event=engine_stop_failed effect='the next start adopts the engines that are left'")
             status = status or 1
         write_stderr("stopped")
         return status
@@ -256,6 +256,11 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+def _log(line: str) -> None:
+    """Write a log line without blocking: this process has no log handler."""
+    write_line(sys.stderr.fileno(), line)
 
 
 def describe_exit_status(status: int) -> str:

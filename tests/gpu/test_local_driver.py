@@ -64,7 +64,7 @@ def test_replica_over_its_memory_claim_is_logged_once_per_increase(
     rig = LocalRig(tmp_path, nvml=nvml)
 
     def reports() -> list[str]:
-        return [one.message for one in caplog.records if "more device memory than its claim" in one.message]
+        return [one.message for one in caplog.records if "event=device_memory_exceeded " in one.message]
 
     async def scenario() -> None:
         driver, (claims, served) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))

@@ -61,7 +61,7 @@ DOUBT_EVERY_S = 5.0
 """How often pods are refreshed while any is being deleted or has stopped responding."""
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.pods")
 
 
 class KubernetesDriver:
@@ -164,7 +164,7 @@ class KubernetesDriver:
             except (ApiError, UnreachableError, FencedError) as error:
                 if str(error) != trouble:
                     trouble = str(error)
-                    _log.warning("event=takeover_waits error=%s", trouble)
+                    _log.warning("event=takeover_delayed error=%s", trouble)
                 await asyncio.sleep(REFRESH_RETRY_S)
             else:
                 break

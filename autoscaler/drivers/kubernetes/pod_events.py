@@ -24,7 +24,7 @@ GOES_ON: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 MESSAGE_MAX: Final = 300
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.pods")
 
 
 Pod = PodSeen | AdoptedPod
@@ -80,7 +80,7 @@ class PodEvents(Generic[P]):
             try:
                 await self.look()
             except (ApiError, UnreachableError) as error:
-                _log.debug("events of pods are not read error=%s", error)
+                _log.debug("event=pod_events_read_failed error=%s", error)
 
     async def look(self) -> None:
         """List the Events of all pods that are due. Raises `ApiError`, `UnreachableError`."""

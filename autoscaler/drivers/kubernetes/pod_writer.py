@@ -41,7 +41,7 @@ PASSING = ("exceeded quota", "status unknown for quota", "error looking up servi
 whose service account does not exist yet."""
 NO_ANSWER = "the API server does not answer"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.pods")
 
 
 class StartListener(Protocol):
@@ -104,7 +104,7 @@ class Orders:
             if not await self._create(replica, wanted, (claims, volumes), unwanted) and claims:
                 await self._surely(replica.id, lambda: self._claims.drop(claims))
         except FencedError:
-            _log.info("not started: another leads now replica=%s", replica.id)
+            _log.info("event=start_skipped replica=%s reason='not the leader'", replica.id)
         finally:
             del self._making[replica.id], self._made[replica.id], self._naming[replica.id]
             over.set()
@@ -172,7 +172,7 @@ class Orders:
         try:
             await self._claims.tidy(there, lambda claim: any(claim in one for one in self._naming.values()))
         except (ApiError, UnreachableError, FencedError) as error:
-            _log.warning("claims are not tidied up now; who leads next does it error=%s", error)
+            _log.warning("event=claim_cleanup_failed error=%s", error)
 
     async def label(self) -> None:
         """Label pods and ResourceClaims made by a version without such labels. An object whose labels may not be
@@ -317,10 +317,10 @@ class Orders:
             try:
                 await ask()
             except FencedError:
-                _log.info("left to who leads now replica=%s", replica)
+                _log.info("event=pod_write_skipped replica=%s reason='not the leader'", replica)
             except (UnreachableError, ApiError) as error:
                 if not said and not isinstance(error, UnreachableError) and not _passes(error):
-                    _log.error("its pod cannot be changed; it is tried on replica=%s error=%s", replica, error)
+                    _log.error("event=pod_write_failed replica=%s error=%s", replica, error)
                     said = True
                 await pauses.rest()
                 continue

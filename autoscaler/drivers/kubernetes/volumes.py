@@ -47,7 +47,7 @@ NAME_CHARS_MAX = 63
 RIGHTS = "it takes the rights that the chart gives with `agent.enabled`, or say weights.mount in the Settings"
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.volumes")
 
 
 class MountError(Exception):
@@ -305,7 +305,7 @@ async def poll_cluster_facts(
         try:
             observe((MountsSeen(facts=await query_cluster_facts(api, scope, store)),))
         except (ApiError, UnreachableError) as error:
-            _log.info("how weights can be mounted is asked again soon error=%s", error)
+            _log.info("event=mount_query_failed error=%s", error)
             pause_s = RETRY_S
         await asyncio.sleep(pause_s)
 

@@ -28,7 +28,7 @@ ANSWER_SECONDS_MAX = 5.0
 RESERVED_BYTES, RESERVED_SHARE = 2 << 30, 0.2
 """The larger of these is reserved for other use of the host's memory, but never more than half of it."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.local_driver")
 
 
 class Devices:
@@ -87,11 +87,11 @@ class Devices:
         try:
             gpus = await asyncio.wait_for(asyncio.shield(self._asked), ANSWER_SECONDS_MAX)
         except TimeoutError:
-            _log.warning("nvml does not answer: its devices are unhealthy")
+            _log.warning("event=nvml_timed_out timeout_s=%g effect='its devices are unhealthy'", ANSWER_SECONDS_MAX)
             return frozenset()
         except NvmlError as error:
             self._asked = None
-            _log.warning("nvml failed: its devices are unhealthy error=%s", error)
+            _log.warning("event=nvml_failed effect='its devices are unhealthy' error=%s", error)
             return frozenset()
         self._asked = None
         return frozenset(gpu.uuid for gpu in gpus if gpu.healthy)

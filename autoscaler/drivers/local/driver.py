@@ -79,7 +79,7 @@ BRINGING = "its weights are brought here"
 ADOPT_SECONDS_MAX = 10.0
 """How long `Synced` waits for incomplete replicas; those left then are observed as EXITED."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.local_driver")
 
 
 class LocalDriver:
@@ -333,7 +333,7 @@ class LocalDriver:
         """Kill what is left, prove that nothing is, and forget the replica."""
 
         def alarm(what: str) -> None:
-            _log.error("replica is not clean replica=%s reason=%s", engine.record.id, what)
+            _log.error("event=replica_cleanup_failed replica=%s reason=%s", engine.record.id, what)
             self._see(engine, Seen.EXITED, reason=what)
 
         record = engine.record
@@ -361,7 +361,7 @@ class LocalDriver:
         """
         records, broken = self._state.records()
         for line in broken:
-            _log.error("%s", line)
+            _log.error("event=record_unreadable error=%s", line)
         found = await processes.find_marked_processes(self._state.mark_prefix, self._reaper)
         living, clearing = [], dict[asyncio.Task[None], EngineProcess]()
         for record in records:
@@ -375,7 +375,7 @@ class LocalDriver:
             else:
                 living.append(engine)
         for name in found:
-            _log.warning("processes of a replica that no record tells of are killed replica=%s", name)
+            _log.warning("event=unrecorded_replica_killed replica=%s", name)
             engine = self._recall(build_unknown_record(ReplicaId(name)), [])
             clearing[self._care_for(engine, self._clear)] = engine
         await self._adopt_living(living)
@@ -431,7 +431,7 @@ class LocalDriver:
                 in_use = frozenset(map(self._state.log, self._engines))
                 await asyncio.to_thread(engine_logs.prune_logs, self._state.path / "logs", in_use)
             except OSError as error:
-                _log.error("logs cannot be kept within their bounds error=%s", error)
+                _log.error("event=log_pruning_failed error=%s", error)
             if self._clock() >= look_s:
                 look_s = self._clock() + LOOK_EVERY_S
                 async for _ in processes.iterate_processes(self._reaper):
@@ -451,13 +451,13 @@ class LocalDriver:
         try:
             self._state.put(record)
         except OSError as error:  # it runs, and its mark identifies it; only an adoption would know less
-            _log.error("record cannot be written replica=%s error=%s", record.id, error.strerror)
+            _log.error("event=record_write_failed replica=%s error=%s", record.id, error.strerror)
 
     def _forget(self, replica: ReplicaId) -> None:
         try:
             self._state.drop(replica)
         except OSError as error:
-            _log.error("record cannot be removed replica=%s error=%s", replica, error.strerror)
+            _log.error("event=record_removal_failed replica=%s error=%s", replica, error.strerror)
 
     def _see(self, engine: EngineProcess, seen: Seen, *, reason: str = "", proof: str = "", grew: bool = False) -> None:
         engine.seen, engine.reason = seen, reason

@@ -36,7 +36,7 @@ GREW_BYTES = 1 << 20
 FIRST_CALLS_S = 0.05
 """An engine just ready is about to get its first requests: the scan of its processes waits until after them."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.local_driver")
 
 
 class EngineStateCallback(Protocol):
@@ -150,7 +150,7 @@ class Readiness:
         try:
             held = await self._devices.holding(engine.record.slices, (one.pid for one in found))
         except NvmlError as error:
-            _log.warning("gpu memory is not known replica=%s error=%s", engine.record.id, error)
+            _log.warning("event=device_memory_query_failed replica=%s error=%s", engine.record.id, error)
             held = {}
         if held:
             pids = tuple(sorted({*engine.record.gpu_pids, *held}))
@@ -170,6 +170,6 @@ class Readiness:
             return
         engine.reported_bytes = engine.used_bytes
         _log.warning(
-            "replica uses more device memory than its claim replica=%s used=%s claimed=%s; raise spec.gpu.memory",
+            "event=device_memory_exceeded replica=%s used=%s claimed=%s hint='raise spec.gpu.memory'",
             engine.record.id, format_size(engine.used_bytes), format_size(claimed_bytes),
         )  # fmt: skip

@@ -35,7 +35,7 @@ UNREADABLE_MAX, UNREADABLE_S = 100, 3600.0
 NAME_MAX = 200
 """Maximum characters of the object's name in the name of an Event."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.resources")
 
 
 class Events:
@@ -170,5 +170,5 @@ class Events:
     def _troubled(self, trouble: str) -> None:
         """Log an error once, until it is over or changes."""
         if trouble != self.trouble:
-            _log.warning("an Event cannot be sent: %s", trouble)
+            _log.warning("event=event_write_failed error=%s", trouble)
         self.trouble = trouble

@@ -27,7 +27,7 @@ KUBEAI = "kubeai"
 Convert = Callable[[object], tuple[Model | None, str, tuple[str, ...]]]
 """An object -> its Model, or the reason why it has none; and a line for each key that was not converted."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.resources")
 
 
 class KubeaiObject(NamedTuple):
@@ -77,9 +77,9 @@ class KubeaiModels:
             if new is None:
                 self._generations.pop(key, None)
             elif new.wrong and (old is None or old.wrong != new.wrong):
-                _log.error("kubeai model is not taken over model=%s/%s reason=%s", *key, new.wrong)
+                _log.error("event=kubeai_model_rejected model=%s/%s reason=%s", *key, new.wrong)
             for note in new.notes if new is not None and (old is None or old.notes != new.notes) else ():
-                _log.warning("kubeai model=%s/%s not taken over: %s", *key, note)
+                _log.warning("event=kubeai_field_ignored model=%s/%s reason=%s", *key, note)
 
     def _put(self) -> None:
         models = {Origin(KUBEAI, *key): found.model for key, found in self.found.items() if found.model}

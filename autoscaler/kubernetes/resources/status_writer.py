@@ -43,7 +43,7 @@ LOOK_S, LOOK_S_MAX = 0.2, 1.0
 RETRY_S = 10.0
 """Pause after a rejected request, or while the API server does not answer."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.resources")
 
 
 class _Kept:
@@ -325,7 +325,7 @@ class Statuses:
     def _troubled(self, trouble: str) -> None:
         """Log an error once, until it is over or changes."""
         if trouble != self.trouble:
-            _log.warning("%s", trouble)
+            _log.warning("event=status_write_failed error=%s", trouble)
         self.trouble = trouble
 
 

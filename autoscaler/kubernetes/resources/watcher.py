@@ -27,7 +27,7 @@ from autoscaler.spec.pod import API_VERSION
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.text import one_line
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.resources")
 
 Parse = Callable[[object], Model | Tenant]
 """Decodes a document from a plain value; raises WrongKeyError (`autoscaler.documents.load.read_document`)."""
@@ -183,7 +183,7 @@ class DocumentWatcher:
         except WrongKeyError as error:
             wrong = one_line(f"{format_path(error.path)}: {error.message}")
             whose = "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
-            _log.warning("not in force kind=%s name=%s error=%s", kind, whose, wrong)
+            _log.warning("event=document_rejected kind=%s name=%s error=%s", kind, whose, wrong)
             return None, wrong
 
     def _known(self, key: ObjectKey) -> ModelObject | None:

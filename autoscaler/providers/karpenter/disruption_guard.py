@@ -40,7 +40,7 @@ class DisruptionGuard(Reconciler):
     """A listener of the controller (`look`). `leads`: whether this process may write."""
 
     def __init__(self, server: Server, namespace: str, world: Callable[[], World], leads: Callable[[], bool]) -> None:
-        super().__init__(self._write, "pods do not say what they are to of being disrupted")
+        super().__init__(self._write, "the disruption annotations of pods are not updated")
         self._server, self._world, self._leads = server, world, leads
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._bare: set[str] | None = None

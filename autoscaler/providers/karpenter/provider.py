@@ -30,7 +30,7 @@ LOOK_S = (1.0, 10.0)
 TRIES = 5
 """Attempts of a deletion: Karpenter writes its progress to the NodeClaim, too."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class KarpenterNodes:
@@ -170,7 +170,7 @@ class KarpenterNodes:
             await self._server.patch(f"{NODES}/{listed.node}", off)
             await self._server.patch(nodeclaim.nodeclaim_path(version, listed.name), off)
         except Exception as error:  # noqa: BLE001  the next list retries; this one must not fail
-            _log.debug("node %s still asks not to be disrupted: %s", listed.node, type(error).__name__)
+            _log.debug("event=disruption_guard_removal_failed node=%s error=%s", listed.node, type(error).__name__)
 
     async def _pods(self, node: str) -> Sequence[Object]:
         return await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")

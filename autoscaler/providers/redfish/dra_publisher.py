@@ -49,7 +49,7 @@ class DraPublisher(Reconciler):
     def __init__(
         self, server: Server, place: tuple[str, str], due: Callable[[], Published | None], clock: Callable[[], float]
     ) -> None:
-        super().__init__(self._once, "what fabrics could attach is not published as it is")
+        super().__init__(self._once, "the attachable devices of fabrics are not published")
         self._server, self._due, self._clock = server, due, clock
         self._home, self._before = installation_id(*place), place[0]
         """Label value of this installation's slices, and that of an earlier version, shared within a namespace."""

@@ -26,7 +26,7 @@ REST_S = 30.0
 """Maximum pause while there is nothing to do; a changed request ends it."""
 SAID_MAX = 300
 
-log = logging.getLogger("pilotlight.agent")
+log = logging.getLogger("pilotlight.agent.gpu")
 
 
 class Node(Protocol):

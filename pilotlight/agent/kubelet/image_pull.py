@@ -30,7 +30,7 @@ PULL_S_MAX: Final = 3600.0
 AGAIN_S, AGAIN_S_MAX = 10.0, 300.0
 """Delay after a failure, doubled each time up to the maximum, as in kubelets (MaxContainerBackOff)."""
 
-log = logging.getLogger("pilotlight.agent")
+log = logging.getLogger("pilotlight.agent.kubelet")
 
 
 class ImageWanted(NamedTuple):

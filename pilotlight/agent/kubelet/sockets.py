@@ -97,7 +97,7 @@ ANSWER_BYTES_MAX = 16 << 20
 POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 MISSING = "grpcio is not installed: pip install 'pilotlight[agent]'"
 
-log = logging.getLogger("pilotlight.agent")
+log = logging.getLogger("pilotlight.agent.kubelet")
 
 Ask = Callable[[], Awaitable[bytes]]
 
@@ -166,7 +166,7 @@ class Asked(Generic[T]):
             await self.close()
             if str(error) != self._said:
                 self._said = str(error)
-                log.warning("event=agent_socket socket=%s reason=%r", self._daemon.socket.name, self._said)
+                log.warning("event=socket_query_failed socket=%s reason=%r", self._daemon.socket.name, self._said)
         else:
             self._said = ""
         return self.last

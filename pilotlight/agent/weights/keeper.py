@@ -49,7 +49,7 @@ COPIES_MAX = 500
 LOOK_AGAIN_S = 60.0
 FILES = "files"
 
-log = logging.getLogger("pilotlight.agent")
+log = logging.getLogger("pilotlight.agent.weights")
 _decode = make_decoder(NodeWants)
 
 
@@ -122,7 +122,7 @@ class WeightsKeeper:
         try:
             wants = _decode(line)
         except msgspec.DecodeError as error:
-            log.warning("event=wants_not_read reason=%r", str(error))
+            log.warning("event=weights_request_invalid reason=%r", str(error))
             return
         if self._wants is None or wants.epoch >= self._wants.epoch:
             anew = self._wants is None or wants.epoch > self._wants.epoch
@@ -186,7 +186,7 @@ class WeightsKeeper:
         except (StoreError, OSError) as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                log.warning("event=store_trouble reason=%r", self._trouble)
+                log.warning("event=store_failed reason=%r", self._trouble)
         else:
             self._trouble = ""
 

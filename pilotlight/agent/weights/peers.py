@@ -40,7 +40,7 @@ from pilotlight.net.renewal import Files
 CERTIFIED = "pilotlight-agent"
 """Name in agents' certificates for each other, since their addresses change."""
 
-log = logging.getLogger("pilotlight.agent")
+log = logging.getLogger("pilotlight.agent.weights")
 _decode = make_decoder(NodePeers)
 
 
@@ -77,14 +77,14 @@ class Neighbours:
         try:
             await run_in_thread(Store(store).open)
         except StoreError as error:  # a read-only store can still be served, and a pull reports the rest
-            log.warning("event=store_trouble reason=%r", str(error))
+            log.warning("event=store_failed reason=%r", str(error))
         options = self._options
         runner = await peering.open_port(store, options.listen, self._shown, self._files, STREAMS_MAX, self._count)
         bound = Address(*runner.addresses[0][:2])
         at = options.told or Address(os.environ.get("POD_IP") or bound.host, bound.port)
         self.url = f"http{'' if self._shown.identity.cert is None else 's'}://{at.text}"
         if why := peering.describe_url_problem(self.url):
-            log.warning("event=peer_untold reason=%r", why)
+            log.warning("event=peer_not_advertised reason=%r", why)
             self.url = ""
         return runner
 

@@ -14,7 +14,7 @@ from tests.support.harness.serve.serve import Serving
 REPORTED_S = 25.0
 """Time limit for a report of excess memory: Pilotlight measures serving engines every 10 s."""
 LEAKS = 5
-SAYS = "more device memory than its claim"
+SAYS = "event=device_memory_exceeded "
 
 
 async def run(bed: Bed) -> None:

@@ -68,7 +68,7 @@ SCALERS = (
 NOT_SERVED = "NotServed"
 """The reason of Events about workloads that this installation does not serve."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.adoption")
 
 
 class WorkloadEvent(NamedTuple):
@@ -435,7 +435,7 @@ class AdoptedDriver:
     def _log_problem(self, candidate: AdoptionCandidate) -> None:
         """Log a problem once, on leaders and followers."""
         if candidate.problem not in ("", candidate.logged):
-            _log.warning("not in force %s", candidate.problem)
+            _log.warning("event=annotations_rejected workload=%r error=%s", str(candidate.seen.key), candidate.problem)
         candidate.logged = candidate.problem
 
     def _say(self, candidate: AdoptionCandidate) -> None:

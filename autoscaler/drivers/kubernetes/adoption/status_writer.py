@@ -25,7 +25,7 @@ PER_S = 10.0
 RETRY_S = 10.0
 """Pause while the API server is failing."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.adoption")
 
 
 class Showing:
@@ -125,12 +125,12 @@ class Showing:
         sign.refused()
         if error.status not in self._said:
             self._said.add(error.status)
-            _log.warning("condition not written, also of others like it workload=%s error=%s", key, error)
+            _log.warning("event=condition_write_refused workload=%r error=%s", str(key), error)
 
     def _troubled(self, trouble: str) -> None:
         """Log a failure once, until it ends or changes."""
         if trouble != self._trouble:
-            _log.warning("conditions of adopted workloads wait error=%s", trouble)
+            _log.warning("event=condition_write_failed error=%s", trouble)
         self._trouble = trouble
 
 

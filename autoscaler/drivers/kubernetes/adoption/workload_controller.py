@@ -46,7 +46,7 @@ TRANSIENT = 500
 """Statuses from here on, 408 and 429 are temporary server failures: the write is retried until they end."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.adoption")
 
 
 class Means(NamedTuple):
@@ -229,20 +229,20 @@ class Runner:
         try:
             await self._write()
         except UnreachableError as error:
-            _log.warning("scale not written workload=%s error=%s", self.core.seen.key, error)
+            _log.warning("event=scale_failed workload=%r error=%s", str(self.core.seen.key), error)
             await self._again()
         except ApiError as error:
             self._refusals += 1
             if error.status in {408, 429} or error.status >= TRANSIENT:
                 if self._refusals == 1:
-                    _log.warning("event=scale_waits workload=%s error=%s", self.core.seen.key, error)
+                    _log.warning("event=scale_failed workload=%r error=%s", str(self.core.seen.key), error)
                 await self._again()
             elif error.status == 409 and self._refusals < CONFLICTS_MAX:
                 await self._again(CHANGED_S * 2.0**self._refusals)
             else:
                 self._refused(f"{self.core.seen.key} cannot be scaled: {error}")
         except FencedError:  # losing the leadership is not a failed start
-            _log.info("not scaled: another leads now workload=%s", self.core.seen.key)
+            _log.info("event=scale_skipped workload=%r reason='not the leader'", str(self.core.seen.key))
             self.core.follow()
         else:
             self._refusals = 0
@@ -273,7 +273,7 @@ class Runner:
             }  # fmt: skip
             done = await self._means.api.apply(self._scale_path, scale, WRITER)
             self.core.wrote(level, int(done["metadata"]["resourceVersion"]), self._now_s())
-            _log.info("scaled workload=%s replicas=%d", key, level)
+            _log.info("event=scaled workload=%r replicas=%d", str(key), level)
         if told := self.core.take():
             self._means.observe(told)
         if self.core.level() is not None:
@@ -289,7 +289,7 @@ class Runner:
             patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
             await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
         except (ApiError, FencedError) as error:
-            _log.info("pod not marked pod=%s error=%s", mark.pod, error)
+            _log.info("event=pod_annotation_failed pod=%s error=%s", mark.pod, error)
         except UnreachableError:
             self.core.unmarked(mark)
             raise

@@ -44,7 +44,7 @@ TRIES = 20
 """Attempts of a write that conflicts with others: kubelets write to nodes, too."""
 RIGHTS = "it takes the rights that the chart gives with `cutting.enabled`"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.inventory")
 Observe = Callable[[tuple[CuttableSeen | CutRefused, ...]], None]
 
 
@@ -173,12 +173,14 @@ class NodeCutter:
         except (UnreachableError, FencedError):
             reason = "the API server could not be asked"
         else:
-            _log.info("a node is being cut anew node=%s config=%s try=%d", order.node, order.config, order.tries)
+            _log.info(
+                "event=repartitioning_started node=%s config=%s attempt=%d", order.node, order.config, order.tries
+            )
             return
         self._failed(order.node, reason)
 
     def _failed(self, node: str, reason: str) -> None:
-        _log.warning("repartitioning failed node=%s reason=%s", node, reason)
+        _log.warning("event=repartitioning_failed node=%s reason=%s", node, reason)
         self._observe((CutRefused(node=node, reason=reason),))
 
     async def _written(self, order: CutOrder) -> float:
@@ -298,7 +300,7 @@ def read_order_note(node: AnnotatedNode) -> MigOrderNote | None:
     try:
         return msgspec.json.decode(node.note, type=MigOrderNote)
     except (msgspec.DecodeError, RecursionError) as error:
-        _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, node.seen.name, error)
+        _log.warning("event=annotation_invalid node=%s annotation=%s error=%s", node.seen.name, ANNOTATION, error)
         return None
 
 

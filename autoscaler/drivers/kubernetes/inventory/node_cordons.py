@@ -26,7 +26,7 @@ ANNOTATION = "pilotlight.dev/cordon"
 TRIES = 20
 """Attempts of a conflicting write: of concurrent writes one succeeds each time, and kubelets write there, too."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.inventory")
 _decode = msgspec.json.Decoder(tuple[Kept, ...]).decode
 
 
@@ -106,7 +106,7 @@ def read_node_orders(node: Object) -> NodeOrders:
     try:
         orders = _decode(text) if text else ()
     except (msgspec.DecodeError, RecursionError) as error:
-        _log.warning("annotation %s of node %s is not one of ours: %s", ANNOTATION, name, error)
+        _log.warning("event=annotation_invalid node=%s annotation=%s error=%s", name, ANNOTATION, error)
         orders = ()
     return NodeOrders(name, bool(node["spec"].get("unschedulable", False)), orders)
 

@@ -33,7 +33,7 @@ _COMMON = "common"
 CONFLICT = "Conflict"
 """Reason of an error that may be gone on a retry."""
 GOES = "the ResourceClaim that all on its GPU have is going with those of before: it is made anew when that is gone"
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.inventory")
 
 
 class ClaimSeen(NamedTuple):
@@ -179,7 +179,7 @@ class Claims:
         except ApiError as error:
             if error.status != 404:
                 raise
-            _log.warning("the claim of a pod is gone pod=%s", pod)
+            _log.warning("event=claim_missing pod=%s", pod)
             return False
         return not _goes(given) or uid in _users(given)
 

@@ -15,7 +15,7 @@ from autoscaler.kubernetes.constants import PLACES, ConfigMapLocation
 from autoscaler.spec.yaml import YamlError
 from autoscaler.spec.yaml import parse_yaml as read_yaml
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pilotlight.autoscaler.inventory")
 
 CHOICE = "nvidia.com/device-plugin.config"
 """Node label: the key of its configuration."""
@@ -34,7 +34,7 @@ def read_plugin_configs(config_map: Object) -> Configs:
             found[key] = _config(text)
         except YamlError as error:
             name = config_map["metadata"]["name"]
-            _log.warning("no configuration of a device plug-in config_map=%s key=%s error=%s", name, key, error)
+            _log.warning("event=plugin_config_invalid config_map=%s key=%s error=%s", name, key, error)
     return found
 
 

@@ -82,7 +82,7 @@ def test_pull_with_a_peer_reads_only_the_manifest_from_the_registry(tmp_path: Pa
             done = pull(tmp_path, host, "c", *shown)
             assert came(done) == FILES
             assert len(seen) > len(FILES)
-            assert "event=peer_left peer=peer-1" in done.stderr
+            assert "event=peer_failed peer=peer-1" in done.stderr
             assert url.removeprefix("http://") not in done.stderr
             assert TOKEN not in done.stderr
 

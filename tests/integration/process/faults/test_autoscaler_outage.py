@@ -44,7 +44,10 @@ async def no_autoscaler(one: Serving, how: str) -> AsyncIterator[None]:
     good = documents.read_bytes()
     documents.write_text("broken")
     os.kill(one.autoscaler(), signal.SIGKILL)
-    await until("it died again", lambda: "autoscaler ended (exit status 2)" in one.said())
+    await until(
+        "it died again",
+        lambda: re.search("event=process_exited process=autoscaler .* reason='exit status 2'", one.said()),
+    )
     try:
         yield
     finally:
@@ -98,7 +101,7 @@ async def test_restarted_gateway_serves_ready_models_without_an_autoscaler(tmp_p
             result = await one.call("ada")
             assert result.ending is Ending.COMPLETED
             assert queued_s(result) < LEADER_SILENT_S, "without the time that the new process takes to start"
-            assert "event=serving_from_kept models=1" in one.said()
+            assert "event=serving_from_snapshot models=1" in one.said()
             again = await one.send(*(shot("ada", stream=i % 2 == 0) for i in range(8)))
             assert {result.ending for result in again} == {Ending.COMPLETED}
         assert one.starts("ada") == 1
@@ -123,7 +126,7 @@ async def test_gateway_without_an_autoscaler_exits_on_sigterm(tmp_path: Path) ->
             said = (await asyncio.to_thread(gateway.communicate, timeout=STOP_S))[1]
             assert gateway.returncode == 0
             # A gateway that waited for so long before the test stopped it reports that.
-            assert said in {b"", f"event=uninformed seconds={INFORMED_S_MAX:g}\n".encode()}
+            assert said in {b"", f"event=model_sync_timed_out timeout_s={INFORMED_S_MAX:g}\n".encode()}
         finally:
             gateway.kill()
 

@@ -30,7 +30,7 @@ async def test_internal_error_for_one_model_leaves_other_models_serving(
         (row,) = [row for row in rows if row["model"] == "faulty"]
         assert row["state"] == "faulty"
         assert "LookupError in sitecustomize.py" in row["why"]
-        assert serve.said().count("event=model_faulty model=faulty in=plan") == 1
+        assert serve.said().count("event=model_faulty model=faulty operation='plan'") == 1
         assert await pilotlight(serve, "wake", "faulty") == "retrying faulty now"
         await until("it was tried again", lambda: serve.said().count("event=model_faulty") == 2)
         assert (await serve.call("ada")).code == ""

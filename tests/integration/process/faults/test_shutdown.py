@@ -25,7 +25,7 @@ STARTS_MAX = 5
 
 
 def died(one: Serving, times: int) -> bool:
-    return one.said().count("autoscaler ended") == times
+    return one.said().count("event=process_exited process=autoscaler ") == times
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not yet noticed"])

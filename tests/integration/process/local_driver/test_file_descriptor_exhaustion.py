@@ -69,7 +69,7 @@ async def test_process_scan_waits_until_a_file_descriptor_is_free(
     for found, _ in await asyncio.gather(*looks):
         assert [one.pid for one in found] == [marked.pid]
     (line,) = caplog.messages
-    assert line == "engines cannot be looked at; it is tried again until they can error=Too many open files"
+    assert line == "event=process_query_failed error=Too many open files"
 
 
 async def test_process_cleanup_waits_until_a_file_descriptor_is_free(marked: subprocess.Popen[bytes]) -> None:

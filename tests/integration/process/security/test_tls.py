@@ -90,10 +90,10 @@ async def test_tls_stream_of_an_official_client_survives_certificate_rotation(
         running = await api.create(model="ada", messages=[ASK], max_tokens=400, stream=True)
         (tmp_path / "broken").write_text("broken")
         (tmp_path / "broken").replace(tmp_path / "edge.key")  # at once: a gateway could read an empty file
-        await until("both gateways keep the old one", lambda: one.said().count("stays in force") == 2)
+        await until("both gateways keep the old one", lambda: one.said().count("event=file_reload_failed") == 2)
         before = await shown(one)
         write(tmp_path, "edge", leaf(THEIRS))
-        await until("both gateways have read the new one", lambda: one.said().count("read again") == 2)
+        await until("both gateways have read the new one", lambda: one.said().count("event=file_reloaded") == 2)
         assert await shown(one) not in {before, b""}
         assert [chunk async for chunk in running][-1].choices[0].finish_reason, "old connections live on"
         assert "Traceback" not in one.said()

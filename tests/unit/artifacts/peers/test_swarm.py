@@ -300,7 +300,7 @@ async def test_pull_with_a_wrong_peer_token_falls_back_to_the_registry(
     async with house(tmp_path) as one, with_peer(one) as peer:
         with await one.pull("b", peer, token="wr0ng-token-of-this-node") as copy:
             assert whole(copy)
-        assert "peer_left peer=node-0" in caplog.text
+        assert "event=peer_failed peer=node-0" in caplog.text
         assert "wr0ng" not in caplog.text
         assert one.blobs_asked() == len(FILES) + 1
 

@@ -311,7 +311,7 @@ async def test_logs_errors_and_reprs_contain_no_secrets(caplog: pytest.LogCaptur
         assert any("DENIED" in one for one in words)
     words += [record.getMessage() for record in caplog.records if record.name.startswith("pilotlight")]
     assert any("registry_warning" in one for one in words)
-    assert any("registry_again" in one for one in words)
+    assert any("registry_retry" in one for one in words)
     for one in words:
         assert not any(secret in one for secret in secrets), one
 

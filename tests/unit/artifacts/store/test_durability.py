@@ -143,7 +143,7 @@ async def test_sync_failure_from_the_open_file_limit_is_retried(
     fetch, machine = fetching(ONE), Machine(tmp_path, "monday")
     machine.fails = OSError(errno.EMFILE, "Too many open files")
     await machine.has(ONE, fetch)
-    assert "event=store_not_settled reason='Too many open files'" in caplog.text
+    assert "event=store_sync_failed reason='Too many open files'" in caplog.text
     record = machine.store.layout.record(ONE.key)
     assert record is not None
     assert record.boot == "monday"

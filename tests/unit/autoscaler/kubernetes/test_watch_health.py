@@ -22,7 +22,6 @@ from autoscaler.kubernetes.watch_health import BREAKS
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen
-from pilotlight.processes import cluster_documents
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from tests.support.fakes.kubernetes.api_server import Server
 
@@ -84,8 +83,10 @@ async def test_watch_problem_and_recovery_are_logged_once(
     server = Refusing(*errors)
     async with following(server, optional=optional):
         await server.idle.wait()
-    said = [f"not heard path=/things error={line}" for line in lines]
-    assert [record.getMessage() for record in caplog.records] == said + ["heard again path=/things"] * len(lines)
+    said = [f"event=watch_failed path=/things error={line}" for line in lines]
+    assert [record.getMessage() for record in caplog.records] == said + ["event=watch_recovered path=/things"] * len(
+        lines
+    )
 
 
 @pytest.mark.parametrize("status", [403, 404])
@@ -145,9 +146,7 @@ async def test_models_apply_without_tenant_access_and_missing_access_is_logged(
     assert SECRET not in " ".join(said)
 
 
-async def test_duplicate_tenant_key_is_reported_again_only_if_it_reappears(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(cluster_documents, "write_stderr", said.append)
+async def test_duplicate_tenant_key_is_reported_again_only_if_it_reappears(caplog: pytest.LogCaptureFixture) -> None:
     api = cast("Api", Server())
     elector = cast("Elector", SimpleNamespace(writes_s=lambda: 0.0, in_touch=lambda: True))
     cluster = Cluster(ClusterOptions(namespace="n"), (api, api), elector, "a1", lambda: 0.0)
@@ -160,4 +159,4 @@ async def test_duplicate_tenant_key_is_reported_again_only_if_it_reappears(monke
     installation.put("adopted", {})
     for tenants in ([old, young], [old, young], [old], [old, young]):
         installation.put(CUSTOMS, {}, tenants)
-    assert said == ["Tenant new: key abababab... is one of Tenant old"] * 2
+    assert caplog.messages == ["event=tenant_conflict tenant=new reason=key abababab... is one of Tenant old"] * 2

@@ -123,7 +123,7 @@ def test_invalid_saved_content_is_logged_and_overwritten(text: str, caplog: pyte
         assert parse_lead_times(await one.looks(ONCE)) == ONCE
 
     bench(scenario, kept=text)
-    assert f"ConfigMap {NAME} is none of ours" in caplog.text
+    assert f"event=lead_times_invalid config_map={NAME} " in caplog.text
 
 
 def test_failed_save_is_retried(caplog: pytest.LogCaptureFixture) -> None:

@@ -269,7 +269,7 @@ async def test_accepted_order_is_logged_in_one_line_without_the_key(
             headers = {"authorization": f"Bearer {key}"}
             await client.post("/api/v1/devices/gpu0/drain", json={"force": True}, headers=headers)
     lines = [record.getMessage() for record in caplog.records if "event=operator" in record.getMessage()]
-    assert lines == ["event=operator who='acme/ops' verb=drain device=gpu0 force"]
+    assert lines == ["event=operator who='acme/ops' verb=drain device=gpu0 force=true"]
 
 
 async def test_operator_order_to_a_read_only_server_is_rejected_with_405(aiohttp_client: AiohttpClient) -> None:

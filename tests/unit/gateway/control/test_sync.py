@@ -356,6 +356,6 @@ async def test_unusable_snapshot_file_does_not_stop_sync(
     spoil(path)
     played = PlayedLink(up=False)
     async with following(played, kept_at=path) as (front, _):
-        await until("it says so", lambda: "event=kept_unreadable" in caplog.text)
+        await until("it says so", lambda: "event=snapshot_read_failed" in caplog.text)
         played.up = True
         await until("it follows", lambda: front.route_deltas == [ROUTES])

@@ -224,7 +224,7 @@ async def test_hanging_or_rejecting_autoscaler_delays_no_reports_to_others(caplo
         ugly.refuses = ""
         assert await ugly.taken.get()
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["event=agent_unheard autoscaler=ugly reason='it answered 401'"], "once"
+    assert lines == ["event=report_failed autoscaler=ugly reason='it answered 401'"], "once"
 
 
 async def test_agent_is_ready_only_while_its_reports_are_delivered(

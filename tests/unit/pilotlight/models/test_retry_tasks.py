@@ -70,7 +70,7 @@ async def test_failed_task_is_logged_and_retried_after_backoff(caplog: pytest.Lo
     one.raises = UnreachableError("r: it did not answer")
     with caplog.at_level(logging.WARNING):
         await one.want(A)
-    assert "event=weights_thing_failed artifact=oci://r.io/a:1 tries=1 reason='r: it did not answer'" in caplog.text
+    assert "event=weights_thing_failed artifact=oci://r.io/a:1 attempt=1 reason='r: it did not answer'" in caplog.text
     assert one.errands.failed() == {A: "r: it did not answer"}
     assert one.errands.next_s() == FIRST_S
     one.now_s = FIRST_S - 0.1

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(renewal, "write_stderr", lines.append)
+    monkeypatch.setattr(renewal.log, "warning", lambda line, *values: lines.append(line % values))
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
     return lines
 
@@ -61,8 +61,8 @@ async def test_changed_file_is_reloaded_unless_its_content_is_invalid(tmp_path: 
         await until("it is said", lambda: len(said) == 3)
         path.write_text("333")
         await until("the next good one is in force", lambda: value() == 333)
-    kept = f"{path}: no number; what was read before stays in force"
-    assert said == [f"{path}: read again", kept, kept, f"{path}: read again"]
+    reloaded, kept = f"event=file_reloaded files={str(path)!r}", f"event=file_reload_failed error={path}: no number"
+    assert said == [reloaded, kept, kept, reloaded]
 
 
 async def test_file_still_being_written_is_not_reloaded(
@@ -83,7 +83,7 @@ async def test_file_still_being_written_is_not_reloaded(
     monkeypatch.setattr(renewal, "stat_files", written)
     async with following(files):
         await until("the whole file is in force", lambda: value() == 5)
-    assert said == [f"{path}: read again"]
+    assert said == [f"event=file_reloaded files={str(path)!r}"]
 
 
 def test_broken_file_at_startup_is_a_usage_error(tmp_path: Path) -> None:

@@ -248,9 +248,9 @@ async def test_unreadable_store_fails_starts_but_not_the_agent(
             for number in range(3):
                 kept.wants(want(host, f"r{number}"))
                 await kept.until(lambda: kept.said and kept.said[0].failed == "Input/output error")
-            await kept.until(lambda: "event=store_trouble" in caplog.text)
+            await kept.until(lambda: "event=store_failed" in caplog.text)
         assert [record.getMessage() for record in caplog.records].count(
-            "event=store_trouble reason='Input/output error'"
+            "event=store_failed reason='Input/output error'"
         ) == 1, "once"
         kept.wants(want(host, "r9"))
         await kept.until(lambda: kept.said[0].folder)

@@ -140,11 +140,11 @@ async def test_weights_are_shared_over_tls_only_between_trusted_nodes(
         if not left:
             assert blobs == 0, "the manifest alone is the registry's"
             assert among.given["peer-1"] > sum(map(len, WEIGHTS.values()))
-            assert "peer_left" not in caplog.text
+            assert "peer_failed" not in caplog.text
         else:
             assert blobs > len(WEIGHTS)
             assert not any(among.given.values())
-            assert "event=peer_left peer=peer-1" in caplog.text
+            assert "event=peer_failed peer=peer-1" in caplog.text
             assert left in caplog.text
         assert url not in caplog.text
         assert "127.0.0.1" not in caplog.text
