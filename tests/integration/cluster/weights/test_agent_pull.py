@@ -348,7 +348,7 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
                 await asyncio.sleep(0.1)
 
 
-async def test_memory_need_is_read_from_the_registry_header_before_any_request(
+async def test_memory_need_is_read_from_the_gguf_header_before_any_request(
     house: House, api: Api, namespace: str, node: Node, tmp_path: Path
 ) -> None:
     scene = Scene(house, api, namespace, node, tmp_path)

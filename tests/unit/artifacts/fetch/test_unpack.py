@@ -91,7 +91,7 @@ def test_dot_slash_paths_and_implicit_folders_are_unpacked(below: Path) -> None:
     assert there(below) == {"a/b/model.gguf": b"x", "a/config.json": b"{}"}
 
 
-def test_file_modes_ignore_the_archive_and_the_umask(below: Path) -> None:
+def test_unpacked_files_get_fixed_modes_whatever_the_archive_says(below: Path) -> None:
     before = os.umask(0o077)
     try:
         lay(

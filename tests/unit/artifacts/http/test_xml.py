@@ -12,7 +12,7 @@ LIST = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Contents><Key>1</Key></Contents><Contents><Key>2</Key></Contents></s3:List>"""
 
 
-def test_elements_are_found_by_name_in_any_namespace() -> None:
+def test_xml_elements_are_found_by_name_in_any_xml_namespace() -> None:
     found = xml.parse_xml(LIST)
     assert found.name == "List"
     assert found.one("Key") == "a & b"

@@ -140,7 +140,7 @@ async def test_signatures_made_by_cosign_are_accepted(way: str) -> None:
 
 
 @pytest.mark.point("17")
-async def test_model_with_missing_or_stripped_referrers_is_rejected() -> None:
+async def test_model_that_needs_a_signature_is_rejected_without_referrers() -> None:
     async with place() as one:
         assert await one.refusal() == NONE
         await one.refer(one.by_bundle(good(one)))

@@ -256,7 +256,7 @@ def test_failure_of_the_old_spec_does_not_delay_the_changed_spec() -> None:
     assert at.histories.get(M, History()) == History()
 
 
-def test_number_of_recorded_start_times_is_bounded() -> None:
+def test_only_the_newest_start_times_are_kept() -> None:
     at = world([DOC], [device()])
     for start in range(40):
         now_s = T0 + 100.0 * start

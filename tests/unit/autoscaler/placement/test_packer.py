@@ -366,7 +366,7 @@ def test_invalid_slices_do_not_prevent_placement_on_valid_ones() -> None:
         SliceIndex([shelf(device("g0")), shelf(device("g0"))])
 
 
-def test_tie_among_many_slices_is_broken_by_weights_price_or_size() -> None:
+def test_tie_of_equal_slices_is_broken_by_cached_weights_price_or_size() -> None:
     """More Slices than are compared with each other."""
     many = 3 * TIES_MAX
 

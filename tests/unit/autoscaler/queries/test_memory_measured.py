@@ -37,7 +37,7 @@ def test_usage_above_the_estimate_is_counted_at_once() -> None:
     assert after((9, False), (10, False)) == 10
 
 
-def test_usage_below_the_estimate_counts_after_serving_with_a_margin() -> None:
+def test_measured_usage_below_the_estimate_replaces_it_after_serving() -> None:
     assert after((4, False)) == 8
     assert after((4, True)) == 4 * MARGIN
     assert after((4, True), (6, False)) == 6 * MARGIN, "it grew since"

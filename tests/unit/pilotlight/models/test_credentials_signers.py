@@ -36,7 +36,7 @@ def test_signature_keys_are_read_inline_or_from_files(tmp_path: Path) -> None:
     assert credentials.load_signature_policy(loaded("{}")) == Policy("off", ())
 
 
-def test_signer_identities_require_a_valid_trusted_root(tmp_path: Path) -> None:
+def test_signer_identities_without_a_valid_trusted_root_are_rejected(tmp_path: Path) -> None:
     root = tmp_path / "root.json"
     root.write_text(json.dumps(Sigstore().trusted()))
     whom = f"identities: [{{subject: me@acme.example, issuer: https://login.example}}], trustedRoot: {root}"

@@ -204,7 +204,7 @@ def test_last_start_stays_in_the_status_after_the_replica_ends() -> None:
     assert "lastStart" not in statuses.encode_status(found)
 
 
-def test_inactive_model_objects_show_the_reason_and_no_replicas() -> None:
+def test_invalid_model_objects_show_the_reason_and_no_replicas() -> None:
     objects = {
         ObjectKey("default", "ada"): ModelObject("u1", 1, ADA, ""),
         ObjectKey("team-a", "ada"): ModelObject("u2", 2, ADA, ""),

@@ -316,7 +316,7 @@ def test_concurrent_change_by_another_writer_is_kept_with_etags() -> None:
     play(act)
 
 
-def test_order_fails_if_another_system_took_its_block() -> None:
+def test_fabric_order_fails_if_another_host_took_its_device_block() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         def taken() -> None:
             for block in rig.fabric.blocks.values():

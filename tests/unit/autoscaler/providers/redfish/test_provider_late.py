@@ -97,7 +97,7 @@ def test_late_device_of_a_previous_leader_is_listed_and_detached() -> None:
     play(act, FakeFabric(hold=True, early=True))
 
 
-def test_rejected_order_stays_owner_of_a_block_that_may_still_attach() -> None:
+def test_rejected_order_keeps_its_fabric_block_while_it_may_attach() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.never = True
         first = await ordered(provider)
