@@ -216,6 +216,6 @@ def _tell(spec: Spec, sketch: Sketch) -> None:
             sketch.tell(key, why)
     for position, adapter in enumerate(spec.adapters):
         name = adapter.get("name")
-        fix = f"put the weights where the engine is and say {{name: {name}, artifact: file:///...}}"
+        fix = f"add {{name: {name}, artifact: ...}} to spec.adapters, with a file://, oci://, hf:// or s3:// address"
         called = f"clients then call {sketch.name}:{name}, not {sketch.name}_{name}"
-        sketch.tell(f"spec.adapters[{position}]", f"only local files are in force for adapters: {fix}; {called}")
+        sketch.tell(f"spec.adapters[{position}]", f"adapters are not converted: {fix}; {called}")
