@@ -191,6 +191,7 @@ def checks() -> list[Part]:
         Part("ruff check", [PYTHON, "-m", "ruff", "check", "."]),
         Part("import-linter", [str(Path(PYTHON).parent / "lint-imports")]),
         Part("gates", [PYTHON, "-m", "scripts.gates"]),
+        Part("prose", [PYTHON, "-m", "scripts.prose"]),
         Part("mypy", [PYTHON, "-m", "mypy"], types),
     ]
 

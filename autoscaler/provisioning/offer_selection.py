@@ -57,7 +57,7 @@ class RatedOffer(NamedTuple):
         """Describe it: `rack: 1 x A100 on w1, expected 60 s, in time with 90 %, 0.42 for a surge`."""
         offer, takes = self.offer, self.expected.p50_s
         where = f" on {offer.node}" if offer.node else ""
-        when = "nobody can say when" if takes == inf else f"expected {format_duration(takes)}"
+        when = "delivery time unknown" if takes == inf else f"expected {format_duration(takes)}"
         price = f", {self.cost:.2f} for a surge" if self.cost else ""
         chance = f"in time with {self.in_time:.0%}"
         ends = "" if offer.lasts_s is None else f", for {format_duration(offer.lasts_s)} at most"

@@ -293,7 +293,7 @@ def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -
     if missing.ready_s is None or model is None or missing.ready_s <= model.spec.queue.wait_seconds_max:
         return None
     if missing.ready_s == inf:
-        message = "More capacity for the model was asked for; nobody can say when it comes."
+        message = "More capacity for the model has been ordered; its delivery time is unknown."
         return Refusal(code="no_capacity", message=message, retry_after_s=RETRY_S_MAX)
     left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
     message = f"More capacity for the model is on its way: in about {format_duration(left_s)}."

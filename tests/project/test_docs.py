@@ -105,7 +105,7 @@ def test_documented_provider_kinds_match_the_code() -> None:
     assert {kind: told[kind][1] for kind in own} == {kind: f"{one.EXPECTED_S:g}" for kind, one in own.items()}
     for class_name, expected_s in provisioning_request.EXPECTED_S.items():
         assert f"`{class_name.partition('.')[0]}` {expected_s:g}," in told["provisioningRequest"][1]
-    assert told["kueue"][1] == "nobody can say"
+    assert told["kueue"][1] == "unknown"
     assert tuple(kind for kind, cells in told.items() if cells[2] == "no") == QUEUES
 
 

@@ -83,7 +83,7 @@ def test_offer_description_states_devices_time_and_duration() -> None:
     told = made(offer(), 120.0, 2).says()
     assert told.startswith("rack: 2 x A100 on w1, expected 30 s, in time with ")
     assert told.endswith(" for a surge")
-    assert "nobody can say when" in made(cloud(expected_s=None)).says()
+    assert "delivery time unknown" in made(cloud(expected_s=None)).says()
     assert made(cloud(lasts_s=7200.0)).says().endswith(", for 2 h at most")
 
 

@@ -102,7 +102,7 @@ def test_requests_are_rejected_if_capacity_arrives_after_the_queue_limit() -> No
     )  # fmt: skip
     queued = told(at, unmet={M: Unmet(model=M, reason="asked", ready_s=inf)}).refusal
     assert queued is not None
-    assert queued.message == "More capacity for the model was asked for; nobody can say when it comes."
+    assert queued.message == "More capacity for the model has been ordered; its delivery time is unknown."
     assert told(at, unmet={M: Unmet(model=M, reason="rack brings one", ready_s=300.0)}).refusal is None
     assert told(world([of], replicas=[replica(of, "r")]), unmet=coming).refusal is None
     nearer = {M: Unmet(model=M, reason="rack brings one", ready_s=605.0)}

@@ -1,0 +1,38 @@
+"""The prose checker reports words to avoid, free relative clauses and long sentences, and nothing in code."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts import prose
+
+
+def problems(text: str) -> list[str]:
+    return [one.problem for one in prose.findings("page.md", text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("The agent is told the address.", 1),
+        ("Nobody may write it, and it is started anew.", 2),
+        ("What is late is ended.", 1),
+        ("Who may call is in the Tenant.", 1),
+        ("What can go wrong?", 0),
+        ("word " * 40 + "end.", 1),
+        ("word " * 39 + "end.", 0),
+        ("| `key` | told by nobody |", 2),
+        ("A line with `told` in code, and [a link](told.md).", 0),
+        ("```sh\necho told\n```", 0),
+        ("![What is told](picture.svg)", 0),
+        ("# What is told", 0),
+        ("First sentence is short. What is late is ended.", 1),
+    ],
+)
+def test_each_problem_of_a_text_is_reported_once(text: str, count: int) -> None:
+    assert len(problems(text)) == count
+
+
+def test_finding_names_file_line_and_substitute() -> None:
+    (found,) = prose.findings("page.md", "# Title\n\nText.\n\nIt starts anew.\n")
+    assert (found.path, found.line, found.problem) == ("page.md", 5, "'anew': write again")
