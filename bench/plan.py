@@ -24,7 +24,19 @@ from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.actions import Acted, Plan
 from autoscaler.state.events import Reported
 from autoscaler.state.lifecycle import ReplicaState
-from autoscaler.state.world import DeviceId, Gateway, History, NodeId, Replica, Slice, SliceId, World
+from autoscaler.state.world import (
+    DeviceId,
+    Gateway,
+    History,
+    Leadership,
+    Learned,
+    NodeId,
+    Nodes,
+    Replica,
+    Slice,
+    SliceId,
+    World,
+)
 from bench.parts import quick
 
 GI = 1 << 30
@@ -95,12 +107,12 @@ def told_of(documents: list[Model], slices: list[Slice], running: list[Replica],
     world = World(
         epoch=1,
         version=1,
-        synced=True,
+        leadership=Leadership(synced=True),
         models={model.name: model for model in documents},
-        slices={slice_.id: slice_ for slice_ in slices},
+        nodes=Nodes(slices={slice_.id: slice_ for slice_ in slices}),
         replicas={replica.id: replica for replica in running},
         gateways={GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=told, in_epoch=True)},
-        histories=dict.fromkeys(there, known),
+        learned=Learned(histories=dict.fromkeys(there, known)),
     )
     return rebuild_indices(world, NOW_S)
 

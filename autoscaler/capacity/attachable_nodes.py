@@ -128,7 +128,7 @@ def find_device_memory(product: str, world: World) -> int | None:
 
     Taken from an existing one, from the Settings, or from its name, which states a little less than it has.
     """
-    for slice_ in world.slices.values():
+    for slice_ in world.nodes.slices.values():
         if slice_.product == product and slice_.memory_bytes:
             return slice_.device_bytes or slice_.memory_bytes
     for kind in world.settings.nodes:
@@ -140,7 +140,7 @@ def find_device_memory(product: str, world: World) -> int | None:
 
 def count_devices_on_node(world: World, node: str) -> int:
     """How many devices of a node are visible."""
-    return len({one.device for one in world.slices.values() if one.node == NodeId(node)})
+    return len({one.device for one in world.nodes.slices.values() if one.node == NodeId(node)})
 
 
 def list_leased_nodes(world: World) -> frozenset[str]:

@@ -46,8 +46,8 @@ def explain_attach_failure(lease: Lease, nodes: Mapping[str, NodeAgentStatus], s
 def explain_detach_block(world: World, node: str, uuids: Iterable[str], now_s: float) -> str:
     """Why devices must not be detached from a node yet, by its agent; empty: it has let go of all of them."""
     sought = [one for one in uuids if one]
-    heard = world.nodes.get(node)
-    there = NodeId(node) in world.hosts or any(one.node == node for one in world.slices.values())
+    heard = world.nodes.agents.get(node)
+    there = NodeId(node) in world.nodes.hosts or any(one.node == node for one in world.nodes.slices.values())
     if not sought or (heard is None and not there):
         return ""  # no device that a driver would name, or no node
     if heard is None or not is_report_fresh(heard, now_s) or not heard.report.attaches:

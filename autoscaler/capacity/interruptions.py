@@ -49,18 +49,19 @@ def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonT
     `before`: the World of the last call, whose orders still apply if nothing that they derive from has changed.
     """
     timed = any(one.ends_s is not None for one in _here(world))
-    ours = any(one.why for one in world.cordons.values())
-    still = world.slices is before.slices and world.capacity is before.capacity and world.cordons is before.cordons
+    now, was = world.nodes, before.nodes
+    ours = any(one.why for one in now.cordons.values())
+    still = now.slices is was.slices and world.capacity is before.capacity and now.cordons is was.cordons
     if still and not timed and not ours:
-        return world.cordons
-    told = {place: one for place, one in world.cordons.items() if not one.why}
+        return world.nodes.cordons
+    told = {place: one for place, one in world.nodes.cordons.items() if not one.why}
     return {**told, **{place: one for place, one in _found(world, now_s).items() if place not in told}}
 
 
 def _found(world: World, now_s: float) -> dict[CordonTarget, Cordon]:
     found: dict[CordonTarget, Cordon] = {}
     for one in (*_by_taints(world, now_s), *_by_leases(world, now_s)):
-        known = world.cordons.get(one.place)
+        known = world.nodes.cordons.get(one.place)
         since_s = known.since_s if known is not None and known.why else now_s
         waited = (one.soon and now_s >= since_s + SUCCESSOR_S) or (known is not None and known.at_once)
         after = replace(one, since_s=since_s, at_once=one.at_once or waited)
@@ -71,7 +72,7 @@ def _found(world: World, now_s: float) -> dict[CordonTarget, Cordon]:
 
 def _by_taints(world: World, now_s: float) -> Iterator[Cordon]:
     seen: set[str] = set()
-    for slice_ in world.slices.values():
+    for slice_ in world.nodes.slices.values():
         if not slice_.taints or slice_.node in seen:
             continue
         for taint in slice_.taints:
@@ -110,20 +111,20 @@ def _by_leases(world: World, now_s: float) -> Iterator[Cordon]:
 
 def is_lease_ending(world: World, lease: Lease) -> bool:
     """Whether an order, or its node, is being withdrawn."""
-    if lease.listed is None or not world.cordons:
+    if lease.listed is None or not world.nodes.cordons:
         return False
     places = [
         CordonTarget("node", lease.listed.node),
         *(CordonTarget("device", one) for one in lease.listed.device_ids),
     ]
-    return any(place in world.cordons and world.cordons[place].why for place in places)
+    return any(place in world.nodes.cordons and world.nodes.cordons[place].why for place in places)
 
 
 def is_on_unneeded_node(world: World, lease: Lease) -> bool:
     """Whether its devices are attached to a node that will be removed if nothing changes."""
     if lease.listed is None or not lease.offer.node:
         return False
-    there = (one for one in world.slices.values() if one.taints and one.node == lease.listed.node)
+    there = (one for one in world.nodes.slices.values() if one.taints and one.node == lease.listed.node)
     return any(taint.key in UNNEEDED for one in there for taint in one.taints)
 
 

@@ -58,7 +58,7 @@ def recount_growth(growth: GroupGrowth, world: World, now_s: float) -> GroupGrow
 
 def count_nodes_with_devices(world: World, group: Group) -> int:
     """How many of the group's nodes show devices."""
-    nodes = {one.node: one.labels for one in world.slices.values()}
+    nodes = {one.node: one.labels for one in world.nodes.slices.values()}
     return sum(group.labels.items() <= labels.items() for labels in nodes.values())
 
 

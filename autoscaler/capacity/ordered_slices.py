@@ -23,7 +23,7 @@ CLAIMED = "it was attached for a claim, which the scheduler is to give it"
 
 def slices_of(world: World, lease: Lease) -> list[Slice]:
     """The order's slices that exist, in order of ids."""
-    return sorted((one for one in world.slices.values() if is_slice_of_lease(lease, one)), key=lambda one: one.id)
+    return sorted((one for one in world.nodes.slices.values() if is_slice_of_lease(lease, one)), key=lambda one: one.id)
 
 
 def is_slice_of_lease(lease: Lease, slice_: Slice) -> bool:
@@ -44,21 +44,21 @@ def is_release_blocked(world: World, lease: Lease) -> bool:
     """Whether it cannot be released now although unused: that requires an empty node, and this one is in use."""
     if lease.listed is None or not lease.listed.alone:
         return False
-    there = {one.id: one.counted for one in world.slices.values() if one.node == lease.listed.node}
-    return any(world.others.get(counted, 0) for counted in there.values()) or has_replica_on_node(world, lease)
+    there = {one.id: one.counted for one in world.nodes.slices.values() if one.node == lease.listed.node}
+    return any(world.nodes.others.get(counted, 0) for counted in there.values()) or has_replica_on_node(world, lease)
 
 
 def has_replica_on_node(world: World, lease: Lease) -> bool:
     """Whether a replica may have it, though none is known to: its release requires an empty node, and one is there."""
     if lease.listed is None or not lease.listed.alone:
         return False
-    there = {one.id for one in world.slices.values() if one.node == lease.listed.node}
+    there = {one.id for one in world.nodes.slices.values() if one.node == lease.listed.node}
     return any(id in there for replica in world.replicas.values() for id in replica.slices)
 
 
 def select_pod_marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:
     """Marks of a model's pod on these slices: those of their order, else of one booked for the model on any node."""
-    there = [world.slices[id] for id in ids if id in world.slices]
+    there = [world.nodes.slices[id] for id in ids if id in world.nodes.slices]
     marked = [*_marked(world)]
     of = (listed for lease, listed in marked if any(is_slice_of_lease(lease, one) for one in there))
     booked = (
@@ -81,6 +81,6 @@ def list_withheld_slices(world: World) -> dict[SliceId, str]:
     if not going:
         return {}
     nodes = {one.listed.node for one in going if one.listed is not None}
-    there = [one for one in world.slices.values() if one.node in nodes]
+    there = [one for one in world.nodes.slices.values() if one.node in nodes]
     found = ((one.id, lease.leaving) for one in there for lease in going if is_slice_of_lease(lease, one))
     return {id: GIVEN_BACK if leaving else CLAIMED for id, leaving in found}

@@ -1,7 +1,7 @@
 """Fault containment: an exception that one Model causes quarantines that Model and affects no other. Pure.
 
 Decisions are pure functions of a `World`. `find_culprits` finds the Model at fault by repeating a decision without some
-Models, so the planner and the fold need no fault handling. `World.faults` lists quarantined Models, see
+Models, so the planner and the fold need no fault handling. `World.learned.faults` lists quarantined Models, see
 `autoscaler.fold.faults`. The planner gets a `World` in which their replicas keep their resources under another name
 (`autoscaler.fold.masking`).
 """

@@ -189,7 +189,7 @@ class Loop:
 
         self._decide_now = decide
         self._wake.set()
-        while self.world.replicas or not self.world.synced:  # no replica is known before the first sync
+        while self.world.replicas or not self.world.leadership.synced:  # no replica is known before the first sync
             self._empty.clear()
             await self._empty.wait()
 
@@ -251,7 +251,7 @@ class Loop:
         )
         for listener in self.listeners:
             self._tell(listener, done)
-        if self.world.synced and not self.world.replicas:
+        if self.world.leadership.synced and not self.world.replicas:
             self._empty.set()
         now_s = self._clock()
         self._rest_until_s = now_s + (now_s - started_s)
@@ -262,13 +262,13 @@ class Loop:
         A removed obstacle is detected by a later check, because new facts may still be missing.
         """
         transitions: tuple[Transition, ...] = ()
-        faults = len(self.world.faults)
+        faults = len(self.world.learned.faults)
         while True:
             done = attempt(
                 lambda: self.contained("plan", lambda world: self._decide_now(mask_quarantined(world), now_s))
             )
             if isinstance(done, Failure):
-                if len(self.world.faults) > faults:
+                if len(self.world.learned.faults) > faults:
                     self._failures = 0  # a Model was quarantined: retry soon
                 self._degrade("plan", done.error, now_s)
                 self.plan = replace(self.plan, actions=(), tries=(), next_s=self._retry_s)

@@ -70,7 +70,7 @@ class AgentNodeSupply:
         }
         why = (
             mounts.explain_unmountable(
-                artifact, world.settings, world.mounting, what, find_artifact_facts(world, model, name)
+                artifact, world.settings, world.nodes.mounting, what, find_artifact_facts(world, model, name)
             )
             for name, (what, artifact) in of.items()
         )
@@ -78,7 +78,7 @@ class AgentNodeSupply:
 
     def mounting(self) -> ClusterFacts:
         """The cluster facts that decide how pods mount weights."""
-        return self._world().mounting or ClusterFacts()
+        return self._world().nodes.mounting or ClusterFacts()
 
     async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
         now_s = self._clock()
@@ -99,7 +99,7 @@ class AgentNodeSupply:
         if one.laid.done():
             return
         found = assess_weights(world, one.replica, one.model, one.since_s, now_s)
-        if isinstance(found, Laid) and world.mounting is None:
+        if isinstance(found, Laid) and world.nodes.mounting is None:
             found = WeightsPending(HOW) if now_s < one.since_s + LOOK_S_MAX else WeightsFailed(HOW)
         if isinstance(found, WeightsFailed):
             one.laid.set_exception(NotBroughtError(found.reason))

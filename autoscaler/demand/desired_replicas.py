@@ -98,7 +98,7 @@ def is_inactive(world: World, model: Model) -> bool:
         name not in world.loads
         and name not in world.by_model
         and not (model.spec.replicas.min or model.spec.replicas.schedule)
-        and ((history := world.histories.get(name)) is None or history.refused_cold_s is None)
+        and ((history := world.learned.histories.get(name)) is None or history.refused_cold_s is None)
     )
 
 
@@ -161,7 +161,7 @@ def compute_desired_replicas(world: World, model: Model, now_s: float) -> Desire
         return DesiredReplicas(model=name, count=0, reason="paused" if model.adopted is None else model.adopted.message)
     if name in world.stops:
         return DesiredReplicas(model=name, count=0, reason=STOPPED)
-    load, history = world.loads.get(name, NO_LOAD), world.histories.get(name, NO_HISTORY)
+    load, history = world.loads.get(name, NO_LOAD), world.learned.histories.get(name, NO_HISTORY)
     there = list_live_replicas(world, name)
     supply = exclude_replaced_replicas(there)
     case = _Case(world, model, load, history, supply, now_s, len(there) - len(supply))
@@ -266,8 +266,8 @@ def _idle(case: _Case) -> DesiredReplicas:
     told = "last used"
     if last_s is None:
         last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
-    if last_s < world.leading_since_s:  # the previous leader may have exited with unrecorded requests
-        told, last_s = "not used since this leader began", world.leading_since_s
+    if last_s < world.leadership.leading_since_s:  # the previous leader may have exited with unrecorded requests
+        told, last_s = "not used since this leader began", world.leadership.leading_since_s
     window_s, rented = effective_idle_window(world, case.model, history)
     held_s = max(held_until_s(case.model, history, replica) for replica in supply)
     zero_s = max(last_s + window_s, held_s)
@@ -306,7 +306,7 @@ def refused_until_s(history: History) -> float:
 
 def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:
     """Since when requests wait for a model that is not served: the later of arrival and end of service."""
-    load, history = world.loads.get(name, NO_LOAD), world.histories.get(name, NO_HISTORY)
+    load, history = world.loads.get(name, NO_LOAD), world.learned.histories.get(name, NO_HISTORY)
     arrived_s = load.oldest_s if load.waiting else history.refused_cold_s
     if arrived_s is None:
         return now_s

@@ -92,7 +92,7 @@ def start_deadline_s(world: World, replica: Replica) -> float | None:
     """
     if replica.state not in (S.STARTING, S.WAKING) or replica.waits:
         return None
-    model, history = world.models.get(replica.model), world.histories.get(replica.model)
+    model, history = world.models.get(replica.model), world.learned.histories.get(replica.model)
     if model is None:
         return None
     began_s = replica.since_s if replica.started_s is None or replica.found else replica.started_s

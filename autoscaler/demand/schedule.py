@@ -78,7 +78,7 @@ def _says(one: ReplicaWindow, begins_s: float, now_s: float) -> str:
 def _lead_s(world: World, model: Model) -> float:
     """How long before a window its capacity is ordered. Offers that do not help it do not count: early starts cost."""
     capacity = world.capacity
-    history = world.histories.get(model.name)
+    history = world.learned.histories.get(model.name)
     starts = sorted(() if history is None else history.starts_s)
     takes, least_bytes = RequestShape(products=model.spec.gpu.models), model.memory_bytes - spare_bytes(model)
     brings = (

@@ -77,7 +77,7 @@ def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: fl
     bold = want._replace(force=EvictionLevel.BUSY, priority=ANY_PRIORITY)
     missing = None
     for one, at_s in ((want, now_s), (want, now_s + LATER_S), (bold, now_s + LATER_S)):
-        packing = pack([one], yard, world.copies, build_restart_costs(world), at_s)
+        packing = pack([one], yard, world.nodes.copies, build_restart_costs(world), at_s)
         if packing.victims:
             return _judged(world, plan, want, _incumbents(world, yard, packing.victims), now_s)
         missing = next(iter(packing.unmet), None)

@@ -85,7 +85,7 @@ class Fit(Fact, frozen=True):
 def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
     """The answer, from what is known now."""
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
-    history = world.histories.get(model.name)
+    history = world.learned.histories.get(model.name)
     used = None if history is None else memory.find_measured_memory(history, model)
     places = () if want.devices == 0 else tuple(_places(world, model, want, needs, now_s))
     told = [f"{place.slice}: {place.words}." for place in places[:PLACES_TOLD]]

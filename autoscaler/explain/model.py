@@ -75,7 +75,7 @@ def model_state(world: World, name: ModelName, now_s: float) -> str:
     model = world.models.get(name)
     if model is not None and model.spec.paused:
         return "paused"
-    if now_s < world.histories.get(name, NO_HISTORY).refused_until_s:
+    if now_s < world.learned.histories.get(name, NO_HISTORY).refused_until_s:
         return "failed"
     return "waiting" if world.loads.get(name, NO_LOAD).waiting else "zero"
 
@@ -152,9 +152,9 @@ def _never(world: World, model: Model, fitting: Fitting) -> str:
 
 def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
     """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
-    fault, replicas = world.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
+    fault, replicas = world.learned.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
     load = world.loads.get(name, NO_LOAD)
-    held = (world.slices.get(id) for replica in replicas for id in replica.slices)
+    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.slices)
     serves = any(replica.state is S.READY for replica in replicas)
     return Row(
         model=name,
@@ -174,18 +174,18 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
     counts: dict[str, int] = {}
     for replica in replicas:
         counts[replica.state.value] = counts.get(replica.state.value, 0) + 1
-    held = (world.slices.get(id) for replica in replicas for id in replica.slices)
+    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.slices)
     state = model_state(world, name, now_s)
     entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
-    began_s = min(entered, default=world.histories.get(name, NO_HISTORY).served_until_s)
+    began_s = min(entered, default=world.learned.histories.get(name, NO_HISTORY).served_until_s)
     document = world.models.get(name)
     if document is None:
         why = model_absence_reason(replicas[0])
     else:
         never = _never(world, document, fitting)
         why = f"fits on no device: {never}" if never else _why(world, document, unmet, now_s)
-        if not never and not replicas and name in world.obstacles:
-            why = f"cannot start: {world.obstacles[name]}"
+        if not never and not replicas and name in world.learned.obstacles:
+            why = f"cannot start: {world.learned.obstacles[name]}"
     return Row(
         model=name,
         state=state,
@@ -201,7 +201,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
 
 
 def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
-    history = world.histories.get(model.name, NO_HISTORY)
+    history = world.learned.histories.get(model.name, NO_HISTORY)
     if now_s < history.refused_until_s:
         return f"{history.failure}; the next try is due in {format_duration(history.refused_until_s - now_s)}"
     if unmet:
@@ -226,7 +226,7 @@ def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:
 
 def _obstacle(world: World, name: ModelName) -> list[str]:
     """What surely keeps the Model from starting, seen without a start."""
-    obstacle = world.obstacles.get(name)
+    obstacle = world.learned.obstacles.get(name)
     if obstacle is None:
         return []
     if world.by_model.get(name):
@@ -287,7 +287,7 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
 
 def _closed(world: World, replica: Replica) -> list[str]:
     """What an operator has cordoned of where it is."""
-    slices = (world.slices[id] for id in replica.slices if id in world.slices)
+    slices = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
     return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
 
 
@@ -297,12 +297,12 @@ def _locked_by(world: World, replica: Replica) -> bool:
 
 
 def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
-    history = world.histories.get(name, NO_HISTORY)
+    history = world.learned.histories.get(name, NO_HISTORY)
     due_s = start_after_s(history)
     if not history.failure:
         return []
     refused = f"Calls are refused and nothing is started for {format_duration(history.refused_until_s - now_s)}."
-    if history.failure == world.obstacles.get(name):
+    if history.failure == world.learned.obstacles.get(name):
         return [refused] if now_s < history.refused_until_s else []
     sentence = f"Its last start failed: {history.failure}."
     if history.episodes:
@@ -315,7 +315,7 @@ def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
 
 
 def _starts(world: World, name: ModelName) -> list[str]:
-    history = world.histories.get(name, NO_HISTORY)
+    history = world.learned.histories.get(name, NO_HISTORY)
     median_s = desired_replicas.median_start_s(history)
     if median_s is None:
         return []
@@ -333,8 +333,8 @@ def _begins(world: World, name: ModelName) -> bool:
 
 def _lesson(world: World, model: Model) -> list[str]:
     """By what one of several places is chosen now, where that was learnt and a place is what it needs."""
-    lesson = world.lesson
-    if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.slices) < 2:
+    lesson = world.learned.lesson
+    if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.nodes.slices) < 2:
         return []
     return [
         (

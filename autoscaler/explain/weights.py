@@ -23,7 +23,7 @@ def describe_weights(world: World, model: Model) -> list[str]:
     its pods see them, and why so.
     """
     found = [f"{what} ({artifact}) {_standing(world, artifact)}." for what, artifact in _parts(world, model)]
-    artifact, facts = find_unfetched_artifact(model), world.mounting
+    artifact, facts = find_unfetched_artifact(model), world.nodes.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
         return found
     seen = desired.find_artifact_facts(world, model)
@@ -37,8 +37,9 @@ def weights_state(world: World, model: Model) -> str:
     artifacts = {artifact for _, artifact in _parts(world, model)}
     if not artifacts:
         return ""
-    missing = {one for one in artifacts - _here(world.copies) if one in world.unbrought or not _as_image(world, one)}
-    if missing & world.unbrought.keys():
+    absent, unbrought = artifacts - _here(world.nodes.copies), world.learned.unbrought
+    missing = {one for one in absent if one in unbrought or not _as_image(world, one)}
+    if missing & unbrought.keys():
         return "failed"
     return "absent" if missing else "here"
 
@@ -51,23 +52,23 @@ def _here(copies: frozenset[Copy]) -> frozenset[str]:
 
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
     """Of what an engine may fetch itself only what is known of."""
-    known, spec = _here(world.copies), model.spec
+    known, spec = _here(world.nodes.copies), model.spec
     found = [("Its weights", normalize_artifact(spec.artifact or ""), should_store_on_node(spec.artifact, spec.engine))]
     for one in spec.adapters:
         brought = is_stored(one.artifact)
         found.append((f"The weights of its adapter {one.name}", normalize_artifact(one.artifact), brought))
     for what, artifact, brought in found:
-        if brought or artifact in known or artifact in world.unbrought:
+        if brought or artifact in known or artifact in world.learned.unbrought:
             yield what, artifact
 
 
 def _standing(world: World, artifact: str) -> str:
-    nodes = sorted(copy.node for copy in world.copies if copy.artifact == artifact)
+    nodes = sorted(copy.node for copy in world.nodes.copies if copy.artifact == artifact)
     if nodes:
         more = f" and {len(nodes) - NODES_TOLD} more" if len(nodes) > NODES_TOLD else ""
         return f"are on {', '.join(nodes[:NODES_TOLD])}{more}"
-    if artifact in world.unbrought:
-        return f"did not come, and it is tried again: {world.unbrought[artifact]}"
+    if artifact in world.learned.unbrought:
+        return f"did not come, and it is tried again: {world.learned.unbrought[artifact]}"
     if _as_image(world, artifact):
         return "are brought to no node"
     return "are on no node yet: they come for a start"
@@ -75,4 +76,4 @@ def _standing(world: World, artifact: str) -> str:
 
 def _as_image(world: World, artifact: str) -> bool:
     """Whether pods mount it as it is in its registry."""
-    return world.mounting is not None and mounts.is_image_mount(artifact, world.settings, world.mounting)
+    return world.nodes.mounting is not None and mounts.is_image_mount(artifact, world.settings, world.nodes.mounting)

@@ -119,17 +119,17 @@ def clear_unlisted_leases(draft: Draft) -> None:
 def update_leases(draft: Draft) -> None:
     """Update orders that became complete, used or idle, and groups whose nodes joined."""
     before = draft.before
-    if draft.world.slices is not before.slices:
+    if draft.world.nodes.slices is not before.nodes.slices:
         groups = draft.world.capacity.groups
         _change(draft, groups={name: recount_growth(one, draft.world, draft.now_s) for name, one in groups.items()})
     world, leases = draft.world, draft.world.capacity.leases
-    still = world.slices is before.slices and draft.by_slice.now is before.by_slice
-    still = still and draft.nodes.now is before.nodes
+    still = world.nodes.slices is before.nodes.slices and draft.by_slice.now is before.by_slice
+    still = still and draft.agents.now is before.nodes.agents
     if not leases or (still and world.capacity is before.capacity):
         return
     nodes = {one.listed.node for one in leases.values() if one.listed is not None}
     there: dict[NodeId, list[Slice]] = {}
-    for slice_ in world.slices.values():
+    for slice_ in world.nodes.slices.values():
         if slice_.node in nodes:
             there.setdefault(slice_.node, []).append(slice_)
     for lease in tuple(leases.values()):
@@ -164,7 +164,7 @@ def _looked(draft: Draft, lease: Lease, there: Mapping[NodeId, list[Slice]]) -> 
 def _due_s(draft: Draft, lease: Lease) -> float:
     """When undelivered capacity is no longer counted on. A queued order can be overdue only once it is granted."""
     now_s = draft.now_s
-    if now_s < lease.due_s and fabric_agents.explain_attach_failure(lease, draft.nodes.now, draft.world.settings):
+    if now_s < lease.due_s and fabric_agents.explain_attach_failure(lease, draft.agents.now, draft.world.settings):
         return now_s
     if not lease.offer.queued:
         return lease.due_s
@@ -175,7 +175,7 @@ def _used(draft: Draft, listed: Listed, mine: Sequence[Slice]) -> bool:
     on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
     if place := listed.marks.instead:  # a placeholder pod holds it: only the replica that replaces it counts
         return any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
-    return bool(on) or (not listed.alone and any(draft.world.others.get(one.counted) for one in mine))
+    return bool(on) or (not listed.alone and any(draft.world.nodes.others.get(one.counted) for one in mine))
 
 
 def _released(draft: Draft, action: ReleaseLease) -> None:

@@ -20,10 +20,11 @@ from autoscaler.queries.memory import correct_memory_estimate
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.operator_orders import NodeAgentStatus
-from autoscaler.state.world import Gateway, Grant, History, ModelLoad, Replica, SliceId, World
+from autoscaler.state.world import Fact, Gateway, Grant, History, ModelLoad, Replica, SliceId, World
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+F = TypeVar("F", bound=Fact)
 
 _ROUTED = frozenset({ReplicaState.READY, ReplicaState.UNREADY, ReplicaState.DRAINING, ReplicaState.STOPPING})
 """States in which gateways know a replica."""
@@ -65,9 +66,9 @@ class Draft:
         self.transitions: list[Transition] = []
         self.replicas: CopiedMap[ReplicaId, Replica] = CopiedMap(world.replicas)
         self.gateways: CopiedMap[GatewayId, Gateway] = CopiedMap(world.gateways)
-        self.histories: CopiedMap[ModelName, History] = CopiedMap(world.histories)
-        self.attained: CopiedMap[ModelName, dict[TenantName, float]] = CopiedMap(world.attained)
-        self.nodes: CopiedMap[str, NodeAgentStatus] = CopiedMap(world.nodes)
+        self.histories: CopiedMap[ModelName, History] = CopiedMap(world.learned.histories)
+        self.attained: CopiedMap[ModelName, dict[TenantName, float]] = CopiedMap(world.learned.attained)
+        self.agents: CopiedMap[str, NodeAgentStatus] = CopiedMap(world.nodes.agents)
         self.by_model: CopiedMap[ModelName, tuple[ReplicaId, ...]] = CopiedMap(world.by_model)
         self.by_slice: CopiedMap[SliceId, tuple[ReplicaId, ...]] = CopiedMap(world.by_slice)
         self.loads: CopiedMap[ModelName, ModelLoad] = CopiedMap(world.loads)
@@ -90,8 +91,20 @@ class Draft:
             self.change(models={**self.world.models, name: after})
 
     def change(self, **fields: object) -> None:
-        """Replace fields of the `World` that are not maps of this draft."""
+        """Replace fields of the `World` that are neither maps of this draft nor groups."""
         self.world = replace(self.world, **fields)
+
+    def change_nodes(self, **fields: object) -> None:
+        """Replace fields of `World.nodes` that are not maps of this draft."""
+        self.change(nodes=replace(self.world.nodes, **fields))
+
+    def change_learned(self, **fields: object) -> None:
+        """Replace fields of `World.learned` that are not maps of this draft."""
+        self.change(learned=replace(self.world.learned, **fields))
+
+    def change_leadership(self, **fields: object) -> None:
+        """Replace fields of `World.leadership`."""
+        self.change(leadership=replace(self.world.leadership, **fields))
 
     def history(self, model: ModelName) -> History:
         """The history of a Model; the defaults if there is none."""
@@ -105,7 +118,7 @@ class Draft:
     def attain(self, model: ModelName, tenant: TenantName, attained: float) -> None:
         """Replace the service that a Tenant attained from a Model."""
         known = self.attained.now.get(model)
-        if known is None or known is self.before.attained.get(model):
+        if known is None or known is self.before.learned.attained.get(model):
             self.attained.put(model, dict(known or {}))
         self.attained.now[model][tenant] = attained
 
@@ -182,25 +195,30 @@ class Draft:
         """Return the `World` after the batch."""
         before, gateways = self.before, self.gateways.now
         undivided = frozenset(self.undivided if self.settled else before.undivided | self.undivided)
-        handed_over = self.world.handed_over
         heard = all(g.in_epoch or g.gone or g.lapsed for g in gateways.values())
-        if not handed_over and self.world.synced and gateways and heard:
-            handed_over, undivided = True, undivided | self.by_model.now.keys()  # adopted slots may be divided now
+        leadership = self.world.leadership
+        if not leadership.handed_over and leadership.synced and gateways and heard:
+            self.change_leadership(handed_over=True)
+            undivided |= self.by_model.now.keys()  # adopted slots may be divided now
+        if self.agents.now is not self.world.nodes.agents:
+            self.change_nodes(agents=self.agents.now)
+        learned = self.world.learned
+        if self.histories.now is not learned.histories or self.attained.now is not learned.attained:
+            self.change_learned(histories=self.histories.now, attained=self.attained.now)
         after = replace(
             self.world,
             version=self.version if self.news else before.version,
-            handed_over=handed_over,
+            leadership=_kept(before.leadership, self.world.leadership),
+            nodes=_kept(before.nodes, self.world.nodes),
+            learned=_kept(before.learned, self.world.learned),
             undivided=before.undivided if undivided == before.undivided else undivided,
             replicas=self.replicas.now,
             gateways=gateways,
-            histories=self.histories.now,
-            attained=self.attained.now,
-            nodes=self.nodes.now,
             by_model=self.by_model.now,
             by_slice=self.by_slice.now,
             loads=self.loads.now,
         )
-        return before if _same(before, after) else after
+        return _kept(before, after)
 
     def _index(self, replica: Replica) -> None:
         self.by_model.put(replica.model, with_id(self.by_model.now.get(replica.model, ()), replica.id))
@@ -240,6 +258,8 @@ def route_of(replica: Replica | None) -> tuple[object, ...] | None:
     return (replica.state, replica.address, replica.slots, replica.model)
 
 
-def _same(before: World, after: World) -> bool:
-    """Whether nothing was written: every field is the identical object."""
-    return all(getattr(before, field) is getattr(after, field) for field in World.__struct_fields__)
+def _kept(before: F, after: F) -> F:
+    """Return `before` if nothing was written, which is when every field is the identical object."""
+    if after is before or all(getattr(before, field) is getattr(after, field) for field in before.__struct_fields__):
+        return before
+    return after

@@ -22,24 +22,25 @@ TRIAL_S: Final = EPISODE_AFTER_S_MAX
 
 def list_quarantined_models(world: World) -> frozenset[ModelName]:
     """The Models that are quarantined now."""
-    return frozenset(name for name, fault in world.faults.items() if fault.until_s) if world.faults else frozenset()
+    faults = world.learned.faults
+    return frozenset(name for name, fault in faults.items() if fault.until_s) if faults else frozenset()
 
 
 def quarantine_model(draft: Draft, fault: FaultSeen) -> None:
     """Quarantine the Model if the `World` has it and it is not quarantined yet."""
-    known = draft.world.faults.get(fault.model)
+    known = draft.world.learned.faults.get(fault.model)
     exists = fault.model in draft.world.models or fault.model in draft.by_model.now
     if not exists or (known is not None and known.until_s):
         return
     times = 1 if known is None else known.times + 1
     lasts_s = min(EPISODE_AFTER_S * 2.0 ** min(times - 1, 16), EPISODE_AFTER_S_MAX)
     made = Fault(reason=fault.reason, seen_s=draft.now_s, until_s=draft.now_s + lasts_s, times=times)
-    _put(draft, {**draft.world.faults, fault.model: made})
+    _put(draft, {**draft.world.learned.faults, fault.model: made})
 
 
 def expire_quarantines(draft: Draft) -> None:
     """End quarantines that are over, and forget faults whose trial is over."""
-    faults = draft.world.faults
+    faults = draft.world.learned.faults
     if not faults:
         return
     left = {name: _aged(fault, draft.now_s) for name, fault in faults.items()}
@@ -56,15 +57,15 @@ def _aged(fault: Fault, now_s: float) -> Fault | None:
 
 def end_quarantine(draft: Draft, name: ModelName) -> None:
     """End the quarantine of a Model that an operator woke; its fault still counts."""
-    fault = draft.world.faults.get(name)
+    fault = draft.world.learned.faults.get(name)
     if fault is not None and fault.until_s:
-        _put(draft, {**draft.world.faults, name: replace(fault, seen_s=draft.now_s, until_s=0.0)})
+        _put(draft, {**draft.world.learned.faults, name: replace(fault, seen_s=draft.now_s, until_s=0.0)})
 
 
 def drop_outdated_faults(draft: Draft, before: World) -> None:
     """Forget the faults of Models whose document changed or was removed."""
     models = draft.world.models
-    faults = draft.world.faults
+    faults = draft.world.learned.faults
     kept = {
         name: fault for name, fault in faults.items()
         if name in models and name in before.models and models[name].spec == before.models[name].spec
@@ -74,5 +75,5 @@ def drop_outdated_faults(draft: Draft, before: World) -> None:
 
 
 def _put(draft: Draft, faults: dict[ModelName, Fault]) -> None:
-    draft.change(faults=faults)
+    draft.change_learned(faults=faults)
     draft.news = True

@@ -138,7 +138,8 @@ def _one(draft: Draft, observation: Observation) -> None:
         case HostsSeen():
             _hosts(draft, observation)
         case ImagesSeen():
-            operator_orders.put_images(draft, images.update_kubelet_images(draft.world.images, observation.images))
+            known = draft.world.nodes.images
+            operator_orders.put_images(draft, images.update_kubelet_images(known, observation.images))
         case CopiesSeen() | DisruptionsSeen() | MountsSeen() | ClockSeen():
             _whole(draft, observation)
         case StartSeen():
@@ -179,20 +180,21 @@ def _one(draft: Draft, observation: Observation) -> None:
 
 
 def _synced(draft: Draft) -> None:
-    if not draft.world.synced:
-        draft.change(synced=True)
+    if not draft.world.leadership.synced:
+        draft.change_leadership(synced=True)
         draft.news = True
 
 
 def _whole(draft: Draft, seen: CopiesSeen | DisruptionsSeen | MountsSeen | ClockSeen) -> None:
     """Replace the previous value of an observation that is a level."""
     match seen:
-        case CopiesSeen() if (seen.copies, seen.failed) != (draft.world.copies, draft.world.unbrought):
-            draft.change(copies=seen.copies, unbrought=seen.failed)
-        case DisruptionsSeen() if seen.undisturbed != draft.world.undisturbed:
-            draft.change(undisturbed=seen.undisturbed)
-        case MountsSeen() if seen.facts != draft.world.mounting:
-            draft.change(mounting=seen.facts)
+        case CopiesSeen() if (seen.copies, seen.failed) != (draft.world.nodes.copies, draft.world.learned.unbrought):
+            draft.change_nodes(copies=seen.copies)
+            draft.change_learned(unbrought=seen.failed)
+        case DisruptionsSeen() if seen.undisturbed != draft.world.nodes.undisturbed:
+            draft.change_nodes(undisturbed=seen.undisturbed)
+        case MountsSeen() if seen.facts != draft.world.nodes.mounting:
+            draft.change_nodes(mounting=seen.facts)
         case ClockSeen() if abs((draft.world.unix_offset_s or 0.0) - seen.unix_offset_s) > CLOCK_S:
             draft.change(unix_offset_s=seen.unix_offset_s)
         case _:
@@ -204,12 +206,13 @@ def _documents(draft: Draft, documents: DocumentsSeen) -> None:
     before, known = draft.world, draft.histories.now
     models = {one.name: correct_memory_estimate(one, known.get(one.name, NO_HISTORY)) for one in documents.models}
     tenants = {tenant.name: tenant for tenant in documents.tenants}
-    if not before.documented:
-        draft.change(documented=True)
+    if not before.leadership.documented:
+        draft.change_leadership(documented=True)
     if (models, tenants, documents.settings) == (before.models, before.tenants, before.settings):
         return
-    obstacles = {name: obstacle for name, obstacle in before.obstacles.items() if name in models}
-    draft.change(models=models, tenants=tenants, settings=documents.settings, obstacles=obstacles)
+    obstacles = {name: obstacle for name, obstacle in before.learned.obstacles.items() if name in models}
+    draft.change(models=models, tenants=tenants, settings=documents.settings)
+    draft.change_learned(obstacles=obstacles)
     draft.news = True
     draft.undivided.update(draft.by_model.now)
     for name, history in tuple(draft.histories.now.items()):
@@ -232,8 +235,8 @@ def _restarts(before: Model, after: Model) -> bool:
 
 def _slices(draft: Draft, inventory: SlicesSeen) -> None:
     slices = {slice_.id: _sound(slice_) for slice_ in inventory.slices}
-    if (slices, inventory.others) != (draft.world.slices, draft.world.others):
-        draft.change(slices=slices, others=inventory.others)
+    if (slices, inventory.others) != (draft.world.nodes.slices, draft.world.nodes.others):
+        draft.change_nodes(slices=slices, others=inventory.others)
 
 
 def _sound(slice_: Slice) -> Slice:
@@ -243,18 +246,19 @@ def _sound(slice_: Slice) -> Slice:
 
 def _hosts(draft: Draft, seen: HostsSeen) -> None:
     """Replace the hosts; an unchanged host stays the identical object."""
-    before = draft.world.hosts
+    before = draft.world.nodes.hosts
     if seen.hosts != before:
         kept = {node: before.get(node, host) for node, host in seen.hosts.items()}
-        draft.change(hosts={node: kept[node] if kept[node] == host else host for node, host in seen.hosts.items()})
+        hosts = {node: kept[node] if kept[node] == host else host for node, host in seen.hosts.items()}
+        draft.change_nodes(hosts=hosts)
 
 
 def _start_seen(draft: Draft, seen: StartSeen) -> None:
-    before = draft.world.obstacles
+    before = draft.world.learned.obstacles
     if seen.model not in draft.world.models or before.get(seen.model, "") == seen.obstacle:
         return
     after = {name: obstacle for name, obstacle in before.items() if name != seen.model}
-    draft.change(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
+    draft.change_learned(obstacles=after | {seen.model: seen.obstacle} if seen.obstacle else after)
     history = draft.histories.now.get(seen.model)
     if not seen.obstacle and history is not None and history.failure == before[seen.model]:
         draft.put_history(seen.model, histories.clear_failures(history))  # the reason of the rejection is gone
@@ -268,16 +272,16 @@ def _history(draft: Draft, seen: HistorySeen) -> None:
         draft.put_history(
             seen.model, seen.history if model is None else histories.drop_stale_failures(seen.history, model)
         )
-    elif not draft.world.leads:
+    elif not draft.world.leadership.leads:
         draft.put_history(seen.model, histories.merge_leader_history(known, seen.history))
     draft.correct(seen.model)
 
 
 def _lesson(draft: Draft, lesson: PlacementValues) -> None:
     """Take placement values; initial values do not replace learned ones."""
-    known = draft.world.lesson
+    known = draft.world.learned.lesson
     if known != lesson and (lesson.learnt or known is None or not known.learnt):
-        draft.change(lesson=lesson)
+        draft.change_learned(lesson=lesson)
 
 
 def _half_open(draft: Draft) -> None:
@@ -297,8 +301,8 @@ def _pass_time(draft: Draft) -> None:
     operator_orders.forget_silent_nodes(draft)
     capacity.update_leases(draft)
     cordons = interruptions.derive_cordons(draft.world, draft.before, draft.now_s)
-    if cordons != draft.world.cordons:
-        draft.change(cordons=cordons)
+    if cordons != draft.world.nodes.cordons:
+        draft.change_nodes(cordons=cordons)
     out = faults.list_quarantined_models(draft.world)
     for model, load in draft.sum_loads().items():
         spec = draft.world.models.get(model)

@@ -29,7 +29,8 @@ def assume_quarantined(world: World, names: Collection[ModelName]) -> World:
     if not names:
         return world
     fault = Fault(reason="", seen_s=0.0, until_s=NEVER_S)
-    return replace(world, faults={**world.faults, **dict.fromkeys(names, fault)})
+    faults = {**world.learned.faults, **dict.fromkeys(names, fault)}
+    return replace(world, learned=replace(world.learned, faults=faults))
 
 
 def mask_quarantined(world: World, names: Collection[ModelName] | None = None) -> World:
@@ -60,7 +61,8 @@ def mask_quarantined(world: World, names: Collection[ModelName] | None = None) -
     rented = replace(world.rented, guests=world.rented.guests - hidden, idlers=world.rented.idlers - out)
     return replace(
         world, models=models, by_model=by_model, replicas=replicas, stops=stops, rented=rented,
-        loads=_without(world.loads, out), histories=_without(world.histories, out),
+        loads=_without(world.loads, out),
+        learned=replace(world.learned, histories=_without(world.learned.histories, out)),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
             return
     history, ready_s = draft.history(model.name), replica.ready_s
     served = ready_s is not None and draft.now_s >= ready_s + memory.SERVED_S and has_activity_since(history, ready_s)
-    room_bytes = [draft.world.slices[id].memory_bytes for id in replica.slices if id in draft.world.slices]
+    room_bytes = [draft.world.nodes.slices[id].memory_bytes for id in replica.slices if id in draft.world.nodes.slices]
     served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # given more, it would use more
     after = memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
@@ -42,7 +42,7 @@ def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> in
     """The memory that counts for an engine that uses all it is granted: its estimate plus its use above the grant; 0:
     it stays within the grant. On an exclusive slice or on several devices it uses all there is, which tells nothing.
     """
-    on = [draft.world.slices[id] for id in replica.slices if id in draft.world.slices]
+    on = [draft.world.nodes.slices[id] for id in replica.slices if id in draft.world.nodes.slices]
     if len(on) != 1 or any(not one.shared or one.device_bytes for one in on):
         return 0
     outside = used_bytes - replica.memory_bytes

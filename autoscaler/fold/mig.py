@@ -19,7 +19,7 @@ REFUSED_S = 60.0
 def apply_repartition(draft: Draft, action: CutNode) -> None:
     """Record that a repartition was decided."""
     intent = Intent(order=action.order, since_s=draft.now_s)
-    draft.change(cutting={**draft.world.cutting, action.order.node: intent})
+    draft.change_nodes(cutting={**draft.world.nodes.cutting, action.order.node: intent})
 
 
 def apply_mig_observation(draft: Draft, seen: CuttableSeen | CutRefused) -> None:
@@ -32,25 +32,25 @@ def apply_mig_observation(draft: Draft, seen: CuttableSeen | CutRefused) -> None
 
 def clear_repartition_orders(draft: Draft) -> None:
     """Forget orders in progress, because leadership changed."""
-    if draft.world.cutting:
-        draft.change(cutting={})
+    if draft.world.nodes.cutting:
+        draft.change_nodes(cutting={})
 
 
 def _nodes(draft: Draft, seen: CuttableSeen) -> None:
     nodes = {node.name: node for node in seen.nodes}
-    if nodes != draft.world.cuttable:
-        draft.change(cuttable=nodes)
+    if nodes != draft.world.nodes.cuttable:
+        draft.change_nodes(cuttable=nodes)
     left = {
         name: intent
-        for name, intent in draft.world.cutting.items()
+        for name, intent in draft.world.nodes.cutting.items()
         if name in nodes and nodes[name].config != intent.order.config
     }
-    if len(left) < len(draft.world.cutting):
-        draft.change(cutting=left)
+    if len(left) < len(draft.world.nodes.cutting):
+        draft.change_nodes(cutting=left)
 
 
 def _refused(draft: Draft, seen: CutRefused) -> None:
-    intent = draft.world.cutting.get(seen.node)
+    intent = draft.world.nodes.cutting.get(seen.node)
     if intent is not None:
         told = replace(intent, refused=seen.reason, again_s=draft.now_s + REFUSED_S)
-        draft.change(cutting={**draft.world.cutting, seen.node: told})
+        draft.change_nodes(cutting={**draft.world.nodes.cutting, seen.node: told})

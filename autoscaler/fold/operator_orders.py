@@ -42,14 +42,15 @@ def begin_leading(draft: Draft, epoch: int) -> None:
         draft.gateways.put(gateway.id, replace(gateway, in_epoch=False, grants={}))
     mig.clear_repartition_orders(draft)
     capacity.clear_unlisted_leases(draft)
-    draft.change(epoch=epoch, leads=True, leading_since_s=draft.now_s, synced=False, handed_over=False)
+    draft.change(epoch=epoch)
+    draft.change_leadership(leads=True, leading_since_s=draft.now_s, synced=False, handed_over=False)
     draft.news = True
 
 
 def stop_leading(draft: Draft) -> None:
     """Stop leading: another process leads, or none."""
     mig.clear_repartition_orders(draft)
-    draft.change(leads=False)
+    draft.change_leadership(leads=False)
     draft.news = True
 
 
@@ -60,7 +61,7 @@ def list_reported_epochs(world: World) -> frozenset[int]:
     compromised node could depose leaders again and again, until the epochs are used up.
     """
     gateways = {one.report.epoch for one in world.gateways.values() if one.report is not None}
-    agents = sorted((one.report.epoch for one in world.nodes.values()), reverse=True)
+    agents = sorted((one.report.epoch for one in world.nodes.agents.values()), reverse=True)
     return frozenset(gateways.union(agents[1:] or agents))
 
 
@@ -79,10 +80,10 @@ def apply_operator_observation(draft: Draft, observation: Ordered) -> None:
     """Fold an operator order or a node report."""
     match observation:
         case CordonsSeen():
-            taken = {place: one for place, one in draft.world.cordons.items() if one.why}
+            taken = {place: one for place, one in draft.world.nodes.cordons.items() if one.why}
             cordons = {**taken, **{cordon.place: cordon for cordon in observation.cordons}}
-            if cordons != draft.world.cordons:
-                draft.change(cordons=cordons)
+            if cordons != draft.world.nodes.cordons:
+                draft.change_nodes(cordons=cordons)
         case ModelWoken():
             _woken(draft, observation.model)
         case ModelStopped():
@@ -129,11 +130,11 @@ def end_completed_stops(draft: Draft) -> None:
 
 def forget_silent_nodes(draft: Draft) -> None:
     """Forget nodes that have been silent for FORGET_S."""
-    for name in [name for name, node in draft.nodes.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
-        if draft.nodes.now[name].report.copies:
-            _copies(draft, name, draft.nodes.now[name].report, None)
-        draft.nodes.drop(name)
-        put_images(draft, images.update_agent_images(draft.world.images, name, ()))
+    for name in [name for name, node in draft.agents.now.items() if draft.now_s >= node.seen_s + FORGET_S]:
+        if draft.agents.now[name].report.copies:
+            _copies(draft, name, draft.agents.now[name].report, None)
+        draft.agents.drop(name)
+        put_images(draft, images.update_agent_images(draft.world.nodes.images, name, ()))
 
 
 def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
@@ -142,7 +143,7 @@ def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
 
 def _node(draft: Draft, seen: NodeReported) -> None:
     report, name = seen.report, seen.report.node
-    known = draft.nodes.now.get(name)
+    known = draft.agents.now.get(name)
     before: tuple[str, ...] = ()
     left: tuple[PodDevices, ...] = ()
     if known is not None:
@@ -152,18 +153,18 @@ def _node(draft: Draft, seen: NodeReported) -> None:
         if report.boot != last.boot:
             before = (*before, last.boot)[-BOOTS_MAX:]
         left = _left(known, report)
-    elif len(draft.nodes.now) >= NODES_MAX:
+    elif len(draft.agents.now) >= NODES_MAX:
         return
     if report.copies != (() if known is None else known.report.copies):
         _copies(draft, name, None if known is None else known.report, report)
-    draft.nodes.put(name, NodeAgentStatus(
+    draft.agents.put(name, NodeAgentStatus(
         report=report, seen_s=draft.now_s, boots_before=before, looked_s=draft.now_s - max(0.0, report.age_s),
         pods_before=left, unhealthy=list_unhealthy_devices(report),
     ))  # fmt: skip
     if known is None or known.report.weights != report.weights:
         _looks(draft, report, () if known is None else known.report.weights)
     if known is None or known.report.images != report.images:
-        put_images(draft, images.update_agent_images(draft.world.images, name, report.images))
+        put_images(draft, images.update_agent_images(draft.world.nodes.images, name, report.images))
     apply_reported_memory(draft, report)
 
 
@@ -172,12 +173,12 @@ def refresh_weights_reports(draft: Draft) -> None:
     world = draft.world
     wishes = _asked(draft, None)
     artifacts = {one for model in world.models.values() for one in model.artifacts()}
-    looked = {wish: one for wish, one in world.looked.items() if wish in wishes}
-    unbrought = {artifact: why for artifact, why in world.unbrought.items() if artifact in artifacts}
-    if (len(looked), len(unbrought)) != (len(world.looked), len(world.unbrought)):
-        draft.change(looked=looked, unbrought=unbrought)
+    looked = {wish: one for wish, one in world.learned.looked.items() if wish in wishes}
+    unbrought = {artifact: why for artifact, why in world.learned.unbrought.items() if artifact in artifacts}
+    if (len(looked), len(unbrought)) != (len(world.learned.looked), len(world.learned.unbrought)):
+        draft.change_learned(looked=looked, unbrought=unbrought)
     new = wishes - looked.keys()
-    for node in draft.nodes.now.values() if new else ():
+    for node in draft.agents.now.values() if new else ():
         if any(one.look and read_weights_request(one) in new for one in node.report.weights):
             _looks(draft, node.report, ())
 
@@ -191,13 +192,14 @@ def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) 
     if not said and not over:
         return
     asked = _asked(draft, frozenset(wish.artifact for wish in said))
-    found = {wish: _seen(one, world.looked.get(wish)) for wish, one in said.items() if one.digest and wish in asked}
+    learned = world.learned
+    found = {wish: _seen(one, learned.looked.get(wish)) for wish, one in said.items() if one.digest and wish in asked}
     failed = {wish.artifact: one.failed for wish, one in said.items() if one.failed and wish in asked}
     known = over | {wish.artifact for wish in found}
-    unbrought = {artifact: why for artifact, why in (world.unbrought | failed).items() if artifact not in known}
-    looked = world.looked | found
-    if (looked, unbrought) != (world.looked, world.unbrought):
-        draft.change(looked=looked, unbrought=unbrought)
+    unbrought = {artifact: why for artifact, why in (learned.unbrought | failed).items() if artifact not in known}
+    looked = learned.looked | found
+    if (looked, unbrought) != (learned.looked, learned.unbrought):
+        draft.change_learned(looked=looked, unbrought=unbrought)
 
 
 def _asked(draft: Draft, artifacts: frozenset[str] | None) -> set[WeightsRequest]:
@@ -216,14 +218,14 @@ def _seen(said: WeightsReport, before: WeightsReport | None) -> WeightsReport:
 
 def put_images(draft: Draft, now: dict[str, NodeImages]) -> None:
     """Replace the images of nodes, if they changed."""
-    if now is not draft.world.images:
-        draft.change(images=now)
+    if now is not draft.world.nodes.images:
+        draft.change_nodes(images=now)
 
 
 def _copies(draft: Draft, name: str, before: NodeReport | None, now: NodeReport | None) -> None:
     """Update the artifacts complete on one node; other nodes are not examined, since there are many."""
     gone, come = (frozenset(_copy(one, name) for one in of.copies) if of else frozenset() for of in (before, now))
-    draft.change(copies=draft.world.copies - (gone - come) | come)
+    draft.change_nodes(copies=draft.world.nodes.copies - (gone - come) | come)
 
 
 def _copy(artifact: str, name: str) -> Copy:

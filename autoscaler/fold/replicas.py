@@ -108,7 +108,7 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         crowded=action.crowded,
     )
     if action.stranded or (action.crowded and before.chosen):
-        draft.change(shuns=stranded_pods.add_node_backoffs(draft.world, before, draft.now_s))
+        draft.change_nodes(backoffs=stranded_pods.add_node_backoffs(draft.world, before, draft.now_s))
     after = replace(before, state=next_state(before.state, "drain"), drain=drain)
     if before.ready_s is not None:
         draft.put_history(before.model, histories.clear_failures(draft.history(before.model)))
@@ -208,8 +208,8 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     changes: dict[str, object] = {}
     if before.started_s is None and started_s is not None:
         changes["started_s"] = started_s
-        if draft.world.shuns and not seen.actual:
-            draft.change(shuns=stranded_pods.clear_node_backoffs(draft.world, before))
+        if draft.world.nodes.backoffs and not seen.actual:
+            draft.change_nodes(backoffs=stranded_pods.clear_node_backoffs(draft.world, before))
     if seen.waits != before.waits:
         changes["waits"] = seen.waits
         if stranded_pods.is_unschedulable(seen.waits) != (before.stranded_s is not None):
@@ -273,8 +273,8 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
     """
     if replica.ready_s is not None:
         return replica
-    if draft.world.fallen:
-        draft.change(fallen=mps_failures.record_replica_ready(draft.world, replica))
+    if draft.world.nodes.mps_failures:
+        draft.change_nodes(mps_failures=mps_failures.record_replica_ready(draft.world, replica))
     began_s = replica.started_s
     took_s = None if began_s is None or replica.found or began_s < replica.created_s else draft.now_s - began_s
     draft.put_history(replica.model, histories.record_start(draft.history(replica.model), took_s))
@@ -311,7 +311,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     """Mark a replica as failed. If it was not ready for its minimum residency, that is a failed start of its spec."""
     _move(draft, before, replace(before, state=S.FAILED, failure=reason), verb, reason)
     if falls := mps_failures.record_replica_failure(draft.world, draft.replicas.now.values(), before, draft.now_s):
-        draft.change(fallen=falls)
+        draft.change_nodes(mps_failures=falls)
     model = draft.world.models.get(before.model)
     if model is None:
         return
@@ -329,7 +329,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
 
 def _taken(draft: Draft, replica: Replica) -> bool:
     """Whether its node was removed, or about to be: that is no failure of the Model either."""
-    slices = draft.world.slices
+    slices = draft.world.nodes.slices
     gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
     return gone or is_stop_ordered(draft.world, replica)
 

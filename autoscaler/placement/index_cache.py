@@ -61,38 +61,38 @@ class IndexCache:
     ) -> SliceIndex:
         """Return the updated index, valid until the next call. For the parameters see `build_bin_context`."""
         before = self._look
-        whole = before.whole if before.world.slices is world.slices else None
+        whole = before.whole if before.world.nodes.slices is world.nodes.slices else None
         look = build_bin_context(world, now_s, leaving, staying, whole=whole, kept=kept)
         self._look = look
-        if before.world.lesson is not world.lesson:
-            self._taught = None if world.lesson is None else decode_placement_values(world.lesson)
+        if before.world.learned.lesson is not world.learned.lesson:
+            self._taught = None if world.learned.lesson is None else decode_placement_values(world.learned.lesson)
             self._yard.teach(self._taught)
         names = _otherwise(before.world, world)
-        self._starts.look(world.histories, names)
+        self._starts.look(world.learned.histories, names)
         self._yet.look(world, names)
         other = before.whole is not look.whole and before.whole != look.whole
-        hosts = _differ(before.world.hosts, world.hosts)
-        resized = any(not self._yard.admits(node, world.hosts.get(node)) for node in hosts)
+        hosts = _differ(before.world.nodes.hosts, world.nodes.hosts)
+        resized = any(not self._yard.admits(node, world.nodes.hosts.get(node)) for node in hosts)
         if other or resized or _rebuilt(before, look):
             self._begin(look)
         else:
             changed = self._changed(before, look)
             for id in changed:
-                self._yard.put(build_bare_bin(look, world.slices[id]))
-            self._yard.stir(world.slices if before.told != look.told else _stirred(before, look, names))
-            if world.hosts or hosts:
-                for node in ({world.slices[id].node for id in changed} & world.hosts.keys()) | hosts:
-                    there = node in world.hosts
+                self._yard.put(build_bare_bin(look, world.nodes.slices[id]))
+            self._yard.stir(world.nodes.slices if before.told != look.told else _stirred(before, look, names))
+            if world.nodes.hosts or hosts:
+                for node in ({world.nodes.slices[id].node for id in changed} & world.nodes.hosts.keys()) | hosts:
+                    there = node in world.nodes.hosts
                     self._yard.put_host(node, build_host(look, node, self._yard.slices_of(node)) if there else None)
         self._ending = frozenset(_slices_of(world, (r for r in world.replicas.values() if r.state in ENDING)))
         seen: dict[SliceId, Bin] = {}
 
         def full(id: SliceId) -> Bin:
             if id not in seen:
-                seen[id] = build_occupied_bin(look, world.slices[id])
+                seen[id] = build_occupied_bin(look, world.nodes.slices[id])
             return seen[id]
 
-        self._images.tell(world.images)
+        self._images.tell(world.nodes.images)
         self._yard.locality.see(self._images)
         self._yard.budget = partial(compute_elastic_budget, look)
         self._yard.yet = lambda victims: self._yet.now({*look.leaving, *victims}, look.staying)
@@ -101,20 +101,21 @@ class IndexCache:
         return self._yard
 
     def _begin(self, look: BinContext) -> None:
-        slices = look.world.slices
+        slices = look.world.nodes.slices
         self._beside = {}
         for id, slice_ in slices.items():
             self._beside.setdefault(slice_.device, []).append(id)
-        on, there = slices_by_node(look.world), look.world.hosts
+        on, there = slices_by_node(look.world), look.world.nodes.hosts
         hosts = {node: build_host(look, node, on.get(node, ())) for node in there}
         self._yard = SliceIndex((build_bare_bin(look, slice_) for slice_ in slices.values()), hosts, self._taught)
 
     def _changed(self, before: BinContext, look: BinContext) -> set[SliceId]:
         """Return the slices whose `Bin` may have changed."""
         old, new = before.world, look.world
-        if old.cordons != new.cordons or old.cuttable is not new.cuttable or old.cutting is not new.cutting:
-            return set(new.slices)
-        found = set(_differ(old.slices, new.slices))
+        nodes, known = new.nodes, old.nodes
+        if nodes.cordons != known.cordons or nodes.cuttable is not known.cuttable or nodes.cutting is not known.cutting:
+            return set(nodes.slices)
+        found = set(_differ(known.slices, nodes.slices))
         found |= _differ(old.by_slice, new.by_slice)
         moved = _differ(old.replicas, new.replicas)
         for name in _differ(old.models, new.models):
@@ -126,16 +127,15 @@ class IndexCache:
         found |= self._ending
         found |= {id for device in {*before.locked} ^ {*look.locked} for id in self._beside.get(device, ())}
         found |= _differ(before.shut, look.shut)
-        return found & new.slices.keys()
+        return found & new.nodes.slices.keys()
 
 
 def _otherwise(old: World, new: World) -> set[ModelName]:
     """Return the models with changes that affect their replicas on a slice."""
     names = _differ(old.models, new.models) | _differ(old.by_model, new.by_model)
     names |= {name for name in _differ(old.loads, new.loads) if old.loads.get(name) != new.loads.get(name)}
-    names |= {
-        name for name in _differ(old.histories, new.histories) if old.histories.get(name) != new.histories.get(name)
-    }
+    was, now = old.learned.histories, new.learned.histories
+    names |= {name for name in _differ(was, now) if was.get(name) != now.get(name)}
     moved = _differ(old.replicas, new.replicas)
     return names | {world.replicas[id].model for world in (old, new) for id in moved if id in world.replicas}
 
@@ -153,7 +153,7 @@ def _stirred(before: BinContext, look: BinContext, names: Iterable[ModelName]) -
 
 def _rebuilt(before: BinContext, look: BinContext) -> bool:
     """Whether slices were added or removed, or one changed its kind or price."""
-    old, new = before.world.slices, look.world.slices
+    old, new = before.world.nodes.slices, look.world.nodes.slices
     if before.prices.entries != look.prices.entries:
         return True
     if old is new:
@@ -178,4 +178,4 @@ def _differ(old: Mapping[K, V], new: Mapping[K, V]) -> set[K]:
 
 
 def _slices_of(world: World, replicas: Iterator[Replica]) -> Iterator[SliceId]:
-    return (id for replica in replicas for id in replica.slices if id in world.slices)
+    return (id for replica in replicas for id in replica.slices if id in world.nodes.slices)

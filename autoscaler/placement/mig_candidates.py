@@ -70,7 +70,7 @@ def list_mig_candidates(world: World) -> tuple[Bin, ...]:
     """Return a `Bin` for each profile that a repartitioned node could have, once for all equivalent nodes.
     Repartitioning in progress counts as not failed, even on its last attempt.
     """
-    if not world.cuttable:
+    if not world.nodes.cuttable:
         return ()
     look = Sites(world, -inf)
     alike = dict[object, RepartitionCandidate]()
@@ -99,9 +99,9 @@ class Sites:
                 determine_repartition_status(world, seen, there[name], now_s),
                 there[name],
                 name not in busy,
-                world.hosts.get(NodeId(name)),
+                world.nodes.hosts.get(NodeId(name)),
             )
-            for name, seen in sorted(world.cuttable.items())
+            for name, seen in sorted(world.nodes.cuttable.items())
             if (geometry := geometry_of(seen.product)) is not None
         )
         self.all = sorted(known, key=lambda node: node.rank)
@@ -178,7 +178,7 @@ class Sites:
         name = node.seen.name
         if name not in self._free:
             look, slices = self._there
-            found = (build_bare_bin(look, self.world.slices[id]) for id in slices.get(NodeId(name), ()))
+            found = (build_bare_bin(look, self.world.nodes.slices[id]) for id in slices.get(NodeId(name), ()))
             self._free[name] = list(
                 {(one.lane, one.free, one.closed, one.slice.healthy): one for one in found}.values()
             )
@@ -198,5 +198,5 @@ class Sites:
 def _busy(world: World, taken: Collection[SliceId]) -> set[str]:
     """Return nodes on which anything is in use, or about to be."""
     held = {id for replica in world.replicas.values() for id in replica.slices} | {*taken}
-    ours = {world.slices[id].node if id in world.slices else id.partition("/")[0] for id in held}
-    return ours | {counted.partition(" ")[0] for counted, many in world.others.items() if many > 0}
+    ours = {world.nodes.slices[id].node if id in world.nodes.slices else id.partition("/")[0] for id in held}
+    return ours | {counted.partition(" ")[0] for counted, many in world.nodes.others.items() if many > 0}

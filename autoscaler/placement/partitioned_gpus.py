@@ -32,10 +32,10 @@ REST_S = 5.0
 def list_rejoinable_gpus(world: World) -> tuple[Bin, ...]:
     """Return a `Bin` for each GPU with parts in use, as it will be when none is in use."""
     prices, found = Prices(world.settings.prices), dict[DeviceId, Bin]()
-    for id in sorted(id for id, one in world.slices.items() if one.device_bytes):
-        one = world.slices[id]
+    for id in sorted(id for id, one in world.nodes.slices.items() if one.device_bytes):
+        one = world.nodes.slices[id]
         whole = find_whole_gpu(one) if one.device not in found else None
-        if whole is not None and whole.id not in world.slices:
+        if whole is not None and whole.id not in world.nodes.slices:
             found[one.device] = Bin(
                 slice=whole, whole=True, incumbents=(), free=ResourceAmount(whole.memory_bytes, whole.compute_percent),
                 coming=NO_ROOM, locked=False, price=prices.of(whole),
@@ -50,7 +50,7 @@ def mark_gpu_waits(unmet: tuple[Unplaced, ...], world: World) -> tuple[Unplaced,
         return unmet
     nodes = {one.slice.node for one in again}
     there = (one for one in build_empty_bins(world) if one.slice.node in nodes)
-    yard = SliceIndex((*there, *again), {node: host for node, host in world.hosts.items() if node in nodes})
+    yard = SliceIndex((*there, *again), {node: host for node, host in world.nodes.hosts.items() if node in nodes})
     return tuple(_some_day(one, yard, again) if one.never else one for one in unmet)
 
 
@@ -84,7 +84,7 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
         return Together(packing)
-    near = _Near(build_hosts(world, now_s), Prices(world.settings.prices), world.copies)
+    near = _Near(build_hosts(world, now_s), Prices(world.settings.prices), world.nodes.copies)
     placed, back, next_s = list[Placement](), dict[Unplaced, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
@@ -142,7 +142,7 @@ class _Gpu:
 
 def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
     """Return the whole GPU it is placed on, and the profile that it will claim. None: it is no part of a whole GPU."""
-    slice_ = world.slices.get(placement.slices[0]) if len(placement.slices) == 1 else None
+    slice_ = world.nodes.slices.get(placement.slices[0]) if len(placement.slices) == 1 else None
     if slice_ is None or slice_.device_bytes:
         return None
     profile = claimed_mig_profile(SliceShare(slice_, placement.memory_bytes, placement.want.compute_percent))
@@ -157,7 +157,7 @@ def _beginning(world: World, now_s: float) -> Iterator[_Gpu]:
             continue
         if replica.stranded_s is not None:
             continue
-        slice_ = world.slices.get(replica.slices[0])
+        slice_ = world.nodes.slices.get(replica.slices[0])
         part = (
             None
             if slice_ is None or slice_.device_bytes

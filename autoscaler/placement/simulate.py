@@ -49,7 +49,7 @@ class SimulationCache:
         if len(nodes) != 1 or not _plain(world, *nodes):
             return ask()
         wants = sorted(wants, key=request_sort_key)
-        key = (world.hosts.get(*nodes), _wanted(wants, *nodes), _there(wants, added))
+        key = (world.nodes.hosts.get(*nodes), _wanted(wants, *nodes), _there(wants, added))
         if key not in self._known:
             number = {one.id: at for at, one in enumerate(added)}
             turn = {want: at for at, want in enumerate(wants)}
@@ -59,9 +59,9 @@ class SimulationCache:
 
 def _plain(world: World, node: NodeId) -> bool:
     """Whether nothing is known of the node that could close the slices added there."""
-    if world.cordons or world.fallen or node in world.cuttable or node in world.others:
+    if world.nodes.cordons or world.nodes.mps_failures or node in world.nodes.cuttable or node in world.nodes.others:
         return False
-    agent = world.nodes.get(node)
+    agent = world.nodes.agents.get(node)
     return agent is None or not agent.unhealthy
 
 
@@ -109,7 +109,7 @@ def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], nam
     `labels_coming` says which are still to appear.
     """
     node = NodeId(offer.node or name)
-    known = next((one for one in world.slices.values() if offer.node and one.node == node), None)
+    known = next((one for one in world.nodes.slices.values() if offer.node and one.node == node), None)
     labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
     told = known.labels_known if known is not None else not offer.node or bool(offer.labels)
     coming = PendingLabels.NODE if not offer.node else PendingLabels.DEVICES if known is None else PendingLabels.NOTHING
@@ -190,14 +190,15 @@ def devices_for(ground: SimulationContext, want: PlacementRequest, offer: Offer)
 
 def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
     node = lease.offer.node or ("" if lease.listed is None else lease.listed.node)
-    offer = replace(lease.offer, node=node) if any(one.node == node for one in world.slices.values()) else lease.offer
+    known = any(one.node == node for one in world.nodes.slices.values())
+    offer = replace(lease.offer, node=node) if known else lease.offer
     return build_virtual_slices(world, offer, list_missing_devices(world, lease), lease.id.name)
 
 
 def _packed(ground: SimulationContext, wants: _Left, added: Sequence[Slice]) -> Got:
     """Return the requests that have room on these slices and the rest of their nodes."""
     world, nodes = ground.world, {one.node for one in added}
-    there = [one for one in world.slices.values() if one.node in nodes and one.id not in ground.taken]
+    there = [one for one in world.nodes.slices.values() if one.node in nodes and one.id not in ground.taken]
     few = wants.few((*there, *added))
     if ground.answers is None or there:
         return _asked(ground, few, (*there, *added))
@@ -208,10 +209,11 @@ def _asked(ground: SimulationContext, wants: Sequence[PlacementRequest], there: 
     """Run the packer on all slices of some nodes, without evictions."""
     world, slices = ground.world, {one.id: one for one in there}
     nodes = {one.node for one in there}
-    trial = replace(world, slices=slices, hosts={node: host for node, host in world.hosts.items() if node in nodes})
+    hosts = {node: host for node, host in world.nodes.hosts.items() if node in nodes}
+    trial = replace(world, nodes=replace(world.nodes, slices=slices, hosts=hosts))
     yard = IndexCache().yard(trial, ground.now_s, ground.going)
     meek = {want._replace(force=EvictionLevel.NONE): want for want in wants}
-    packing = pack([*meek], yard, world.copies, ground.outlook, ground.now_s, told=False)
+    packing = pack([*meek], yard, world.nodes.copies, ground.outlook, ground.now_s, told=False)
     found = [(meek[placed.want], placed.slices) for placed in packing.placements]
     return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
 

@@ -94,7 +94,7 @@ class Planner:
 
     def plan(self, world: World, now_s: float) -> Plan:
         """Plan one snapshot; see the function `plan`."""
-        if not world.synced or not world.leads:
+        if not world.leadership.synced or not world.leadership.leads:
             return Plan()
         try:
             return self._plan(world, now_s)
@@ -125,9 +125,12 @@ def count_missing_replicas(
 ) -> dict[ModelName, int]:
     """How many replicas each model lacks, if it may start some now or at the next try of this episode."""
     lacking: dict[ModelName, int] = {}
+    learned = world.learned
     for name, answer in answers.items():
         lack = answer.count - len(desired_replicas.list_live_replicas(world, name)) if answer.count else 0
-        if lack > 0 and name not in world.obstacles and now_s >= world.histories.get(name, NO_HISTORY).refused_until_s:
+        if lack <= 0 or name in learned.obstacles:
+            continue
+        if now_s >= learned.histories.get(name, NO_HISTORY).refused_until_s:
             lacking[name] = lack
     return lacking
 
@@ -274,7 +277,7 @@ class PlanBuilder:
                 self._evict(victim.replica, victim.want)
         for missing in packing.unmet:
             for node in missing.want.avoids:
-                shun = self.world.shuns.get((missing.want.model, node))
+                shun = self.world.nodes.backoffs.get((missing.want.model, node))
                 self.later(None if shun is None else shun.until_s)
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
         self.drains += [drain_stranded_replica(moves[want]) for want in room if want in moves]
@@ -392,7 +395,7 @@ class PlanBuilder:
             return
         for end_s in (
             *list_start_locks(self.world, self.now_s).values(),
-            *(one.until_s for one in self.world.fallen.values()),
+            *(one.until_s for one in self.world.nodes.mps_failures.values()),
         ):
             self.later(end_s)
         yard.look(expected)

@@ -66,12 +66,12 @@ class PlannedModel(NamedTuple):
     @property
     def history(self) -> History:
         """The recorded history of the model."""
-        return self.world.histories.get(self.model.name, NO_HISTORY)
+        return self.world.learned.histories.get(self.model.name, NO_HISTORY)
 
     @property
     def obstacle(self) -> str:
         """Why a start would certainly fail; empty if no obstacle is known."""
-        return self.world.obstacles.get(self.model.name, "")
+        return self.world.learned.obstacles.get(self.model.name, "")
 
 
 class ModelDiff(NamedTuple):
@@ -203,10 +203,10 @@ def compute_read_deadline_s(case: PlannedModel) -> float:
 
     A new leader needs the agents' reports first. An artifact that could not be inspected delays no start.
     """
-    model, unbrought = case.model, case.world.unbrought
+    model, unbrought = case.model, case.world.learned.unbrought
     if model.unread_s is None or any(one in unbrought for one in model.artifacts()):
         return -inf
-    return max(model.unread_s, case.world.leading_since_s) + READ_S_MAX
+    return max(model.unread_s, case.world.leadership.leading_since_s) + READ_S_MAX
 
 
 def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelDiff:
@@ -231,7 +231,7 @@ def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelD
             continue
         cordon = find_drain_cordon(case.world, replica) if answer.count else None
         move = moves.get(replica.id) if answer.count and cordon is None else None
-        if move is not None and replica.id in case.world.undisturbed:
+        if move is not None and replica.id in case.world.nodes.undisturbed:
             many -= 1  # both serve until a PodDisruptionBudget allows draining the old one
             continue
         told = reason if cordon is None else explain_drain(cordon)
@@ -320,9 +320,9 @@ class SettledModels:
 
     def look(self, world: World, now_s: float) -> None:
         """Forget all models if something changed that could unsettle any of them."""
-        where = world.slices if world.cordons else None  # slices tell which replicas are on a cordoned node
-        leader = world.leading_since_s, world.epoch
-        of_all = (is_demand_complete(world, now_s), world.stops, world.cordons, where, world.rented, *leader)
+        where = world.nodes.slices if world.nodes.cordons else None  # slices tell which replicas are on a cordoned node
+        leader = world.leadership.leading_since_s, world.epoch
+        of_all = (is_demand_complete(world, now_s), world.stops, world.nodes.cordons, where, world.rented, *leader)
         if of_all != self._of_all:
             self._known.clear()
             self._of_all = of_all
@@ -337,7 +337,8 @@ class SettledModels:
         if known.model is model and known.since_s <= now_s and (known.next_s is None or now_s < known.next_s):
             name, ids = model.name, world.by_model.get(model.name, ())
             same = known.load is world.loads.get(name, NO_LOAD) or known.load == world.loads.get(name, NO_LOAD)
-            same = same and known.history is world.histories.get(name, NO_HISTORY) and len(ids) == len(known.replicas)
+            same = same and known.history is world.learned.histories.get(name, NO_HISTORY)
+            same = same and len(ids) == len(known.replicas)
             if same and all(world.replicas[id] is one for id, one in zip(ids, known.replicas, strict=True)):
                 return known
         del self._known[model.name]
@@ -348,5 +349,5 @@ class SettledModels:
         name, load = model.name, world.loads.get(model.name, NO_LOAD)
         if not load.waiting:
             replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))
-            history = world.histories.get(name, NO_HISTORY)
+            history = world.learned.histories.get(name, NO_HISTORY)
             self._known[name] = SettledModel(model, load, history, replicas, now_s, next_s)

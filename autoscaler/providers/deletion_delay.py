@@ -46,7 +46,7 @@ class DeletionDelay(Reconciler):
 
     def _due(self, world: World) -> bool:
         """Whether there is something to read or write."""
-        if not (world.leads and self._leads()):
+        if not (world.leadership.leads and self._leads()):
             self._noted = None
             return False
         return bool(world.capacity.providers if self._noted is None else _differ(world, self._noted))

@@ -65,7 +65,7 @@ class LeadTimeStore(Reconciler):
 
     def _due(self, world: World) -> bool:
         """Whether there is something to read or write."""
-        if not (world.leads and self._leads()):
+        if not (world.leadership.leads and self._leads()):
             self._epoch = 0
             return False
         new = self._epoch != world.epoch or world.capacity.learnt is not self._saved

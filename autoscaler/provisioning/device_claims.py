@@ -119,7 +119,7 @@ def find_published_devices(world: World, now_s: float, were: Collection[str] = (
     report.
     """
     unknown = list_publishing_providers(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
-    if not world.leads or (unknown and now_s < world.leading_since_s + UNKNOWN_S):
+    if not world.leadership.leads or (unknown and now_s < world.leadership.leading_since_s + UNKNOWN_S):
         return None
     leases = [*world.capacity.leases.values()]
     ours = {*were, *(one.name for one in world.settings.capacity)}

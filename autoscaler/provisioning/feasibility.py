@@ -24,7 +24,7 @@ from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
 from autoscaler.placement.partitioned_gpus import list_rejoinable_gpus
 from autoscaler.placement.simulate import list_obtainable_slices
 from autoscaler.spec.model import Model
-from autoscaler.state.world import SliceId, World
+from autoscaler.state.world import Slice, SliceId, World
 
 
 class Fitting:
@@ -34,10 +34,10 @@ class Fitting:
     """
 
     def __init__(self, world: World) -> None:
-        self._listed = world.synced
+        self._listed = world.leadership.synced
         added = {one.id: one for one in list_obtainable_slices(world)}
-        there = build_empty_bins(replace(world, slices={**world.slices, **added}) if added else world)
-        self._yard = SliceIndex((*there, *list_mig_candidates(world), *list_rejoinable_gpus(world)), world.hosts)
+        there = build_empty_bins(_with_slices(world, {**world.nodes.slices, **added}) if added else world)
+        self._yard = SliceIndex((*there, *list_mig_candidates(world), *list_rejoinable_gpus(world)), world.nodes.hosts)
         self._defaults = world.settings.pod
 
     def never(self, model: Model) -> str:
@@ -49,6 +49,10 @@ class Fitting:
 
     def _want(self, model: Model) -> PlacementRequest:
         return build_placement_request(model, 0, inf, EvictionLevel.NONE, "", self._defaults)
+
+
+def _with_slices(world: World, slices: dict[SliceId, Slice]) -> World:
+    return replace(world, nodes=replace(world.nodes, slices=slices))
 
 
 def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], bool]:
@@ -72,8 +76,8 @@ def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], 
     }
     added = list_obtainable_slices(replace(world, capacity=replace(capacity, offers=open_, leases=leases)))
     nodes = {one.node for one in added}
-    there = {id: one for id, one in world.slices.items() if one.node in nodes}
-    fitting = Fitting(replace(world, slices=there)) if added else None
+    there = {id: one for id, one in world.nodes.slices.items() if one.node in nodes}
+    fitting = Fitting(_with_slices(world, there)) if added else None
 
     def one(name: ModelName) -> bool:
         model = world.models.get(name)
@@ -86,10 +90,10 @@ def is_fit_unchanged(before: World, after: World) -> bool:
     """Whether no input of this check changed. A node's CPU changes come with its slices, or at the next look."""
     return (
         before.models is after.models
-        and before.slices is after.slices
+        and before.nodes.slices is after.nodes.slices
         and before.settings is after.settings
-        and before.cuttable is after.cuttable
-        and before.cutting is after.cutting
+        and before.nodes.cuttable is after.nodes.cuttable
+        and before.nodes.cutting is after.nodes.cutting
         and (before.capacity is after.capacity or _to_come(before) == _to_come(after))
     )
 

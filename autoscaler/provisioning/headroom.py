@@ -100,10 +100,10 @@ def _free(ground: SimulationContext) -> dict[DeviceId, Slice]:
     """
     world, shut_ = ground.world, list_withheld_slices(ground.world)
     of: dict[DeviceId, list[Slice]] = {}
-    for one in world.slices.values():
+    for one in world.nodes.slices.values():
         of.setdefault(one.device, []).append(one)
     found: dict[DeviceId, Slice] = {}
-    others = dict(world.others)
+    others = dict(world.nodes.others)
     for device, slices in sorted(of.items()):
         first = slices[0]
         if all(_open(ground, one, shut_) for one in slices):

@@ -50,7 +50,7 @@ def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[Place
 
 def devices_by_node(world: World) -> Mapping[NodeId, int]:
     """How many devices each node has now."""
-    return Counter(node for node, _ in {(one.node, one.device) for one in world.slices.values()})
+    return Counter(node for node, _ in {(one.node, one.device) for one in world.nodes.slices.values()})
 
 
 def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:

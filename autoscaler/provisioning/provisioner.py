@@ -201,7 +201,7 @@ class Provisioner:
     def _are_orders_known(self) -> bool:
         """Whether every provider has listed its orders, or has had UNLISTED_S to do so."""
         silent = set(self.capacity.providers) - self.capacity.listed_s.keys()
-        until_s = self.world.leading_since_s + UNLISTED_S
+        until_s = self.world.leadership.leading_since_s + UNLISTED_S
         if silent:
             self.later(until_s)
         return not silent or self.now_s >= until_s

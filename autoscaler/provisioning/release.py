@@ -143,7 +143,7 @@ class _Returning:
         if self.now_s < due_s:
             return "", False
         shown = self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
-        unseen = explain_attach_failure(lease, self.world.nodes, self.world.settings)
+        unseen = explain_attach_failure(lease, self.world.nodes.agents, self.world.settings)
         if unseen:
             return f"it failed: {unseen}", False
         return f"not here after {format_duration(self.now_s - lease.asked_s)}", not (shown and lease.committed)

@@ -31,8 +31,8 @@ STILL_THERE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING, S.
 def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
     """The orders that cover a slice's device or node."""
     for place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
-        if place in world.cordons:
-            yield world.cordons[place]
+        if place in world.nodes.cordons:
+            yield world.nodes.cordons[place]
 
 
 def explain_closed_slice(world: World, slice_: Slice) -> str:
@@ -40,17 +40,17 @@ def explain_closed_slice(world: World, slice_: Slice) -> str:
 
     Its driver or an operator closed it, or its node is being repartitioned.
     """
-    why = (explain_closed_node(world, slice_.node) if world.cuttable else "") or slice_.closed
-    if why or not world.cordons:
+    why = (explain_closed_node(world, slice_.node) if world.nodes.cuttable else "") or slice_.closed
+    if why or not world.nodes.cordons:
         return why
     return next((cordon.why or f"{_named(cordon.place)} is {CLOSED}" for cordon in cordons_on(world, slice_)), "")
 
 
 def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
     """The order by which a replica leaves its slices, most urgent first; None if there is none."""
-    if not world.cordons:
+    if not world.nodes.cordons:
         return None
-    slices = (world.slices[id] for id in replica.slices if id in world.slices)
+    slices = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
     drains = [cordon for slice_ in slices for cordon in cordons_on(world, slice_) if cordon.drain]
     return max(drains, key=lambda cordon: (cordon.force, cordon.at_once), default=None)
 
@@ -80,9 +80,9 @@ def forced_stop_deadline_s(world: World, replica: Replica) -> float:
 def is_force_drained(world: World, lease: Lease) -> bool:
     """Whether an operator drains by force all devices of an order attached to a node: the node, or each device."""
     listed = lease.listed
-    if listed is None or not lease.offer.node or not world.cordons:
+    if listed is None or not lease.offer.node or not world.nodes.cordons:
         return False
-    forced = {place for place, cordon in world.cordons.items() if cordon.drain and cordon.force}
+    forced = {place for place, cordon in world.nodes.cordons.items() if cordon.drain and cordon.force}
     devices = {CordonTarget("device", one) for one in listed.device_ids}
     return CordonTarget("node", lease.offer.node) in forced or (bool(devices) and devices <= forced)
 
@@ -90,7 +90,7 @@ def is_force_drained(world: World, lease: Lease) -> bool:
 def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ...]:
     """Replicas on the device or node, in order of ids."""
     found: dict[ReplicaId, None] = {}
-    for slice_ in world.slices.values():
+    for slice_ in world.nodes.slices.values():
         if place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
             found.update(dict.fromkeys(world.by_slice.get(slice_.id, ())))
     return tuple(world.replicas[id] for id in sorted(found))
@@ -98,8 +98,9 @@ def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ..
 
 def list_cordon_targets(world: World) -> set[CordonTarget]:
     """Every device and node that an order can name."""
-    devices = {CordonTarget("device", slice_.device) for slice_ in world.slices.values()}
-    return devices | {CordonTarget("node", slice_.node) for slice_ in world.slices.values()} | world.cordons.keys()
+    slices = world.nodes.slices.values()
+    devices = {CordonTarget("device", slice_.device) for slice_ in slices}
+    return devices | {CordonTarget("node", slice_.node) for slice_ in slices} | world.nodes.cordons.keys()
 
 
 def _named(place: CordonTarget) -> str:

@@ -35,9 +35,9 @@ def list_crowded_slices(world: World) -> dict[SliceId, str]:
     found: dict[SliceId, str] = {}
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ())]
-        if _over(world.slices[id], there):
+        if _over(world.nodes.slices[id], there):
             names: list[str] = sorted({one.model for one in there})
-            names += ["pods of others"] if world.slices[id].theirs else []
+            names += ["pods of others"] if world.nodes.slices[id].theirs else []
             found[id] = CROWDED.format(", ".join(names) + (" is" if names == [there[0].model] else " are"))
     return found
 
@@ -48,9 +48,9 @@ def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> di
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ()) if one not in anyway]
         stay = sorted((one for one in there if one.state not in LEAVING and one.id not in going), key=_age)
-        while stay and _over(world.slices[id], stay):
+        while stay and _over(world.nodes.slices[id], stay):
             last = stay.pop()
-            going[last.id] = _reason(world.slices[id], last, stay)
+            going[last.id] = _reason(world.nodes.slices[id], last, stay)
     return going
 
 
@@ -67,7 +67,7 @@ def is_on_chosen_devices(world: World, replica: Replica) -> bool:
     Claims cannot always name a part of a device. If a claim took a part of a slice that was chosen as a whole, that
     slice no longer exists.
     """
-    there, chosen = ([world.slices.get(id) for id in ids] for ids in (replica.slices, replica.chosen))
+    there, chosen = ([world.nodes.slices.get(id) for id in ids] for ids in (replica.slices, replica.chosen))
     if len(there) == 1 and there[0] is not None and chosen == [None]:
         part, (was,) = there[0], replica.chosen
         return part.kind == "dra" and part.device_bytes > 0 and was.partition("/")[0] == part.node
@@ -76,8 +76,8 @@ def is_on_chosen_devices(world: World, replica: Replica) -> bool:
 
 def _suspects(world: World) -> list[SliceId]:
     """Slices on which somebody else than the plan placed something, in order."""
-    given = {id for one in world.replicas.values() if one.chosen for id in one.slices if id in world.slices}
-    theirs = {id for id in world.by_slice if id in world.slices and world.slices[id].theirs}
+    given = {id for one in world.replicas.values() if one.chosen for id in one.slices if id in world.nodes.slices}
+    theirs = {id for id in world.by_slice if id in world.nodes.slices and world.nodes.slices[id].theirs}
     return sorted(given | theirs)
 
 

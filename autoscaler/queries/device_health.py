@@ -67,7 +67,7 @@ def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceRepo
 
 def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
     """What the agent of its node measured recently of a slice's device; None if nothing counts."""
-    node = world.nodes.get(slice_.node)
+    node = world.nodes.agents.get(slice_.node)
     if node is None or not is_report_fresh(node, now_s):
         return None
     named = next((device for device in node.report.devices if device.id == slice_.device), None)
@@ -90,7 +90,7 @@ def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: fl
     if replica is None or replica.pod is None:
         return False
     node = _node_of(world, replica, now_s)
-    if any(world.slices[id].shared for id in replica.slices if id in world.slices):
+    if any(world.nodes.slices[id].shared for id in replica.slices if id in world.nodes.slices):
         return False
     if node is None or node.looked_s <= since_s or _listed(node.report.pods, replica.pod):
         return False
@@ -100,8 +100,8 @@ def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: fl
 
 
 def _node_of(world: World, replica: Replica, now_s: float) -> NodeAgentStatus | None:
-    names = {world.slices[id].node for id in replica.slices if id in world.slices}
-    node = world.nodes.get(names.pop()) if len(names) == 1 else None
+    names = {world.nodes.slices[id].node for id in replica.slices if id in world.nodes.slices}
+    node = world.nodes.agents.get(names.pop()) if len(names) == 1 else None
     return node if node is not None and is_report_fresh(node, now_s) else None
 
 
@@ -129,14 +129,14 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
         **list_stuck_slices(world, now_s),
         **list_unhealthy_slices(world, now_s),
     }
-    if not world.others:
+    if not world.nodes.others:
         return sick
     free: dict[str, list[SliceId]] = {}
-    for id in sorted(world.slices):
-        counted = world.slices[id].counted
-        if counted in world.others and id not in sick and not world.by_slice.get(id):
+    for id in sorted(world.nodes.slices):
+        counted = world.nodes.slices[id].counted
+        if counted in world.nodes.others and id not in sick and not world.by_slice.get(id):
             free.setdefault(counted, []).append(id)
-    taken = (id for counted, ids in free.items() for id in ids[max(0, len(ids) - world.others[counted]) :])
+    taken = (id for counted, ids in free.items() for id in ids[max(0, len(ids) - world.nodes.others[counted]) :])
     return {**sick, **dict.fromkeys(taken, OTHERS)}
 
 
@@ -148,29 +148,29 @@ def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
         if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:
-            held = (world.slices[id] for id in replica.slices if id in world.slices)
+            held = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
             devices.update((one.device, replica.model) for one in held if one.product or one.kind)
     if not devices:
         return {}
     why = "{} ended on its device long ago and still holds it"
-    return {id: why.format(devices[one.device]) for id, one in world.slices.items() if one.device in devices}
+    return {id: why.format(devices[one.device]) for id, one in world.nodes.slices.items() if one.device in devices}
 
 
 def list_unhealthy_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices on which nothing new is placed because agents report unhealthy devices -> why."""
-    sick = {name: node for name, node in world.nodes.items() if node.unhealthy and is_report_fresh(node, now_s)}
+    sick = {name: node for name, node in world.nodes.agents.items() if node.unhealthy and is_report_fresh(node, now_s)}
     if not sick:
         return {}
     slices: dict[str, list[Slice]] = {}
-    for id in sorted(world.slices):
-        if world.slices[id].node in sick:
-            slices.setdefault(world.slices[id].node, []).append(world.slices[id])
+    for id in sorted(world.nodes.slices):
+        if world.nodes.slices[id].node in sick:
+            slices.setdefault(world.nodes.slices[id].node, []).append(world.nodes.slices[id])
     return {id: ILL for name, node in sick.items() for id in _ill_of(world, node, slices.get(name, []), now_s)}
 
 
 def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
     """Replicas on a lost device, in order of ids."""
-    if not any(node.unhealthy for node in world.nodes.values()):
+    if not any(node.unhealthy for node in world.nodes.agents.values()):
         return ()
     return tuple(id for id in sorted(world.replicas) if is_lost(world, world.replicas[id], now_s))
 
@@ -183,7 +183,8 @@ def is_lost(world: World, replica: Replica, now_s: float) -> bool:
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
         return False
-    found = (find_device_report(world, world.slices[id], now_s) for id in replica.slices if id in world.slices)
+    slices = world.nodes.slices
+    found = (find_device_report(world, slices[id], now_s) for id in replica.slices if id in slices)
     return any(one is not None and not one.healthy for one in found)
 
 

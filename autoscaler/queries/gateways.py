@@ -44,14 +44,14 @@ def list_silent_gateways(world: World, now_s: float) -> tuple[GatewayId, ...]:
 def is_demand_complete(world: World, now_s: float) -> bool:
     """Whether the demand of all gateways is known. While no gateway is known at all, a new leader waits for one."""
     if not any(True for _ in list_known_gateways(world)):
-        return now_s >= world.leading_since_s + LEADER_WAIT_S
+        return now_s >= world.leadership.leading_since_s + LEADER_WAIT_S
     return not list_silent_gateways(world, now_s)
 
 
 def next_change_s(world: World, now_s: float) -> float | None:
     """When `is_demand_complete`, or the sum of demand, next changes by time alone."""
     ends = [g.seen_s + REPORT_EXPIRY_S for g in list_known_gateways(world) if g.report is not None]
-    ends.append(world.leading_since_s + LEADER_WAIT_S)
+    ends.append(world.leadership.leading_since_s + LEADER_WAIT_S)
     return min((end for end in ends if end > now_s), default=None)
 
 
@@ -72,7 +72,7 @@ def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
     since_s = replica.since_s if drain is None else drain.since_s
     end_s = since_s + (DRAIN_SECONDS_MAX if model is None else model.spec.drain_seconds_max)
     end_s = min(end_s, forced_stop_deadline_s(world, replica))
-    lead_s = world.leading_since_s + LEADER_WAIT_S
+    lead_s = world.leadership.leading_since_s + LEADER_WAIT_S
     if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in list_known_gateways(world))):
         return Verdict(False, "this leader is new and not every gateway has reported to it", lead_s)
     if now_s >= end_s:

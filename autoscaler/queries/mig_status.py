@@ -1,10 +1,10 @@
 """Repartitioning status of a MIG node: at rest, in progress, failed, or given up. Pure.
 
-Defines the state machine and its texts. An order is decided (`World.cutting`), then recorded on its node (label and
-annotation, so that any leader knows it); then mig-manager reports pending, rebooting, and success or failed; the slices
-exist when the device plug-in shows them. A failed order is tried TRIES_MAX times, then the node is out until a person
-sets its label to something else. `autoscaler.rearrange.mig_repartition` decides by this; nothing is placed on a node in
-progress or failed.
+Defines the state machine and its texts. An order is decided (`World.nodes.cutting`), then recorded on its node (label
+and annotation, so that any leader knows it); then mig-manager reports pending, rebooting, and success or failed; the
+slices exist when the device plug-in shows them. A failed order is tried TRIES_MAX times, then the node is out until a
+person sets its label to something else. `autoscaler.rearrange.mig_repartition` decides by this; nothing is placed on a
+node in progress or failed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def determine_repartition_status(
     world: World, node: MigNode, there: Mapping[str, int], now_s: float
 ) -> RepartitionStatus:
     """Determine the status of a node. `there`: how many slices of each profile it shows."""
-    intent, order = world.cutting.get(node.name), node.order
+    intent, order = world.nodes.cutting.get(node.name), node.order
     if intent is not None and not intent.refused:
         return RepartitionStatus(RepartitionStage.ON_ITS_WAY)
     if order is None:
@@ -81,8 +81,8 @@ def list_profiles(cuts: Iterable[Iterable[str]]) -> list[str]:
 
 def count_shown_profiles(world: World) -> dict[str, Counter[str]]:
     """By node that may be repartitioned: how many slices of each profile it shows."""
-    found = {name: Counter[str]() for name in world.cuttable}
-    for slice_ in world.slices.values():
+    found = {name: Counter[str]() for name in world.nodes.cuttable}
+    for slice_ in world.nodes.slices.values():
         if slice_.kind == "mig" and slice_.node in found:
             found[slice_.node][profile_of(slice_)] += 1
     return found
@@ -95,7 +95,7 @@ def profile_of(slice_: Slice) -> str:
 
 def explain_closed_node(world: World, node: NodeId) -> str:
     """Why nothing new is placed on a node that may be repartitioned; empty if that does not prevent it."""
-    seen, intent = world.cuttable.get(node), world.cutting.get(node)
+    seen, intent = world.nodes.cuttable.get(node), world.nodes.cutting.get(node)
     if seen is None:
         return ""
     if intent is not None and not intent.refused:

@@ -38,7 +38,7 @@ def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
 
 def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
     """All failures, now that this replica failed and `others` exist; old ones of single replicas are dropped."""
-    falls = {at: one for at, one in world.fallen.items() if one.times or now_s < one.first_s + TOGETHER_S}
+    falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times or now_s < one.first_s + TOGETHER_S}
     for at in _domains(world, replica):
         fall = falls.get(at, MpsServerFailure(first_s=now_s))
         before = replica.ready_s is not None and replica.created_s < fall.first_s
@@ -56,12 +56,13 @@ def record_replica_failure(world: World, others: Iterable[Replica], replica: Rep
 def record_replica_ready(world: World, replica: Replica) -> Falls:
     """All failures but those where this replica, which was ordered since, became ready."""
     there = _domains(world, replica)
-    return {at: one for at, one in world.fallen.items() if at not in there or replica.created_s < one.first_s}
+    known = world.nodes.mps_failures
+    return {at: one for at, one in known.items() if at not in there or replica.created_s < one.first_s}
 
 
 def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
     """Slices on which nothing new is placed since their MPS server failed -> why."""
-    falls = {at: one for at, one in world.fallen.items() if one.times}
+    falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times}
     if not falls:
         return {}
     tried = {
@@ -69,7 +70,7 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
         for at in _domains(world, one) if at in falls and one.created_s >= falls[at].first_s
     }  # fmt: skip
     found: dict[SliceId, str] = {}
-    for id, one in world.slices.items():
+    for id, one in world.nodes.slices.items():
         at = find_mps_domain(one)
         if at in tried:
             found[id] = f"{FELL}: one start is tried there first"
@@ -80,5 +81,5 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
     """Its MPS domains; most replicas have none or one."""
-    there = (find_mps_domain(world.slices[id]) for id in replica.slices if id in world.slices)
+    there = (find_mps_domain(world.nodes.slices[id]) for id in replica.slices if id in world.nodes.slices)
     return {at for at in there if at is not None}

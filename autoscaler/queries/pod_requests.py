@@ -1,9 +1,9 @@
 """CPU and memory requests of a replica's pod, as the documents state them.
 
 Reads `resources` for the plan, merged as the driver merges them (the Settings' pod, the model's resources, its pod).
-Nodes' capacities are in `World.hosts`; a node that is not there fits any amount. The local driver lists none: nothing
-limits a process to what its model requests, and one machine runs more engines than cores well, since few of them
-compute at once.
+Nodes' capacities are in `World.nodes.hosts`; a node that is not there fits any amount. The local driver lists none:
+nothing limits a process to what its model requests, and one machine runs more engines than cores well, since few of
+them compute at once.
 """
 
 from __future__ import annotations

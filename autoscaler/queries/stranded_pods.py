@@ -40,12 +40,13 @@ def relocate_after_s(replica: Replica) -> float | None:
 
 def nodes_of(world: World, replica: Replica) -> set[NodeId]:
     """Nodes where it was placed."""
-    return {world.slices[id].node for id in replica.slices if id in world.slices}
+    return {world.nodes.slices[id].node for id in replica.slices if id in world.nodes.slices}
 
 
 def list_avoided_nodes(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
     """The nodes that the model avoids now, in order."""
-    return tuple(sorted(node for (name, node), shun in world.shuns.items() if name == model and now_s < shun.until_s))
+    backoffs = world.nodes.backoffs
+    return tuple(sorted(node for (name, node), one in backoffs.items() if name == model and now_s < one.until_s))
 
 
 def is_drain_final(replica: Replica) -> bool:
@@ -59,7 +60,7 @@ def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tupl
 
     A node that gave it other devices than chosen is tried again at once, the first time.
     """
-    after = {key: shun for key, shun in world.shuns.items() if now_s < shun.until_s + FORGET_S}
+    after = {key: shun for key, shun in world.nodes.backoffs.items() if now_s < shun.until_s + FORGET_S}
     for node in nodes_of(world, replica):
         times = after[replica.model, node].times + 1 if (replica.model, node) in after else 1
         until_s = now_s + min(SHUN_S * 2.0 ** min(times - 1, 16), SHUN_S_MAX)
@@ -71,4 +72,4 @@ def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tupl
 def clear_node_backoffs(world: World, replica: Replica) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
     """The back-offs without those of a replica's nodes: it was scheduled there."""
     nodes = nodes_of(world, replica)
-    return {key: shun for key, shun in world.shuns.items() if key[0] != replica.model or key[1] not in nodes}
+    return {key: shun for key, shun in world.nodes.backoffs.items() if key[0] != replica.model or key[1] not in nodes}

@@ -48,7 +48,7 @@ class Consolidation(NamedTuple):
 
 def plan_consolidation(ground: MigrationContext) -> Consolidation:
     """Plan the first move of replicas whose leaving allows an order to be released."""
-    world, due_s = ground.world, ground.world.leading_since_s + LEADING_S
+    world, due_s = ground.world, ground.world.leadership.leading_since_s + LEADING_S
     if (
         not world.rented.guests
         or find_moving_replica(world, ground.going) is not None
@@ -60,7 +60,7 @@ def plan_consolidation(ground: MigrationContext) -> Consolidation:
     those, next_s, tried = group_replicas_by_order(world, world.replicas), inf, 0
     nodes = {listed.node for id in those if (listed := world.capacity.leases[id].listed) is not None}
     there: dict[str, list[Slice]] = {node: [] for node in nodes}
-    for slice_ in world.slices.values():
+    for slice_ in world.nodes.slices.values():
         if slice_.node in nodes:
             there[slice_.node].append(slice_)
     for id in sorted(those, key=lambda one: _order(world.capacity.leases[one], those[one])):
@@ -87,7 +87,7 @@ def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[st
     if listed is None:
         return True
     mine = [one for one in there[listed.node] if listed.alone or is_slice_of_lease(lease, one)]
-    if any(world.others.get(one.counted, 0) for one in mine):
+    if any(world.nodes.others.get(one.counted, 0) for one in mine):
         return True
     return any(id not in ids for one in mine for id in world.by_slice.get(one.id, ()))
 
@@ -96,7 +96,7 @@ def _is_needed(ground: MigrationContext, guest: Replica) -> bool:
     """Whether it would still exist when a successor is ready: requests need it, or it stays idle for longer."""
     world, name = ground.world, guest.model
     model, load = world.models.get(name), world.loads.get(name, NO_LOAD)
-    history = world.histories.get(name, NO_HISTORY)
+    history = world.learned.histories.get(name, NO_HISTORY)
     if model is None:
         return False
     others = sum(one.slots for one in list_live_replicas(world, name) if one.id != guest.id)
@@ -113,7 +113,7 @@ def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica])
     world, yard = ground.world, ground.yard
     steps: list[MigrationStep] = []
     dear = list_paid_slices(world)
-    nodes = {world.slices[id].node for id in dear}
+    nodes = {world.nodes.slices[id].node for id in dear}
     yard.stock.mark()
     try:
         yard.set_aside(id for node in nodes for id in yard.slices_of(node) if id in dear)

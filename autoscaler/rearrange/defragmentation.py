@@ -134,13 +134,13 @@ class _Search:
         self._forbidden = set[ModelName]()
         """Models of which a replica would move if a PodDisruptionBudget allowed it."""
         restless = {
-            world.slices[id].node
+            world.nodes.slices[id].node
             for replica in world.replicas.values()
             if replica.state is not S.READY or replica.id in ground.going
             for id in replica.slices
-            if id in world.slices
+            if id in world.nodes.slices
         }
-        self._restless: set[NodeId] = restless | {world.slices[id].node for id in ground.taken}
+        self._restless: set[NodeId] = restless | {world.nodes.slices[id].node for id in ground.taken}
 
     @cached_property
     def wholes(self) -> Mapping[tuple[SliceId, ...], Bin]:
@@ -154,7 +154,8 @@ class _Search:
             return f"{self._moving.model} moves from {self._where(self._moving.slices)} first"
         if self.steps:
             return f"{self.steps[0].home.want.model} moves first, to make room for {self.steps[0].move.room_for}"
-        due_s = max(world.leading_since_s, world.moved_s or 0.0) + EVERY_S  # the leader before may just have moved one
+        # the leader before may just have moved one
+        due_s = max(world.leadership.leading_since_s, world.moved_s or 0.0) + EVERY_S
         if now_s < due_s:
             self.next_s = min(self.next_s, due_s)
             return f"the next Replica may move in {format_duration(due_s - now_s)}"
@@ -170,7 +171,7 @@ class _Search:
         return f"{begin}, then {then}" if then else begin
 
     def _where(self, slices: Sequence[SliceId]) -> str:
-        known = [self._ground.world.slices[id] for id in slices if id in self._ground.world.slices]
+        known = [self._ground.world.nodes.slices[id] for id in slices if id in self._ground.world.nodes.slices]
         return ", ".join(sorted({one.node if len(slices) > 1 else one.id for one in known})) or "nowhere"
 
     # --- replicas to move ---------------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ class _Search:
         share = 1.0
         if devices == 1 and want.memory_bytes:
             whole = self.wholes.get(way.slices)
-            slice_ = world.slices[way.slices[0]] if whole is None else whole.slice
+            slice_ = world.nodes.slices[way.slices[0]] if whole is None else whole.slice
             share = min(1.0, want.memory_bytes / slice_.memory_bytes)
         above = min(want.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
         return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
@@ -251,7 +252,7 @@ class _Search:
     def _price(self, incumbent: Occupant, replica: Replica) -> float:
         """Device-seconds of starting it elsewhere, counting at least one second per start: no move is free."""
         world = self._ground.world
-        sizes = [world.slices[id].memory_bytes for id in replica.slices if id in world.slices]
+        sizes = [world.nodes.slices[id].memory_bytes for id in replica.slices if id in world.nodes.slices]
         share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
         restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
         return restart_s * share * len(replica.slices) * (BUSY if incumbent.busy else 1.0)
@@ -290,7 +291,7 @@ class _Search:
                 return tuple(steps)
             for id in way.slices:
                 yard.set_free(id, _left(yard.shelf(id), way.leave))
-            yard.gain(world.slices[way.slices[0]].node, self._amounts(way.leave))
+            yard.gain(world.nodes.slices[way.slices[0]].node, self._amounts(way.leave))
             return tuple(steps) if yard.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
         finally:
             yard.stock.rewind()

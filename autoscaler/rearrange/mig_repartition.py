@@ -55,7 +55,7 @@ def plan_repartition(
     unmet: tuple[Unplaced, ...], world: World, now_s: float, taken: Collection[SliceId] = ()
 ) -> RepartitionPlan:
     """Plan an order. `taken`: slices that this plan assigns."""
-    if not world.cuttable or not unmet:
+    if not world.nodes.cuttable or not unmet:
         return RepartitionPlan(None, unmet)
     return _Look(world, now_s, taken).cut(unmet)
 
@@ -99,7 +99,7 @@ class _Look:
 
     def _ordered(self, node: RepartitionCandidate) -> tuple[tuple[str, ...], ...]:
         """The layout that is in flight."""
-        intent = self.world.cutting.get(node.seen.name)
+        intent = self.world.nodes.cutting.get(node.seen.name)
         order = node.seen.order if intent is None or intent.refused else intent.order
         return () if order is None else order.cuts
 
@@ -164,7 +164,7 @@ class _Look:
     def _may(self, node: RepartitionCandidate) -> bool:
         """Whether nothing but its use prevents repartitioning it now."""
         seen, order = node.seen, node.seen.order
-        intent = self.world.cutting.get(seen.name)
+        intent = self.world.nodes.cutting.get(seen.name)
         slice_ = self.sites.shelf(node, node.plain[0].name).slice
         if not seen.usable or seen.strategy == "single" or any(cordons_on(self.world, slice_)):
             return False
@@ -180,8 +180,9 @@ class _Look:
 
     def _last_s(self) -> float:
         """When the last order was made."""
-        given = [node.order.asked_s for node in self.world.cuttable.values() if node.order is not None]
-        return max([*given, *(one.since_s for one in self.world.cutting.values() if not one.refused)], default=-inf)
+        given = [node.order.asked_s for node in self.world.nodes.cuttable.values() if node.order is not None]
+        cutting = self.world.nodes.cutting.values()
+        return max([*given, *(one.since_s for one in cutting if not one.refused)], default=-inf)
 
     def _cut(self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]) -> CutNode | None:
         """The order; None if the node has that layout. A failed node is ordered again anyway, since it is closed."""
@@ -237,7 +238,7 @@ class _Look:
 
     def _but(self, node: RepartitionCandidate, lacks: str) -> str:
         """Why the node is not repartitioned for it now."""
-        intent, seen = self.world.cutting.get(node.seen.name), node.seen
+        intent, seen = self.world.nodes.cutting.get(node.seen.name), node.seen
         if seen.strategy == "single":
             return "but its device plug-in is told that all cuts are alike: it takes MIG strategy mixed"
         if node.standing.stage is RepartitionStage.FOREIGN:

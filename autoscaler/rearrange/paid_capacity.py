@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from operator import attrgetter, is_
 
 from msgspec.structs import replace
 
@@ -36,7 +37,9 @@ GUESTS_MAX = 16
 """Guests for which a replica in their way is sought, at once."""
 
 
-INPUTS = ("capacity", "slices", "models", "settings", "cordons", "stops", "undisturbed", "replicas")
+_inputs = attrgetter(
+    "capacity", "models", "settings", "stops", "replicas", "nodes.slices", "nodes.cordons", "nodes.undisturbed"
+)
 """Fields of `World` whose change can change `PaidCapacity`."""
 
 
@@ -48,7 +51,7 @@ def advance(world: World, batch: Sequence[Observation], now_s: float) -> tuple[W
     after, transitions = fold(world, batch, now_s)
     if all(isinstance(one, Acted) for one in batch):
         return after, transitions
-    if all(getattr(world, name) is getattr(after, name) for name in INPUTS):
+    if all(map(is_, _inputs(world), _inputs(after))):
         return after, transitions
     some = any(is_rented(after, lease) for lease in after.capacity.leases.values())
     paid = compute_paid_capacity(after) if some else NOBODY
@@ -63,14 +66,14 @@ def compute_paid_capacity(world: World) -> PaidCapacity:
     idlers = {one.model for one in guests.values()}
     wants = [one for id in sorted(guests)[:GUESTS_MAX] if (one := _want(world, guests[id])) is not None]
     if wants:
-        dear = list_paid_slices(world)
-        free = [one for one in world.slices.values() if one.id not in dear and _is_free(world, one)]
+        slices, dear = world.nodes.slices, list_paid_slices(world)
+        free = [one for one in slices.values() if one.id not in dear and _is_free(world, one)]
         idle = [*_idle(world, guests, dear)]
         for want, rank in wants:
             place = next((one for one in free if _could_be(want, rank, one)), None)
             if place is not None:
                 free.remove(place)
-            elif victim := next((one for one in idle if _could_be(want, rank, world.slices[one.slices[0]])), None):
+            elif victim := next((one for one in idle if _could_be(want, rank, slices[one.slices[0]])), None):
                 idle.remove(victim)
                 idlers.add(victim.model)
     return PaidCapacity(frozenset(guests), frozenset(idlers))
@@ -79,14 +82,16 @@ def compute_paid_capacity(world: World) -> PaidCapacity:
 def _want(world: World, guest: Replica) -> tuple[PlacementRequest, int] | None:
     """The guest's request at home, on one device, and the rank of its current product; None if it does not move."""
     model = world.models.get(guest.model)
-    if model is None or guest.id in world.undisturbed or len(guest.slices) != 1 or not can_migrate(world, model, guest):
+    if model is None or guest.id in world.nodes.undisturbed or len(guest.slices) != 1:
+        return None
+    if not can_migrate(world, model, guest):
         return None
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     return want, worst_product_rank(world, want, guest.slices)
 
 
 def _is_free(world: World, slice_: Slice) -> bool:
-    return slice_.healthy and not world.by_slice.get(slice_.id) and not world.others.get(slice_.counted)
+    return slice_.healthy and not world.by_slice.get(slice_.id) and not world.nodes.others.get(slice_.counted)
 
 
 def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[SliceId]) -> Iterator[Replica]:
@@ -96,8 +101,8 @@ def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
         model = world.models.get(replica.model)
         if model is None or replica.state is not S.READY or replica.id in guests or model.spec.idle_seconds != "auto":
             continue
-        if len(replica.slices) == 1 and replica.slices[0] in world.slices and replica.slices[0] not in dear:
-            last_s = world.histories.get(replica.model, NO_HISTORY).last_activity_s
+        if len(replica.slices) == 1 and replica.slices[0] in world.nodes.slices and replica.slices[0] not in dear:
+            last_s = world.learned.histories.get(replica.model, NO_HISTORY).last_activity_s
             found.append((-inf if last_s is None else last_s, replica.id))
     return (world.replicas[id] for _, id in sorted(found))
 
@@ -122,7 +127,7 @@ def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica])
             there.setdefault(lease.listed.node, []).append(lease)
     found: dict[LeaseId, list[Replica]] = {}
     for replica in replicas.values() if there else ():
-        slices = [world.slices[id] for id in replica.slices if id in world.slices]
+        slices = [world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices]
         leases = {lease.id for one in slices for lease in there.get(one.node, ()) if is_slice_of_lease(lease, one)}
         for id in leases:
             found.setdefault(id, []).append(replica)
@@ -148,7 +153,7 @@ def list_paid_slices(world: World) -> frozenset[SliceId]:
     for lease in world.capacity.leases.values():
         if lease.listed is not None and _costs(lease.offer):
             there.setdefault(lease.listed.node, []).append(lease)
-    slices = world.slices.values() if there else ()
+    slices = world.nodes.slices.values() if there else ()
     return frozenset(
         one.id for one in slices if any(is_slice_of_lease(lease, one) for lease in there.get(one.node, ()))
     )
@@ -156,5 +161,5 @@ def list_paid_slices(world: World) -> frozenset[SliceId]:
 
 def worst_product_rank(world: World, want: PlacementRequest, ids: tuple[SliceId, ...]) -> int:
     """Worst rank of these slices' products for the model; lower is better."""
-    ranks = (want.kind.rank(world.slices[id].product) for id in ids if id in world.slices)
+    ranks = (want.kind.rank(world.nodes.slices[id].product) for id in ids if id in world.nodes.slices)
     return max((rank for rank in ranks if rank is not None), default=0)

@@ -126,8 +126,8 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
     others = [world.replicas[id] for id in world.by_model.get(name, ())]
     if any(one.state is not S.READY or one.id in ground.going for one in others):
         return Stability(may=False)
-    history = world.histories.get(name, NO_HISTORY)
-    if name in world.obstacles or history.tries or history.episodes:
+    history = world.learned.histories.get(name, NO_HISTORY)
+    if name in world.learned.obstacles or history.tries or history.episodes:
         return Stability(may=False)
     since_s = replica.since_s if replica.ready_s is None else replica.ready_s
     due_s = since_s + residency_s(model, history)
@@ -135,7 +135,7 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
         due_s = max(due_s, replica.created_s + AGAIN_S)
     if ground.now_s < due_s:
         return Stability(may=False, next_s=due_s)
-    forbidden = replica.id in world.undisturbed
+    forbidden = replica.id in world.nodes.undisturbed
     return Stability(may=not forbidden, forbidden=forbidden)
 
 

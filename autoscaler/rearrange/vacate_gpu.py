@@ -104,7 +104,7 @@ def _emptied(
 ) -> Packed:
     world, outlook, now_s = ground
     yard = yards(frozenset(), NOTHING_KEPT)
-    packing = pack(wants, yard, world.copies, outlook, now_s)
+    packing = pack(wants, yard, world.nodes.copies, outlook, now_s)
     going, kept, found = set[ReplicaId](), dict[SliceId, str](), list[_Emptying]()
     while len(found) < EMPTYING_MAX:
         one = _Search(yard, *ground).next(packing, still)
@@ -115,7 +115,7 @@ def _emptied(
         kept |= dict.fromkeys(one.parts, f"its GPU empties for {one.missing.want.model}, which needs all of it")
         settled = {each.missing.want for each in found}
         yard = yards(going, kept)
-        packing = pack([want for want in wants if want not in settled], yard, world.copies, outlook, now_s)
+        packing = pack([want for want in wants if want not in settled], yard, world.nodes.copies, outlook, now_s)
     more = (Victim(victim.replica, victim.model, one.missing.want) for one in found for victim in one.victims)
     unmet = (*packing.unmet, *(one.missing for one in found))
     return Packed(packing._replace(victims=(*packing.victims, *more), unmet=unmet), yard)

@@ -63,7 +63,7 @@ def routes_full(
     `boot` is that of the gateway process that reads: while the World knows another one, its holds belong to a dead
     process and are not passed on.
     """
-    if not world.synced:
+    if not world.leadership.synced:
         return build_heartbeat(world)
     me = _reader(world, gateway, boot)
     models = {*world.models, *world.by_model}
@@ -91,7 +91,7 @@ def routes_delta(
 
     A version that grants it something is always sent, so that the gateway can acknowledge it.
     """
-    if not before.synced or before.epoch != after.epoch:
+    if not before.leadership.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
     told = unmet if unmet_before is None else unmet_before
     was, now = _reader(before, gateway, boot), _reader(after, gateway, boot)
@@ -123,9 +123,9 @@ def model_route(
     if model not in world.models and model not in world.by_model:
         return None
     replicas = [world.replicas[id] for id in world.by_model.get(model, ())]
-    if model in world.faults and model in list_quarantined_models(world):
+    if model in world.learned.faults and model in list_quarantined_models(world):
         return _faulty_route(world, model, replicas, now_s, gateway)
-    history = world.histories.get(model) or History()
+    history = world.learned.histories.get(model) or History()
     load = world.loads.get(model) or ModelLoad()
     state = _state(replicas, history)
     return ModelRoute(
@@ -144,7 +144,7 @@ def _faulty_route(
 ) -> ModelRoute:
     """Route of a quarantined model: it reads neither document nor history, which may be what raises."""
     ready = any(replica.state is S.READY for replica in replicas)
-    retry_s = min(max(world.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
+    retry_s = min(max(world.learned.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
     message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
     load = world.loads.get(model) or ModelLoad()
     return ModelRoute(
@@ -226,13 +226,14 @@ def _changed_models(before: World, after: World) -> set[ModelName]:
     changed: set[ModelName] = set()
     if before.models is not after.models:
         changed |= before.models.keys() ^ after.models.keys()
-    if before.faults is not after.faults:
-        changed |= before.faults.keys() | after.faults.keys()
+    if before.learned.faults is not after.learned.faults:
+        changed |= before.learned.faults.keys() | after.learned.faults.keys()
     if before.loads is not after.loads:
         changed |= {name for name, load in after.loads.items() if before.loads.get(name) is not load}
         changed |= before.loads.keys() - after.loads.keys()
-    if before.histories is not after.histories:
-        changed |= {name for name, history in after.histories.items() if before.histories.get(name) is not history}
+    known, histories = before.learned.histories, after.learned.histories
+    if known is not histories:
+        changed |= {name for name, history in histories.items() if known.get(name) is not history}
     if before.replicas is not after.replicas:
         changed |= {r.model for id, r in after.replicas.items() if before.replicas.get(id) is not r}
         changed |= {r.model for id, r in before.replicas.items() if id not in after.replicas}

@@ -41,12 +41,12 @@ def divide_slots(world: World, now_s: float) -> HoldsGranted | None:
 
     A result without holds means that all changes were processed. Raises wait for slots that must first be given back.
     """
-    if not world.undivided or not world.leads:
+    if not world.undivided or not world.leadership.leads:
         return None
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for model in sorted(world.undivided):
         moved += _divide_model(world, model, now_s)
-    return HoldsGranted(holds=tuple(moved)) if moved or world.handed_over else None
+    return HoldsGranted(holds=tuple(moved)) if moved or world.leadership.handed_over else None
 
 
 def read_latest_hold(gateway: Gateway, replica: ReplicaId) -> int:
@@ -67,7 +67,9 @@ def compute_claimed_slots(gateway: Gateway, replica: ReplicaId) -> int:
 def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[GatewayId, ReplicaId, int]]:
     known = (world.replicas[id] for id in world.by_model.get(model, ()))
     ready = [
-        replica for replica in known if replica.state is ReplicaState.READY and (world.handed_over or not replica.found)
+        replica
+        for replica in known
+        if replica.state is ReplicaState.READY and (world.leadership.handed_over or not replica.found)
     ]
     living = [g for g in world.gateways.values() if not g.gone and not g.lapsed]
     holders = sorted((g for g in living if g.in_epoch), key=lambda g: g.id)
@@ -137,7 +139,7 @@ def _claimant(world: World, model: ModelName, tenant: TenantName, parts: Mapping
     return Claimant(
         wants=sum(part.wants for part in parts.values()),
         weight=weight_of(world.tenants, tenant),
-        attained=world.attained.get(model, {}).get(tenant, 0.0),
+        attained=world.learned.attained.get(model, {}).get(tenant, 0.0),
     )
 
 

@@ -53,7 +53,7 @@ def add_node_route(app: web.Application, loop: Loop) -> None:
         if len(report.peer) > PEER_CHARS_MAX:
             error = f"`peer` is longer than {PEER_CHARS_MAX} characters: https://HOST:PORT"
             return web.json_response({"error": error}, status=400)
-        known, seen = loop.world.nodes.get(report.node), (NodeReported(report=report),)
+        known, seen = loop.world.nodes.agents.get(report.node), (NodeReported(report=report),)
         if known is not None and known.report.boot == report.boot and is_redundant_node_report(known.report, report):
             loop.note(seen)
         else:

@@ -31,8 +31,8 @@ def find_model(world: World, name: str) -> Model | None:
 def model_view(world: World, model: Model) -> ModelView:
     """One Model as it is now."""
     if model.name in list_quarantined_models(world):
-        return replace(_documented(world, model), faulty=world.faults[model.name].reason)
-    history = world.histories.get(model.name, NO_HISTORY)
+        return replace(_documented(world, model), faulty=world.learned.faults[model.name].reason)
+    history = world.learned.histories.get(model.name, NO_HISTORY)
     last = last_start(world.replicas[id] for id in world.by_model.get(model.name, ()))
     return replace(
         _documented(world, model),
@@ -67,18 +67,18 @@ def list_models(world: World) -> tuple[ModelView, ...]:
 def list_devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
     """All Slices, in order of ids."""
     sick = list_closed_slices(world, now_s)
-    return tuple(_device(world, world.slices[id], now_s, sick.get(id, "")) for id in sorted(world.slices))
+    return tuple(_device(world, world.nodes.slices[id], now_s, sick.get(id, "")) for id in sorted(world.nodes.slices))
 
 
 def list_nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
     """All nodes that have a Slice, an order or an agent, in order of names."""
-    ordered = {cordon.node for cordon in world.cordons.values()}
-    names = {one.node for one in world.slices.values()} | ordered | world.nodes.keys()
+    ordered = {cordon.node for cordon in world.nodes.cordons.values()}
+    names = {one.node for one in world.nodes.slices.values()} | ordered | world.nodes.agents.keys()
     return tuple(_node(world, NodeId(name), now_s) for name in sorted(names))
 
 
 def _node(world: World, name: NodeId, now_s: float) -> NodeView:
-    cordon, known = world.cordons.get(CordonTarget("node", name)), world.nodes.get(name)
+    cordon, known = world.nodes.cordons.get(CordonTarget("node", name)), world.nodes.agents.get(name)
     view = NodeView(name=name, cordoned=cordon is not None, drains=cordon is not None and cordon.drain)
     if known is None:
         return view

@@ -93,7 +93,7 @@ class Feed:
 
         def delta(before: World | None) -> bytes | None:
             nonlocal said_s, told
-            now_s, leads = clock(), self._loop.world.leads
+            now_s, leads = clock(), self._loop.world.leadership.leads
             if not leads:
                 if now_s - said_s < HEARTBEAT_S:
                     return None
@@ -117,9 +117,9 @@ class Feed:
 
         def delta(before: World | None) -> bytes | None:
             after = self._loop.world
-            if not after.documented:
+            if not after.leadership.documented:
                 return BLANK if before is None or before is after else None
-            known = before if before is not None and before.documented else None
+            known = before if before is not None and before.leadership.documented else None
             message = self._changed_since(known, publish.catalogue_delta, publish.catalogue_full)
             if message is None and before is after:
                 message = CatalogueDelta(epoch=after.epoch, version=after.version)
@@ -271,4 +271,4 @@ def accept_report(loop: Loop, report: Report) -> ReportAnswer:
     resend = known is None or known.boot != report.boot or known.report is None
     put = loop.note if is_redundant_report(loop.world, report) else loop.observe
     put((Reported(report=report, came_s=loop.now_s()),))
-    return ReportAnswer(epoch=loop.world.epoch, leads=loop.world.leads, resend=resend)
+    return ReportAnswer(epoch=loop.world.epoch, leads=loop.world.leadership.leads, resend=resend)

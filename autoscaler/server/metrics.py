@@ -129,7 +129,7 @@ class Metrics:
             self._actions.labels(KINDS[type(action)], "ordered").inc()
             if isinstance(action, FailStart):
                 self._failures.labels(action.model, "impossible").inc()
-        if step.after.leads:  # who follows sees the same, and it would be counted once by each of them
+        if step.after.leadership.leads:  # who follows sees the same, and it would be counted once by each of them
             for one in count_capacity_events(step.before.capacity, step.after.capacity):
                 self._offers.labels(one.provider, one.result).inc()
                 if one.took_s is not None:
@@ -167,7 +167,7 @@ class _WorldCollector:
         memory = GaugeMetricFamily(
             "pilotlight_slice_memory_bytes", "Memory of Slices", labels=("node", "device", "state")
         )
-        for slice_ in world.slices.values():
+        for slice_ in world.nodes.slices.values():
             held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
             used = sum(room_of(r, slice_).memory_bytes for r in held if r.state in HOLDS_SLICE)
             memory.add_metric((slice_.node, slice_.device, "used"), used)
@@ -184,7 +184,7 @@ class _WorldCollector:
             "Kinds of requests that places are chosen for: learnt by replays, or sizes",
             labels=("by",),
         )
-        lesson = world.lesson
+        lesson = world.learned.lesson
         by = "nothing" if lesson is None else "replays" if lesson.learnt else "sizes"
         kinds.add_metric((by,), 0 if lesson is None else len(lesson.exercise.demand))
         yield kinds
@@ -206,7 +206,7 @@ class _WorldCollector:
             "Whether something fails because of an internal error that no Model explains",
             value=float(bool(world.degraded)),
         )
-        yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leads))
+        yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leadership.leads))
 
     def _leases(self, world: World) -> Iterable[GaugeMetricFamily]:
         leases = GaugeMetricFamily("pilotlight_leases", "Capacity that was ordered", labels=("provider", "state"))

@@ -101,7 +101,7 @@ class NodeTelling:
     def _now(self, node: NodeId) -> NodeWants | None:
         """None: it is not ours to say, or not known yet."""
         world = self._loop.world
-        if not (world.leads and world.synced and world.documented):
+        if not (world.leadership.leads and world.leadership.synced and world.leadership.documented):
             return None
         return self._wants.get(node) or NodeWants(epoch=world.epoch, weights=world.settings.weights)
 
@@ -138,13 +138,15 @@ def _differs(before: World, after: World) -> bool:
     return _general(before) != _general(after) or any(
         one is not other
         for one, other in (
-            (before.replicas, after.replicas), (before.models, after.models), (before.slices, after.slices),
-            (before.images, after.images), (before.settings, after.settings), (before.looked, after.looked),
-            (before.mounting, after.mounting), (before.capacity.leases, after.capacity.leases),
+            (before.replicas, after.replicas), (before.models, after.models), (before.nodes.slices, after.nodes.slices),
+            (before.nodes.images, after.nodes.images), (before.settings, after.settings),
+            (before.learned.looked, after.learned.looked), (before.nodes.mounting, after.nodes.mounting),
+            (before.capacity.leases, after.capacity.leases),
         )
-    ) or before.nodes.keys() != after.nodes.keys()  # fmt: skip
+    ) or before.nodes.agents.keys() != after.nodes.agents.keys()  # fmt: skip
 
 
 def _general(world: World) -> tuple[object, ...]:
     """What all nodes are told alike."""
-    return world.epoch, world.leads, world.synced, world.documented, world.settings.weights
+    leadership = world.leadership
+    return world.epoch, leadership.leads, leadership.synced, leadership.documented, world.settings.weights

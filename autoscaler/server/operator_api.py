@@ -106,9 +106,9 @@ class Commands:
 
 def check_leads(world: World) -> None:
     """Raises OrderError where an order would come to nothing."""
-    if not world.leads:
+    if not world.leadership.leads:
         raise OrderError(503, NOT_LEADING)
-    if not world.synced:
+    if not world.leadership.synced:
         raise OrderError(503, "what runs is still being listed: try again in a second")
 
 

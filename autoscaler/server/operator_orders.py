@@ -81,7 +81,7 @@ def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:
 
 def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s: float) -> Order:
     """`cordon`, `uncordon` or `drain` of a Place that there is."""
-    known = world.cordons.get(place)
+    known = world.nodes.cordons.get(place)
     known = None if known is not None and known.why else known
     if verb == "uncordon":
         says = f"{place.kind} {place.name} is open again" if known else f"{place.kind} {place.name} was not cordoned"
@@ -111,13 +111,14 @@ def _wake(world: World, model: Model) -> Order:
     if name in list_quarantined_models(world):
         says = f"retrying {name} now"
         return Order(Told(verb="wake", kind="model", name=name, says=says), ModelWoken(model=name))
-    if name in world.obstacles:
-        raise OrderError(409, f"{name} cannot start: {world.obstacles[name]}")
+    if name in world.learned.obstacles:
+        raise OrderError(409, f"{name} cannot start: {world.learned.obstacles[name]}")
     never = Fitting(world).never(model)
     if never:
         raise OrderError(409, f"{name} fits on no device: {never}")
     replicas = [world.replicas[id] for id in world.by_model.get(name, ())]
-    stays = f"stays for an idle window ({format_duration(idle_window_s(model, world.histories.get(name, NO_HISTORY)))})"
+    window_s = idle_window_s(model, world.learned.histories.get(name, NO_HISTORY))
+    stays = f"stays for an idle window ({format_duration(window_s)})"
     if any(one.state is S.READY for one in replicas):
         says = f"{name} is ready and {stays}"
     elif any(one.state in LIVE for one in replicas):
@@ -187,7 +188,7 @@ def _who(there: tuple[Replica, ...]) -> str:
 def _node(world: World, place: CordonTarget) -> str:
     if place.kind == "node":
         return place.name
-    known = world.cordons.get(place)
+    known = world.nodes.cordons.get(place)
     if known is not None:
         return known.node
-    return next(slice_.node for slice_ in world.slices.values() if slice_.device == place.name)
+    return next(slice_.node for slice_ in world.nodes.slices.values() if slice_.device == place.name)

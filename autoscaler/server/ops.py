@@ -164,7 +164,7 @@ class OperationsServer:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        if not self._world.synced:
+        if not self._world.leadership.synced:
             return web.Response(status=503, text="what runs is still being listed\n")
         return web.Response(text="ok\n")
 

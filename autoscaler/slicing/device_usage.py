@@ -1,7 +1,7 @@
 """Usage of devices by other pods, and the slices that a replica's pod actually got. Pure.
 
 Subtracts what other pods use of cards and of ResourceSlice entries from the slices, where the exact slice is known.
-Where only a count per resource name is known, `World.others` holds it instead.
+Where only a count per resource name is known, `World.nodes.others` holds it instead.
 
 Compares the slices that a pod got with the chosen ones: cards by HAMi's annotation on the pod, DRA devices by the
 claim's allocation, all others by the node that the pod is bound to. A device plugin may assign any device of the node,

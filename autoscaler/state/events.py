@@ -50,31 +50,31 @@ class SlicesSeen(Fact, frozen=True):
 
     slices: tuple[Slice, ...]
     others: dict[str, int] = {}
-    """See World.others."""
+    """See World.nodes.others."""
 
 
 class HostsSeen(Fact, frozen=True):
-    """Of all nodes that one driver may look at, what they have beside their Devices now. See World.hosts."""
+    """Of all nodes that one driver may look at, what they have beside their Devices now. See World.nodes.hosts."""
 
     hosts: dict[NodeId, HostResources]
 
 
 class CopiesSeen(Fact, frozen=True):
-    """All Copies of Artifacts on nodes, as far as they are wanted; see World.copies."""
+    """All Copies of Artifacts on nodes, as far as they are wanted; see World.nodes.copies."""
 
     copies: frozenset[Copy]
     failed: dict[str, str] = {}
-    """See World.unbrought."""
+    """See World.learned.unbrought."""
 
 
 class ImagesSeen(Fact, frozen=True):
-    """Of all nodes that one driver looks at, the images that they have, as their kubelets say. See World.images."""
+    """Of all nodes that one driver looks at, their images as the kubelets report them. See World.nodes.images."""
 
     images: dict[str, tuple[Image, ...]]
 
 
 class DisruptionsSeen(Fact, frozen=True):
-    """All Replicas that nobody may end for another's sake now, and why; see World.undisturbed."""
+    """All Replicas that nobody may end for another's sake now, and why; see World.nodes.undisturbed."""
 
     undisturbed: dict[ReplicaId, str]
 

@@ -347,50 +347,36 @@ class ModelLoad(Fact, frozen=True):
     """Gateways where Calls wait."""
 
 
-class World(Fact, frozen=True):
-    """The snapshot. Maps are never changed in place; the last group is derived, and a full rebuild gives the same."""
+class Nodes(Fact, frozen=True):
+    """The nodes: their Devices, resources and contents, and what limits their use. Maps are never changed in place."""
 
-    epoch: int
-    version: int = 0
-    """Of Routes: rises with every change that a gateway must learn."""
-    documented: bool = False
-    synced: bool = False
-    """Documents were told; the driver has listed all that exists. No catalogue is told, or nothing decided, before."""
-    leads: bool = True
-    """This process leads. One that follows folds everything, and orders and grants nothing."""
-    leading_since_s: float = 0.0
-    unix_offset_s: float | None = None
-    """With it a moment of our clock is in seconds since 1970; None: nobody knows what time of day it is."""
-    handed_over: bool = False
-    """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
-    installation: str = ""
-    """Part of the names of what is started and ordered: several installations may share a cluster."""
-    undivided: frozenset[ModelName] = frozenset()
-    """Models in which something changed that `shares` must look at; folding its answer (Granted) empties it."""
-    settings: Settings = Settings()
-    models: dict[ModelName, Model] = {}
-    tenants: dict[TenantName, Tenant] = {}
     slices: dict[SliceId, Slice] = {}
     others: dict[str, int] = {}
     """By `Slice.counted`: how many of these Slices pods of others have; which ones is not known."""
     hosts: dict[NodeId, HostResources] = {}
     """What nodes have beside their Devices, and what others leave of it; of one that is not here any amount fits."""
-    shuns: dict[tuple[ModelName, NodeId], NodeBackoff] = {}
-    fallen: dict[tuple[NodeId, DeviceId | None], MpsServerFailure] = {}
-    """By what ends with an MPS server: a Device, or (None) all that MPS shares of a node."""
-    moved_s: float | None = None
-    """When a Replica was last started to make room by taking the place of another; None: never, under this leader."""
-    undisturbed: dict[ReplicaId, str] = {}
-    """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
+    agents: dict[str, NodeAgentStatus] = {}
+    """By name, what agents said; `autoscaler.queries.device_health.is_report_fresh` tells what still counts."""
     copies: frozenset[Copy] = frozenset()
-    unbrought: dict[str, str] = {}
-    """Artifacts that could not be brought, or looked at, ahead of a start, and why; it is tried again."""
-    looked: dict[WeightsRequest, WeightsReport] = {}
-    """What agents found artifacts to be that were only looked at, of Models that there are."""
     images: dict[str, NodeImages] = {}
     """By node: what its kubelet and its agent say."""
-    replicas: dict[ReplicaId, Replica] = {}
-    gateways: dict[GatewayId, Gateway] = {}
+    mounting: ClusterFacts | None = None
+    """By what it is chosen how pods see weights; None: there are no pods, or nobody knows yet."""
+    cordons: dict[CordonTarget, Cordon] = {}
+    backoffs: dict[tuple[ModelName, NodeId], NodeBackoff] = {}
+    mps_failures: dict[tuple[NodeId, DeviceId | None], MpsServerFailure] = {}
+    """By what ends with an MPS server: a Device, or (None) all that MPS shares of a node."""
+    undisturbed: dict[ReplicaId, str] = {}
+    """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
+    cuttable: dict[str, MigNode] = {}
+    """By name: the nodes that may be cut anew."""
+    cutting: dict[str, Intent] = {}
+    """By node: our orders to cut it that it does not show yet."""
+
+
+class Learned(Fact, frozen=True):
+    """What was measured, reported or computed about Models and their artifacts. Maps are never changed in place."""
+
     histories: dict[ModelName, History] = {}
     attained: dict[ModelName, dict[TenantName, float]] = {}
     """Service that each Tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
@@ -398,23 +384,55 @@ class World(Fact, frozen=True):
     """Models whose start would surely fail, and why: nothing is displaced for them."""
     faults: dict[ModelName, Fault] = {}
     """Models that caused an exception lately."""
-    degraded: str = ""
-    """Exceptions that no Model explains, and where they were raised; empty: there are none."""
-    mounting: ClusterFacts | None = None
-    """By what it is chosen how pods see weights; None: there are no pods, or nobody knows yet."""
-    cordons: dict[CordonTarget, Cordon] = {}
-    stops: dict[ModelName, StopOrder] = {}
-    nodes: dict[str, NodeAgentStatus] = {}
-    """By name, what agents said; `autoscaler.queries.device_health.is_report_fresh` tells what still counts."""
-    cuttable: dict[str, MigNode] = {}
-    """By name: the nodes that may be cut anew."""
-    cutting: dict[str, Intent] = {}
-    """By node: our orders to cut it that it does not show yet."""
+    unbrought: dict[str, str] = {}
+    """Artifacts that could not be brought, or looked at, ahead of a start, and why; it is tried again."""
+    looked: dict[WeightsRequest, WeightsReport] = {}
+    """What agents found artifacts to be that were only looked at, of Models that there are."""
+    lesson: PlacementValues | None = None
+    """What room is worth here; None: nobody knows yet what is asked for."""
+
+
+class Leadership(Fact, frozen=True):
+    """Whether this process leads, and its progress in taking over from the previous leader."""
+
+    documented: bool = False
+    synced: bool = False
+    """Documents were told; the driver has listed all that exists. No catalogue is told, or nothing decided, before."""
+    leads: bool = True
+    """This process leads. One that follows folds everything, and orders and grants nothing."""
+    leading_since_s: float = 0.0
+    handed_over: bool = False
+    """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
+
+
+class World(Fact, frozen=True):
+    """The snapshot. Maps are never changed in place; the last group is derived, and a full rebuild gives the same."""
+
+    epoch: int
+    version: int = 0
+    """Of Routes: rises with every change that a gateway must learn."""
+    leadership: Leadership = Leadership()
+    unix_offset_s: float | None = None
+    """With it a moment of our clock is in seconds since 1970; None: nobody knows what time of day it is."""
+    installation: str = ""
+    """Part of the names of what is started and ordered: several installations may share a cluster."""
+    settings: Settings = Settings()
+    models: dict[ModelName, Model] = {}
+    tenants: dict[TenantName, Tenant] = {}
+    nodes: Nodes = Nodes()
+    replicas: dict[ReplicaId, Replica] = {}
+    gateways: dict[GatewayId, Gateway] = {}
+    learned: Learned = Learned()
     capacity: Capacity = NO_CAPACITY
     """What could be added and was; nothing where no provider is."""
     rented: PaidCapacity = PaidCapacity()
-    lesson: PlacementValues | None = None
-    """What room is worth here; None: nobody knows yet what is asked for."""
+    stops: dict[ModelName, StopOrder] = {}
+    moved_s: float | None = None
+    """When a Replica was last started to make room by taking the place of another; None: never, under this leader."""
+    degraded: str = ""
+    """Exceptions that no Model explains, and where they were raised; empty: there are none."""
+    undivided: frozenset[ModelName] = frozenset()
+    """Models in which something changed that `shares` must look at; folding its answer (Granted) empties it."""
 
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}

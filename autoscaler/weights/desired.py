@@ -68,7 +68,7 @@ class WeightsFailed(NamedTuple):
 
 def build_wishes(world: World, model: Model) -> dict[str, WeightsRequest]:
     """As `collect_weights_requests`, by the present settings: weights mounted as an image are inspected, not pulled."""
-    settings, facts = world.settings, world.mounting
+    settings, facts = world.settings, world.nodes.mounting
     return {
         name: wish._replace(look=mounts.is_image_mount(wish.artifact, settings, facts))
         for name, wish in collect_weights_requests(model).items()
@@ -78,7 +78,7 @@ def build_wishes(world: World, model: Model) -> dict[str, WeightsRequest]:
 def find_artifact_facts(world: World, model: Model, part: str = OWN) -> ArtifactFacts | None:
     """What is known of an artifact of it, on any node; None if no agent has inspected it."""
     wish = collect_weights_requests(model).get(part)
-    said = None if wish is None else world.looked.get(wish._replace(look=True))
+    said = None if wish is None else world.learned.looked.get(wish._replace(look=True))
     return None if said is None else ArtifactFacts(said.digest, image=said.image, why=said.no_image)
 
 
@@ -93,13 +93,13 @@ def node_of(world: World, replica: Replica) -> NodeId | None:
     """Where it is placed; None if its scheduler chooses."""
     if not replica.slices:
         return None
-    slice_ = world.slices.get(replica.slices[0])
+    slice_ = world.nodes.slices.get(replica.slices[0])
     return NodeId(replica.slices[0].partition("/")[0]) if slice_ is None else slice_.node
 
 
 def list_promised_placements(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
     """Nodes promised to models that lack room: models with waiting requests or required by `replicas.min`."""
-    at = ((one.model, world.slices[id].node) for one in unmet for id in one.slices if id in world.slices)
+    at = ((one.model, world.nodes.slices[id].node) for one in unmet for id in one.slices if id in world.nodes.slices)
     return tuple(sorted({(name, node) for name, node in at if name in world.models}))
 
 
@@ -160,7 +160,7 @@ def assess_weights(
     name = node_of(world, replica)
     if name is None:
         return WeightsFailed(explain_no_node(model))
-    node = world.nodes.get(name)
+    node = world.nodes.agents.get(name)
     if node is None or not is_report_fresh(node, now_s) or not node.report.brings:
         words = f"no agent says that it brings weights to node {name}"
         heard_s = node.seen_s if node is not None and node.report.brings else since_s
@@ -194,7 +194,7 @@ def _unseen(world: World, said: WeightsReport) -> str:
     """Why pods cannot mount what was inspected; empty: they can, or it was pulled."""
     if not said.look or said.image is not None or not said.digest:
         return ""
-    settings, facts = world.settings, world.mounting or ClusterFacts()
+    settings, facts = world.settings, world.nodes.mounting or ClusterFacts()
     return mounts.choose_mount(
         said.artifact, settings, facts, found=ArtifactFacts(said.digest, why=said.no_image)
     ).reason

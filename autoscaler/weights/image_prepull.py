@@ -49,7 +49,7 @@ class ImageWants:
 
     def of(self, world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[NodeId, tuple[ImageWant, ...]]:
         """By node, the most urgent first. `ahead`: where unplaced requests will be placed."""
-        if not world.nodes:
+        if not world.nodes.agents:
             return {}
         found: dict[NodeId, dict[ImageWant, None]] = {}
         begin = [one for one in world.replicas.values() if one.state in BEGINS and one.started_s is None and one.slices]
@@ -68,9 +68,9 @@ class ImageWants:
 
     def _spares(self, world: World) -> Mapping[NodeId, list[ImageWant]]:
         """Images for models in use; computed again if an input changed."""
-        self._where.tell(world.images)
+        self._where.tell(world.nodes.images)
         used = frozenset(name for name, model in world.models.items() if model.spec.image and _used(world, model))
-        place = world.slices, world.settings, frozenset(world.nodes)
+        place = world.nodes.slices, world.settings, frozenset(world.nodes.agents)
         if _differ(self._place, place):
             self._place, self._places, self._could = place, self._places + 1, {}
         asked = self._places, world.models, used, self._where.version
@@ -112,9 +112,9 @@ def _add(found: dict[NodeId, dict[ImageWant, None]], node: NodeId, model: Model)
 
 def _lacking(world: World, node: NodeId, wants: Iterable[ImageWant]) -> tuple[ImageWant, ...]:
     """Those of the images that an agent there is to pull."""
-    if node not in world.nodes:
+    if node not in world.nodes.agents:
         return ()
-    has = {name for some in world.images.get(node, NONE) for one in some for name in one.names}
+    has = {name for some in world.nodes.images.get(node, NONE) for one in some for name in one.names}
     return tuple(want for want in wants if normalize_image_name(want.image) not in has)[:NODE_MAX]
 
 
@@ -133,8 +133,8 @@ def _could_hold(world: World, kind: RequestShape, choice: NodeConstraints) -> se
         return set()
     lanes: dict[object, bool] = {}
     found: set[NodeId] = set()
-    for slice_ in world.slices.values():
-        if slice_.node in found or slice_.node not in world.nodes or slice_.closed or not slice_.healthy:
+    for slice_ in world.nodes.slices.values():
+        if slice_.node in found or slice_.node not in world.nodes.agents or slice_.closed or not slice_.healthy:
             continue
         lane = slice_class_of(slice_, whole=True)
         if lane not in lanes:
@@ -145,7 +145,7 @@ def _could_hold(world: World, kind: RequestShape, choice: NodeConstraints) -> se
 
 
 def _node_of(world: World, id: SliceId) -> NodeId:
-    known = world.slices.get(id)
+    known = world.nodes.slices.get(id)
     return NodeId(id.partition("/")[0]) if known is None else known.node
 
 

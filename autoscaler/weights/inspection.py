@@ -69,7 +69,7 @@ def _known(world: World, look: WeightsRequest, *, image: bool, header: bool) -> 
     `image`: that it is an image (if not, no pod starts with it, so that only an inspection would notice a new push);
     `header`: what its header states.
     """
-    said = world.looked.get(look) or WeightsReport(artifact=look.artifact)
+    said = world.learned.looked.get(look) or WeightsReport(artifact=look.artifact)
     return not (image and said.image is None) and (not header or bool(said.header or said.no_header))
 
 
@@ -89,11 +89,11 @@ def _turn(
 
 
 def _ends_s(world: World, turn: _Turn, wish: WeightsRequest) -> float:
-    node = world.nodes.get(turn.node)
+    node = world.nodes.agents.get(turn.node)
     says = node is not None and any(read_weights_request(one) == wish for one in node.report.weights)
     return (turn.since_s or 0.0) + (SLOW_S if says else SILENT_S)
 
 
 def _lives(world: World, name: NodeId, now_s: float) -> bool:
-    node = world.nodes.get(name)
+    node = world.nodes.agents.get(name)
     return node is not None and is_report_fresh(node, now_s) and node.report.brings

@@ -66,12 +66,12 @@ class PeerCache:
 def list_peers(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s: float) -> Having:
     """All agents that share weights and have this artifact, or are to."""
     whole, coming = list[NodePeer](), list[NodePeer]()
-    for name in sorted(world.nodes):
-        report = world.nodes[name].report
-        if not report.peer or not is_report_fresh(world.nodes[name], now_s):
+    for name in sorted(world.nodes.agents):
+        report = world.nodes.agents[name].report
+        if not report.peer or not is_report_fresh(world.nodes.agents[name], now_s):
             continue
         digest, told = _digest(report, artifact)
-        if digest or Copy(artifact=artifact, node=NodeId(name)) in world.copies:
+        if digest or Copy(artifact=artifact, node=NodeId(name)) in world.nodes.copies:
             whole.append(NodePeer(node=name, url=report.peer, digest=digest))
         elif told or _is_wanted(wants.get(NodeId(name)), artifact):
             coming.append(NodePeer(node=name, url=report.peer))

@@ -33,7 +33,7 @@ from autoscaler.providers.redfish.inventory import NOT_THERE, Reading
 from autoscaler.providers.redfish.schema import RedfishDocumentError
 from autoscaler.spec.capacity import ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
-from autoscaler.state.world import World
+from autoscaler.state.world import Leadership, World
 from pilotlight.doctor.finding import Finding
 from pilotlight.models import capacity_providers
 
@@ -127,7 +127,7 @@ async def find_missing_api(at: _At, kind: str) -> Finding | None:
 async def _offering(at: _At, fix: str) -> Finding:
     """Return a finding about the provider's own offers."""
     place = at.place
-    world = World(epoch=0, settings=place.settings, leads=False)
+    world = World(epoch=0, settings=place.settings, leadership=Leadership(leads=False))
     async with AsyncExitStack() as stack:
         around = capacity_providers.Around(
             place.server, lambda: world, place.engines, place.home, stack, lambda: False, place.secrets
@@ -203,7 +203,7 @@ async def _cro(at: _At) -> Finding:
     if not open_:
         return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
     model = "" if at.entry.cro is None else at.entry.cro.model
-    if find_device_memory(model, World(epoch=0, settings=settings, leads=False)) is None:
+    if find_device_memory(model, World(epoch=0, settings=settings, leadership=Leadership(leads=False))) is None:
         says = f"nobody says how much memory a {model} has: none is offered while none is seen on a node"
         return at.wrong(
             says, f"add it to Settings `nodes`, as `device: {{model: {model}, memory: 80Gi}}`", blocks=False

@@ -130,7 +130,7 @@ def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
         entry.expected_seconds,
         lambda product: Prices(world().settings.prices).at(product, "fabric"),
         lambda node: count_devices_on_node(world(), node),
-        lambda ids: any(one.device in ids for one in world().slices.values()),
+        lambda ids: any(one.device in ids for one in world().nodes.slices.values()),
     )
     return RedfishFabric(
         Reading(service, told.systems, entry.name, ConfigMapNotes(server, around.home, entry.name)),

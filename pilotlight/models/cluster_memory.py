@@ -82,7 +82,7 @@ class Sizes:
 
     def on_step(self, step: LoopStep) -> None:
         """Schedule an update when agents have read more."""
-        if step.after.looked is not step.before.looked:
+        if step.after.learned.looked is not step.before.learned.looked:
             self._read.set()
 
     async def run(self, again: Callable[[], None]) -> None:

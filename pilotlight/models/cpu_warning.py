@@ -45,7 +45,7 @@ class CpuBound:
     def on_step(self, step: LoopStep) -> None:
         """Schedule a check when the Models have changed."""
         before, after = step.before, step.after
-        if after.synced and (not before.synced or before.models is not after.models):
+        if after.leadership.synced and (not before.leadership.synced or before.models is not after.models):
             self._models = tuple(after.models.values())
             self._changed.set()
 

@@ -226,10 +226,10 @@ class Supply:
 
     def _tell(self, loop: Watched, here: frozenset[Part]) -> None:
         """Report stored copies and failures to the loop."""
-        nodes = {slice_.node for slice_ in loop.world.slices.values()}
+        nodes = {slice_.node for slice_ in loop.world.nodes.slices.values()}
         copies = frozenset(CopySeen(artifact=one.artifact, node=node) for one in here for node in nodes)
         failed = {one.artifact: why for one, why in (self._asking.failed() | self._ahead.failed()).items()}
-        if (copies, failed) != (loop.world.copies, loop.world.unbrought):
+        if (copies, failed) != (loop.world.nodes.copies, loop.world.learned.unbrought):
             loop.observe([CopiesSeen(copies=copies, failed=failed)])
 
     def _wait_s(self) -> float:

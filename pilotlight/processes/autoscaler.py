@@ -44,7 +44,7 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import FailStart
 from autoscaler.state.events import ClockSeen, DocumentsSeen, GatewaySeen, HistorySeen
-from autoscaler.state.world import World
+from autoscaler.state.world import Leadership, World
 from pilotlight import __version__, process
 from pilotlight.models import capacity_providers
 from pilotlight.models.cpu_warning import CpuBound
@@ -138,7 +138,7 @@ async def serve_until_stopped(options: AutoscalerOptions, stack: AsyncExitStack)
             LocalDriver(state, build_launcher(lambda: devices.measured), devices, clock, supply),
             supply.located,
         )
-        loop = Loop(World(epoch=state.next_epoch(), leading_since_s=clock()), driver, clock)
+        loop = Loop(World(epoch=state.next_epoch(), leadership=Leadership(leading_since_s=clock())), driver, clock)
     else:
         house = await stack.enter_async_context(cluster.open_cluster(options.cluster, clock))
         driver, loop = house.driver, house.loop()
@@ -203,7 +203,7 @@ async def observe_clock(loop: Loop, clock: Callable[[], float], unix: Callable[[
 def build_needs_reader(loop: Loop, located: Located, *, in_cluster: bool) -> Callable[[Model], Needs]:
     """Return the reader of artifacts' memory needs for `explain fit`."""
     if in_cluster:
-        return lambda model: read_reported_needs(model, loop.world.looked)
+        return lambda model: read_reported_needs(model, loop.world.learned.looked)
     return lambda model: load_memory_needs(located(model))
 
 
@@ -378,6 +378,6 @@ async def save_periodically(histories: HistoryFile, loop: Loop) -> None:
 def save_histories(histories: HistoryFile, loop: Loop, *, at_once: bool = False) -> None:
     """Save the histories; a full disk loses them but does not stop the autoscaler."""
     try:
-        histories.save(loop.world.histories, at_once=at_once)
+        histories.save(loop.world.learned.histories, at_once=at_once)
     except OSError as error:
         log.warning("event=history_save_failed hint='check the disk of the state directory' error=%s", error.strerror)

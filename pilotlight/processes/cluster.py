@@ -38,7 +38,7 @@ from autoscaler.spec import ownership
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import Ownership
 from autoscaler.state.events import DocumentsSeen, FollowingSeen, LeadingSeen
-from autoscaler.state.world import STORE, World
+from autoscaler.state.world import STORE, Leadership, World
 from autoscaler.weights import mounts
 from pilotlight.models.capacity_providers import Supplies
 
@@ -192,7 +192,7 @@ class Cluster:
         """Return the driver's loop, which leads once this process is elected."""
         elector = self._elector
         self._loop = Loop(
-            World(epoch=0, leads=False, installation=self._options.installation),
+            World(epoch=0, leadership=Leadership(leads=False), installation=self._options.installation),
             self.driver, self._clock, elector.writes_s, elector.in_touch,
             cutter=self._cutter, supplier=self._supplies,
         )  # fmt: skip
@@ -222,7 +222,7 @@ class Cluster:
         return [id for id, one in self._loop.world.gateways.items() if not one.gone and one.seen_s <= since_s]
 
     def _on_step(self, step: LoopStep) -> None:
-        if step.after.synced:
+        if step.after.leadership.synced:
             self._listed.set()
         others = step.before.settings is not step.after.settings
         if others:

@@ -133,7 +133,7 @@ class Resources:
             if taken.get(tenant) != why:
                 log.warning("event=tenant_conflict tenant=%s reason=%s", tenant, why)
         self._statuses.put(list_subjects(self._customs.models, self._installation.settled, self._installation.whose))
-        sized = self._sizes.of(seen.models, self._loop.world.looked)
+        sized = self._sizes.of(seen.models, self._loop.world.learned.looked)
         self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
         self.told.set()
@@ -150,7 +150,7 @@ class Resources:
         """Use a status that the leader wrote; followers need it when they lead."""
         self._installation.heard(origin, said.status)
         name = self._installation.settled.names.get(origin)
-        if self._loop.world.leads:
+        if self._loop.world.leadership.leads:
             self._statuses.hear(said)
         elif name is not None:
             self._loop.observe(status.restore_histories({name: said.status}, self._clock(), self._unix_s())[0])

@@ -116,7 +116,7 @@ class Misfits:
     def on_step(self, step: LoopStep) -> None:
         """Print the changes of this step."""
         before, after = step.before, step.after
-        if not after.synced or (self._looked and is_fit_unchanged(before, after)):
+        if not after.leadership.synced or (self._looked and is_fit_unchanged(before, after)):
             return
         self._looked = True
         self._news.tell(list_unplaceable_models(after, lambda name, error: self._fault(name, "misfits", error)), after)

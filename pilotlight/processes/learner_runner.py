@@ -74,7 +74,7 @@ class LearnerRunner:
     async def look(self) -> None:
         """Learn if it is due."""
         world = self._loop.world
-        if not world.leads or not world.synced:
+        if not world.leadership.leads or not world.leadership.synced:
             return
         found = await asyncio.to_thread(_due, world, self._tried, self._clock())
         if found is None:
@@ -141,7 +141,7 @@ class LearnerRunner:
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:
     """Return the training input and the reason for learning now, or None."""
     exercise = training.build_training_input(world, now_s)
-    why = "" if exercise is None else training.training_reason(exercise, world.lesson, tried, now_s)
+    why = "" if exercise is None else training.training_reason(exercise, world.learned.lesson, tried, now_s)
     return (exercise, why) if exercise is not None and why else None
 
 

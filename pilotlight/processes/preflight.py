@@ -49,21 +49,23 @@ class Preflight:
 
     def on_step(self, step: LoopStep) -> None:
         """Log the changes of this step; changed documents trigger a check at once."""
-        if step.before.models is not step.after.models or step.before.synced is not step.after.synced:
+        before, after = step.before, step.after
+        if before.models is not after.models or before.leadership.synced is not after.leadership.synced:
             self._changed.set()
-        if step.before.obstacles is not step.after.obstacles:
-            self._news.tell(step.after.obstacles, step.after)
+        if step.before.learned.obstacles is not step.after.learned.obstacles:
+            self._news.tell(step.after.learned.obstacles, step.after)
 
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
             self._changed.clear()
             world = self._loop.world
-            models = tuple(world.models.values()) if world.synced else ()  # before, the driver knows no devices
+            synced = world.leadership.synced  # before, the driver knows no devices
+            models = tuple(world.models.values()) if synced else ()
             seen, failures = await asyncio.to_thread(self._look, models)
             for name, error in failures.items():
                 self._loop.fault(name, "preflight", error)
-            news = [one for one in seen if one.obstacle != world.obstacles.get(one.model, "")]
+            news = [one for one in seen if one.obstacle != world.learned.obstacles.get(one.model, "")]
             if any(not one.obstacle and not world.models[one.model].memory_bytes for one in news):
                 await self._read_again()
             self._loop.observe(news)

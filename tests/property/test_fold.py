@@ -16,7 +16,7 @@ from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import Slice, World
 from tests.support.builders.fold import DOC, G1, pending, reported, seen
-from tests.support.builders.worlds import T0, level, model
+from tests.support.builders.worlds import T0, level, model, replace_fields
 from tests.support.example_budget import examples
 
 # --- properties -----------------------------------------------------------------------------------------------------
@@ -150,6 +150,6 @@ def test_state_does_not_depend_on_order_or_repeats_of_observations(
 def quiet(at: World) -> World:
     """The path-independent part of a World: without the count of batches, and without intermediate peaks of demand."""
     gateways = {id: replace(g, in_epoch=False) for id, g in at.gateways.items()}
-    return replace(
+    return replace_fields(
         at, version=0, histories={}, attained={}, undivided=frozenset(), handed_over=False, gateways=gateways
     )

@@ -28,7 +28,7 @@ from autoscaler.state.events import Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Growth
 from autoscaler.state.world import SliceId, World
-from tests.support.builders.worlds import GI, T0, device, folded, kinds
+from tests.support.builders.worlds import GI, T0, device, folded, kinds, replace_fields
 from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
 from tests.unit.autoscaler.placement.test_packer import benches, on, placed, run, shelf, victims, want, wanted
@@ -77,7 +77,7 @@ def _all_fit(at: World) -> None:
     for one in at.replicas.values():
         for id in one.slices:
             held[id] = held.get(id, 0) + one.memory_bytes
-    assert all(many <= at.slices[id].memory_bytes for id, many in held.items() if id in at.slices)
+    assert all(many <= at.nodes.slices[id].memory_bytes for id, many in held.items() if id in at.nodes.slices)
 
 
 # --- the same input, the same output ----------------------------------------------------------------------------------
@@ -90,13 +90,13 @@ def test_plan_does_not_depend_on_input_order(begin: World, rng: Random) -> None:
         return {key: things[key] for key in sorted(things, key=lambda _: rng.random())}
 
     other = rebuild_indices(
-        replace(
+        replace_fields(
             begin,
             models=mixed(begin.models),
-            slices=mixed(begin.slices),
+            slices=mixed(begin.nodes.slices),
             replicas=mixed(begin.replicas),
             gateways=mixed(begin.gateways),
-            histories=mixed(begin.histories),
+            histories=mixed(begin.learned.histories),
         ),
         T0,
     )
@@ -111,7 +111,7 @@ def more(at: World, *sizes_gi: int, now_s: float = T0) -> World:
     added = [
         device(f"{'a' if number % 2 else 'z'}{number}", one, f"n{number % 2}") for number, one in enumerate(sizes_gi)
     ]
-    after, _ = fold(at, (SlicesSeen(slices=(*at.slices.values(), *added)),), now_s)
+    after, _ = fold(at, (SlicesSeen(slices=(*at.nodes.slices.values(), *added)),), now_s)
     return after
 
 

@@ -134,7 +134,7 @@ async def silence(town: Town) -> list[str]:
     """Wait until nothing is left and no failed start delays a retry, QUIET_S at most; return what is left."""
     began_s = town.now()
     while town.now() < began_s + QUIET_S:
-        histories = town.autoscaler.loop.world.histories.values() if town.autoscaler is not None else ()
+        histories = town.autoscaler.loop.world.learned.histories.values() if town.autoscaler is not None else ()
         backs_off = any(history.refused_until_s > town.now() for history in histories)
         if not backs_off and not final_invariants.nothing_is_left(town):
             break

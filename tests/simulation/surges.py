@@ -270,7 +270,7 @@ class Surge(Scene):
             return
         lack, known = self._lack, self.world.capacity.leases
         coming = [one for one in known.values() if one.coming(self.now_s) and not one.hedge]
-        blind = self.now_s < self.world.leading_since_s + BLIND_S
+        blind = self.now_s < self.world.leadership.leading_since_s + BLIND_S
         unknown = [] if blind else [one for one in self._truly_coming() if one.order.id not in known]
         before = [one for one in coming if one.id != action.order.id]
         devices = sum(len(list_missing_devices(self.world, one)) for one in before) + sum(
@@ -291,7 +291,7 @@ class Surge(Scene):
         known = self.world.capacity.leases.get(one.order.id)
         if known is None or known.here_s is None:
             return known is not None and self.now_s < known.due_s
-        idle_s = self.now_s - max(self._idle_s.setdefault(key, self.now_s), self.world.leading_since_s)
+        idle_s = self.now_s - max(self._idle_s.setdefault(key, self.now_s), self.world.leadership.leading_since_s)
         offer = one.order.offer
         learnt = self.world.capacity.learnt.get(offer.kind, NO_LEARNT)
         return idle_s < keep_s(learnt, estimate_lead_time(offer, learnt).p50_s, idle_s)

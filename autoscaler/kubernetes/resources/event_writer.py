@@ -82,8 +82,8 @@ class Events:
     def on_step(self, step: Decided) -> None:
         """Record the occurrences of a step. Those of an earlier leader are not reported."""
         self._leaving.look(step.after.capacity, self._clock())  # followers, too: they may lead when it is stuck
-        began, self._leads = step.after.leads and not self._leads, step.after.leads
-        if not step.after.leads:
+        began, self._leads = step.after.leadership.leads and not self._leads, step.after.leadership.leads
+        if not step.after.leadership.leads:
             return
         if began:
             for found in self._unreadable:

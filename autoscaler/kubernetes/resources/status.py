@@ -184,8 +184,9 @@ def build_status_input(world: World, unmet: Mapping[ModelName, Unmet], one: Subj
     replicas = tuple(world.replicas[id] for id in world.by_model.get(name, ()))
     return StatusInput(
         one.generation, world.models.get(name), replicas, world.loads.get(name, NO_LOAD),
-        world.histories.get(name, NO_HISTORY), unmet.get(name), world.obstacles.get(name, ""), one.problem,
-        world.faults[name].reason if name in list_quarantined_models(world) else "",
+        world.learned.histories.get(name, NO_HISTORY), unmet.get(name),
+        world.learned.obstacles.get(name, ""), one.problem,
+        world.learned.faults[name].reason if name in list_quarantined_models(world) else "",
     )  # fmt: skip
 
 
@@ -315,10 +316,10 @@ def encode_status(status: Status) -> dict[str, object]:
 def list_changed_models(before: World, after: World) -> set[ModelName]:
     """The Models whose status may differ between two Worlds."""
     models = list_changed_keys(before.models, after.models) | list_changed_keys(before.loads, after.loads)
-    models |= list_changed_keys(before.histories, after.histories) | list_changed_keys(
-        before.obstacles, after.obstacles
+    models |= list_changed_keys(before.learned.histories, after.learned.histories) | list_changed_keys(
+        before.learned.obstacles, after.learned.obstacles
     )
-    models |= list_changed_keys(before.faults, after.faults)
+    models |= list_changed_keys(before.learned.faults, after.learned.faults)
     if before.replicas is not after.replicas:
         for id in list_changed_keys(before.replicas, after.replicas):
             models |= {world.replicas[id].model for world in (before, after) if id in world.replicas}

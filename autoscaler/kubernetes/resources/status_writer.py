@@ -152,7 +152,7 @@ class Statuses:
 
     def _leads(self, epoch: int) -> bool:
         """Whether we lead and the replicas are known; a new leader begins with none."""
-        return self._world.leads and self._world.synced and self._world.epoch == epoch
+        return self._world.leadership.leads and self._world.leadership.synced and self._world.epoch == epoch
 
     async def _lead(self, epoch: int) -> None:
         found = await self._read()

@@ -29,7 +29,7 @@ _PARTS = 1 << 20
 
 def build_restart_costs(world: World) -> RestartCosts:
     """Return the expected restart costs, as far as start times were measured."""
-    return RestartCosts(start_s=Starts(world.histories))
+    return RestartCosts(start_s=Starts(world.learned.histories))
 
 
 class Starts(Mapping[ModelName, float]):
@@ -62,7 +62,7 @@ class Starts(Mapping[ModelName, float]):
 
 def build_demand_histogram(world: World, now_s: float) -> tuple[RequestFrequency, ...]:
     """Return recent demand, most frequent first, in fractions of a replica. Empty if no model was called."""
-    histories, loads, defaults = world.histories, world.loads, world.settings.pod
+    histories, loads, defaults = world.learned.histories, world.loads, world.settings.pod
     parts: dict[RequestShape, int] = {}
     for name, model in world.models.items():
         history, load = histories.get(name, NO_HISTORY), loads.get(name, NO_LOAD)
@@ -93,8 +93,9 @@ class PossibleStarts:
     def look(self, world: World, otherwise: Collection[ModelName]) -> None:
         """Update the world; `otherwise` names the models of which anything changed, including their replicas."""
         before, self._world = self._world, world
-        ordered = (before.cordons, before.stops) == (world.cordons, world.stops)
-        told = ordered and before.settings is world.settings and (before.slices is world.slices or not world.cordons)
+        ordered = (before.nodes.cordons, before.stops) == (world.nodes.cordons, world.stops)
+        still = before.nodes.slices is world.nodes.slices or not world.nodes.cordons
+        told = ordered and before.settings is world.settings and still
         self._stale.update(otherwise if told else (*otherwise, *world.models))
 
     def now(self, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:

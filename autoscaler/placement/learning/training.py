@@ -62,18 +62,18 @@ class Tried(NamedTuple):
 def build_training_input(world: World, now_s: float) -> TrainingInput | None:
     """Build the input. None: nothing to learn, since no request needs a device or there is only one slice."""
     by_node: dict[str, list[Slice]] = {}
-    whole = list_whole_devices(world.slices.values())
-    for id in sorted(world.slices):
-        by_node.setdefault(world.slices[id].node, []).append(world.slices[id])
+    whole = list_whole_devices(world.nodes.slices.values())
+    for id in sorted(world.nodes.slices):
+        by_node.setdefault(world.nodes.slices[id].node, []).append(world.nodes.slices[id])
     counts: Counter[Alike] = Counter()
     for node, slices in by_node.items():
-        host = world.hosts.get(NodeId(node), HostResources())
+        host = world.nodes.hosts.get(NodeId(node), HostResources())
         lanes = tuple(slice_class_of(one, whole=one.device in whole) for one in slices)
         counts[Alike(lanes, host.cores_milli, _grains(host.host_bytes), many=0)] += 1
     most = sorted(counts, key=lambda alike: (-len(alike.lanes) * counts[alike], alike))[:ALIKE_MAX]
     found = tuple(alike._replace(many=counts[alike]) for alike in sorted(most))
     demand = build_demand_histogram(world, now_s)
-    if len(world.slices) < 2 or not count_request_sizes(_samples(found), demand):
+    if len(world.nodes.slices) < 2 or not count_request_sizes(_samples(found), demand):
         return None
     return TrainingInput(nodes=found, demand=demand, seed=SEED)
 

@@ -118,7 +118,7 @@ def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:
         last_s = max(replica.since_s, replica.started_s or 0.0, replica.grown_s or 0.0)
         end_s = last_s + (EXCLUSIVE_S if model is None else model.spec.start.exclusive_seconds)
         for id in replica.slices if end_s > now_s else ():
-            slice_ = world.slices.get(id)
+            slice_ = world.nodes.slices.get(id)
             if slice_ is not None and not _is_cut(slice_):
                 ends[slice_.device] = max(end_s, ends.get(slice_.device, 0.0))
     return ends
@@ -137,7 +137,7 @@ def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> flo
     """Return when the replica's residency ends; `calls` requests run on it. A starting replica stays while requests
     wait or were refused; a ready one stays for waiting requests until called; an unused one stays while it is held.
     """
-    load, history = world.loads.get(model.name, NO_LOAD), world.histories.get(model.name, NO_HISTORY)
+    load, history = world.loads.get(model.name, NO_LOAD), world.learned.histories.get(model.name, NO_HISTORY)
     if replica.state in BEGINNING:
         return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
     ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
@@ -179,7 +179,7 @@ def build_bin_context(
         now_s=now_s,
         calls=count_running_calls(world),
         told=is_demand_complete(world, now_s),
-        whole=list_whole_devices(world.slices.values()) if whole is None else whole,
+        whole=list_whole_devices(world.nodes.slices.values()) if whole is None else whole,
         locked=list_start_locks(world, now_s),
         leaving=leaving,
         staying=staying,
@@ -193,7 +193,7 @@ def build_bins(
 ) -> tuple[Bin, ...]:
     """Build a `Bin` for each slice, in order of ids; see `build_bin_context`."""
     look = build_bin_context(world, now_s, leaving, staying)
-    return tuple(build_occupied_bin(look, world.slices[id]) for id in sorted(world.slices))
+    return tuple(build_occupied_bin(look, world.nodes.slices[id]) for id in sorted(world.nodes.slices))
 
 
 def build_hosts(
@@ -201,13 +201,13 @@ def build_hosts(
 ) -> dict[NodeId, HostResources]:
     """Return the host resources left on each node; see `build_bin_context`."""
     look, ids = build_bin_context(world, now_s, leaving, staying, whole=()), slices_by_node(world)
-    return {node: build_host(look, node, ids.get(node, ())) for node in world.hosts}
+    return {node: build_host(look, node, ids.get(node, ())) for node in world.nodes.hosts}
 
 
 def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
     """Return the slices of each node."""
     found: dict[NodeId, list[SliceId]] = {}
-    for id, slice_ in world.slices.items():
+    for id, slice_ in world.nodes.slices.items():
         found.setdefault(slice_.node, []).append(id)
     return found
 
@@ -215,7 +215,7 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
 def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
     """Return the resources of a known node with what is left of them. `slices`: all slices of the node."""
     world = look.world
-    host, coming = world.hosts[node], Beside()
+    host, coming = world.nodes.hosts[node], Beside()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
         replica = world.replicas[id]
         host = host.without(replica.beside)
@@ -226,7 +226,7 @@ def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> H
 
 def build_empty_bins(world: World) -> tuple[Bin, ...]:
     """Build a `Bin` for each slice, in order of ids, as if it were empty."""
-    whole, nothing = list_whole_devices(world.slices.values()), NO_ROOM
+    whole, nothing = list_whole_devices(world.nodes.slices.values()), NO_ROOM
     return tuple(
         Bin(
             slice=slice_,
@@ -236,7 +236,7 @@ def build_empty_bins(world: World) -> tuple[Bin, ...]:
             coming=nothing,
             locked=False,
         )
-        for _, slice_ in sorted(world.slices.items())
+        for _, slice_ in sorted(world.nodes.slices.items())
     )
 
 

@@ -344,7 +344,7 @@ class CroFabric:
         node that only counts devices, because it has `more` than without ours.
         """
         given = [one for one in seen.resources if one.node == node and (one.device_id or one.state == objects.ONLINE)]
-        shown = {one.device for one in self._world().slices.values()}
+        shown = {one.device for one in self._world().nodes.slices.values()}
         online = sum(one.state == objects.ONLINE or one.device_id in shown for one in given)
         return max(online, min(len(given), more))
 
@@ -385,7 +385,7 @@ class CroFabric:
 
     def _told(self, ids: Sequence[str]) -> bool:
         """Whether the node reports which device is which."""
-        return any(one.device in ids for one in self._world().slices.values())
+        return any(one.device in ids for one in self._world().nodes.slices.values())
 
     def _all_of(self, note: LeaseNote, mine: Sequence[Resource]) -> bool:
         """Whether all that will come has come. Resources that report errors for PARTIAL_S are not waited for."""

@@ -53,7 +53,7 @@ class DisruptionGuard(Reconciler):
         world = self._world()
         if not self._acts(world):
             return
-        now = (world.replicas, world.cordons, world.slices, world.models, world.settings)
+        now = (world.replicas, world.nodes.cordons, world.nodes.slices, world.models, world.settings)
         if len(now) == len(self._seen) and all(one is other for one, other in zip(now, self._seen, strict=True)):
             return
         self._seen = now
@@ -62,7 +62,7 @@ class DisruptionGuard(Reconciler):
 
     def _acts(self, world: World) -> bool:
         """Whether this process may write. If not, forget what was read: another process may change it."""
-        if world.leads and self._leads():
+        if world.leadership.leads and self._leads():
             return True
         self._bare, self._seen = None, ()
         return False
@@ -82,7 +82,7 @@ class DisruptionGuard(Reconciler):
                 refused.append(error)
             else:
                 (bare.discard if on else bare.add)(pod.uid)
-        if world.synced:
+        if world.leadership.synced:
             bare &= {one.pod.uid for one in world.replicas.values() if one.pod is not None}
         if refused:
             raise refused[0]

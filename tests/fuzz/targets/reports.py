@@ -81,6 +81,6 @@ def reports(data: bytes) -> None:
         else:
             loop.loop.observe((NodeReported(report=report),))
         after = loop.step()
-        remote_header.find_artifact_facts(one, after.looked)
+        remote_header.find_artifact_facts(one, after.learned.looked)
         msgspec.json.encode(routes.catalogue_full(after))
         msgspec.json.encode(routes.routes_full(after, GatewayId("g1"), now_s, {}, boot="b"))

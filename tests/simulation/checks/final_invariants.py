@@ -63,14 +63,15 @@ def nothing_has_grown(town: Town) -> list[str]:
     assert town.autoscaler is not None
     loop, world, many = asyncio.get_running_loop(), town.autoscaler.loop.world, len(town.gateways)
     assert isinstance(loop, VirtualLoop)
+    attained = world.learned.attained
     sizes = [
         ("tasks", len(asyncio.all_tasks()), TASKS_MAX[0] + TASKS_MAX[1] * many),
         ("timers", loop.timers(), TIMERS_MAX[0] + TIMERS_MAX[1] * many),
         ("known gateways", len(world.gateways), many),
-        ("histories", len(world.histories), len(town.models)),
-        ("accounts of Tenants", sum(map(len, world.attained.values())), len(town.models) * max(1, len(town.tenants))),
+        ("histories", len(world.learned.histories), len(town.models)),
+        ("accounts of Tenants", sum(map(len, attained.values())), len(town.models) * max(1, len(town.tenants))),
     ]
-    for model, history in world.histories.items():
+    for model, history in world.learned.histories.items():
         sizes += [(f"starts of {model}", len(history.starts_s), STARTS_MAX)]
         sizes += [(f"peaks of {model}", len(history.peaks), PEAKS_MAX)]
     for gateway in world.gateways.values():

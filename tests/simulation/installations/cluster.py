@@ -80,7 +80,7 @@ class Elected(Autoscaler):
         self.loop.listeners.append(self._on_step)
 
     def _on_step(self, step: LoopStep) -> None:
-        if step.after.synced:
+        if step.after.leadership.synced:
             self._listed.set()
 
     async def more(self) -> None:

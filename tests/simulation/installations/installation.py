@@ -25,7 +25,7 @@ from autoscaler.server.gateways import Feed
 from autoscaler.spec.model import Model
 from autoscaler.spec.tenant import Tenant
 from autoscaler.state.events import DocumentsSeen, GatewaySeen, HistorySeen, LeadingSeen
-from autoscaler.state.world import History, Slice, World
+from autoscaler.state.world import History, Leadership, Slice, World
 from gateway.dispatch.call import Call, Outcome
 from gateway.dispatch.effects import Grant
 from gateway.errors import CallError
@@ -69,7 +69,7 @@ class Autoscaler:
     ) -> None:  # fmt: skip
         clock = asyncio.get_running_loop().time
         self.driver = FakeDriver(town.machine) if driver is None else driver
-        world = World(epoch=epoch, leads=epoch > 0, leading_since_s=clock())
+        world = World(epoch=epoch, leadership=Leadership(leads=epoch > 0, leading_since_s=clock()))
         self.supplying = town.supplying(self)
         cutter = town.cutter(self)
         self.loop = Loop(world, self.driver, clock, writes_s, in_touch, cutter=cutter, supplier=self.supplying)
@@ -96,7 +96,7 @@ class Autoscaler:
         """Save the learned values once a minute, as `HistoryFile` does. `in_s`: seconds until the first save."""
         while True:
             await asyncio.sleep(in_s)
-            histories = self.loop.world.histories
+            histories = self.loop.world.learned.histories
             town.histories = {m: replace(h, **dict.fromkeys(FORGOTTEN, ())) for m, h in histories.items()}
             in_s = EVERY_S
 

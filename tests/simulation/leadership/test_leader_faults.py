@@ -118,7 +118,7 @@ def test_paused_leader_writes_nothing_after_resuming(number: int) -> None:
         stale = [routes.routes_full(old.loop.world, gateway.id, before_s) for gateway in town.gateways]
         await asyncio.sleep(5.0)
         assert len(town.server.writes()) == writes, "it does nothing"
-        assert not old.loop.world.leads
+        assert not old.loop.world.leadership.leads
         assert {one.epoch for one in stale} == {1}
         for gateway, late in zip(town.gateways, stale, strict=True):
             acts_on = gateway.dispatch.report(town.now())
@@ -147,7 +147,7 @@ def test_ready_replicas_keep_serving_during_an_api_server_outage() -> None:
             if len(warm) % 100 == 1:
                 cold.append(town.call("b", wait_s=20.0))
             await asyncio.sleep(1.0)
-        assert not any(one.loop.world.leads for one in town.processes.values())
+        assert not any(one.loop.world.leadership.leads for one in town.processes.values())
         assert await stage.answered(warm) == {"completed": len(warm)}
         assert await stage.answered(cold) == {"model_starting": len(cold)}
         for journey in cold:
@@ -219,7 +219,7 @@ def test_restart_of_all_autoscalers_at_full_load_stops_no_replica() -> None:
             await asyncio.sleep(10.0)
         assert stage.replicas() == FULL
         led = len(town.epochs)
-        await stage.until(lambda: len(town.epochs) > led or town.leader.loop.world.leads, 30.0)
+        await stage.until(lambda: len(town.epochs) > led or town.leader.loop.world.leadership.leads, 30.0)
         for link in town.gateways[0].links:
             link.reachable = False
             link.cut()

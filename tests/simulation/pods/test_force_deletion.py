@@ -41,7 +41,7 @@ async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
     await stage.answered([town.call("a")])
     (replica,) = town.machine.engines
     (slice_,) = town.leader.loop.world.replicas[replica].slices
-    looks = town.task(watched(town, town.leader.loop.world.slices[slice_].node, replica)) if agent else None
+    looks = town.task(watched(town, town.leader.loop.world.nodes.slices[slice_].node, replica)) if agent else None
     await asyncio.sleep(2 * LOOK_S)
     assert isinstance(town.machine, Kubelet)
     town.machine.delete_by_force(replica, RUNS_ON_S)

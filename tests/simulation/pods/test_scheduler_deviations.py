@@ -57,7 +57,7 @@ def scheduled(town: Cluster, decide: Callable[[Object], bool]) -> Callable[[Obje
 
 async def known(stage: Stage, town: Cluster) -> None:
     """Wait until the leader has seen the inventory and has published it."""
-    await stage.until(lambda: bool(town.leader.loop.world.slices))
+    await stage.until(lambda: bool(town.leader.loop.world.nodes.slices))
     await asyncio.sleep(2.0)
 
 
@@ -215,7 +215,7 @@ def test_device_of_force_deleted_pod_is_reused_only_after_its_claim_ends() -> No
         scheduled(town, decide)
         await served(stage, town, "a")
         (replica,) = town.machine.engines
-        looks = town.task(watched(town, town.leader.loop.world.slices[_slice(town, replica)].node, replica))
+        looks = town.task(watched(town, town.leader.loop.world.nodes.slices[_slice(town, replica)].node, replica))
         await asyncio.sleep(2 * LOOK_S)
         assert isinstance(town.machine, Kubelet)
         (claim,) = town.server.objects[resource_claims.CLAIMS].values()

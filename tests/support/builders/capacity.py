@@ -109,5 +109,5 @@ def arrived(of: World, now_s: float, provider: str = "rack", node: str = "w1", d
         Slice(id=SliceId(id), device=DeviceId(id), node=NodeId(node), memory_bytes=16 * GI, product="A100", shared=True)
         for id in ids
     ]
-    there = told(of, SlicesSeen(slices=(*of.slices.values(), *new)), now_s=now_s)
+    there = told(of, SlicesSeen(slices=(*of.nodes.slices.values(), *new)), now_s=now_s)
     return shown(there, now_s, provider, phase="here", committed=True, node=node, device_ids=ids)

@@ -78,13 +78,13 @@ def moved(scene: Scene) -> list[tuple[float, Replica]]:
 
 def node_of(at: World, of: Replica) -> NodeId:
     """The Replica's node."""
-    return at.slices[of.slices[0]].node
+    return at.nodes.slices[of.slices[0]].node
 
 
 def free(at: World) -> dict[NodeId, int]:
     """Unused whole devices of each node."""
     counts: dict[NodeId, int] = {}
-    for slice_ in at.slices.values():
+    for slice_ in at.nodes.slices.values():
         counts[slice_.node] = counts.get(slice_.node, 0) + (not at.by_slice.get(slice_.id))
     return counts
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, ReplicaUse, Report, TenantName, Total
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import Planner, plan
@@ -108,10 +110,13 @@ def world(
     histories: dict[str, History] | None = None,
     **fields: Any,
 ) -> World:
-    """A synced World of an established leader, with its indices; by default with one gateway without requests."""
+    """A synced World of an established leader, with its indices; by default with one gateway without requests.
+
+    `fields` may be fields of the World and of its groups.
+    """
     known = (gateway(),) if gateways is None else gateways
-    made = World(
-        epoch=1,
+    made = replace_fields(
+        World(epoch=1),
         documented=True,
         models={m.name: m for m in models},
         slices={s.id: s for s in slices},
@@ -121,6 +126,15 @@ def world(
         **{"version": 1, "synced": True, **fields},
     )
     return rebuild_indices(made, T0)
+
+
+def replace_fields(of: World, **fields: Any) -> World:
+    """The World with other values of these fields, which may be fields of its groups."""
+    for group in ("leadership", "nodes", "learned"):
+        before = fields.get(group, getattr(of, group))
+        if inside := {name: fields.pop(name) for name in before.__struct_fields__ if name in fields}:
+            fields[group] = replace(before, **inside)
+    return replace(of, **fields)
 
 
 def folded(before: World, actions: Iterable[Action], now_s: float = T0) -> World:

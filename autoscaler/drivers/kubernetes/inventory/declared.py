@@ -182,8 +182,9 @@ class DeclaredDevices:
     def on_step(self, step: Decided) -> None:
         """Report the slices if a step of the control loop changed them."""
         before, after = step.before, step.after
-        now = (after.settings, after.replicas, after.slices)
-        if any(one is not was for one, was in zip(now, (before.settings, before.replicas, before.slices), strict=True)):
+        now = (after.settings, after.replicas, after.nodes.slices)
+        then = (before.settings, before.replicas, before.nodes.slices)
+        if any(one is not was for one, was in zip(now, then, strict=True)):
             self._tell()
 
     def _changed(self, _: list[Change[Quota]]) -> None:
@@ -192,5 +193,5 @@ class DeclaredDevices:
     def _tell(self) -> None:
         world = self._world()
         declared = build_declared_slices(world.settings.nodes, list(self._quotas.items.values()), world.replicas)
-        if {slice_.id: slice_ for slice_ in declared} != world.slices:
+        if {slice_.id: slice_ for slice_ in declared} != world.nodes.slices:
             self._observe((SlicesSeen(slices=declared),))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from msgspec.structs import replace
 
 from autoscaler.drivers.local.lessons import LessonFile
 from autoscaler.drivers.local.state_directory import StateDirectory
@@ -25,6 +24,7 @@ from autoscaler.state.world import World
 from loadtest.result import Ending
 from pilotlight.processes.learner_runner import LearnerRunner
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
+from tests.support.builders.worlds import replace_fields
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.support.harness.serve.serve import Serving, fake, running, serving, settings
 from tests.support.waiting import until
@@ -61,7 +61,7 @@ async def test_learning_process_gives_the_same_values_as_an_in_process_run(tmp_p
     assert house.said == ["learnt: 2 kinds, 2 nodes, seed 5000 (nothing was learnt yet)"]
     assert house.file.load() == (expected, "")
     house.stepped.step()
-    assert house.stepped.loop.world.lesson == expected
+    assert house.stepped.loop.world.learned.lesson == expected
     house.stepped.now_s += 2 * lessons.AGAIN_S
     await house.tutor.look()
     assert len(house.said) == 1, "it does not drift by itself"
@@ -93,7 +93,7 @@ async def test_failed_learning_process_logs_one_line_and_is_retried(
 
 
 async def test_follower_autoscaler_does_not_start_the_learning_process(tmp_path: Path) -> None:
-    house = House(tmp_path, replace(cluster(), leads=False), ("/nowhere/python",))
+    house = House(tmp_path, replace_fields(cluster(), leads=False), ("/nowhere/python",))
     await house.tutor.look()
     assert house.said == []
 

@@ -21,7 +21,7 @@ from autoscaler.routing import slots as shares
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.tenant import Tenant, TenantSpec
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
-from autoscaler.state.world import SliceId, World
+from autoscaler.state.world import Leadership, SliceId, World
 from tests.support.harness.gateway.hold_gateway import MODEL, HoldGateway, Running
 
 Service = Callable[[random.Random], float]
@@ -252,7 +252,9 @@ class Fleet:
         self.epoch += 1
         self.leads = True
         self._streams.clear()
-        self.world = World(epoch=self.epoch, version=self.random.randrange(10), leading_since_s=self.now_s)
+        self.world = World(
+            epoch=self.epoch, version=self.random.randrange(10), leadership=Leadership(leading_since_s=self.now_s)
+        )
         self.step(*self._found())
         for gateway in self.gateways:
             delay_s = self.random.uniform(0.0, 1.0) if self.epoch > 1 else 0.001

@@ -14,7 +14,7 @@ from autoscaler.providers.provider import Provider
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, Price, Settings
 from autoscaler.state.capacity_orders import LeaseId, Listed, ReleaseOrder
-from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
+from autoscaler.state.world import DeviceId, NodeId, Nodes, Slice, SliceId, World
 from tests.contracts.provider import order
 from tests.simulation.environment.virtual_loop import run
 from tests.support.fakes.kubernetes.cro import NONE_FREE, FakeCro
@@ -44,7 +44,7 @@ def world(settings: Settings = SETTINGS, devices: int = 1) -> World:
         )
         for at in range(devices)
     ]  # fmt: skip
-    return World(epoch=1, settings=settings, slices={one.id: one for one in found})
+    return World(epoch=1, settings=settings, nodes=Nodes(slices={one.id: one for one in found}))
 
 
 class Rack:

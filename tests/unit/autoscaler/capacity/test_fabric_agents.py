@@ -109,7 +109,7 @@ def test_detach_is_blocked_until_the_node_agent_releases_the_device() -> None:
 
 def test_detach_waits_for_the_agent_report_unless_the_node_is_gone() -> None:
     leaving = given_back(attached())
-    assert leaving.nodes == {}
+    assert leaving.nodes.agents == {}
     assert fabric_agents.explain_detach_block(leaving, "w1", [GPU], T0 + 60) == UNHEARD
     assert fabric_agents.explain_detach_block(leaving, "w9", [GPU], T0 + 60) == ""
     assert fabric_agents.explain_detach_block(leaving, "w1", [""], T0 + 60) == "", "no driver has a name for it"

@@ -19,7 +19,7 @@ from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import NodeId, World
 from autoscaler.text import format_duration
 from tests.support.builders.capacity import A, acted, cloud, offer, offered, shown, told
-from tests.support.builders.worlds import T0, device, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, kinds, level, model, replace_fields, replica, use, world
 
 SPOT, KARPENTER = "aws-node-termination-handler/spot-itn", "karpenter.sh/disrupted"
 HOUR_S = 3600.0
@@ -36,7 +36,7 @@ def served(*more: str, running: int = 1) -> World:
 
 def tainted(at: World, key: str, now_s: float = T0) -> World:
     slices = [replace(one, taints=(Taint(key, "", "NoSchedule"),) if one.node == "n1" else one.taints)
-              for one in at.slices.values()]  # fmt: skip
+              for one in at.nodes.slices.values()]  # fmt: skip
     return told(at, SlicesSeen(slices=tuple(slices)), now_s=now_s)
 
 
@@ -50,7 +50,7 @@ def test_node_removed_by_karpenter_gets_a_replacement_before_draining() -> None:
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
     assert start.replica.slices == ("g-n2",)
     assert "node n1: Karpenter removes it" in start.reason
-    assert explain_closed_slice(at, at.slices[next(iter(at.slices))]) == "node n1: Karpenter removes it"
+    assert explain_closed_slice(at, at.nodes.slices[next(iter(at.nodes.slices))]) == "node n1: Karpenter removes it"
 
 
 def test_replica_drains_if_no_replacement_is_ready_in_time() -> None:
@@ -74,17 +74,17 @@ def test_spot_notice_drains_at_once_and_running_requests_finish(key: str) -> Non
 
 def test_removed_taint_cancels_the_interruption() -> None:
     at = tainted(served("n2"), KARPENTER)
-    back = told(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.slices.values())))
-    assert not back.cordons
+    back = told(at, SlicesSeen(slices=tuple(replace(one, taints=()) for one in at.nodes.slices.values())))
+    assert not back.nodes.cordons
     assert not kinds(plan(back, T0))
 
 
 def test_operator_cordon_takes_precedence_over_an_interruption() -> None:
     mine = Cordon(place=CordonTarget("node", "n1"), node="n1", since_s=T0)
     at = tainted(told(served("n2"), CordonsSeen(cordons=(mine,))), KARPENTER)
-    assert at.cordons == {mine.place: mine}
+    assert at.nodes.cordons == {mine.place: mine}
     lifted = told(at, CordonsSeen(cordons=()))
-    assert [one.why for one in lifted.cordons.values()] == ["node n1: Karpenter removes it"]
+    assert [one.why for one in lifted.nodes.cordons.values()] == ["node n1: Karpenter removes it"]
 
 
 # --- capacity orders ------------------------------------------------------------------------------------------------
@@ -108,13 +108,13 @@ def test_new_leader_cordons_an_ending_order_as_early_as_its_predecessor() -> Non
     ends_s = T0 + 1000.0
     old = leased(ends_s)
     (lease,) = old.capacity.leases.values()
-    assert old.cordons
+    assert old.nodes.cordons
     unsure = replace(lease, asked_s=T0, here_s=T0, found=True)
-    new = replace(old, capacity=replace(old.capacity, leases={lease.id: unsure}), cordons={})
-    assert told(new, Tick(), now_s=T0).cordons.keys() == old.cordons.keys()
+    new = replace_fields(old, capacity=replace(old.capacity, leases={lease.id: unsure}), cordons={})
+    assert told(new, Tick(), now_s=T0).nodes.cordons.keys() == old.nodes.cordons.keys()
     short = replace(unsure, offer=replace(unsure.offer, lasts_s=1200.0))
     new = replace(new, capacity=replace(new.capacity, leases={lease.id: short}))
-    assert not told(new, Tick(), now_s=T0).cordons, "a quarter of what its Offer says that it lasts"
+    assert not told(new, Tick(), now_s=T0).nodes.cordons, "a quarter of what its Offer says that it lasts"
 
 
 def acquired(actions: tuple[Action, ...]) -> list[str]:
@@ -123,11 +123,11 @@ def acquired(actions: tuple[Action, ...]) -> list[str]:
 
 def test_ending_capacity_is_replaced_early_and_drained_before_its_end() -> None:
     at = leased(T0 + 2 * HOUR_S)
-    assert not at.cordons
+    assert not at.nodes.cordons
     begins_s = T0 + 2 * HOUR_S - 2 * 360.0 - DRAIN_S
-    assert not told(at, Tick(), now_s=begins_s - 1).cordons
+    assert not told(at, Tick(), now_s=begins_s - 1).nodes.cordons
     later = told(at, Tick(), now_s=begins_s)
-    assert [one.why for one in later.cordons.values()] == ["node n1: its lease of cloud ends"]
+    assert [one.why for one in later.nodes.cordons.values()] == ["node n1: its lease of cloud ends"]
     assert not drains(later, begins_s)
     said = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
     fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **said)
@@ -138,20 +138,20 @@ def test_ending_capacity_is_replaced_early_and_drained_before_its_end() -> None:
 
 
 def test_order_without_an_end_is_not_cordoned() -> None:
-    assert not told(leased(None), Tick(), now_s=T0 + 1000 * HOUR_S).cordons
+    assert not told(leased(None), Tick(), now_s=T0 + 1000 * HOUR_S).nodes.cordons
 
 
 def test_order_reclaimed_by_its_provider_is_cordoned_with_the_reason() -> None:
     at = leased(T0, "n2", phase="leaving", says="Karpenter takes it: Underutilized")
     at = told(at, Tick(), now_s=T0 + 1)
-    (cordon,) = at.cordons.values()
+    (cordon,) = at.nodes.cordons.values()
     assert cordon.why == "node n1: its lease of cloud ends (Karpenter takes it: Underutilized)"
     assert kinds(plan(at, T0 + 1))[:1] == ["start a"]
 
 
 def test_only_the_devices_of_an_ending_order_are_cordoned() -> None:
     at = told(leased(T0, device_ids=("g-n1",)), Tick(), now_s=T0 + 1)
-    assert set(at.cordons) == {CordonTarget("device", "g-n1")}
+    assert set(at.nodes.cordons) == {CordonTarget("device", "g-n1")}
 
 
 @pytest.mark.parametrize("phase", ["here", "leaving"])
@@ -163,7 +163,7 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
     over = replace(listed, phase=phase, ends_s=T0 + 1)
     for now_s in (T0 + 1, T0 + 2 * HOUR_S):
         at = told(at, LeasesSeen(provider="cloud", leases=(over,), began_s=now_s), now_s=now_s)
-        assert not at.cordons
+        assert not at.nodes.cordons
         assert not drains(at, now_s)
 
 
@@ -226,7 +226,7 @@ def test_keep_seconds_holds_idle_capacity(kept_s: float) -> None:
 
 def test_replica_on_an_unneeded_node_keeps_running() -> None:
     at = tainted(attached(served("n2")), UNNEEDED)
-    assert not at.cordons
+    assert not at.nodes.cordons
     assert not kinds(plan(at, T0 + HOUR_S))
 
 

@@ -54,7 +54,7 @@ def came(at: World, *names: str, now_s: float = T0) -> World:
         )
         for one in names
     ]  # fmt: skip
-    return told(at, SlicesSeen(slices=(*at.slices.values(), *new)), now_s=now_s)
+    return told(at, SlicesSeen(slices=(*at.nodes.slices.values(), *new)), now_s=now_s)
 
 
 def more(at: World, now_s: float, *offers: Offer) -> World:
@@ -188,9 +188,9 @@ def test_delivered_node_ends_the_group_growth_before_the_next_poll() -> None:
 
 def test_device_plugin_restart_is_not_counted_as_a_new_node() -> None:
     at = came(surge(offer(), cloud()), "g1")
-    at = told(at, SlicesSeen(slices=tuple(replace(one, memory_bytes=GI) for one in at.slices.values())))
+    at = told(at, SlicesSeen(slices=tuple(replace(one, memory_bytes=GI) for one in at.nodes.slices.values())))
     at = seen(seen(at, group(1, 1)), group(2, 1), now_s=T0 + 1)
-    slices = tuple(at.slices.values())
+    slices = tuple(at.nodes.slices.values())
     at = told(at, SlicesSeen(slices=tuple(one for one in slices if one.node != "g1")), now_s=T0 + 2)
     at = told(at, SlicesSeen(slices=slices), now_s=T0 + 4)
     assert at.capacity.groups[NAME].coming == 1

@@ -27,7 +27,7 @@ from tests.support.builders.capacity import (
     surge,
     told,
 )
-from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 
 
 def counted(number: int) -> Slice:
@@ -129,7 +129,7 @@ def test_pod_on_ordered_capacity_gets_its_annotations_for_any_model() -> None:
 def test_annotations_of_an_undelivered_order_apply_only_to_its_model() -> None:
     after, _ = acted(surge(offer(labels={"pool": "l4"})))
     booked = shown(after, T0 + 1.0, phase="coming", marks=SAYS)
-    booked = replace(booked, slices={**booked.slices, **there("new0", "l4"), **there("x", "t4")})
+    booked = replace_fields(booked, slices={**booked.nodes.slices, **there("new0", "l4"), **there("x", "t4")})
     assert select_pod_marks(booked, A.name, NEW) == SAYS
     assert select_pod_marks(booked, A.name, (SliceId("x"),)) == NO_MARKS, "of another kind of node"
     assert select_pod_marks(booked, OTHER, NEW) == NO_MARKS

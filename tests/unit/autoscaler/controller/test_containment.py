@@ -103,7 +103,7 @@ def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: p
     inject(monkeypatch, "autoscaler.placement.model.bins:evictable_s", concerns("big"))
     busy = [gateway(levels=[level("b", 1, wait_s=99.0)])]
     loop = SteppedLoop(world([big, B], [device("gpu0", 24)], [replica(big, "r")], busy, USED))
-    assert set(loop.step(Tick()).faults) == {"big"}
+    assert set(loop.step(Tick()).learned.faults) == {"big"}
 
 
 # --- the masked World -------------------------------------------------------------------------------------------------
@@ -134,7 +134,8 @@ def test_quarantined_model_keeps_its_tenants() -> None:
     hidden = mask_quarantined(assume_quarantined(world([own], DEVICES, [replica(own, "r")]), [own.name]))
     (stand_in,) = hidden.models.values()
     assert stand_in.spec.tenants == ("acme",)
-    assert mask_quarantined(hidden) is hidden or hidden.faults  # a World without quarantined Models is the same object
+    # a World without quarantined Models is the same object
+    assert mask_quarantined(hidden) is hidden or hidden.learned.faults
     assert mask_quarantined(world([own])) == world([own])
 
 
@@ -155,7 +156,7 @@ def test_exception_at_any_point_affects_only_the_model_that_caused_it(
     assert "b" not in started(loop)
     assert loop.loop.world.replicas[ReplicaId("rb")].state is S.READY
     assert {name for name, _ in faults.reported} <= {"b"}
-    assert set(loop.loop.world.faults) <= {"b"}
+    assert set(loop.loop.world.learned.faults) <= {"b"}
     assert loop.loop.world.degraded == ""
 
 
@@ -205,7 +206,7 @@ def test_quarantine_doubles_with_each_fault_up_to_thirty_minutes(
     loop, lasted = stepped(), list[float]()
     for _ in range(7):
         loop.step(called(B, now_s=loop.now_s))
-        fault = loop.loop.world.faults[B.name]
+        fault = loop.loop.world.learned.faults[B.name]
         lasted.append(fault.until_s - loop.now_s)
         loop.now_s = fault.until_s
     assert lasted == [60.0, 120.0, 240.0, 480.0, 960.0, 1800.0, 1800.0]
@@ -214,7 +215,7 @@ def test_quarantine_doubles_with_each_fault_up_to_thirty_minutes(
     loop.step(called(B, now_s=loop.now_s))
     assert started(loop) == ["b"]
     loop.now_s += TRIAL_S
-    assert loop.step(Tick()).faults == {}
+    assert loop.step(Tick()).learned.faults == {}
 
 
 def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +226,9 @@ def test_a_changed_document_ends_the_quarantine_and_forgets_the_fault(monkeypatc
     )
     loop = stepped()
     loop.step(called(B))
-    assert loop.step(DocumentsSeen(models=(A, B, C))).faults
+    assert loop.step(DocumentsSeen(models=(A, B, C))).learned.faults
     other = replace(B, spec=replace(B.spec, aliases=("x",)))
-    assert loop.step(DocumentsSeen(models=(A, other, C)), called(B, now_s=T0 + 1)).faults == {}
+    assert loop.step(DocumentsSeen(models=(A, other, C)), called(B, now_s=T0 + 1)).learned.faults == {}
     assert started(loop) == ["b"]
 
 
@@ -238,7 +239,7 @@ def test_operator_wake_ends_the_quarantine_of_a_model(monkeypatch: pytest.Monkey
     faults.stop()
     loop.step(ModelWoken(model=B.name))
     assert started(loop) == ["b"]
-    assert loop.loop.world.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
+    assert loop.loop.world.learned.faults[B.name].times == 1  # a fault within half an hour doubles the next quarantine
 
 
 def test_deferred_observations_are_applied_when_the_quarantine_ends(
@@ -267,7 +268,7 @@ def test_faulty_document_keeps_the_previous_document_in_force(monkeypatch: pytes
     changed = [replace(one, spec=replace(one.spec, paused=True)) for one in (A, B, C)]
     after = loop.step(DocumentsSeen(models=tuple(changed)))
     assert [after.models[one.name].spec.paused for one in (A, B, C)] == [True, False, True]
-    assert set(after.faults) == {"b"}
+    assert set(after.learned.faults) == {"b"}
     faults.stop()
     loop.now_s += RETRY_S_MAX
     assert loop.step(Tick()).models[B.name].spec.paused
@@ -278,7 +279,7 @@ def test_fault_caused_by_no_model_keeps_the_last_plan_and_is_retried(monkeypatch
     faults = inject(monkeypatch, "autoscaler.provisioning.provisioner:provision_capacity", lambda *_: True)
     after = loop.step(called(A))
     assert after.degraded.startswith("plan: InjectedError in ")
-    assert (started(loop), after.faults, faults.reported) == ([], {}, [(None, "plan")])
+    assert (started(loop), after.learned.faults, faults.reported) == ([], {}, [(None, "plan")])
     faults.stop()
     assert loop.step(Tick()).degraded  # not before the quarantine ends
     loop.now_s += 1.0
@@ -306,7 +307,7 @@ def test_slots_used_by_a_faulty_model_do_not_count_as_free(monkeypatch: pytest.M
     inject(monkeypatch, "autoscaler.fold.gateway_reports:_comes_back", lambda _draft, name, *_: name == "b")
     report = Report(gateway=GatewayId("g1"), boot="b", sequence=2, epoch=1, levels=levels, replicas=(use,))
     after = loop.step(Reported(report=report))
-    assert set(after.faults) == {"b"}
+    assert set(after.learned.faults) == {"b"}
     assert (after.gateways[GatewayId("g1")].uses, after.loads[A.name].waiting) == ({use.replica: use}, 1)
 
 
@@ -359,7 +360,7 @@ def test_many_faulty_models_do_not_stop_the_other_models(monkeypatch: pytest.Mon
         loop.step(called(A, *bad, now_s=loop.now_s))
         loop.now_s += 1.0
     assert started(loop) == ["a"]
-    assert set(loop.loop.world.faults) == {one.name for one in bad}
+    assert set(loop.loop.world.learned.faults) == {one.name for one in bad}
     assert loop.loop.world.degraded == ""
     assert faults.reported
 
@@ -371,7 +372,7 @@ def test_a_new_model_whose_document_raises_is_quarantined(monkeypatch: pytest.Mo
     loop = SteppedLoop(world([A], DEVICES))
     after = loop.step(DocumentsSeen(models=(A, B, C)), called(C))
     assert set(after.models) == {"a", "b", "c"}
-    assert set(after.faults) == {"b"}
+    assert set(after.learned.faults) == {"b"}
     assert started(loop) == ["c"]
     faults.stop()
     loop.now_s += RETRY_S_MAX
@@ -384,7 +385,7 @@ def test_driver_error_for_one_model_does_not_affect_the_others(order: str, monke
     loop = stepped(*([replica(B, "rb", state=S.FAILED)] if order == "stop" else []))
     after = loop.step(called(A, B))
     assert started(loop) == ["a"]
-    assert set(after.faults) == {"b"}
+    assert set(after.learned.faults) == {"b"}
     if order == "start":
         (tried,) = [one for one in after.replicas.values() if one.model == "b"]
         assert "InjectedError" in tried.failure
@@ -398,7 +399,7 @@ def test_fault_reported_by_a_driver_is_recorded_for_its_model(monkeypatch: pytes
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", lambda *_: False)
     loop = stepped()
     after = loop.step(FaultSeen(model=B.name, reason="KeyError: 7"), FaultSeen(model=ModelName(""), reason="OSError"))
-    assert (after.faults[B.name].reason, after.degraded) == ("KeyError: 7", "driver: OSError")
+    assert (after.learned.faults[B.name].reason, after.degraded) == ("KeyError: 7", "driver: OSError")
     assert faults.reported == [("b", "driver"), (None, "driver")]
     assert loop.step(FaultSeen(model=ModelName(""), reason="")).degraded == ""
 
@@ -419,7 +420,7 @@ def test_failing_listener_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch
     assert "listener" in loop.loop.world.degraded
     works[0] = True
     loop.step(Tick())
-    assert (loop.loop.world.degraded, after.faults) == ("", {})
+    assert (loop.loop.world.degraded, after.learned.faults) == ("", {})
 
 
 def test_memory_error_is_not_caught_by_the_control_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,5 +104,5 @@ def test_merged_reports_give_the_same_demand_as_all_single_reports(steps: list[t
     assert {id: (g.levels, g.uses, g.totals) for id, g in fewer.gateways.items()} == {
         id: (g.levels, g.uses, g.totals) for id, g in all_of_them.gateways.items()
     }
-    attained = [at.attained.get(ModelName("m"), {}).get(TenantName("acme"), 0.0) for at in (fewer, all_of_them)]
+    attained = [at.learned.attained.get(ModelName("m"), {}).get(TenantName("acme"), 0.0) for at in (fewer, all_of_them)]
     assert attained[0] == attained[1]

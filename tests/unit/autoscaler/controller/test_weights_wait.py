@@ -19,7 +19,7 @@ from autoscaler.state.actions import Plan
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import ClusterFacts, Replica, World
-from tests.support.builders.worlds import T0, device, replica, world
+from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="vllm", artifact="oci://r.io/a:1"))
 ONE = replica(ADA, "a1", ("g1",), S.STARTING)
@@ -127,7 +127,7 @@ async def test_agent_report_of_delivered_weights_ends_the_wait() -> None:
 
 async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> None:
     there = {"replicas": (ReplicaId("a1"),), "folder": "copies/x/files"}
-    at, told = replace(said(**there), mounting=None), list[str]()
+    at, told = replace_fields(said(**there), mounting=None), list[str]()
     supply = AgentNodeSupply(lambda: at, lambda: T0)
     soon = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
     await asyncio.sleep(0)
@@ -137,7 +137,7 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
     assert await soon == Laid("copies/x/files", "")
     late = asyncio.ensure_future(supply(ONE, ADA, told.append))  # type: ignore[arg-type]  # it is in a registry
     await asyncio.sleep(0)
-    again = NodeReported(report=replace(at.nodes["n1"].report, sequence=2))
+    again = NodeReported(report=replace(at.nodes.agents["n1"].report, sequence=2))
     after = fold(at, [again], T0 + LOOK_S_MAX)[0]
     supply.on_step(step(after)._replace(acted_s=T0 + LOOK_S_MAX))
     with pytest.raises(NotBroughtError, match="it is not known how pods can see them"):

@@ -19,7 +19,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import ClusterFacts, Drain, History, World
 from autoscaler.text import format_count, format_duration, format_size, format_tenants
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
-from tests.support.builders.worlds import T0, device, drain, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, drain, gateway, level, model, replace_fields, replica, use, world
 
 A, B = model("a", 20), model("b", 20)
 
@@ -62,14 +62,16 @@ def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
     at, calls = cluster(), [gateway(levels=[level("b", 1)])]
     known = exercise_of(at)
     chosen = "Among places of one price and size the choice is by what was learnt from 2 kinds, 3 nodes, seed 7."
-    waits = world(at.models.values(), at.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1))
+    waits = world(
+        at.models.values(), at.nodes.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1)
+    )
     assert chosen in tell(waits).sentences
     starts = replica(at.models[B.name], "r", ["g0"], S.STARTING)
     assert chosen in tell(rebuild_indices(replace(waits, replicas={starts.id: starts}), T0)).sentences
     runs = replica(at.models[B.name], "r", ["g0"])
     for other in (
-        replace(waits, lesson=None),
-        replace(waits, lesson=build_initial_values(known)),
+        replace_fields(waits, lesson=None),
+        replace_fields(waits, lesson=build_initial_values(known)),
         replace(waits, replicas={runs.id: runs}),
     ):
         assert not any("learnt" in sentence for sentence in tell(rebuild_indices(other, T0)).sentences)

@@ -15,7 +15,7 @@ from autoscaler.spec.model import Adapter
 from autoscaler.spec.settings import Settings, Weights
 from autoscaler.state.actions import Plan
 from autoscaler.state.world import ClusterFacts, Copy, NodeId, World
-from tests.support.builders.worlds import T0, device, model, world
+from tests.support.builders.worlds import T0, device, model, replace_fields, world
 
 OWN, LORA = "oci://r.io/m:1", "s3://b/lora.gguf"
 BASE = model("m", 20)
@@ -24,7 +24,7 @@ M = replace(BASE, spec=replace(BASE.spec, artifact=OWN, adapters=(Adapter(name="
 
 def at(*copies: tuple[str, str], why: str = "") -> World:
     there = frozenset(Copy(artifact=artifact, node=NodeId(node)) for artifact, node in copies)
-    return replace(world([M], [device()]), copies=there, unbrought={LORA: why} if why else {})
+    return replace_fields(world([M], [device()]), copies=there, unbrought={LORA: why} if why else {})
 
 
 def test_explain_describes_weights_as_present_absent_or_failed() -> None:
@@ -48,7 +48,7 @@ def test_explain_describes_weights_as_present_absent_or_failed() -> None:
 def test_image_mounted_weights_are_described_by_their_inspection() -> None:
     one = replace(BASE, spec=replace(BASE.spec, artifact=OWN))
     facts, settings = ClusterFacts(server=(1, 36)), Settings(weights=Weights(mount="image"))
-    before = replace(world([one], [device()]), mounting=facts, settings=settings)
+    before = replace_fields(world([one], [device()]), mounting=facts, settings=settings)
     mounted = (
         "Its weights are mounted by the node's container runtime as an image, as Settings say (weights.mount: image)"
     )
@@ -56,14 +56,14 @@ def test_image_mounted_weights_are_described_by_their_inspection() -> None:
         f"Its weights ({OWN}) are brought to no node.", f"{mounted}, if they are one, which nobody has seen yet.",
     ]  # fmt: skip
     seen = WeightsReport(artifact=OWN, look=True, digest="sha256:aa", image="")
-    assert describe_weights(replace(before, looked={read_weights_request(seen): seen}), one)[1] == f"{mounted}."
+    assert describe_weights(replace_fields(before, looked={read_weights_request(seen): seen}), one)[1] == f"{mounted}."
     assert weights_state(before, one) == "here", "nothing keeps them from pods"
     none = replace(seen, image=None, no_image="it is no image (ModelPack)")
     assert (
         "it is no image (ModelPack)"
-        in describe_weights(replace(before, looked={read_weights_request(seen): none}), one)[1]
+        in describe_weights(replace_fields(before, looked={read_weights_request(seen): none}), one)[1]
     )
-    assert weights_state(replace(before, unbrought={OWN: "away"}), one) == "failed"
+    assert weights_state(replace_fields(before, unbrought={OWN: "away"}), one) == "failed"
 
 
 class Counted(frozenset[Copy]):
@@ -80,7 +80,7 @@ def test_status_rows_of_many_models_scan_the_copies_once() -> None:
     models = [replace(M, name=ModelName(f"m{number}")) for number in range(20)]
     there = Counted(Copy(artifact=OWN, node=NodeId(f"n{number}")) for number in range(50))
     Counted.looks = 0
-    rows = list_status_rows(replace(world(models, [device()]), copies=there), Plan(), T0)
+    rows = list_status_rows(replace_fields(world(models, [device()]), copies=there), Plan(), T0)
     assert {row.weights for row in rows} == {"absent"}
     assert Counted.looks == 1
 

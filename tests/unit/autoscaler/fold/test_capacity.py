@@ -265,7 +265,7 @@ def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool)
 def test_reserved_capacity_is_idle_until_its_replica_starts(others: tuple[str, ...]) -> None:
     of = cloud("place", room=True, queued=True, expected_s=60.0)
     begin = acted(surge(of))[0]
-    slices = (*begin.slices.values(), *(device(name, 16, "n9", product="A100") for name in ("g0", "g1")))
+    slices = (*begin.nodes.slices.values(), *(device(name, 16, "n9", product="A100") for name in ("g0", "g1")))
     z = model("z", 16)
     on = [replica(z, "z-1", on=others)] if others else []
     begin = rebuild_indices(
@@ -293,11 +293,11 @@ def test_new_leader_keeps_a_failed_order_in_use_by_a_replica() -> None:
     here, one = arrived(acted(surge(cloud()))[0], T0 + 100, "cloud", node="n9"), replica(A, "r1", ["new0"])
     (said,) = listed(here, "cloud", phase="failed", node="n9", ends_s=T0 + 900.0, says="its node n9 has 1 of 2 devices")
     lists = LeasesSeen(provider="cloud", leases=(said,), began_s=T0 + 201)
-    new = told(surge(cloud()), SlicesSeen(slices=(*here.slices.values(),)), LeadingSeen(epoch=2))
+    new = told(surge(cloud()), SlicesSeen(slices=(*here.nodes.slices.values(),)), LeadingSeen(epoch=2))
     new = told(new, seen_of(one, Seen.READY), Synced(), lists, now_s=T0 + 201)
     assert (lease(new).found, lease(new).failed, lease(new).in_use) == (True, True, True)
     assert not releases(plan(new, T0 + 201).actions)
-    assert told(new, Tick(), now_s=T0 + 800).cordons, "and it ends as any other"
+    assert told(new, Tick(), now_s=T0 + 800).nodes.cordons, "and it ends as any other"
     left = told(new, seen_of(one, Seen.CLEAN, proof="exited"), now_s=T0 + 210)
     (gone,) = releases(plan(left, T0 + 210).actions)
     assert gone.reason == "it failed: its node n9 has 1 of 2 devices"

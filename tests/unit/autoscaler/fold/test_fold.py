@@ -39,7 +39,7 @@ def test_replica_moves_from_pending_to_gone_along_the_transition_table() -> None
     at, moves = after(at, seen(Seen.READY, address="h:1"), now_s=T0 + 4.5)
     assert moved(moves) == ["starting --seen--> ready"]
     assert (at.replicas[R].ready_s, at.replicas[R].address) == (T0 + 4.5, "h:1")
-    assert at.histories[M].starts_s == (4.0,)
+    assert at.learned.histories[M].starts_s == (4.0,)
     version = at.version
     at, moves = after(at, DrainReplica(replica=R, reason="idle"), now_s=T0 + 90.0)
     assert moved(moves) == ["ready --drain--> draining"]
@@ -47,10 +47,10 @@ def test_replica_moves_from_pending_to_gone_along_the_transition_table() -> None
     assert drain is not None
     assert (drain.came_from, drain.epoch, drain.version) == (S.READY, at.epoch, version + 1)
     assert at.version == version + 1
-    assert at.histories[M].served_until_s == T0 + 90.0
+    assert at.learned.histories[M].served_until_s == T0 + 90.0
     at, moves = after(at, StopReplica(replica=R, grace_s=5.0, reason="acknowledged"), now_s=T0 + 91.0)
     assert moved(moves) == ["draining --acknowledged--> stopping"]
-    assert at.histories[M].stopped_idle_s == T0 + 91.0
+    assert at.learned.histories[M].stopped_idle_s == T0 + 91.0
     at, moves = after(at, seen(Seen.EXITED), seen(Seen.CLEAN, proof="exited"), now_s=T0 + 92.0)
     assert moved(moves) == ["stopping --seen--> scrubbing", "scrubbing --seen--> gone"]
     assert moves[-1].reason == "clean: exited"
@@ -107,7 +107,7 @@ def test_observed_replica_of_an_unknown_model_is_adopted(sight: Seen, state: S) 
     at, moves = after(world([]), seen(sight, of="nobody-knows-it"))
     assert at.replicas[R].state is state
     assert moved(moves) == [f"None --seen--> {state}"]
-    assert not at.histories
+    assert not at.learned.histories
 
 
 def test_cleanup_observation_of_an_unknown_replica_is_ignored() -> None:
@@ -127,7 +127,7 @@ def test_starting_replica_that_vanishes_counts_as_a_failed_start() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING, started_s=T0 - 1.0)])
     at, moves = after(at, seen(Seen.CLEAN))
     assert [m.after for m in moves] == [S.FAILED, S.SCRUBBING, S.GONE]
-    assert at.histories[M].tries == 1
+    assert at.learned.histories[M].tries == 1
 
 
 @pytest.mark.parametrize("state", [S.STARTING, S.FAILED, S.STOPPING, S.SCRUBBING])
@@ -165,19 +165,19 @@ def test_failed_starts_are_retried_quickly_then_after_a_doubling_backoff() -> No
     at, now_s = world([DOC], [device()]), T0
     for pause_s in (60.0, 120.0, 240.0):
         at = try_once(at, now_s)
-        assert (at.histories[M].tries, at.histories[M].retry_at_s) == (1, now_s)
+        assert (at.learned.histories[M].tries, at.learned.histories[M].retry_at_s) == (1, now_s)
         at = try_once(at, now_s)
-        assert (at.histories[M].tries, at.histories[M].retry_at_s) == (2, now_s + 0.5)
+        assert (at.learned.histories[M].tries, at.learned.histories[M].retry_at_s) == (2, now_s + 0.5)
         at = try_once(at, now_s + 0.5)
-        assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, now_s + 1.5)
+        assert (at.learned.histories[M].tries, at.learned.histories[M].retry_at_s) == (3, now_s + 1.5)
         at = try_once(at, now_s + 1.5)
-        history = at.histories[M]
+        history = at.learned.histories[M]
         assert (history.tries, history.first_try_s, history.failure) == (0, None, "out of memory")
         assert history.refused_until_s == history.retry_at_s == now_s + 1.5 + pause_s
         now_s = history.refused_until_s
         at, _ = after(at, Tick(), now_s=now_s)
-        assert at.histories[M].refused_until_s == 0.0
-    assert at.histories[M].episodes == 3
+        assert at.learned.histories[M].refused_until_s == 0.0
+    assert at.learned.histories[M].episodes == 3
 
 
 def test_retry_beyond_the_start_time_limit_becomes_a_backoff() -> None:
@@ -186,7 +186,7 @@ def test_retry_beyond_the_start_time_limit_becomes_a_backoff() -> None:
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=T0 + 0.5)
     failed_s = T0 + at.models[M].spec.start.seconds_max - 0.2  # the delay would be 1 s
     at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), seen(Seen.CLEAN), now_s=failed_s)
-    history = at.histories[M]
+    history = at.learned.histories[M]
     assert (history.tries, history.episodes, history.refused_until_s) == (0, 1, failed_s + 60.0)
 
 
@@ -198,54 +198,57 @@ def test_start_failure_an_hour_ago_does_not_count_against_a_new_start() -> None:
     start = at.models[M].spec.start
     assert start_deadline_s(at, at.replicas[R]) == late_s + start.seconds_max
     at, _ = after(at, seen(Seen.EXITED, reason="out of memory"), now_s=late_s + 5.0)
-    assert (at.histories[M].tries, at.histories[M].refused_until_s) == (1, 0.0)
+    assert (at.learned.histories[M].tries, at.learned.histories[M].refused_until_s) == (1, 0.0)
 
 
 def ready_after_two_failures() -> World:
     """Ready at T0 + 1; the earlier failures still count, but no request is rejected and no delay remains."""
     at = try_once(try_once(world([DOC], [device()]), T0), T0)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 1.0)
-    assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].failure) == (2, 0.0, "")
+    history = at.learned.histories[M]
+    assert (history.tries, history.retry_at_s, history.failure) == (2, 0.0, "")
     return at
 
 
 def test_drain_of_a_ready_replica_resets_the_failed_start_count() -> None:
     at, _ = after(ready_after_two_failures(), DrainReplica(replica=R, reason="idle"), now_s=T0 + 1.5)
-    assert (at.histories[M].tries, at.histories[M].first_try_s, at.histories[M].episodes) == (0, None, 0)
+    history = at.learned.histories[M]
+    assert (history.tries, history.first_try_s, history.episodes) == (0, None, 0)
 
 
 def test_late_failure_of_a_ready_replica_resets_the_failed_start_count() -> None:
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 60.0)
-    assert (at.histories[M].tries, at.histories[M].retry_at_s, at.histories[M].episodes) == (0, 0.0, 0)
+    history = at.learned.histories[M]
+    assert (history.tries, history.retry_at_s, history.episodes) == (0, 0.0, 0)
 
 
 def test_engine_exit_right_after_ready_counts_as_a_failed_start() -> None:
     """For example, a crash at the first request: each one counts as another failed start."""
     at, _ = after(ready_after_two_failures(), seen(Seen.EXITED, reason="SIGSEGV"), seen(Seen.CLEAN), now_s=T0 + 1.2)
-    assert (at.histories[M].tries, at.histories[M].retry_at_s) == (3, T0 + 2.2)
+    assert (at.learned.histories[M].tries, at.learned.histories[M].retry_at_s) == (3, T0 + 2.2)
     at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.READY), now_s=T0 + 2.2)
     at, _ = after(at, seen(Seen.EXITED, reason="SIGSEGV"), now_s=T0 + 2.4)
-    assert at.histories[M].refused_until_s == T0 + 2.4 + 60.0
+    assert at.learned.histories[M].refused_until_s == T0 + 2.4 + 60.0
 
 
 def test_start_that_exceeds_its_time_limit_fails_and_backs_off() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, moves = after(at, FailReplica(replica=R, reason="start took longer than 100 s"), now_s=T0 + 100.0)
     assert moved(moves) == ["starting --broke--> failed"]
-    assert at.histories[M].refused_until_s == T0 + 160.0
+    assert at.learned.histories[M].refused_until_s == T0 + 160.0
 
 
 def test_failure_of_a_ready_replica_is_not_a_failed_start() -> None:
     at, moves = after(world([DOC], [device()], replicas=[replica(DOC, "r")]), seen(Seen.EXITED, reason="SIGSEGV"))
     assert at.replicas[R].failure == "SIGSEGV"
     assert [m.reason for m in moves] == ["SIGSEGV"]
-    assert at.histories[M] == History(served_until_s=T0)
+    assert at.learned.histories[M] == History(served_until_s=T0)
 
 
 def test_spec_change_clears_the_start_backoff() -> None:
     at = world([DOC], histories={"m": History(refused_until_s=T0 + 60.0, episodes=2, failure="no such file")})
     at, _ = after(at, DocumentsSeen(models=(replace(DOC, slots=8),)))
-    assert at.histories[M] == History()
+    assert at.learned.histories[M] == History()
 
 
 def test_failure_of_the_old_spec_does_not_delay_the_changed_spec() -> None:
@@ -253,7 +256,7 @@ def test_failure_of_the_old_spec_does_not_delay_the_changed_spec() -> None:
     at, _ = after(at, DocumentsSeen(models=(replace(DOC, spec=replace(DOC.spec, image="another:2")),)))
     at, moves = after(at, seen(Seen.EXITED, reason="no such file"))
     assert moved(moves) == ["starting --seen--> failed"]
-    assert at.histories.get(M, History()) == History()
+    assert at.learned.histories.get(M, History()) == History()
 
 
 def test_only_the_newest_start_times_are_kept() -> None:
@@ -263,7 +266,7 @@ def test_only_the_newest_start_times_are_kept() -> None:
         at, _ = after(at, StartReplica(replica=pending(), reason=""), seen(Seen.STARTING), now_s=now_s)
         at, _ = after(at, seen(Seen.READY), now_s=now_s + start)
         at, _ = after(at, seen(Seen.CLEAN), now_s=now_s + start)
-    assert at.histories[M].starts_s == tuple(float(s) for s in range(8, 40))
+    assert at.learned.histories[M].starts_s == tuple(float(s) for s in range(8, 40))
 
 
 # --- scale to zero, and undoing it ------------------------------------------------------------------------------------
@@ -280,11 +283,11 @@ def to_zero(at: World, now_s: float) -> World:
 def test_idle_stop_followed_by_an_early_restart_counts_as_premature() -> None:
     at = to_zero(world([DOC], [device()]), T0)
     at = to_zero(at, T0 + 100.0)
-    assert at.histories[M].regrets == 1
+    assert at.learned.histories[M].regrets == 1
     at = to_zero(at, T0 + 400.0)
-    assert at.histories[M].regrets == 1
+    assert at.learned.histories[M].regrets == 1
     at = to_zero(at, T0 + 400.0 + 601.0)
-    assert at.histories[M].regrets == 0
+    assert at.learned.histories[M].regrets == 0
 
 
 def test_eviction_is_not_recorded_as_an_idle_stop() -> None:
@@ -292,7 +295,7 @@ def test_eviction_is_not_recorded_as_an_idle_stop() -> None:
         world([DOC], [device()], replicas=[replica(DOC, "r")]), DrainReplica(replica=R, reason="", victim_of=M)
     )
     at, _ = after(at, StopReplica(replica=R, grace_s=1.0, reason=""))
-    assert at.histories[M].stopped_idle_s is None
+    assert at.learned.histories[M].stopped_idle_s is None
 
 
 def test_demand_peaks_of_the_idle_timeout_are_kept_in_at_most_13_rows() -> None:
@@ -300,9 +303,9 @@ def test_demand_peaks_of_the_idle_timeout_are_kept_in_at_most_13_rows() -> None:
     for second in range(300):
         waiting = 9 if second == 250 else 1
         at, _ = after(at, reported(second + 1, levels=[level("m", running=waiting)]), now_s=T0 + second)
-        assert len(at.histories[M].peaks) <= 13
-    assert max(calls for _, calls in at.histories[M].peaks) == 9
-    assert min(bucket + 1 for bucket, _ in at.histories[M].peaks) > T0 + 299 - 60.0
+        assert len(at.learned.histories[M].peaks) <= 13
+    assert max(calls for _, calls in at.learned.histories[M].peaks) == 9
+    assert min(bucket + 1 for bucket, _ in at.learned.histories[M].peaks) > T0 + 299 - 60.0
 
 
 # --- other ------------------------------------------------------------------------------------------------------------
@@ -335,16 +338,16 @@ def test_remembered_failures_of_an_old_spec_do_not_delay_a_start(
 ) -> None:
     never = replica(DOC, "r", state=S.STARTING)
     at, _ = after(world([DOC], [device()], [never]), FailReplica(replica=never.id, reason="no such file"))
-    failed = at.histories[M]
+    failed = at.learned.histories[M]
     assert (failed.failure, failed.failed_hash) == ("no such file", DOC.spec_hash())
     refused, _ = after(world([DOC], [device()]), FailStart(model=M, reason="no such program"))
-    remembered = [HistorySeen(model=M, history=one) for one in (failed, refused.histories[M])]
+    remembered = [HistorySeen(model=M, history=one) for one in (failed, refused.learned.histories[M])]
     for doc in (DOC, replace(DOC, slots=8)):
         kept = doc == DOC
         for seen_ in remembered:
             documents = DocumentsSeen(models=(doc,))
             order = (documents, seen_) if documents_first else (seen_, documents)
-            now = after(world([]), *order)[0].histories[M]
+            now = after(world([]), *order)[0].learned.histories[M]
             assert (now.failure, now.retry_at_s) == (
                 (seen_.history.failure, seen_.history.retry_at_s) if kept else ("", 0.0)
             )
@@ -352,9 +355,9 @@ def test_remembered_failures_of_an_old_spec_do_not_delay_a_start(
 
 def test_removal_of_a_model_document_drops_its_history() -> None:
     at, _ = after(world([DOC], [device()]), HistorySeen(model=M, history=History(starts_s=(3.0,))))
-    assert at.histories[M].starts_s == (3.0,)
+    assert at.learned.histories[M].starts_s == (3.0,)
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=1),)), DocumentsSeen())
-    assert [len(m) for m in (at.models, at.histories, at.attained)] == [0, 0, 0]
+    assert [len(m) for m in (at.models, at.learned.histories, at.learned.attained)] == [0, 0, 0]
 
 
 def test_fold_does_not_modify_its_input_world() -> None:
@@ -368,7 +371,7 @@ def test_start_lost_with_its_node_does_not_count_as_a_failed_start() -> None:
     at, _ = after(world([DOC], [device()]), StartReplica(replica=pending(), reason=""), seen(Seen.STARTING))
     at, _ = after(at, SlicesSeen(slices=()), seen(Seen.EXITED, reason="its node n0 is lost"), now_s=T0 + 5.0)
     assert at.replicas[R].state is S.FAILED
-    assert at.histories.get(M, History()).tries == 0
+    assert at.learned.histories.get(M, History()).tries == 0
 
 
 def test_slice_with_zero_memory_is_closed_and_gets_no_replica() -> None:
@@ -383,7 +386,7 @@ def test_slice_with_zero_memory_is_closed_and_gets_no_replica() -> None:
         ("gpu0", "its memory reads 0 bytes")
     ]
     again, _ = fold(seen, [SlicesSeen(slices=(device("gpu0", 0),))], T0)
-    assert again.slices is seen.slices, "the same look changes nothing"
+    assert again.nodes.slices is seen.nodes.slices, "the same look changes nothing"
     well, _ = fold(seen, [SlicesSeen(slices=(device("gpu0", 24), device("gpu1", 0, closed="taken")))], T0)
-    assert [one.closed for one in well.slices.values()] == ["", "taken"]
+    assert [one.closed for one in well.nodes.slices.values()] == ["", "taken"]
     assert [type(one).__name__ for one in plan(well, T0).actions] == ["StartReplica"]

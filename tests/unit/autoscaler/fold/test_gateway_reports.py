@@ -17,7 +17,7 @@ from autoscaler.state.actions import DrainReplica
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, Tick
 from autoscaler.state.world import Grant
 from tests.support.builders.fold import DOC, G1, M, R, after, reported, total
-from tests.support.builders.worlds import T0, device, level, replica, world
+from tests.support.builders.worlds import T0, device, level, replace_fields, replica, world
 
 
 def test_demand_is_summed_over_gateways_with_the_oldest_wait() -> None:
@@ -44,7 +44,7 @@ def test_demand_of_a_silent_gateway_expires_after_ten_seconds() -> None:
     assert at.loads[M].running == 3
     at, _ = after(at, Tick(), now_s=T0 + 10.0)
     assert at.loads == {}
-    assert at.histories[M].last_activity_s == T0
+    assert at.learned.histories[M].last_activity_s == T0
     assert not at.gateways[G1].gone
 
 
@@ -53,7 +53,7 @@ def test_used_slot_time_restarts_at_zero_when_a_model_is_removed() -> None:
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, DocumentsSeen(), reported(2, totals=(total(busy_slot_us=5_000_000),)))
-    assert at.attained == {M: {acme: 3.0}}
+    assert at.learned.attained == {M: {acme: 3.0}}
 
 
 @pytest.mark.parametrize("seen_s", [T0 + math.pi * number for number in range(20)])
@@ -147,12 +147,12 @@ def test_used_slot_time_is_the_counter_growth_within_one_gateway_boot() -> None:
     acme = TenantName("acme")
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(busy_slot_us=2_000_000),)))
     at, _ = after(at, reported(2, totals=(total(busy_slot_us=5_000_000),)))
-    assert at.attained[M] == {acme: 5.0}
+    assert at.learned.attained[M] == {acme: 5.0}
     at, _ = after(at, reported(1, boot="b2", totals=(total(busy_slot_us=1_000_000),)))
-    assert at.attained[M] == {acme: 6.0}
+    assert at.learned.attained[M] == {acme: 6.0}
     heavy = Tenant(name=acme, spec=TenantSpec(weight=2.0))
     at, _ = after(replace(at, tenants={acme: heavy}), reported(2, boot="b2", totals=(total(busy_slot_us=5_000_000),)))
-    assert at.attained[M] == {acme: 8.0}, "4 s at twice the weight"
+    assert at.learned.attained[M] == {acme: 8.0}, "4 s at twice the weight"
 
 
 @pytest.mark.parametrize(("had_s", "starts_s"), [(None, 100.0), (1.0, 100.0), (99.0, 100.0), (101.0, 101.0)])
@@ -161,27 +161,27 @@ def test_returning_tenant_starts_level_with_least_served_active_tenant(had_s: fl
     attained = {TenantName("busy"): 100.0} | ({TenantName("acme"): had_s} if had_s is not None else {})
     at, _ = after(world([DOC], gateways=[]), reported(1, levels=[level("m", running=1, tenant="busy")]))
     levels = [level("m", running=1, tenant="busy"), level("m", waiting=1, tenant="acme")]
-    at, _ = after(replace(at, attained={M: attained}), reported(2, levels=levels))
-    assert at.attained[M][TenantName("acme")] == starts_s
+    at, _ = after(replace_fields(at, attained={M: attained}), reported(2, levels=levels))
+    assert at.learned.attained[M][TenantName("acme")] == starts_s
 
 
 def test_tenants_that_return_to_an_idle_model_get_equal_service_totals() -> None:
     """It holds in either order of their return."""
     busy, acme = TenantName("busy"), TenantName("acme")
-    idle = replace(world([DOC], gateways=[]), attained={M: {busy: 100.0, acme: 1.0}})
+    idle = replace_fields(world([DOC], gateways=[]), attained={M: {busy: 100.0, acme: 1.0}})
     for first, then in ((busy, acme), (acme, busy)):
         at, _ = after(idle, reported(2, levels=[level("m", waiting=1, tenant=first)]))
         both = [level("m", waiting=1, tenant=first), level("m", waiting=1, tenant=then)]
         at, _ = after(at, reported(3, levels=both))
-        assert at.attained[M] == {busy: 100.0, acme: 100.0}
+        assert at.learned.attained[M] == {busy: 100.0, acme: 100.0}
 
 
 def test_rejected_cold_request_is_demand_for_twice_its_retry_after_time() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(refused_cold=1, retry_after_s=30.0),)))
-    history = at.histories[M]
+    history = at.learned.histories[M]
     assert (history.refused_cold_s, history.hold_until_s) == (T0, T0 + 60.0)
     again, _ = after(at, reported(2, totals=(total(refused_cold=1, retry_after_s=30.0, idle_s=5.0),)), now_s=T0 + 5.0)
-    assert again.histories[M] == history
+    assert again.learned.histories[M] == history
 
 
 def test_decreased_counters_are_treated_as_restarted() -> None:
@@ -191,15 +191,15 @@ def test_decreased_counters_are_treated_as_restarted() -> None:
     )
     again = total(refused_cold=1, retry_after_s=30.0, busy_slot_us=2_000_000)
     at, _ = after(at, reported(2, totals=(again,)), now_s=T0 + 100.0)
-    assert at.histories[M].refused_cold_s == T0 + 100.0
-    assert at.attained[M][TenantName("acme")] == 5.0
+    assert at.learned.histories[M].refused_cold_s == T0 + 100.0
+    assert at.learned.attained[M][TenantName("acme")] == 5.0
 
 
 def test_idle_time_counts_from_the_last_finished_request_on_any_gateway() -> None:
     at, _ = after(world([DOC], gateways=[]), reported(1, totals=(total(finished=1, idle_s=20.0),)))
-    assert at.histories[M].last_activity_s == T0 - 20.0
+    assert at.learned.histories[M].last_activity_s == T0 - 20.0
     at, _ = after(at, reported(1, name="g2", totals=(total(finished=1, idle_s=50.0),)))
-    assert at.histories[M].last_activity_s == T0 - 20.0
+    assert at.learned.histories[M].last_activity_s == T0 - 20.0
 
 
 def test_late_report_of_a_dead_gateway_is_ignored() -> None:
@@ -249,12 +249,12 @@ def test_death_of_a_former_boot_does_not_affect_the_current_boot() -> None:
 def test_gateway_joins_a_leader_epoch_with_its_first_report_in_it() -> None:
     at, _ = after(world([DOC], gateways=[]), GatewaySeen(gateway=G1))
     assert not at.gateways[G1].in_epoch
-    assert not at.handed_over
+    assert not at.leadership.handed_over
     at, _ = after(at, reported(1, epoch=0))
     assert not at.gateways[G1].in_epoch
     at, _ = after(at, reported(2))
     assert at.gateways[G1].in_epoch
-    assert at.handed_over
+    assert at.leadership.handed_over
 
 
 # --- allocations ------------------------------------------------------------------------------------------------------

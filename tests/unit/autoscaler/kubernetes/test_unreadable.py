@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import cast
 
 import pytest
-from msgspec.structs import replace
 
 from autoscaler.controller.loop import LoopStep
 from autoscaler.kubernetes.api import Api, Object
@@ -14,7 +13,7 @@ from autoscaler.kubernetes.resources import event_log
 from autoscaler.kubernetes.resources.event_writer import UNREADABLE_MAX, UNREADABLE_S, Events
 from autoscaler.kubernetes.unreadable import REASON_CHARACTERS_MAX, Unreadable, UnreadableObjects
 from autoscaler.state.actions import Plan
-from tests.support.builders.worlds import world
+from tests.support.builders.worlds import replace_fields, world
 
 TOO_DEEP = "its values are nested more than 100 levels deep"
 
@@ -34,7 +33,7 @@ class House:
         )
 
     def step(self, *, leads: bool) -> None:
-        at = replace(world([]), leads=leads)
+        at = replace_fields(world([]), leads=leads)
         self.events.on_step(LoopStep(at, at, Plan(), (), (), 0.0, 0.0, 0.0))
 
     def due(self) -> Iterator[Object]:

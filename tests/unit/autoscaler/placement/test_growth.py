@@ -290,7 +290,7 @@ def test_usage_of_a_grown_replica_is_not_learned_as_model_demand() -> None:
         at = world([a], [device()], [replica(a, "ra", memory_bytes=memory_gi * GI)])
         told = replace(seen_of(at.replicas[next(iter(at.replicas))], Seen.READY), used_bytes=9 * GI)
         then, _ = fold(at, (told,), T0)
-        assert (a.name in then.histories and then.histories[a.name].used is not None) == learns
+        assert (a.name in then.learned.histories and then.learned.histories[a.name].used is not None) == learns
 
 
 # --- engines and documents --------------------------------------------------------------------------------------------
@@ -393,6 +393,6 @@ def test_replicas_grown_by_successive_plans_never_exceed_device_memory() -> None
     for _ in models:
         at = folded(at, plan(at, T0).actions)
         runs = {id: replace(one, state=S.READY, ready_s=T0, since_s=T0) for id, one in at.replicas.items()}
-        at = world(models, at.slices.values(), runs.values(), at.gateways.values())
+        at = world(models, at.nodes.slices.values(), runs.values(), at.gateways.values())
     assert sum(one.memory_bytes for one in at.replicas.values()) == 24 * GI
     assert sorted(one.memory_bytes // GI for one in at.replicas.values()) == [6, 6, 12]

@@ -32,7 +32,7 @@ from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.resources import Beside, HostResources, Link
 from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
-from tests.support.builders.worlds import GI, T0, device, gateway, model, replica, use, world
+from tests.support.builders.worlds import GI, T0, device, gateway, model, replace_fields, replica, use, world
 from tests.support.example_budget import examples
 
 K = TypeVar("K")
@@ -67,33 +67,33 @@ def turned(one: World, rng: Random, now_s: float) -> World:
             replicas[old.id] = replace(old, state=rng.choice(states), since_s=now_s, ready_s=now_s)
             one = replace(one, replicas=replicas)
         case 5:
-            at = rng.choice(sorted(one.slices))
-            slices = {**one.slices, at: replace(one.slices[at], healthy=rng.random() < 0.7)}
+            at = rng.choice(sorted(one.nodes.slices))
+            slices = {**one.nodes.slices, at: replace(one.nodes.slices[at], healthy=rng.random() < 0.7)}
             back = {each.id: each for each in SLICES if each.id not in slices}
-            one = replace(one, slices=_without(slices, at) if rng.random() < 0.4 else slices | back)
+            one = replace_fields(one, slices=_without(slices, at) if rng.random() < 0.4 else slices | back)
         case 6:
             name = rng.choice(NAMES)
             load = ModelLoad(waiting=rng.randrange(3), running=rng.randrange(2), oldest_s=now_s - 1)
             return replace(one, loads={**one.loads, name: load})
         case 7:
             known = History(starts_s=(rng.random() * 9,), last_activity_s=now_s - rng.randrange(200))
-            return replace(one, histories={**one.histories, rng.choice(NAMES): known})
+            return replace_fields(one, histories={**one.learned.histories, rng.choice(NAMES): known})
         case 8:
             name = rng.choice(sorted(one.models))
             old_spec = one.models[name].spec
             spec = replace(old_spec, replicas=replace(old_spec.replicas, min=rng.randrange(3)))
             return replace(one, models={**one.models, name: replace(one.models[name], spec=spec)})
         case 10:
-            return replace(one, lesson=None if rng.random() < 0.3 else _lesson(rng))
+            return replace_fields(one, lesson=None if rng.random() < 0.3 else _lesson(rng))
         case 11:
-            at = rng.choice(sorted(one.slices))
-            return replace(one, slices=_nodes_told(one.slices, one.slices[at].node, rng))
+            at = rng.choice(sorted(one.nodes.slices))
+            return replace_fields(one, slices=_nodes_told(one.nodes.slices, one.nodes.slices[at].node, rng))
         case 9 | 12 | 15 | 17 | 18 | 19 | 20 as which:
             return TOLD[which](one, rng)
         case 16 if ids:
             one = replace(one, replicas=_misplaced(replicas, rng))
         case 13:
-            return replace(one, others={NodeId(f"n{rng.randrange(4)}"): rng.randrange(3)})
+            return replace_fields(one, others={NodeId(f"n{rng.randrange(4)}"): rng.randrange(3)})
         case _:
             place = CordonTarget("node", f"n{rng.randrange(4)}")
             cordons = (
@@ -102,7 +102,7 @@ def turned(one: World, rng: Random, now_s: float) -> World:
                 else {}
             )
             names = [one for one in MODELS if rng.random() < 0.9]
-            one = replace(one, cordons=cordons, models={each.name: each for each in names})
+            one = replace_fields(one, cordons=cordons, models={each.name: each for each in names})
     made_anew = rebuild_indices(one, now_s)
     return replace(
         one, by_model=kept(one.by_model, made_anew.by_model), by_slice=kept(one.by_slice, made_anew.by_slice)
@@ -122,10 +122,12 @@ def _beside_told(one: World, rng: Random) -> World:
         return replace(one, replicas={**one.replicas, old.id: replace(old, beside=beside)})
     node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
     if rng.random() < 0.3:
-        return replace(one, hosts={name: host for name, host in one.hosts.items() if name not in {node, "n4"}})
+        return replace_fields(
+            one, hosts={name: host for name, host in one.nodes.hosts.items() if name not in {node, "n4"}}
+        )
     taken = Beside(rng.randrange(10) * 1000, rng.randrange(9) * GI)
     told = HostResources(*size, *size).without(taken)
-    return replace(one, hosts={} if rng.random() < 0.1 else {**one.hosts, node: told})
+    return replace_fields(one, hosts={} if rng.random() < 0.1 else {**one.nodes.hosts, node: told})
 
 
 def _replica(rng: Random, now_s: float) -> Replica:
@@ -147,14 +149,14 @@ def _lesson(rng: Random) -> PlacementValues:
 
 def _sizes_told(one: World, rng: Random) -> World:
     """Change a Slice's size and product, the prices, or both."""
-    at, both = rng.choice(sorted(one.slices)), rng.random()
+    at, both = rng.choice(sorted(one.nodes.slices)), rng.random()
     size, product = rng.choice((24, 80)) * GI, rng.choice(("", "H100", "L4", "NVIDIA H200"))
-    many = replace(one.slices[at], memory_bytes=size, product=product)
+    many = replace(one.nodes.slices[at], memory_bytes=size, product=product)
     prices = rng.choice(((), (Price(device="H100", per_hour=9.0),), (Price(device="L4", per_hour=1.0),)))
     told = replace(one.settings, prices=prices)
-    return replace(
+    return replace_fields(
         one,
-        slices={**one.slices, at: many} if both < 0.6 else one.slices,
+        slices={**one.nodes.slices, at: many} if both < 0.6 else one.nodes.slices,
         settings=told if both > 0.4 else one.settings,
     )
 
@@ -184,9 +186,9 @@ def _misplaced(replicas: dict[ReplicaId, Replica], rng: Random) -> dict[ReplicaI
 
 def _others_come(one: World, rng: Random) -> World:
     """Change the pod limit of a Slice and the number of foreign pods on it."""
-    at, many = rng.choice(sorted(one.slices)), rng.randrange(4)
-    told = replace(one.slices[at], holders_max=many, theirs=rng.randrange(many + 1))
-    return replace(one, slices={**one.slices, at: told})
+    at, many = rng.choice(sorted(one.nodes.slices)), rng.randrange(4)
+    told = replace(one.nodes.slices[at], holders_max=many, theirs=rng.randrange(many + 1))
+    return replace_fields(one, slices={**one.nodes.slices, at: told})
 
 
 def _calls_told(one: World, rng: Random) -> World:
@@ -275,7 +277,7 @@ def test_updated_slice_index_gives_the_same_packing_as_a_rebuilt_one(seed: int) 
         one = turned(one, rng, now_s)
         leaving, staying = some(rng, sorted(one.replicas)), some(rng, sorted(one.replicas))
         yard = survey.yard(one, now_s, leaving, staying)
-        known = None if one.lesson is None else decode_placement_values(one.lesson)
+        known = None if one.learned.lesson is None else decode_placement_values(one.learned.lesson)
         anew = SliceIndex(build_bins(one, now_s, leaving, staying), build_hosts(one, now_s, leaving, staying), known)
         asked = wants(rng)
         assert state(yard) == state(anew)
@@ -305,7 +307,7 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     )
     at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
     one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})
-    gone = replace(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
+    gone = replace_fields(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n4"))})
     yard = survey.yard(one, T0)
     yard.locality.tell(copies)
@@ -318,8 +320,10 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
         assert packed == pack(
             [cpu_only], SliceIndex(build_bins(at, T0), build_hosts(at, T0)), copies, RestartCosts(), T0
         )
-    assert survey.yard(replace(one, hosts={**one.hosts, NodeId("n4"): large}), T0) is not yard, "it has another size"
-    assert survey.yard(replace(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
+    assert survey.yard(replace_fields(one, hosts={**one.nodes.hosts, NodeId("n4"): large}), T0) is not yard, (
+        "it has another size"
+    )
+    assert survey.yard(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
 
 
 def test_node_drain_takes_effect_after_the_slice_is_reported_again() -> None:
@@ -329,8 +333,10 @@ def test_node_drain_takes_effect_after_the_slice_is_reported_again() -> None:
     running = replica(a, "r")
     cordons = {place: Cordon(place=place, node="n0", since_s=T0, drain=True)}
     known = History(last_activity_s=T0)
-    gone = replace(world([a], [other], [running], gateways=[gateway("g")], histories={"a": known}), cordons=cordons)
-    back = replace(gone, slices={one.id: one for one in (there, other)})
+    gone = replace_fields(
+        world([a], [other], [running], gateways=[gateway("g")], histories={"a": known}), cordons=cordons
+    )
+    back = replace_fields(gone, slices={one.id: one for one in (there, other)})
     planner = Planner()
     assert not planner.plan(gone, T0).actions
     assert planner.plan(back, T0).actions

@@ -32,7 +32,7 @@ from tests.support.builders.mig_nodes import (
     town,
     why,
 )
-from tests.support.builders.worlds import T0, device, gateway, level, model, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, world
 
 
 def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
@@ -42,13 +42,13 @@ def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
         assert order(short, T0 + later_s) is None
     assert "has not CPU enough beside its devices: 4 cores left of 8" in why(short)
     assert "cut anew" not in why(short), "that would not help"
-    other = replace(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
-    assert order(replace(other, hosts=beside(8, 8))) is None, "it gets what is there"
+    other = replace_fields(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
+    assert order(replace_fields(other, hosts=beside(8, 8))) is None, "it gets what is there"
     hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
     bare = world(cuttable={"n1": cuttable()}, hosts=beside(8, 4), **hard)
     assert order(bare) is None
     assert "could be cut anew for it, but it has not CPU enough beside its devices" in why(bare)
-    assert order(replace(bare, hosts=beside(8, 8))) is not None
+    assert order(replace_fields(bare, hosts=beside(8, 8))) is not None
 
 
 def test_model_that_needs_more_cpu_than_any_node_has_is_unplaceable() -> None:
@@ -63,7 +63,7 @@ def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
     action = order(at)
     assert action is not None
     assert "2 Replicas fit then" in action.reason
-    coming = replace(at, cuttable={"n1": cuttable(state="pending", **asked(1, T0 - EVERY_S, (SMALL,)))})
+    coming = replace_fields(at, cuttable={"n1": cuttable(state="pending", **asked(1, T0 - EVERY_S, (SMALL,)))})
     told = {one.model: one.reason for one in plan(coming, T0).unmet}
     assert [name for name, reason in told.items() if "it fits there then" in reason] == ["a", "b"]
 
@@ -166,5 +166,5 @@ def test_replica_with_elastic_memory_prefers_a_full_size_mig_profile() -> None:
     action = order(elastic(10.0, 10))
     assert action is not None
     assert "1g.10gb" not in list_profiles(action.order.cuts), "there is more for it"
-    shown = replace(elastic(10.0, 10), cuttable={"n1": cuttable(state="pending", **asked(1, T0 - 1, (SMALL,)))})
+    shown = replace_fields(elastic(10.0, 10), cuttable={"n1": cuttable(state="pending", **asked(1, T0 - 1, (SMALL,)))})
     assert "it fits there then" in why(shown), "no other is cut for it"

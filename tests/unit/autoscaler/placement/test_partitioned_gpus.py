@@ -27,7 +27,7 @@ from autoscaler.state.resources import HostResources
 from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
 from tests.support.builders.resource_slices import DRIVER, cut_name, partitionable, partitionables
 from tests.support.builders.slices import NODE
-from tests.support.builders.worlds import GI, T0, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, gateway, level, model, replace_fields, replica, world
 from tests.unit.autoscaler.slicing.test_dra_claims_partitions import SETTINGS
 
 AT = f"{DRIVER}/{NODE}"
@@ -207,7 +207,7 @@ def test_replica_does_not_wait_for_a_part_of_an_unsuitable_gpu() -> None:
         assert not waits_for_first(asked(idle, FIRST, b, replicas=on)), why
     at = asked(idle, FIRST, model("b", 5), replicas=on)
     assert not waits_for_first(
-        replace(at, shuns={(ModelName("b"), NodeId("x")): NodeBackoff(until_s=T0 + 60, times=1)})
+        replace_fields(at, backoffs={(ModelName("b"), NodeId("x")): NodeBackoff(until_s=T0 + 60, times=1)})
     ), "shunned"
     other = [replace(one, product="NVIDIA A100-SXM4-80GB") if one.node == "x" else one for one in idle]
     assert not waits_for_first(asked(other, FIRST, model("b", 5), replicas=on)), "its parts are others"

@@ -32,7 +32,7 @@ from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, SliceId, World
 from tests.support.builders.capacity import A, cloud, offer
-from tests.support.builders.worlds import GI, T0, device, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, model, replace_fields, replica, world
 
 
 def want(of: Model = A, ordinal: int = 0) -> PlacementRequest:
@@ -118,7 +118,7 @@ def test_two_device_replica_uses_two_orders_only_if_on_the_same_node() -> None:
 def test_delivered_devices_are_no_longer_missing_from_an_order() -> None:
     got = lease(offer(), devices=2, listed=here(offer(), "new0", "new1"))
     assert list(list_missing_devices(NOTHING, got)) == [0, 1]
-    one = replace(NOTHING, slices={**NOTHING.slices, **world([], [device("new0", 16, "w1")]).slices})
+    one = replace_fields(NOTHING, slices={**NOTHING.nodes.slices, **world([], [device("new0", 16, "w1")]).nodes.slices})
     assert list(list_missing_devices(one, got)) == [1]
     assert [each.id for each in slices_of(one, got)] == ["new0"]
 
@@ -213,7 +213,7 @@ def test_cached_simulation_results_equal_uncached_results(data: st.DataObject) -
     hosts = {NodeId(one): HostResources(cpu_left_milli=data.draw(some([500, 2000, 8000]))) for one in nodes}
     closed = [CordonTarget("node", "w1")] if data.draw(st.booleans()) else []
     cordons = {one: Cordon(place=one, node=one.name, since_s=T0) for one in closed}
-    at = ground(replace(world([A], []), hosts=hosts, cordons=cordons))
+    at = ground(replace_fields(world([A], []), hosts=hosts, cordons=cordons))
     remembers = at._replace(answers=SimulationCache())
     leases = [lease(one, f"x{number}") for number, one in enumerate(offers)]
     assert match_requests_to_orders(remembers, wants, leases) == match_requests_to_orders(at, wants, leases)

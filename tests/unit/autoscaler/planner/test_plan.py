@@ -365,7 +365,7 @@ def test_plan_never_stops_a_draining_replica_before_acknowledgement(begin: World
                 assert all(g.report is not None and g.report.version >= 2 for g in told)
                 assert not any(u.in_use for g in told for u in g.uses.values() if u.replica == action.replica)
     after = folded(begin, made.actions)
-    for slice_ in after.slices.values():
+    for slice_ in after.nodes.slices.values():
         claimed = sum(after.replicas[id].memory_bytes for id in after.by_slice.get(slice_.id, ()))
         assert claimed <= slice_.memory_bytes
     assert made.next_s is None or made.next_s > T0

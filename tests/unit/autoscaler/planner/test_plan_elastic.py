@@ -68,7 +68,7 @@ def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
     assert one.spec_hash == a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash()
     assert told_of(a, one) == Given(None, int(9.5 * GI), 3, 0)
     runs = replace(one, state=S.READY, ready_s=T0, since_s=T0)
-    then = world([a, b, full], at.slices.values(), [*held, runs], histories=None)
+    then = world([a, b, full], at.nodes.slices.values(), [*held, runs], histories=None)
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
     assert any(f"{one.id} is ready since 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log)
     fit = explain_fit(then, a, load_memory_needs(a), T0)

@@ -23,7 +23,7 @@ def test_externally_deleted_replica_drains_without_revival_or_failure() -> None:
     assert not [one for one in plan(at, T0).actions if isinstance(one, ReviveReplica)]
     at, moves = after(at, seen(Seen.TAKEN, reason="again"), seen(Seen.EXITED), now_s=T0 + 1.0)
     assert moved(moves) == ["draining --seen--> scrubbing"]
-    assert not at.histories.get(M, History()).failure
+    assert not at.learned.histories.get(M, History()).failure
 
 
 def test_external_deletion_is_recorded_on_a_draining_replica() -> None:

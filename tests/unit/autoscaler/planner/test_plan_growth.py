@@ -26,7 +26,19 @@ from autoscaler.state.operator_orders import Cordon, CordonTarget, StopOrder
 from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 from autoscaler.state.world import History, Move, SliceId, World
 from tests.support.builders.slices import card, hami_node
-from tests.support.builders.worlds import GI, T0, device, drain, folded, gateway, level, model, replica, world
+from tests.support.builders.worlds import (
+    GI,
+    T0,
+    device,
+    drain,
+    folded,
+    gateway,
+    level,
+    model,
+    replace_fields,
+    replica,
+    world,
+)
 from tests.unit.autoscaler.placement.test_growth import grants, growing, run, want
 from tests.unit.autoscaler.placement.test_packer import on, shelf
 
@@ -113,7 +125,7 @@ def test_possible_starts_are_recounted_only_for_changed_models(
         at = folded(at, made.actions)
     assert len(counted) <= 3 * len(models), f"{len(counted)} for {len(models)}: not their square"
     for orders in ({"cordons": drained_node("n00")}, {"stops": {models[0].name: StopOrder(since_s=T0)}}):
-        at = rebuild_indices(replace(at, **orders), T0)
+        at = rebuild_indices(replace_fields(at, **orders), T0)
         assert planner.plan(at, T0) == Planner().plan(at, T0)
 
 
@@ -123,7 +135,8 @@ def test_operator_orders_and_settings_update_the_possible_starts() -> None:
     pod = Pod(resources=Resources(requests={"cpu": "2"}))
     moved = {SliceId("gpu0"): device("gpu0", node="n1")}
     for after in (
-        there, replace(there, cordons=drained_node("n1")), replace(there, cordons=drained_node("n1"), slices=moved),
+        there, replace_fields(there, cordons=drained_node("n1")),
+        replace_fields(there, cordons=drained_node("n1"), slices=moved),
         there, replace(there, stops={b.name: StopOrder(since_s=T0)}), there,
         replace(there, settings=Settings(pod=pod)),
     ):  # fmt: skip
@@ -182,7 +195,9 @@ def test_replacement_grows_only_into_memory_no_possible_start_needs(
     at = world([one], cards, [alone], cordons=drained_node("n0") if by == "drain" else {})
     assert got_gi(at) == [20], "nobody else may come"
     tight = [cards[0], device("gpu1", 11, "n1")]
-    assert got_gi(replace(at, slices={one.id: one for one in tight})) == [10], "it needs no more than it asks for"
+    assert got_gi(replace_fields(at, slices={one.id: one for one in tight})) == [10], (
+        "it needs no more than it asks for"
+    )
 
 
 def test_growth_leaves_memory_for_a_failed_replacement_to_be_retried() -> None:

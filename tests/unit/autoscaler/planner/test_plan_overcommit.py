@@ -29,7 +29,7 @@ from autoscaler.state.world import Gateway, Replica, Slice, SliceId, World
 from tests.support.builders.fold import after
 from tests.support.builders.resource_slices import DRIVER
 from tests.support.builders.slices import GIB, NODE, card, hami_node, npu_node
-from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
 
@@ -56,7 +56,8 @@ def goes(there: World) -> dict[str, str]:
 def _asked(there: World, asks: Gateway) -> World:
     """The World with another gateway report."""
     return world(
-        there.models.values(), there.slices.values(), there.replicas.values(), gateways=[asks], shuns=there.shuns
+        there.models.values(), there.nodes.slices.values(), there.replicas.values(), gateways=[asks],
+        backoffs=there.nodes.backoffs,
     )  # fmt: skip
 
 
@@ -173,7 +174,7 @@ def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
     assert not stranded_pods.list_avoided_nodes(now, B.name, T0)
     again = replica(B, "b2", ["n/x"], chosen=(SliceId("n/y"),), created_s=T0)
     later = replace(now, replicas={ReplicaId("a"): there.replicas[ReplicaId("a")], again.id: again})
-    later = world((A, B), BIG, later.replicas.values(), gateways=there.gateways.values(), shuns=now.shuns)
+    later = world((A, B), BIG, later.replicas.values(), gateways=there.gateways.values(), backoffs=now.nodes.backoffs)
     later, _ = after(later, *plan(later, T0).actions)
     assert stranded_pods.list_avoided_nodes(later, B.name, T0) == ("n0",)
 
@@ -199,7 +200,7 @@ def test_replica_is_evicted_if_foreign_pods_overcommit_its_gpu() -> None:
     starts = [one.replica.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)]
     assert starts == [(slices[1].id,)]
     few = hami(HamiAllocation(0, "GPU-aaaa", 20 * GIB, 0))
-    assert not goes(replace(there, slices={one.id: one for one in few})), "there is room for both"
+    assert not goes(replace_fields(there, slices={one.id: one for one in few})), "there is room for both"
 
 
 def test_our_own_claim_of_unknown_size_is_not_foreign_usage() -> None:
@@ -268,7 +269,7 @@ def _acted(there: World, now_s: float) -> World:
             known[ready.id] = ready
         elif isinstance(action, DrainReplica | StopReplica):
             known.pop(action.replica, None)
-    return world(there.models.values(), there.slices.values(), known.values(), gateways=there.gateways.values())
+    return world(there.models.values(), there.nodes.slices.values(), known.values(), gateways=there.gateways.values())
 
 
 # --- actual allocation of a pod --------------------------------------------------------------------------------------

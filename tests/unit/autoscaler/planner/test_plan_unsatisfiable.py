@@ -14,7 +14,20 @@ from autoscaler.state.actions import Acted, FailStart
 from autoscaler.state.events import DocumentsSeen, StartSeen, Tick
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Gateway, History, World
-from tests.support.builders.worlds import T0, Scene, device, drain, folded, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import (
+    T0,
+    Scene,
+    device,
+    drain,
+    folded,
+    gateway,
+    kinds,
+    level,
+    model,
+    replace_fields,
+    replica,
+    world,
+)
 from tests.support.harness.manual_loop import SteppedLoop
 
 A, B = model("a", 20), model("b", 20)
@@ -37,7 +50,7 @@ def called_at(now_s: float) -> dict[GatewayId, Gateway]:
 
 
 def obstacles(made: World) -> dict[ModelName, str]:
-    return dict(made.obstacles)
+    return dict(made.learned.obstacles)
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -49,13 +62,13 @@ def test_idle_replica_is_evicted_for_a_model_that_can_start() -> None:
 
 
 def test_no_replica_is_evicted_for_a_model_that_cannot_start() -> None:
-    made = plan(replace(held(), obstacles=BLOCKED), T0)
+    made = plan(replace_fields(held(), obstacles=BLOCKED), T0)
     assert made.actions == (FailStart(model=B.name, reason=WHY),)
     assert made.tries == ()
 
 
 def test_clients_get_model_start_failed_if_the_model_cannot_start() -> None:
-    begun = replace(held(), obstacles=BLOCKED)
+    begun = replace_fields(held(), obstacles=BLOCKED)
     after = folded(begun, plan(begun, T0).actions)
     assert after.version > begun.version
     route = model_route(after, B.name, T0, GatewayId("g1"))
@@ -68,27 +81,27 @@ def test_clients_get_model_start_failed_if_the_model_cannot_start() -> None:
 
 
 def test_retry_delay_of_a_model_that_cannot_start_does_not_grow() -> None:
-    made = replace(held(), obstacles=BLOCKED)
+    made = replace_fields(held(), obstacles=BLOCKED)
     for round in range(4):
         now_s = T0 + round * EPISODE_AFTER_S
         made, _ = fold(rebuild_indices(replace(made, gateways=called_at(now_s)), now_s), (Tick(),), now_s)
         assert FailStart(model=B.name, reason=WHY) in plan(made, now_s).actions
         made = folded(made, plan(made, now_s).actions, now_s)
-        assert made.histories[B.name].refused_until_s == now_s + EPISODE_AFTER_S
+        assert made.learned.histories[B.name].refused_until_s == now_s + EPISODE_AFTER_S
 
 
 def test_victim_draining_for_a_model_that_cannot_start_is_revived() -> None:
     going = replica(A, "r", state=S.DRAINING, drain=drain(victim_of="b"))
     made = world([A, B], [device()], [going], waiting("a", "b"))
     assert kinds(plan(made, T0)) == []
-    assert kinds(plan(replace(made, obstacles=BLOCKED), T0)) == ["failstart b", "revive r"]
+    assert kinds(plan(replace_fields(made, obstacles=BLOCKED), T0)) == ["failstart b", "revive r"]
 
 
 def test_serving_replica_stays_if_a_second_one_cannot_start() -> None:
     b = model("b", 10, slots=1, high=2)
     made = world([b], [device()], [replica(b, "r")], [gateway(levels=[level("b", 9, 1, wait_s=60)])])
     assert kinds(plan(made, T0)) == ["start b"]
-    blocked = plan(replace(made, obstacles=BLOCKED), T0)
+    blocked = plan(replace_fields(made, obstacles=BLOCKED), T0)
     assert blocked.actions == ()
     assert blocked.unmet[0].reason == f"one more cannot start: {WHY}"
 
@@ -99,7 +112,7 @@ def test_old_replica_keeps_serving_while_the_changed_spec_cannot_start() -> None
     made = world([changed], [device()], [replica(B, "r")], [gateway(levels=[level("b", 0, 1)])])
     replaced = plan(made, T0)
     assert (kinds(replaced), replaced.tries) == (["drain r"], ("b",))
-    kept = plan(replace(made, obstacles=BLOCKED), T0)
+    kept = plan(replace_fields(made, obstacles=BLOCKED), T0)
     assert kept.actions == ()
     assert kept.unmet[0].reason == f"its changed spec cannot start, the old one serves: {WHY}"
 
@@ -130,7 +143,7 @@ def test_start_obstacle_resets_the_count_of_failed_start_attempts() -> None:
     tried = History(tries=2, first_try_s=T0 - 1, episodes=3, failure="exit status 1", retry_at_s=T0)
     begun = world([B], [device()], gateways=waiting("b"), histories={"b": tried})
     after, _ = fold(begun, (Acted(action=FailStart(model=B.name, reason=WHY)),), T0)
-    known = after.histories[B.name]
+    known = after.learned.histories[B.name]
     assert (known.tries, known.episodes, known.failure) == (0, 3, WHY)
 
 
@@ -143,7 +156,7 @@ def test_driver_checks_that_a_model_can_start_before_an_eviction() -> None:
     after = stepped.step()
     assert after.replicas[replica(A, "r").id].state is S.READY
     assert obstacles(after) == BLOCKED
-    assert after.histories[B.name].refused_until_s == T0 + EPISODE_AFTER_S
+    assert after.learned.histories[B.name].refused_until_s == T0 + EPISODE_AFTER_S
     assert (stepped.driver.started, stepped.driver.stopped) == ([], [])
 
 
@@ -154,7 +167,7 @@ def test_all_models_that_cannot_start_are_found_in_one_planner_step() -> None:
     stepped = SteppedLoop(world([A, *many], [device()], [replica(A, "r")], busy, idle))
     stepped.driver.obstacles = {m.name: WHY for m in many}
     after = stepped.step()
-    assert len(after.obstacles) == 9
+    assert len(after.learned.obstacles) == 9
     assert after.replicas[replica(A, "r").id].state is S.READY
 
 
@@ -165,7 +178,7 @@ def test_eviction_proceeds_at_once_after_the_start_obstacle_is_removed() -> None
     stepped.driver.obstacles = {}
     stepped.now_s += 5.0
     after = stepped.step(StartSeen(model=B.name))
-    assert (obstacles(after), after.histories[B.name].refused_until_s) == ({}, 0.0)
+    assert (obstacles(after), after.learned.histories[B.name].refused_until_s) == ({}, 0.0)
     stepped.now_s += 0.1
     stepped.loop.world = rebuild_indices(replace(after, gateways=called_at(stepped.now_s)), stepped.now_s)
     assert stepped.step(Tick()).replicas[replica(A, "r").id].state is S.DRAINING

@@ -43,7 +43,7 @@ def test_start_time_and_deadline_count_from_the_first_process() -> None:
     assert at.replicas[R].waits == ""
     assert start_deadline_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
     at, _ = after(at, seen(Seen.READY), now_s=T0 + LONG_S + 3.0)
-    assert at.histories[M].starts_s == (3.0,)
+    assert at.learned.histories[M].starts_s == (3.0,)
 
 
 def test_new_leader_recognizes_a_replica_that_waits_to_be_scheduled() -> None:

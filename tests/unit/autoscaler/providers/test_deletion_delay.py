@@ -17,7 +17,7 @@ from autoscaler.state.capacity_orders import LeasesSeen
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.capacity import acted, arrived, cloud, listed, offer, shown, surge, told
-from tests.support.builders.worlds import T0
+from tests.support.builders.worlds import T0, replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 HOME = "pilotlight", "pilotlight"
@@ -147,7 +147,7 @@ def test_annotation_key_is_valid_and_unique_per_installation() -> None:
 
 def test_non_leader_writes_no_annotations() -> None:
     async def scenario(of: Bench) -> None:
-        assert not await of.looks(replace(attached(), leads=False))
+        assert not await of.looks(replace_fields(attached(), leads=False))
         of.writes = False
         assert not await of.looks(attached())
         assert not of.server.writes

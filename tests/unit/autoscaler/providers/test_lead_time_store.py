@@ -23,6 +23,7 @@ from autoscaler.providers.reconciler import REST_S
 from autoscaler.state.capacity_orders import STARTS_MAX, Capacity, LeadTimeStats, LearntSeen, OfferKind
 from autoscaler.state.world import World
 from tests.simulation.environment.virtual_loop import run
+from tests.support.builders.worlds import replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 
 KIND, OTHER = OfferKind("rack", "A100", "w1"), OfferKind("cloud", "T4", "")
@@ -44,7 +45,7 @@ class Bench:
     async def looks(self, learnt: dict[OfferKind, LeadTimeStats] | None = None, **fields: int | bool) -> str:
         """The stored text after a World with these fields was seen."""
         capacity = self.world.capacity if learnt is None else replace(self.world.capacity, learnt=learnt)
-        self.world = replace(self.world, capacity=capacity, **fields)
+        self.world = replace_fields(self.world, capacity=capacity, **fields)
         self.one.look()
         await asyncio.sleep(0.1)
         found = self.server.objects.get(PATH)

@@ -27,7 +27,7 @@ from autoscaler.state.device_claims import (
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, arrived, offer, offered, orders, releases, shown, surge, told
-from tests.support.builders.worlds import T0, world
+from tests.support.builders.worlds import T0, replace_fields, world
 
 RACK = ProviderSettings(
     name="rack", redfish=Redfish(url="https://fabric.example", systems={"w1": "/redfish/v1/Systems/1"}, publish=True)
@@ -134,7 +134,7 @@ def test_deleted_claim_withdraws_its_order_unless_committed() -> None:
 def test_claim_order_is_not_withdrawn_before_providers_have_answered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     silent = told(shown(after, T0 + 1), ProvidersSeen(providers=("cloud", "rack")), now_s=T0 + 1)
-    new = replace(silent, leading_since_s=T0)
+    new = replace_fields(silent, leading_since_s=T0)
     assert not plan(new, T0 + WITHDRAW_S + 1.0).actions
 
 
@@ -183,8 +183,8 @@ def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
 def test_attached_device_that_no_pod_takes_is_released_after_a_delay() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     here = told(arrived(after, T0 + 10), AwaitedSeen(awaited=()), now_s=T0 + 10)
-    others = {here.slices[id].counted: 1 for id in list_withheld_slices(here)}
-    used = told(here, SlicesSeen(slices=tuple(here.slices.values()), others=others), now_s=T0 + 12)
+    others = {here.nodes.slices[id].counted: 1 for id in list_withheld_slices(here)}
+    used = told(here, SlicesSeen(slices=tuple(here.nodes.slices.values()), others=others), now_s=T0 + 12)
     assert not list_withheld_slices(used), "it was given to somebody"
     assert not releases(plan(used, T0 + 12 + 3600).actions), "somebody has it"
 
@@ -244,7 +244,7 @@ def test_publishing_requires_the_setting_and_known_orders() -> None:
     assert found is not None
     assert [one.name for one in found.told] == ["c"], "the Settings did name it"
     begin = fabric()
-    new = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
+    new = replace_fields(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
     assert find_published_devices(new, T0 + 1.0) is None, "what the leader before published stays"
     assert find_published_devices(new, T0 + 90.0) == Published(), "but not for ever"
-    assert find_published_devices(replace(begin, leads=False), T0) is None
+    assert find_published_devices(replace_fields(begin, leads=False), T0) is None

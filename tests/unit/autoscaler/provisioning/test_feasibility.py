@@ -81,7 +81,7 @@ def test_feasibility_matches_the_packer_on_empty_devices(one: Model, fields: lis
     there = [device(f"gpu{n}", gi, node, product=what, shared=many) for n, (gi, node, what, many) in enumerate(fields)]
     made = world([one], there)
     want = build_placement_request(one, 0, T0, EvictionLevel.BUSY, "")
-    packed = pack([want], SliceIndex(build_bins(made, T0)), made.copies, build_restart_costs(made), T0)
+    packed = pack([want], SliceIndex(build_bins(made, T0)), made.nodes.copies, build_restart_costs(made), T0)
     never = [missing.reason for missing in packed.unmet if missing.never]
     assert Fitting(made).never(one) == "".join(never)
     assert bool(never) is not bool(packed.placements)

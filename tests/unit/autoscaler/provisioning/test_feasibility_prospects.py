@@ -14,7 +14,7 @@ from autoscaler.state.capacity_orders import LeaseRefused, ProvidersSeen, Provid
 from autoscaler.state.events import Reported
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, cloud, offer, offered, orders, quiet, shown, surge, told, waits
-from tests.support.builders.worlds import GI, T0, gateway, level, model
+from tests.support.builders.worlds import GI, T0, gateway, level, model, replace_fields
 
 LONE = offer(devices_max=1, shared=False)
 
@@ -86,7 +86,7 @@ def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:
             [later_s >= SILENT_S],
             later_s < SILENT_S,
         )
-    begun = told(replace(surge(), leading_since_s=T0 + 900), ProvidersSeen(providers=("rack",)), now_s=T0 + 900)
+    begun = told(replace_fields(surge(), leading_since_s=T0 + 900), ProvidersSeen(providers=("rack",)), now_s=T0 + 900)
     assert [one.never for one in plan(away(begun, T0 + 1000), T0 + 1000).unmet] == [True]
 
 

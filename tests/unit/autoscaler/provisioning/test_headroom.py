@@ -29,7 +29,7 @@ from tests.support.builders.capacity import (
     told,
     waits,
 )
-from tests.support.builders.worlds import T0, device, gateway, world
+from tests.support.builders.worlds import T0, device, gateway, replace_fields, world
 
 LONG_S = 100_000.0
 
@@ -123,7 +123,7 @@ def test_capacity_above_headroom_is_released() -> None:
     new = [replace(device(f"{lease.offer.node}-new", 16, lease.offer.node), product="A100") for lease in leases(after)]
     here = told(
         after,
-        SlicesSeen(slices=(*after.slices.values(), *new)),
+        SlicesSeen(slices=(*after.nodes.slices.values(), *new)),
         LeasesSeen(
             provider="rack",
             began_s=T0 + 40.0,
@@ -150,7 +150,9 @@ def test_headroom_does_not_keep_a_force_drained_device() -> None:
     after, _ = acted(kept(offered(calm(), offer()), 1))
     here = quiet(arrived(after, T0 + 40.0), T0 + 50.0)
     place = CordonTarget("node", "w1")
-    drained = replace(here, cordons={place: Cordon(place=place, node="w1", since_s=T0 + 45.0, drain=True, force=True)})
+    drained = replace_fields(
+        here, cordons={place: Cordon(place=place, node="w1", since_s=T0 + 45.0, drain=True, force=True)}
+    )
     assert len(releases(plan(drained, T0 + 50.0).actions)) == 1
 
 
@@ -177,5 +179,5 @@ def test_waiting_requests_use_the_devices_ordered_as_headroom() -> None:
 
 def test_headroom_is_not_ordered_before_providers_have_answered() -> None:
     begin = kept(offered(calm(), offer()), 1)
-    begin = replace(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
+    begin = replace_fields(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
     assert not plan(begin, T0 + 1.0).actions

@@ -39,7 +39,7 @@ from tests.support.builders.capacity import (
     told,
     waits,
 )
-from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, world
+from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, replace_fields, world
 from tests.support.harness.driver_events import seen_of
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_same_demand_is_ordered_only_once() -> None:
 def test_free_device_is_used_before_new_capacity_is_ordered() -> None:
     begin = surge(offer())
     free = told(begin, now_s=T0)
-    free = replace(free, slices={**free.slices, **world([], [device("gpu0", 16)]).slices})
+    free = replace_fields(free, slices={**free.nodes.slices, **world([], [device("gpu0", 16)]).nodes.slices})
     assert kinds(plan(free, T0)) == ["start a"]
 
 
@@ -98,7 +98,9 @@ def test_pool_offer_is_ordered_only_up_to_its_free_devices() -> None:
 
 def test_orders_do_not_exceed_a_pool_shared_by_nodes() -> None:
     nodes = [offer(name=one, node=one, devices_max=2, pool=3) for one in ("w1", "w2")]
-    begin = replace(surge(*nodes, waiting=4), slices=world([], [device(f"c-{n}", 1, n) for n in ("w1", "w2")]).slices)
+    begin = replace_fields(
+        surge(*nodes, waiting=4), slices=world([], [device(f"c-{n}", 1, n) for n in ("w1", "w2")]).nodes.slices
+    )
     assert [many for _, many in orders(plan(begin, T0).actions)] == [1, 1, 1]
 
 
@@ -123,7 +125,7 @@ def test_node_is_ordered_instead_of_a_gpu_if_host_memory_is_short() -> None:
 
 def test_demand_is_not_rejected_before_providers_have_answered() -> None:
     begin = told(surge(), ProvidersSeen(providers=("rack",)))
-    begin = replace(begin, leading_since_s=T0)
+    begin = replace_fields(begin, leading_since_s=T0)
     (unmet,) = plan(begin, T0).unmet
     assert not unmet.never
     assert unmet.reason.endswith("; providers of more are asked")
@@ -293,7 +295,7 @@ def test_unneeded_capacity_arriving_late_is_released_after_a_delay() -> None:
     begin = quiet(surge(offer()), T0 + 1)
     late = Listed(name="pilotlight-a-x", offer=offer(), devices=1, phase="here", node="w1", device_ids=("new0",))
     seen = told(begin, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 5), now_s=T0 + 5)
-    here = replace(seen, slices={**seen.slices, **world([], [device("new0", 16, "w1")]).slices})
+    here = replace_fields(seen, slices={**seen.nodes.slices, **world([], [device("new0", 16, "w1")]).nodes.slices})
     here = told(here, LeasesSeen(provider="rack", leases=(late,), began_s=T0 + 6), now_s=T0 + 6)
     assert not releases(plan(quiet(here, T0 + 7), T0 + 7).actions)
     assert len(releases(plan(quiet(here, T0 + 17), T0 + 17).actions)) == 1

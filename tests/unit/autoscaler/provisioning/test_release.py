@@ -20,7 +20,7 @@ from autoscaler.state.actions import Acted, Plan, ReleaseLease
 from autoscaler.state.capacity_orders import ReleaseOrder
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, arrived, offer, shown, surge, told
-from tests.support.builders.worlds import T0, replica
+from tests.support.builders.worlds import T0, replace_fields, replica
 from tests.support.chart import CHART
 
 BEGUN_S = T0 + 40
@@ -74,7 +74,7 @@ def test_stuck_release_emits_one_event_after_the_timeout() -> None:
 
 def test_follower_emits_no_event_and_the_next_leader_does() -> None:
     teller, world = Teller(), leaving()
-    follows = replace(world, leads=False)
+    follows = replace_fields(world, leads=False)
     assert not teller.sees(follows, 0)
     assert not teller.sees(follows, STUCK_S + 1)
     assert [reason for reason, *_ in teller.sees(world, STUCK_S + 2)] == ["CapacityStuck"]
@@ -103,7 +103,7 @@ def test_release_of_a_device_still_in_use_does_not_count_as_stuck() -> None:
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_time_since_the_release_is_exported_as_a_metric_per_provider(*, leads: bool) -> None:
-    world = replace(leaving(), leads=leads)
+    world = replace_fields(leaving(), leads=leads)
     metrics = Metrics(lambda: world)
     for now_s in (BEGUN_S, BEGUN_S + 30.0, BEGUN_S + 90.0):
         metrics.on_step(LoopStep(world, world, Plan(), (), (), now_s, now_s, now_s))

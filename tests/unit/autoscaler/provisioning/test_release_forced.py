@@ -19,7 +19,7 @@ from autoscaler.state.events import SlicesSeen
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import World
 from tests.support.builders.capacity import A, acted, arrived, cloud, offer, releases, shown, surge, told
-from tests.support.builders.worlds import T0, gateway, replica
+from tests.support.builders.worlds import T0, gateway, replace_fields, replica
 
 NODE, NEW = CordonTarget("node", "w1"), CordonTarget("device", "new0")
 HERE_S = T0 + 30
@@ -101,9 +101,9 @@ def test_release_is_forced_only_if_all_devices_of_the_order_are_drained() -> Non
 
 
 def test_forced_drain_releases_a_device_used_by_pods_of_others() -> None:
-    (theirs,) = [one for one in idle().slices.values() if one.id == "new0"]
+    (theirs,) = [one for one in idle().nodes.slices.values() if one.id == "new0"]
     begin = shown(
-        replace(idle(), others={theirs.counted: 1}),
+        replace_fields(idle(), others={theirs.counted: 1}),
         HERE_S + 0.5,
         phase="here",
         committed=True,
@@ -133,7 +133,9 @@ def test_device_with_a_replica_is_not_force_released() -> None:
     alone = shown(after, HERE_S + 5, phase="leaving", committed=True, node="w1", device_ids=("new0",), alone=True)
     beside = replica(A, "r", ["cpu"], ready_s=HERE_S)
     shared = told(
-        replace(alone, replicas={beside.id: beside}), SlicesSeen(slices=tuple(alone.slices.values())), now_s=HERE_S
+        replace(alone, replicas={beside.id: beside}),
+        SlicesSeen(slices=tuple(alone.nodes.slices.values())),
+        now_s=HERE_S,
     )
     assert [one.order.force for one in given_back(alone, HERE_S + 12)[1]] == [True]
     assert [one.order.force for one in given_back(shared, HERE_S + 12)[1]] == [False], "whose is which is not known"

@@ -52,7 +52,7 @@ def gpu(name: str, used_bytes: int = 0, *, healthy: bool = True) -> DeviceReport
 
 def said(at: World, now_s: float, *found: DeviceReport, pods: tuple[PodDevices, ...] = (), age_s: float = 0.0) -> World:
     """The state after this report of the agent of n0."""
-    known = at.nodes.get("n0")
+    known = at.nodes.agents.get("n0")
     sequence = 1 if known is None else known.report.sequence + 1
     report = NodeReport(node="n0", boot="b", sequence=sequence, devices=found, pods=pods, age_s=age_s)
     return fold(at, (NodeReported(report=report),), now_s)[0]
@@ -84,10 +84,10 @@ def test_pod_with_another_namespace_or_uid_is_not_matched() -> None:
 def test_long_silent_node_is_removed_until_it_reports_again() -> None:
     """Nodes appear under new names for as long as an autoscaler runs."""
     at = said(world([A], gpus(2), []), T0, gpu("GPU-a"))
-    assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.keys() == {"n0"}
+    assert fold(at, (), T0 + FORGET_S - 1)[0].nodes.agents.keys() == {"n0"}
     later = fold(at, (), T0 + FORGET_S)[0]
-    assert not later.nodes
-    assert said(later, T0 + FORGET_S + 1, gpu("GPU-a")).nodes["n0"].report.sequence == 1
+    assert not later.nodes.agents
+    assert said(later, T0 + FORGET_S + 1, gpu("GPU-a")).nodes.agents["n0"].report.sequence == 1
 
 
 # --- freed memory -----------------------------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ def test_memory_is_not_free_if_the_pod_devices_are_unknown_or_shared() -> None:
 def test_removed_pods_of_a_node_are_remembered_up_to_a_limit() -> None:
     at = said(world([A], gpus(2)), T0, pods=(OURS,))
     at = said(at, T0 + 1)
-    assert at.nodes["n0"].pods_before == (OURS,)
+    assert at.nodes.agents["n0"].pods_before == (OURS,)
     at = said(at, T0 + 2, pods=(replace(OURS, devices=("GPU-a",)),))
-    assert at.nodes["n0"].pods_before == (), "it came again"
+    assert at.nodes.agents["n0"].pods_before == (), "it came again"
     many = tuple(PodDevices(namespace="n", name=f"p{n}", devices=("GPU-a",)) for n in range(PODS_BEFORE_MAX + 3))
     at = said(said(at, T0 + 3, pods=many), T0 + 4)
-    assert at.nodes["n0"].pods_before == many[3:]
+    assert at.nodes.agents["n0"].pods_before == many[3:]
 
 
 # --- health -----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ async def test_redundant_node_report_waits_for_the_next_control_loop_step(
     await post(2)
     assert len(stepped.loop.observed) == 1, "it is in no hurry"
     stepped.step()
-    assert stepped.loop.world.nodes["n0"].report.sequence == 2
+    assert stepped.loop.world.nodes.agents["n0"].report.sequence == 2
     await post(3, images=["new"])
     await post(1, boot="another")
     assert len(stepped.loop.observed) == 3

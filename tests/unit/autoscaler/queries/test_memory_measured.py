@@ -143,7 +143,7 @@ def test_lower_usage_applies_only_after_long_readiness_and_a_request() -> None:
 
 def test_missing_usage_or_an_older_spec_gives_no_measurement() -> None:
     before = running(T0 - 10, T0 - 5)
-    assert served(T0, 0, before).histories == before.histories
+    assert served(T0, 0, before).learned.histories == before.learned.histories
     old = world([A], [device()], [replica(A, "r", spec_hash="before")])
     assert served(T0, 20, old).models == old.models
 
@@ -167,12 +167,14 @@ def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
 
 def test_unmatched_outdated_or_late_usage_report_is_ignored() -> None:
     before = in_pod(running(T0 - 10, T0 - 5))
-    assert reported(before, T0).histories == before.histories
-    assert reported(before, T0, ("u2", "GPU-a", 20)).histories == before.histories, "another pod's"
-    assert reported(before, T0, ("", "GPU-a", 20)).histories == before.histories
-    assert reported(running(T0 - 10, T0 - 5), T0, ("u1", "GPU-a", 20)).histories == before.histories, "no pod is known"
+    assert reported(before, T0).learned.histories == before.learned.histories
+    assert reported(before, T0, ("u2", "GPU-a", 20)).learned.histories == before.learned.histories, "another pod's"
+    assert reported(before, T0, ("", "GPU-a", 20)).learned.histories == before.learned.histories
+    assert reported(running(T0 - 10, T0 - 5), T0, ("u1", "GPU-a", 20)).learned.histories == before.learned.histories, (
+        "no pod is known"
+    )
     old = replace(before, replicas={id: replace(one, spec_hash="before") for id, one in before.replicas.items()})
-    assert reported(old, T0, ("u1", "GPU-a", 20)).histories == before.histories
+    assert reported(old, T0, ("u1", "GPU-a", 20)).learned.histories == before.learned.histories
     again = reported(before, T0, ("u1", "GPU-a", 3), sequence=5)
     assert reported(again, T0 + 1, ("u1", "GPU-a", 9), sequence=5) is again, "a report that is late"
 

@@ -8,7 +8,7 @@ from autoscaler.queries import mps_failures
 from autoscaler.queries.mps_failures import PAUSE_S, PAUSE_S_MAX, TOGETHER_S
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import Replica, World
-from tests.support.builders.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replace_fields, replica, world
 
 HERE, THERE = replace(device("d"), kind="mps"), replace(device("e"), node=device("d").node, kind="mps")
 
@@ -21,7 +21,7 @@ def ready(name: str, **more: object) -> Replica:
 def fall(there: World, *ends: tuple[Replica, float], others: tuple[Replica, ...] = ()) -> World:
     for at, (one, at_s) in enumerate(ends):
         left = [*(each for each, _ in ends[at + 1 :]), *others]
-        there = replace(there, fallen=mps_failures.record_replica_failure(there, left, one, at_s))
+        there = replace_fields(there, mps_failures=mps_failures.record_replica_failure(there, left, one, at_s))
     return there
 
 
@@ -50,13 +50,13 @@ def test_mps_pause_doubles_per_failed_start_until_a_replica_is_ready() -> None:
     tried, at_s, there = ready("a3", created_s=T0 + 9.0, ready_s=None), T0 + 9.0, FELL
     for times in range(1, 12):
         there = fall(there, (tried, at_s))
-        (one,) = there.fallen.values()
+        (one,) = there.nodes.mps_failures.values()
         assert one.until_s - at_s == min(PAUSE_S * 2.0**times, PAUSE_S_MAX)
     assert mps_failures.record_replica_ready(there, tried) == {}
-    assert mps_failures.record_replica_ready(there, A) == there.fallen, "it was there before"
+    assert mps_failures.record_replica_ready(there, A) == there.nodes.mps_failures, "it was there before"
 
 
 def test_mps_slices_stay_closed_while_one_start_is_in_progress() -> None:
     starting = ready("a3", created_s=T0 + 9.0, state=S.STARTING, ready_s=None)
-    there = world([model("a3")], [HERE, THERE], [starting], fallen=FELL.fallen)
+    there = world([model("a3")], [HERE, THERE], [starting], mps_failures=FELL.nodes.mps_failures)
     assert mps_failures.list_mps_failed_slices(there, T0 + 60.0).keys() == {HERE.id, THERE.id}

@@ -80,28 +80,28 @@ def test_adopted_replica_has_no_phases_and_records_no_start_time() -> None:
     """After a restart or leader change: an engine that has run for an hour did not take an hour to start."""
     at, _ = after(world([DOC]), seen(Seen.READY, started_s=T0 - 3600), now_s=T0)
     assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
-    assert at.histories.get(M) is None
+    assert at.learned.histories.get(M) is None
     unready, _ = after(world([DOC]), seen(Seen.STARTING, started_s=T0 - 3600), now_s=T0)
     assert start_deadline_s(unready, unready.replicas[R]) == T0 + 100.0, (
         "it may have been ready before: it has its time anew"
     )
     at, _ = after(unready, seen(Seen.READY, started_s=T0 - 3600), now_s=T0 + 1)
-    assert (at.histories[M].starts_s, last_phases_ms(at.replicas.values())) == ((), {})
+    assert (at.learned.histories[M].starts_s, last_phases_ms(at.replicas.values())) == ((), {})
 
 
 def test_new_leader_records_no_times_of_earlier_starts() -> None:
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     at, _ = after(at, seen(Seen.READY, started_s=T0 + 0.5), now_s=T0 + 2)
-    assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {"place": 0.5, "load": 1.5})
+    assert (at.learned.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {"place": 0.5, "load": 1.5})
     at, _ = after(at, LeadingSeen(epoch=2), seen(Seen.READY, started_s=T0 + 0.5), Synced(), now_s=T0 + 600)
-    assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {})
+    assert (at.learned.histories[M].starts_s, phases_s(at.replicas[R])) == ((1.5,), {})
 
 
 def test_process_older_than_its_replica_records_no_start_time() -> None:
     """A pod from a rollout is assigned to a replica that waits for one."""
     at, _ = after(world([DOC]), StartReplica(replica=pending(), reason="3 waiting"))
     at, _ = after(at, seen(Seen.READY, started_s=T0 - 60), now_s=T0 + 1)
-    assert (at.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
+    assert (at.learned.histories[M].starts_s, phases_s(at.replicas[R])) == ((), {})
 
 
 def test_later_observations_of_a_start_keep_earlier_details() -> None:

@@ -32,7 +32,19 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import NodeBackoff, Taint, find_untolerated_taint
 from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
-from tests.support.builders.worlds import GI, T0, device, folded, gateway, kinds, level, model, replica, world
+from tests.support.builders.worlds import (
+    GI,
+    T0,
+    device,
+    folded,
+    gateway,
+    kinds,
+    level,
+    model,
+    replace_fields,
+    replica,
+    world,
+)
 from tests.support.example_budget import examples
 
 LAB = Taint("lab", "chem", "NoSchedule")
@@ -95,9 +107,9 @@ def test_model_is_placed_on_a_device_not_used_by_foreign_pods() -> None:
     a = model("a", 10)
     there = called(a, on=[*gpus("n1"), *gpus("n2")])
     assert places(there) == ["n1/gpu0"]
-    taken, _ = fold(there, (SlicesSeen(slices=tuple(there.slices.values()), others={NodeId("n1"): 1}),), T0)
+    taken, _ = fold(there, (SlicesSeen(slices=tuple(there.nodes.slices.values()), others={NodeId("n1"): 1}),), T0)
     assert places(taken) == ["n2/gpu0"]
-    full = replace(taken, others={NodeId("n1"): 1, NodeId("n2"): 1})
+    full = replace_fields(taken, others={NodeId("n1"): 1, NodeId("n2"): 1})
     answer = plan(full, T0)
     assert [(unmet.reason, unmet.never) for unmet in answer.unmet] == [(f"needs 10Gi on one device; {OTHERS}", False)]
     assert [one.closed for one in list_devices(full, T0)] == [OTHERS] * 2
@@ -265,15 +277,15 @@ def test_unschedulable_replica_moves_to_another_node_without_a_failure() -> None
     assert one.next_s == T0 + STRANDED_S
     first = one.last
     assert one.moves() == "n2/gpu0"
-    history = one.world.histories.get(one.a.name)
+    history = one.world.learned.histories.get(one.a.name)
     assert history is None or (history.failure, history.tries, history.regrets) == ("", 0, 0)
     assert first.id not in one.world.replicas
-    assert one.world.shuns.keys() == {("a", "n1")}
+    assert one.world.nodes.backoffs.keys() == {("a", "n1")}
 
 
 def test_avoided_node_is_explained_and_used_again_after_its_backoff() -> None:
     a = model("a", 10)
-    there = called(a, on=gpus("n1"), shuns={(a.name, NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)})
+    there = called(a, on=gpus("n1"), backoffs={(a.name, NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)})
     answer = plan(there, T0)
     (unmet,) = answer.unmet
     assert not unmet.never
@@ -292,7 +304,7 @@ def test_unschedulable_replica_waits_if_no_other_node_has_capacity() -> None:
     busy = model("b", 10)
     full = Kept(*gpus("n1"), *gpus("n2"))
     full.world = world(
-        [full.a, busy], list(full.world.slices.values()), [full.last, replica(busy, "b-r", ["n2/gpu0"])],
+        [full.a, busy], list(full.world.nodes.slices.values()), [full.last, replica(busy, "b-r", ["n2/gpu0"])],
         gateways=[gateway(levels=[level("a", 1), level("b", 0, 4)])],
     )  # fmt: skip
     full.world = replace(
@@ -305,7 +317,7 @@ def test_unschedulable_replica_waits_if_no_other_node_has_capacity() -> None:
 def test_unschedulable_replica_drains_if_an_idle_replica_can_be_evicted() -> None:
     one, idle = Kept(*gpus("n1"), *gpus("n2")), model("b", 10)
     there = replica(idle, "b-r", ["n2/gpu0"], since_s=T0 - 1000, ready_s=T0 - 1000)
-    one.world = world([one.a, idle], list(one.world.slices.values()), [one.last, there],
+    one.world = world([one.a, idle], list(one.world.nodes.slices.values()), [one.last, there],
                       gateways=[gateway(levels=[level("a", 1)])],
                       histories={"b": History(last_activity_s=T0 - 30)})  # fmt: skip
     one.now_s += STRANDED_S
@@ -337,14 +349,14 @@ def test_avoided_node_is_retried_with_a_growing_bounded_backoff() -> None:
 def test_node_that_accepts_the_replica_is_no_longer_avoided() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     one.moves()
-    assert one.world.shuns.keys() == {("a", "n1")}
+    assert one.world.nodes.backoffs.keys() == {("a", "n1")}
     one.see(waits=NO)
     one.now_s += SHUN_S
     assert one.act() == ["drain"]
     while one.last.state is not S.STARTING:
         one.act()
     one.see(Seen.READY)
-    assert one.world.shuns.keys() == {("a", "n2")}
+    assert one.world.nodes.backoffs.keys() == {("a", "n2")}
 
 
 def test_replica_that_waits_for_its_image_is_not_moved() -> None:

@@ -22,7 +22,20 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 from autoscaler.state.world import History, Move, PaidCapacity, Replica, Slice, SliceId, World
 from tests.support.builders.capacity import A, acted, arrived, cloud, offer, offered, releases, told
-from tests.support.builders.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.worlds import (
+    T0,
+    Scene,
+    device,
+    folded,
+    gateway,
+    kinds,
+    level,
+    model,
+    replace_fields,
+    replica,
+    use,
+    world,
+)
 
 B, C = model("b", 16, slots=1), model("c", 16, slots=1)
 STARTED = {name: History(starts_s=(10.0,), last_activity_s=T0 - 1) for name in "abc"}
@@ -153,13 +166,15 @@ def test_long_keep_seconds_prevents_consolidation(kept_s: float | Auto, goes: bo
 
 def test_replica_stays_if_its_move_would_not_release_the_order() -> None:
     begin = rents(home())
-    theirs = replace(begin, others={begin.slices[SliceId("new0")].counted: 1})
+    theirs = replace_fields(begin, others={begin.nodes.slices[SliceId("new0")].counted: 1})
     (lease,) = begin.capacity.leases.values()
     assert lease.listed is not None
     alone = replace(lease, listed=replace(lease.listed, alone=True))
     only = replace(begin, capacity=replace(begin.capacity, leases={lease.id: alone}))
-    on = {**only.slices, SliceId("w1-0"): device("w1-0", 16, "w1")}
-    beside = known(replace(only, slices=on, replicas={**only.replicas, ReplicaId("b1"): replica(B, "b1", on=["w1-0"])}))
+    on = {**only.nodes.slices, SliceId("w1-0"): device("w1-0", 16, "w1")}
+    beside = known(
+        replace_fields(only, slices=on, replicas={**only.replicas, ReplicaId("b1"): replica(B, "b1", on=["w1-0"])})
+    )
     assert [bool(moves(known(one))) for one in (begin, theirs, only, beside)] == [True, False, True, False]
 
 
@@ -173,7 +188,9 @@ def test_order_with_the_fewest_replicas_is_emptied_first() -> None:
     leases = {**begin.capacity.leases, added.id: added}
     there = device("far0", 16, "n9", product="A100", shared=True)
     alone = replica(C, "c1", on=["far0"])
-    both = replace(begin, capacity=replace(begin.capacity, leases=leases), slices={**begin.slices, there.id: there})
+    both = replace_fields(
+        begin, capacity=replace(begin.capacity, leases=leases), slices={**begin.nodes.slices, there.id: there}
+    )
     both = known(replace(both, replicas={**both.replicas, alone.id: alone}))
     assert both.rented.guests == {"a1", "b1", "c1"}
     assert moves(both) == [("own0", move_of("c1"))]
@@ -256,8 +273,10 @@ def test_idle_timeout_stays_if_the_paid_replica_would_not_move(begin: World) -> 
 
 def test_consolidation_ignores_a_device_of_unknown_memory() -> None:
     begin = rents(home(), devices=2)
-    unknown = replace(begin.slices[SliceId("new1")], memory_bytes=0)
-    assert moves(known(replace(begin, slices={**begin.slices, unknown.id: unknown}))) == [("own0", move_of("a1"))]
+    unknown = replace(begin.nodes.slices[SliceId("new1")], memory_bytes=0)
+    assert moves(known(replace_fields(begin, slices={**begin.nodes.slices, unknown.id: unknown}))) == [
+        ("own0", move_of("a1"))
+    ]
 
 
 def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
@@ -265,7 +284,7 @@ def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
     begin = rents(home(), models=(A, *stuck))
     (lease,) = begin.capacity.leases.values()
     assert lease.listed is not None
-    leases, slices, replicas = dict(begin.capacity.leases), dict(begin.slices), dict(begin.replicas)
+    leases, slices, replicas = dict(begin.capacity.leases), dict(begin.nodes.slices), dict(begin.replicas)
     for number, one in enumerate(stuck):
         of = cloud(f"o{number}", price_per_hour=9.0)
         whole = replace(lease.listed, name=f"s{number}", node=f"n{number}", device_ids=(), offer=of)
@@ -274,7 +293,7 @@ def test_orders_whose_replicas_cannot_move_do_not_block_others() -> None:
         there = device(f"far{number}", 16, f"n{number}", product="A100", shared=True)
         on = replica(one, f"r{number}", on=[there.id])
         slices[there.id], replicas[on.id] = there, on
-    many = replace(begin, capacity=replace(begin.capacity, leases=leases), slices=slices, replicas=replicas)
+    many = replace_fields(begin, capacity=replace(begin.capacity, leases=leases), slices=slices, replicas=replicas)
     assert moves(known(many)) == [("own0", move_of("a1"))]
 
 
@@ -307,7 +326,7 @@ def test_shortened_idle_timeout_is_not_recorded_as_premature_stop() -> None:
     begin = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle(60))
     assert kinds(plan(begin, T0)) == ["drain b1"]
     after, _ = acted(told(begin, *(Acted(action=one) for one in plan(begin, T0).actions)), T0 + 1)
-    assert after.histories[B.name].stopped_idle_s is None
+    assert after.learned.histories[B.name].stopped_idle_s is None
 
 
 def test_draining_a_paid_node_restores_idle_timeouts_on_owned_devices() -> None:

@@ -47,6 +47,7 @@ from tests.support.builders.worlds import (
     kinds,
     level,
     model,
+    replace_fields,
     replica,
     use,
     verb,
@@ -66,7 +67,7 @@ def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     start = made.actions[0]
     assert isinstance(start, StartReplica)
     assert start.replica.move == Move(replica=ReplicaId("n0-a-r"), room_for=ModelName("big"))
-    assert {at.slices[id].node for id in start.replica.slices} == {"n1"}
+    assert {at.nodes.slices[id].node for id in start.replica.slices} == {"n1"}
     assert start.reason == "move n0-a: makes room for big"
     said = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
     assert [unmet.reason for unmet in made.unmet] == [said]
@@ -126,7 +127,7 @@ def test_new_leader_drains_the_successor_of_an_unfinished_move() -> None:
     heir = next(one for one in half.replicas.values() if one.move is not None)
     for state in (S.STARTING, S.READY):
         found = changed(half, heir.id, move=None, found=True, state=state, ready_s=T0 if state is S.READY else None)
-        found = replace(found, moved_s=None, leading_since_s=T0)
+        found = replace_fields(found, moved_s=None, leading_since_s=T0)
         assert kinds(plan(found, T0)) == [f"drain {heir.id}"]
 
 
@@ -208,10 +209,10 @@ def test_replica_that_recently_moved_started_or_failed_does_not_move() -> None:
         "another spec": changed(at, a, spec_hash="old"),
         "must go in order": changed(at, a, rank=1),
         "no surge": settled(at, b, rollout=Rollout(surge=0)),
-        "within residency": replace(changed(at, a, ready_s=T0 - 1), histories=measured),
+        "within residency": replace_fields(changed(at, a, ready_s=T0 - 1), histories=measured),
         "moved lately": changed(at, a, move=Move(replica=ReplicaId("x"), room_for=b), created_s=T0 - AGAIN_S + 1),
-        "failed lately": replace(at, histories={b: History(tries=1)}),
-        "cannot start": replace(at, obstacles={b: "it cannot"}),
+        "failed lately": replace_fields(at, histories={b: History(tries=1)}),
+        "cannot start": replace_fields(at, obstacles={b: "it cannot"}),
     }
     for why, one in others.items():
         assert names(looked(one, T0)) == ["n0-b"], why
@@ -222,13 +223,13 @@ def test_replica_that_recently_moved_started_or_failed_does_not_move() -> None:
 def test_defragmentation_waits_until_residency_or_move_interval_ends() -> None:
     at = laid(TIGHT)
     young = changed(at, "n0-a-r", ready_s=T0 - 1)
-    young = replace(young, histories={ModelName("n0-a"): History(starts_s=(30.0,))})
+    young = replace_fields(young, histories={ModelName("n0-a"): History(starts_s=(30.0,))})
     assert T0 < looked(young, T0).next_s < T0 + 600
     paused = replace(at, moved_s=T0 - 100)
     found = looked(paused, T0)
     assert (found.steps, found.next_s) == ((), T0 + EVERY_S - 100)
     assert found.unmet[0].reason.endswith("the next Replica may move in 3 min 20 s")
-    assert looked(replace(at, leading_since_s=T0 - 1), T0).next_s == T0 + EVERY_S - 1, (
+    assert looked(replace_fields(at, leading_since_s=T0 - 1), T0).next_s == T0 + EVERY_S - 1, (
         "who led before may have moved one"
     )
 
@@ -269,18 +270,18 @@ def test_no_move_on_nodes_that_the_same_plan_changes() -> None:
 
 
 def node_of_slice(at: World, id: str) -> NodeId:
-    return next(one.node for one in at.slices.values() if one.id == id)
+    return next(one.node for one in at.nodes.slices.values() if one.id == id)
 
 
 def test_disruption_budget_prevents_a_move() -> None:
-    kept = replace(laid(TIGHT), undisturbed={ReplicaId("n0-a-r"): "keep"})
+    kept = replace_fields(laid(TIGHT), undisturbed={ReplicaId("n0-a-r"): "keep"})
     assert names(looked(kept, T0)) == ["n0-b"], "another in the way moves for it"
-    all_ = replace(kept, undisturbed=dict.fromkeys(kept.replicas, "keep"))
+    all_ = replace_fields(kept, undisturbed=dict.fromkeys(kept.replicas, "keep"))
     found = looked(all_, T0)
     assert found.steps == ()
     assert found.unmet[0].reason.endswith("a PodDisruptionBudget forbids to move n0-a, n0-b, n1-a")
     assert not plan(all_, T0).actions
-    assert plan(replace(all_, undisturbed={}), T0).actions, "it is allowed, and so they move"
+    assert plan(replace_fields(all_, undisturbed={}), T0).actions, "it is allowed, and so they move"
 
 
 def test_disruption_budget_during_a_move_keeps_the_old_replica() -> None:
@@ -295,7 +296,7 @@ def test_disruption_budget_during_a_move_keeps_the_old_replica() -> None:
 
 def test_disruption_budget_does_not_prevent_an_idle_drain() -> None:
     at = world([model("ada", 20)], [device("g0", 80)], [replica(model("ada", 20), "r1", ["g0"])])
-    scene = Scene(replace(at, undisturbed={ReplicaId("r1"): "keep"}), nobody)
+    scene = Scene(replace_fields(at, undisturbed={ReplicaId("r1"): "keep"}), nobody)
     scene.run(3600, 60)
     assert [verb(action) for _, action in scene.actions] == ["drain", "stop"]
 
@@ -323,15 +324,19 @@ def test_spread_replica_moves_to_a_rack_without_others_of_its_model() -> None:
     """n1 is the tightest node, but another replica is in its rack; the moved replica's own rack counts as empty."""
     at = laid({0: [2, 2], 1: [6], 2: [5], 3: [5]})
     racks = {"n0": "a", "n1": "b", "n2": "b", "n3": "a"}
-    slices = {id: replace(one, labels={"rack": racks[one.node]}, labels_known=True) for id, one in at.slices.items()}
+    slices = {
+        id: replace(one, labels={"rack": racks[one.node]}, labels_known=True) for id, one in at.nodes.slices.items()
+    }
     found = {}
     for label in (None, "rack"):
         of = wide("n0-a", 2, low=2, high=2, spread=label)
         other = replica(of, "n0-a-s", ["n1-g8", "n1-g9"])
         models, replicas = {**at.models, of.name: of}, {**at.replicas, other.id: other}
-        (step,) = looked(rebuild_indices(replace(at, slices=slices, models=models, replicas=replicas), T0), T0).steps
+        (step,) = looked(
+            rebuild_indices(replace_fields(at, slices=slices, models=models, replicas=replicas), T0), T0
+        ).steps
         assert step.move.replica == "n0-a-r"
-        found[label] = {at.slices[id].node for id in step.home.slices}
+        found[label] = {at.nodes.slices[id].node for id in step.home.slices}
     assert found == {None: {"n1"}, "rack": {"n3"}}
 
 
@@ -345,17 +350,17 @@ def test_no_move_to_a_node_in_backoff_for_the_model() -> None:
     at = laid(TIGHT)
     assert homes(at) == {"n1"}
     shuns = {(ModelName("n0-a"), NodeId("n1")): NodeBackoff(until_s=T0 + 60, times=1)}
-    assert homes(replace(at, shuns=shuns)) <= {"n2", "n3"}
-    assert homes(replace(at, shuns=shuns))
+    assert homes(replace_fields(at, backoffs=shuns)) <= {"n2", "n3"}
+    assert homes(replace_fields(at, backoffs=shuns))
     over = {key: shun._replace(until_s=T0) for key, shun in shuns.items()}
-    assert homes(replace(at, shuns=over)) == {"n1"}
+    assert homes(replace_fields(at, backoffs=over)) == {"n1"}
 
 
 def test_move_prefers_a_node_with_the_weights_to_a_tight_fit() -> None:
     at = settled(laid(TIGHT), "n0-a", artifact="oci://r.io/a")
     assert homes(at) == {"n1"}
     for node in ("n2", "n3"):
-        assert homes(replace(at, copies=frozenset({Copy(artifact="oci://r.io/a", node=NodeId(node))}))) == {node}
+        assert homes(replace_fields(at, copies=frozenset({Copy(artifact="oci://r.io/a", node=NodeId(node))}))) == {node}
 
 
 def shared_by(a: Model, b: Model, slices: list[Slice]) -> World:

@@ -24,7 +24,7 @@ from autoscaler.state.mig import CutRefused, CuttableSeen, MigNode
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.world import History, SliceId
 from tests.support.builders.mig_nodes import CONFIG, H100, asked, cuttable, order, slices, town, why
-from tests.support.builders.worlds import T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, world
 
 
 def test_idle_node_is_repartitioned_for_a_model_that_fits_no_slice() -> None:
@@ -39,14 +39,14 @@ def test_idle_node_is_repartitioned_for_a_model_that_fits_no_slice() -> None:
 
 
 def test_node_not_enabled_in_settings_is_never_repartitioned() -> None:
-    at = replace(town(), cuttable={})
+    at = replace_fields(town(), cuttable={})
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never) == (None, True)
 
 
 def test_model_that_fits_after_a_repartition_is_not_unplaceable() -> None:
     assert list_unplaceable_models(town()) == {}
-    assert list_unplaceable_models(replace(town(), cuttable={})).keys() == {"big"}
+    assert list_unplaceable_models(replace_fields(town(), cuttable={})).keys() == {"big"}
     assert list_unplaceable_models(town(want_gi=90.0)).keys() == {"big"}, "no profile is so large"
 
 
@@ -122,17 +122,17 @@ def test_no_second_repartition_starts_while_one_is_pending() -> None:
     after, _ = fold(at, [Acted(action=action)], T0)
     assert order(after, T0 + EVERY_S) is None
     assert "node n1 is being cut anew, and it fits there then" in why(after)
-    shut = {one.node for one in after.slices.values() if explain_closed_slice(after, one)}
+    shut = {one.node for one in after.nodes.slices.values() if explain_closed_slice(after, one)}
     assert shut == {"n1"}
     shown = cuttable(state="pending", config=action.order.config, order=action.order)
     after, _ = fold(after, [CuttableSeen(nodes=(shown, cuttable("n2")))], T0 + 1)
-    assert not after.cutting, "its node shows it"
+    assert not after.nodes.cutting, "its node shows it"
     assert order(after, T0 + EVERY_S) is None
-    assert {one.node for one in after.slices.values() if explain_closed_slice(after, one)} == {"n1"}
+    assert {one.node for one in after.nodes.slices.values() if explain_closed_slice(after, one)} == {"n1"}
     done = replace(shown, state="success")
     after, _ = fold(after, [CuttableSeen(nodes=(done, cuttable("n2")))], T0 + 2)
     assert order(after, T0 + EVERY_S) is None, "its device plug-in does not show the cuts yet"
-    assert not any(explain_closed_slice(after, one) for one in after.slices.values())
+    assert not any(explain_closed_slice(after, one) for one in after.nodes.slices.values())
 
 
 def test_remaining_space_is_partitioned_by_recent_demand() -> None:
@@ -163,23 +163,25 @@ def test_rejected_repartition_is_retried_after_a_delay_with_a_reason() -> None:
     at, _ = fold(at, [CutRefused(node="n1", reason="pod a/b has a device of it")], T0)
     assert order(at, T0 + REFUSED_S - 0.1) is None
     assert "but pod a/b has a device of it" in why(at)
-    assert not any(explain_closed_slice(at, one) for one in at.slices.values())
+    assert not any(explain_closed_slice(at, one) for one in at.nodes.slices.values())
     assert order(at, T0 + REFUSED_S) is not None
 
 
 def test_node_is_excluded_after_three_failed_repartitions() -> None:
     for tries in range(1, TRIES_MAX):
         at = town(cuttable(state="failed", **asked(tries)))
-        assert all(explain_closed_slice(at, one) for one in at.slices.values())
+        assert all(explain_closed_slice(at, one) for one in at.nodes.slices.values())
         assert order(at) is None
         action = order(at, T0 - 1 + RETRY_S[tries - 1])
         assert action is not None
         assert action.order.tries == tries + 1
-        assert action.order.config != at.cuttable["n1"].config, "mig-manager does nothing when it is told the same"
+        assert action.order.config != at.nodes.cuttable["n1"].config, (
+            "mig-manager does nothing when it is told the same"
+        )
     at = town(cuttable(state="failed", **asked(TRIES_MAX)))
     assert order(at, T0 + 10 * CUT_S_MAX) is None
     assert "could not be cut anew in 3 tries" in plan(at, T0).unmet[0].reason
-    assert all("could not be cut anew in 3 tries" in explain_closed_slice(at, one) for one in at.slices.values())
+    assert all("could not be cut anew in 3 tries" in explain_closed_slice(at, one) for one in at.nodes.slices.values())
     both = town(cuttable(state="failed", **asked(TRIES_MAX)), cuttable("n2"))
     action = order(both, T0 + EVERY_S)
     assert action is not None
@@ -212,10 +214,10 @@ def test_new_leader_reads_pending_repartitions_from_the_nodes() -> None:
     assert action is not None
     at, _ = fold(at, [Acted(action=action)], T0)
     at, _ = fold(at, [LeadingSeen(epoch=2)], T0)
-    assert not at.cutting
+    assert not at.nodes.cutting
     shown = cuttable(state="pending", config=action.order.config, order=action.order)
     at, _ = fold(at, [CuttableSeen(nodes=(shown,))], T0)
-    assert order(replace(at, synced=True), T0 + EVERY_S) is None
+    assert order(replace_fields(at, synced=True), T0 + EVERY_S) is None
 
 
 def test_node_that_fits_the_most_waiting_models_is_repartitioned() -> None:

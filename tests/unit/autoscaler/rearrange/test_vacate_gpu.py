@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from autoscaler.planner.plan import plan
 from autoscaler.slicing.base import Object
 from autoscaler.spec.model import Model
@@ -14,7 +12,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, Replica, Slice, World
 from tests.support.builders.resource_slices import cut_name, partitionable, partitionables
 from tests.support.builders.slices import NODE
-from tests.support.builders.worlds import T0, drain, folded, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, drain, folded, gateway, level, model, replace_fields, replica, use, world
 from tests.unit.autoscaler.placement.test_partitioned_gpus import there
 
 A, B = cut_name("1g.10gb", 0), cut_name("3g.40gb", 4)
@@ -106,7 +104,7 @@ def test_no_eviction_if_a_foreign_pod_uses_a_part_of_the_gpu() -> None:
     theirs = next(one for one in slices if one.id.endswith(B))
     at = asked(slices, ("large",), on(a, A), models=(a,))
     assert leave(plan(at, T0)) == {"a"}
-    assert leave(plan(replace(at, others={theirs.counted: 1}), T0)) == set()
+    assert leave(plan(replace_fields(at, others={theirs.counted: 1}), T0)) == set()
 
 
 def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:

@@ -319,5 +319,5 @@ def test_route_deltas_applied_in_order_equal_the_full_routes(steps: list[tuple[l
         if reader.replicas[id].granted:
             assert whole.replicas[id].hold == 0
             whole.replicas[id] = reader.replicas[id]
-    if at.synced:
+    if at.leadership.synced:
         assert reader.shown() == whole.shown()

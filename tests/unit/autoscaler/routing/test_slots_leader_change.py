@@ -54,12 +54,13 @@ def test_new_leader_keeps_only_replicas_that_are_observed_again() -> None:
     draining = replica(A, "r1", S.DRAINING, address=RUNS.address)
     before = world([A, B], [device()], [starting, draining], [gateway("g1", uses=[use("r1", 1)])])
     after, _ = fold(before, (LED, *there()), T0)
-    assert (after.epoch, after.leads, after.leading_since_s, after.synced) == (7, True, T0, True)
+    now = after.leadership
+    assert (after.epoch, now.leads, now.leading_since_s, now.synced) == (7, True, T0, True)
     assert {id: one.state for id, one in after.replicas.items()} == {RUNS.id: S.READY}
     assert after.by_model == {M: (RUNS.id,)}
     known = after.gateways[G]
     assert (known.in_epoch, known.grants, known.uses) == (False, {}, {RUNS.id: use("r1", 1)})
-    assert not after.handed_over
+    assert not after.leadership.handed_over
     assert after.version > before.version
 
 
@@ -116,7 +117,7 @@ def test_loop_without_write_permission_executes_no_actions() -> None:
     loop = SteppedLoop(world([A, B], [device()], [], [gateway("g1")]))
     loop.writes_s = 0.0
     loop.step(told(waits(epoch=1)))
-    assert (loop.driver.started, loop.loop.plan.actions, loop.loop.world.leads) == ([], (), True)
+    assert (loop.driver.started, loop.loop.plan.actions, loop.loop.world.leadership.leads) == ([], (), True)
     loop.writes_s = 5.0
     loop.step()
     assert [one.model for one in loop.driver.started] == ["b"]
@@ -139,7 +140,7 @@ async def test_route_stream_of_a_follower_is_silent_until_election(monkeypatch: 
         assert (said.epoch, said.full, [one.replica for one in said.replicas]) == (7, True, ["r1"])
         loop.step(FollowingSeen())
         while await anext(routes):
-            assert loop.loop.world.leads, "the heartbeat of before"
+            assert loop.loop.world.leadership.leads, "the heartbeat of before"
 
 
 def test_follower_accepts_a_report_and_answers_as_not_leading() -> None:

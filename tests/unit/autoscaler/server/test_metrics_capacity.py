@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.controller.loop import LoopStep
@@ -13,7 +12,7 @@ from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, ReleaseOr
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, arrived, listed, offer, shown, surge, told
-from tests.support.builders.worlds import T0
+from tests.support.builders.worlds import T0, replace_fields
 
 
 def told_of(before: World, after: World) -> list[Counted]:
@@ -82,12 +81,12 @@ def test_follower_counts_no_capacity_orders() -> None:
         for number, leases in enumerate(lists):
             now_s = T0 + 31 + 30 * number
             seen: list[Observation] = [LeasesSeen(provider="rack", leases=leases, began_s=now_s)]
-            seen += [SlicesSeen(slices=tuple(here.slices.values()))] if not number else []
+            seen += [SlicesSeen(slices=tuple(here.nodes.slices.values()))] if not number else []
             found.append((begin, told(begin, *seen, now_s=now_s)))
             begin = found[-1][1]
         return found
 
-    followed = steps(replace(surge(offer()), leads=False))
+    followed = steps(replace_fields(surge(offer()), leads=False))
     (going,) = followed[1][1].capacity.leases.values()
     assert (going.leaving, state_of(going)) == (False, ("rack", "leaving"))
     assert not counts_of(*followed)

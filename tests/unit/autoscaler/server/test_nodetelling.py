@@ -26,7 +26,7 @@ from autoscaler.state.images import NodeImages, make_image
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.inspection import SILENT_S
-from tests.support.builders.worlds import T0, device, replica, world
+from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.unit.autoscaler.weights.test_image_prepull import ENGINE, at, needs
 from tests.unit.autoscaler.weights.test_image_prepull import starting as starts
@@ -115,7 +115,7 @@ async def told(lines: AsyncGenerator[bytes]) -> bytes:
 
 @pytest.mark.parametrize("not_yet", [{"leads": False}, {"synced": False}, {"documented": False}])
 async def test_node_stream_is_blank_until_the_leader_has_loaded_its_state(not_yet: dict[str, bool]) -> None:
-    lines = NodeTelling(SteppedLoop(replace(starting(), **not_yet)).loop).messages(NodeId("n1"))
+    lines = NodeTelling(SteppedLoop(replace_fields(starting(), **not_yet)).loop).messages(NodeId("n1"))
     async with asyncio.timeout(60):
         assert [await anext(lines), await anext(lines)] == [BLANK, BLANK]
     await lines.aclose()
@@ -150,7 +150,7 @@ def images(line: bytes) -> tuple[ImageWant, ...]:
 
 async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     a = needs()
-    began = replace(at([a], [starts(a, 3)], agents=[3]), documented=True)
+    began = replace_fields(at([a], [starts(a, 3)], agents=[3]), documented=True)
     loop = Watched(replace(began, replicas={}, by_model={}, by_slice={}))
     telling = NodeTelling(cast("Loop", loop))
     told = telling.messages(NodeId("n3"))
@@ -158,21 +158,21 @@ async def test_node_stream_sends_wanted_images_until_they_are_present() -> None:
     loop.becomes(began)
     assert images(await anext(told)) == (ENGINE,)
     has = {"n3": NodeImages((), (make_image((ENGINE.image,)),))}
-    loop.becomes(replace(began, images=has))
+    loop.becomes(replace_fields(began, images=has))
     assert images(await anext(told)) == ()
     loop.becomes(began)
     assert images(await anext(told)) == (ENGINE,)
-    loop.becomes(replace(began, nodes={}))
+    loop.becomes(replace_fields(began, agents={}))
     assert images(await anext(told)) == (), "no agent is known there any more"
     await told.aclose()
 
 
 async def test_replacement_node_receives_its_wanted_images() -> None:
     a = needs()
-    began = replace(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
-    loop = Watched(replace(began, nodes={"n4": began.nodes["n4"]}))
+    began = replace_fields(at([a], [starts(a, 3)], agents=[3, 4]), documented=True)
+    loop = Watched(replace_fields(began, agents={"n4": began.nodes.agents["n4"]}))
     told = NodeTelling(cast("Loop", loop)).messages(NodeId("n3"))
     assert images(await anext(told)) == (), "no agent is known there"
-    loop.becomes(replace(began, nodes={"n3": began.nodes["n3"]}))
+    loop.becomes(replace_fields(began, agents={"n3": began.nodes.agents["n3"]}))
     assert images(await anext(told)) == (ENGINE,)
     await told.aclose()

@@ -31,7 +31,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.spec.tenant import Key, Tenant, TenantSpec
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken
 from autoscaler.state.world import World
-from tests.support.builders.worlds import T0, device, gateway, level, model, replica, use, world
+from tests.support.builders.worlds import T0, device, gateway, level, model, replace_fields, replica, use, world
 from tests.support.harness.manual_loop import SteppedLoop
 
 pytestmark = pytest.mark.standard
@@ -172,7 +172,7 @@ async def test_cordon_does_not_cancel_an_existing_drain(aiohttp_client: AiohttpC
 async def test_wake_that_cannot_succeed_is_rejected_with_409_and_the_reason(
     aiohttp_client: AiohttpClient, fields: dict[str, object], why: str
 ) -> None:
-    client = await Port(replace(world([A], [device()]), **fields)).client(aiohttp_client)
+    client = await Port(replace_fields(world([A], [device()]), **fields)).client(aiohttp_client)
     response = await client.post("/api/v1/models/a/wake", json={})
     assert (response.status, await response.json()) == (409, {"error": why})
 

@@ -118,7 +118,7 @@ async def test_simulation_reports_the_obstacle_of_a_model_that_cannot_start(aioh
     found = await (await client.post(PATH, json={"demand": {"org/b": {"waiting": 1}}})).json()
     assert (found["starts"], found["stops"]) == ([], [])
     assert "vllm: no such program" in str((found["unmet"], found["orders"]))
-    assert stepped.loop.world.obstacles == {}
+    assert stepped.loop.world.learned.obstacles == {}
 
 
 async def test_simulation_answer_contains_no_address_and_no_key(aiohttp_client: AiohttpClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from autoscaler.planner.plan import plan
 from autoscaler.providers.cro.provider import NODES, CroFabric
@@ -14,7 +13,7 @@ from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.node_labels import MAKERS, PendingLabels, can_label_appear
 from autoscaler.state.world import World
 from tests.support.builders.capacity import acted, cloud, offer, offered, orders, surge, waits
-from tests.support.builders.worlds import T0, device, model
+from tests.support.builders.worlds import T0, device, model, replace_fields
 from tests.support.harness.providers import cro_rig
 
 HOST = "kubernetes.io/hostname"
@@ -26,7 +25,7 @@ def choosy(*offers: Offer, **selector: str) -> World:
     """Requests wait for a Model with this selector; the only node has no suitable GPU."""
     of = model("a", 16, slots=1, pod=Pod(node_selector=selector))
     there = device("cpu", 1, "w0", product="A100", labels={"kubernetes.io/os": "linux"}, labels_known=True)
-    begin = replace(surge(), models={of.name: of}, slices={there.id: there})
+    begin = replace_fields(surge(), models={of.name: of}, slices={there.id: there})
     return offered(begin, *offers)
 
 
@@ -57,7 +56,9 @@ def test_gpu_discovery_label_is_expected_after_the_first_gpu_is_attached(key: st
     assert chosen(choosy(offer(labels=NODE), **{key: "true"})) == ["w1"]
     known = choosy(offer(labels=NODE), **{key: "true"})
     own = device("w1g", 1, "w1", product="A100", labels=NODE, labels_known=True)
-    assert chosen(replace(known, slices={**known.slices, own.id: own})) == ["refused"], "a GPU of its own tells"
+    assert chosen(replace_fields(known, slices={**known.nodes.slices, own.id: own})) == ["refused"], (
+        "a GPU of its own tells"
+    )
 
 
 def test_offer_without_labels_is_ordered_for_any_node_selector() -> None:

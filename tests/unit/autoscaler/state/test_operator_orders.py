@@ -29,7 +29,20 @@ from autoscaler.state.actions import (
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget, ModelStopped, ModelWoken, NodeReported
 from autoscaler.state.world import History, SliceId, World
-from tests.support.builders.worlds import T0, Scene, device, folded, gateway, kinds, level, model, replica, use, world
+from tests.support.builders.worlds import (
+    T0,
+    Scene,
+    device,
+    folded,
+    gateway,
+    kinds,
+    level,
+    model,
+    replace_fields,
+    replica,
+    use,
+    world,
+)
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.planner.test_plan import worlds
 
@@ -118,7 +131,7 @@ def test_operator_stop_is_not_recorded_as_an_idle_stop() -> None:
     scene = Scene(at, nobody)
     scene.run(2)
     assert not scene.world.replicas
-    assert scene.world.histories[A.name].stopped_idle_s is None
+    assert scene.world.learned.histories[A.name].stopped_idle_s is None
 
 
 def test_forced_stop_shortens_the_wait_for_running_requests() -> None:
@@ -245,7 +258,7 @@ def ordered(draw: st.DrawFn) -> World:
         for place, drain, force in draw(st.lists(drains, max_size=3))
     }
     stopped = draw(st.sets(st.sampled_from("abcd"), max_size=2))
-    made = replace(draw(worlds()), cordons=cordons)
+    made = replace_fields(draw(worlds()), cordons=cordons)
     return after(made, *(ModelStopped(model=ModelName(name)) for name in sorted(stopped)))
 
 
@@ -257,7 +270,7 @@ def test_plan_never_starts_a_stopped_model_or_uses_a_cordoned_device(begin: Worl
         made = plan(at, T0)
         for action in made.actions:
             if isinstance(action, StartReplica):
-                assert not any(explain_closed_slice(at, at.slices[id]) for id in action.replica.slices)
+                assert not any(explain_closed_slice(at, at.nodes.slices[id]) for id in action.replica.slices)
                 assert action.replica.model not in at.stops
             elif isinstance(action, ReviveReplica):
                 assert not is_stop_ordered(at, at.replicas[action.replica])
@@ -282,7 +295,7 @@ def report(sequence: int, boot: str = "b1", used: int = 5) -> NodeReported:
 
 
 def used_bytes(at: World, now_s: float = T0) -> int | None:
-    found = find_device_report(at, at.slices[SliceId("gpu0")], now_s)
+    found = find_device_report(at, at.nodes.slices[SliceId("gpu0")], now_s)
     return None if found is None else found.used_bytes
 
 

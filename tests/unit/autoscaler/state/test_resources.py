@@ -21,7 +21,7 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
 from autoscaler.state.resources import CPU_MAX, Beside, HostResources
 from autoscaler.state.world import History, NodeId, World
-from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 
 MI = 1 << 20
 
@@ -160,7 +160,7 @@ def test_unchanged_node_resources_return_the_same_world_object() -> None:
     there = having(called(asking("a", "4")), n0=3, n1=4)
     assert having(there, n0=3, n1=4) is there
     after = having(there, n0=2, n1=4)
-    assert after.hosts[N1] is there.hosts[N1]
+    assert after.nodes.hosts[N1] is there.nodes.hosts[N1]
 
 
 def test_explain_reports_the_missing_cpu_of_each_candidate() -> None:
@@ -178,6 +178,6 @@ def test_training_input_groups_nodes_of_nearly_equal_cpu() -> None:
     one = called(asking("a", "4"), histories={"a": History(last_activity_s=T0)})
     slices = [device(f"n{n}/g0", 24, f"n{n}") for n in range(3)]
     told = {NodeId(f"n{n}"): HostResources(7900 + n, 64 * GI + n, 0, 0) for n in range(2)}
-    made = build_training_input(replace(one, slices={each.id: each for each in slices}, hosts=told), T0)
+    made = build_training_input(replace_fields(one, slices={each.id: each for each in slices}, hosts=told), T0)
     assert made is not None
     assert [(alike.cpu_milli, alike.many) for alike in made.nodes] == [(8000, 2), (CPU_MAX, 1)]

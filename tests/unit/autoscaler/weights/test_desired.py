@@ -44,7 +44,7 @@ from autoscaler.weights.desired import (
 )
 from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.mounts import ArtifactFacts
-from tests.support.builders.worlds import T0, device, replica, world
+from tests.support.builders.worlds import T0, device, replace_fields, replica, world
 
 ADA = "oci://r.example/ada:1"
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -225,7 +225,7 @@ NONE = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", no_image="it i
 
 def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1") -> World:
     at = nodes([*models] or [model()], [one(model(), "a1")])
-    at = replace(at, settings=IMAGES, mounting=NEW)
+    at = replace_fields(at, settings=IMAGES, mounting=NEW)
     report = NodeReport(node=by, boot="b", sequence=1, brings=True, weights=weights)
     return fold(at, [NodeReported(report=report)], T0)[0]
 
@@ -274,25 +274,25 @@ def test_inspection_result_is_kept_while_a_model_names_the_artifact() -> None:
     assert find_artifact_facts(fold(at, [NodeReported(report=later)], T0)[0], model()) is not None
     assert find_artifact_facts(at, model(pull_secret="mine")) is None
     other = replace(later, sequence=3, weights=(replace(LOOK, artifact="oci://r.io/b:1"),))
-    assert len(fold(at, [NodeReported(report=other)], T0)[0].looked) == 1, "nobody asked for that"
-    gone = fold(replace(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
-    assert (gone.looked, gone.unbrought) == ({}, {}), "nobody names it any more"
+    assert len(fold(at, [NodeReported(report=other)], T0)[0].learned.looked) == 1, "nobody asked for that"
+    gone = fold(replace_fields(at, unbrought={ADA: "away"}), [DocumentsSeen()], T0)[0]
+    assert (gone.learned.looked, gone.learned.unbrought) == ({}, {}), "nobody names it any more"
 
 
 def test_inspection_reported_before_the_documents_is_applied_with_them() -> None:
     said = replace(LOOK, header="{}")
-    before = replace(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
+    before = replace_fields(looking(said, models=[model("b", "oci://r.io/b:1")]), looked={})
     after = fold(before, [DocumentsSeen(models=(model(),))], T0)[0]
-    assert after.looked == {read_weights_request(said): said}
-    newer = replace(after, looked={read_weights_request(said): replace(said, digest="sha256:bb")})
+    assert after.learned.looked == {read_weights_request(said): said}
+    newer = replace_fields(after, looked={read_weights_request(said): replace(said, digest="sha256:bb")})
     kept = fold(newer, [DocumentsSeen(models=(model(), model("b")))], T0)[0]
-    assert kept.looked == newer.looked, "another agent has looked since"
+    assert kept.learned.looked == newer.learned.looked, "another agent has looked since"
 
 
 def test_unrequested_inspection_report_is_discarded() -> None:
     at = looking(LOOK, replace(LOOK, pull_secret="made-up"), replace(LOOK, pull_secret="so too", digest="", failed="x"))
-    assert [wish.pull_secret for wish in at.looked] == [""]
-    assert at.unbrought == {}
+    assert [wish.pull_secret for wish in at.learned.looked] == [""]
+    assert at.learned.unbrought == {}
 
 
 def test_weights_header_is_read_if_the_memory_of_a_model_is_unknown() -> None:
@@ -313,23 +313,23 @@ def test_weights_header_is_read_if_the_memory_of_a_model_is_unknown() -> None:
 def test_inspection_for_a_start_keeps_the_known_header() -> None:
     at = looking(replace(LOOK, header="{}", bytes=7))
     later = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(replace(LOOK, replicas=A1),))
-    (kept,) = fold(at, [NodeReported(report=later)], T0)[0].looked.values()
+    (kept,) = fold(at, [NodeReported(report=later)], T0)[0].learned.looked.values()
     assert (kept.header, kept.bytes, kept.replicas) == ("{}", 7, ())
     other = replace(later, weights=(replace(LOOK, replicas=A1, digest="sha256:bb"),))
-    (kept,) = fold(at, [NodeReported(report=other)], T0)[0].looked.values()
+    (kept,) = fold(at, [NodeReported(report=other)], T0)[0].learned.looked.values()
     assert kept.header == "", "it is another artifact"
 
 
 def test_inspection_failure_is_reported_until_an_inspection_succeeds() -> None:
     at = looking(replace(LOOK, digest="", image=None, failed="away"))
-    assert at.unbrought == {ADA: "away"}
+    assert at.learned.unbrought == {ADA: "away"}
     trying = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(WeightsReport(artifact=ADA, look=True),))
     again = fold(at, [NodeReported(report=trying)], T0)[0]
-    assert again.unbrought == {ADA: "away"}, "it is tried again just now"
+    assert again.learned.unbrought == {ADA: "away"}, "it is tried again just now"
     let_be = fold(at, [NodeReported(report=replace(trying, weights=()))], T0)[0]
-    assert let_be.unbrought == {}, "nobody tries any more"
+    assert let_be.learned.unbrought == {}, "nobody tries any more"
     report = NodeReport(node="n1", boot="b", sequence=2, brings=True, weights=(LOOK,))
-    assert fold(at, [NodeReported(report=report)], T0)[0].unbrought == {}
+    assert fold(at, [NodeReported(report=report)], T0)[0].learned.unbrought == {}
 
 
 def test_start_fails_after_waiting_a_limited_time_for_a_node_agent() -> None:
@@ -372,10 +372,10 @@ def test_reported_copies_are_known_until_a_newer_report_or_expiry() -> None:
     for number, copies in enumerate(((ADA, "oci://r.io/b:1"), (ADA,), ()), 1):
         report = NodeReport(node="n1", boot="b", sequence=number, copies=copies)
         at = fold(at, [NodeReported(report=report)], T0)[0]
-        assert at.copies == {Copy(artifact=artifact, node=N1) for artifact in copies}
+        assert at.nodes.copies == {Copy(artifact=artifact, node=N1) for artifact in copies}
     report = NodeReport(node="n2", boot="b", sequence=1, copies=(ADA,))
     at = fold(at, [NodeReported(report=report)], T0)[0]
-    assert fold(at, [Tick()], T0 + 700)[0].copies == frozenset(), "its node is forgotten"
+    assert fold(at, [Tick()], T0 + 700)[0].nodes.copies == frozenset(), "its node is forgotten"
 
 
 @pytest.mark.parametrize(("ggufs", "engine", "path"), [(["s/a.gguf"], "vllm", "s/a.gguf"), ([], "vllm", "")])

@@ -20,7 +20,7 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, Replica, World
 from autoscaler.weights import image_prepull
 from autoscaler.weights.image_prepull import NODE_MAX, NODES_ENOUGH, ImageWants
-from tests.support.builders.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replace_fields, replica, world
 
 ENGINE = ImageWant(image="vllm/vllm-openai:v1")
 MANY = 12
@@ -40,7 +40,7 @@ def at(
     """Nodes n0, n1, ... with a device each, which is small on nodes with an even number."""
     there = [device(f"n{n}/g", 24 if n % 2 else 8, f"n{n}", product="L4" if n % 2 else "T4") for n in range(MANY)]
     nodes = {f"n{n}": NodeAgentStatus(report=NodeReport(node=f"n{n}", boot="b", sequence=1), seen_s=T0) for n in agents}
-    return world(models, there, replicas, nodes=nodes, **more)
+    return world(models, there, replicas, agents=nodes, **more)
 
 
 def starting(of: Model, node: int, **more: Any) -> Replica:
@@ -107,16 +107,16 @@ def test_image_is_pulled_only_on_healthy_nodes_that_the_model_accepts() -> None:
     labelled = needs(low=1, pod=Pod(node_selector={"zone": "a"}))
     one = at([labelled])
     slices = {id: replace(it, labels={"zone": "a" if it.node == "n7" else "b"}, labels_known=True)
-              for id, it in one.slices.items()}  # fmt: skip
-    assert where(replace(one, slices=slices)) == {"n7"}
+              for id, it in one.nodes.slices.items()}  # fmt: skip
+    assert where(replace_fields(one, slices=slices)) == {"n7"}
     beside = needs("b", low=1)
     for node in where(at([beside])):
         slices = {id: replace(it, labels={"zone": "a" if it.node == node else "b"}, labels_known=True)
-                  for id, it in one.slices.items()}  # fmt: skip
-        both = replace(at([labelled, beside]), slices=slices)
+                  for id, it in one.nodes.slices.items()}  # fmt: skip
+        both = replace_fields(at([labelled, beside]), slices=slices)
         assert len(where(both)) == NODES_ENOUGH, "a node that one Model has it on already is one of the other's"
-    closed = {id: replace(it, healthy=it.node in {"n1", "n9"}) for id, it in one.slices.items()}
-    assert where(replace(at([needs(low=1)]), slices=closed)) == {"n1", "n9"}
+    closed = {id: replace(it, healthy=it.node in {"n1", "n9"}) for id, it in one.nodes.slices.items()}
+    assert where(replace_fields(at([needs(low=1)]), slices=closed)) == {"n1", "n9"}
 
 
 def test_cached_image_requests_equal_freshly_computed_requests() -> None:
@@ -141,10 +141,10 @@ def test_suitable_nodes_are_computed_once_while_slices_do_not_change(monkeypatch
     wants, one = ImageWants(), at(models)
     first = wants.of(one)
     assert len(looks) == 2, "a and b ask for the same"
-    pulled = replace(one, images=having(*first))
+    pulled = replace_fields(one, images=having(*first))
     assert wants.of(pulled) == ImageWants().of(pulled)
     looks.clear()
     assert wants.of(one) == first
     assert not looks, "images come and go all the time"
-    fewer = replace(one, slices={id: of for id, of in one.slices.items() if of.node not in first})
+    fewer = replace_fields(one, slices={id: of for id, of in one.nodes.slices.items() if of.node not in first})
     assert wants.of(fewer) == ImageWants().of(fewer) != first

@@ -13,7 +13,7 @@ from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.world import NodeId, World
 from autoscaler.weights.inspection import SILENT_S, SLOW_S, InspectionAssigner
-from tests.support.builders.worlds import T0, world
+from tests.support.builders.worlds import T0, replace_fields, world
 
 ADA = Model(name=ModelName("ada"), spec=ModelSpec(engine="llama.cpp", artifact="oci://r.io/ada:1"))
 LOOK = WeightsRequest("oci://r.io/ada:1", look=True)
@@ -83,7 +83,7 @@ def test_agents_that_join_later_share_the_inspections() -> None:
 def test_artifact_that_was_inspected_is_not_inspected_again() -> None:
     lookers, at = InspectionAssigner(), heard(world([ADA]), T0)
     first = looker(lookers, at, T0)
-    known = replace(at, looked={LOOK: WeightsReport(**LOOK._asdict(), digest="sha256:aa", header="{}")})
+    known = replace_fields(at, looked={LOOK: WeightsReport(**LOOK._asdict(), digest="sha256:aa", header="{}")})
     assert list(lookers.looks(known, AGENTS, T0 + 1)) == []
     late_s = T0 + 2 * SILENT_S
     assert looker(lookers, heard(at, late_s), late_s) == first, "it begins anew"

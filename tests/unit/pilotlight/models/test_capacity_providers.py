@@ -41,6 +41,7 @@ from pilotlight.models.capacity_providers import (
 from tests.contracts.provider import order
 from tests.simulation.environment.virtual_loop import run
 from tests.support.builders.capacity import offer
+from tests.support.builders.worlds import replace_fields
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
 from tests.support.fakes.provider import FakeProvider
 from tests.support.fakes.redfish import FakeFabric
@@ -279,7 +280,7 @@ def test_only_pending_claims_of_the_removed_provider_are_reported(
         monkeypatch.setattr(supplies, "KINDS", {"redfish": Kind(house._make, frozenset({"cluster"}))})
         one = house.supplies()
         pod = Redfish(url="https://fabric.example:8443", systems={"w1": "1"}, secret_ref="fabric", publish=True)
-        house.world = replace(house.world, leads=True, leading_since_s=-500.0)
+        house.world = replace_fields(house.world, leads=True, leading_since_s=-500.0)
         task = asyncio.create_task(one.run())
         await asyncio.sleep(1.0)
         house.tell(one, ProviderSettings(name="pod", redfish=pod))

@@ -24,7 +24,7 @@ from autoscaler.state.world import World
 from loadtest import tiny_gguf
 from pilotlight.models import cluster_memory, documents, remote_header
 from pilotlight.models.cluster_memory import Sizes
-from tests.support.builders.worlds import T0, device, gateway, level, replica, world
+from tests.support.builders.worlds import T0, device, gateway, level, replace_fields, replica, world
 
 ADA, LORA = "oci://r.io/ada:1", "oci://r.io/lora:1"
 
@@ -143,7 +143,7 @@ async def test_headers_read_after_the_first_are_reported_in_one_batch(monkeypatc
     monkeypatch.setattr(asyncio, "sleep", sleep)
     task, before = asyncio.create_task(at.run(lambda: told.append(number))), world()
     for number in range(100):
-        after = replace(before, looked=seen(look(f"oci://r.io/m:{number}")))
+        after = replace_fields(before, looked=seen(look(f"oci://r.io/m:{number}")))
         at.on_step(LoopStep(before, after, Plan(), (), (), T0, T0, T0))
         if not number:
             await slept.wait()

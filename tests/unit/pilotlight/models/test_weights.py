@@ -116,9 +116,9 @@ def test_newly_observed_stored_copies_replace_the_previous_set() -> None:
     copies = frozenset({Copy(artifact="oci://r.io/a:1", node=NodeId("n1"))})
     before = world([], [device("g1", 80)], [])
     after, _ = fold(before, [CopiesSeen(copies=copies)], T0)
-    assert after.copies == copies
+    assert after.nodes.copies == copies
     assert fold(after, [CopiesSeen(copies=copies)], T0)[0] is after
-    assert fold(after, [CopiesSeen(copies=frozenset())], T0)[0].copies == frozenset()
+    assert fold(after, [CopiesSeen(copies=frozenset())], T0)[0].nodes.copies == frozenset()
 
 
 def test_weights_are_wanted_only_with_waiting_requests_or_min_replicas() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from autoscaler.controller.loop import LoopStep
 from autoscaler.provisioning.feasibility import Fitting
@@ -12,7 +11,7 @@ from autoscaler.state.actions import Plan
 from autoscaler.state.world import World
 from pilotlight.processes.console import SAID_MAX, Misfits
 from tests.support.builders.mig_nodes import town
-from tests.support.builders.worlds import device, model, world
+from tests.support.builders.worlds import device, model, replace_fields, world
 from tests.support.harness.faults.contained_faults import raised
 
 
@@ -63,7 +62,7 @@ def test_model_fits_as_soon_as_its_node_may_be_repartitioned() -> None:
     said: list[str] = []
     listener = Misfits(raised, said.append)
     may = town()
-    may_not = replace(may, cuttable={})
+    may_not = replace_fields(may, cuttable={})
     listener.on_step(step(may_not, may_not))
     assert [line.partition(":")[0] for line in said] == ["Model big fits on no device"]
     listener.on_step(step(may_not, may))

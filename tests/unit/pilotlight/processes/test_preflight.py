@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from autoscaler.controller import loop
 from autoscaler.spec.model import Model
@@ -15,7 +14,7 @@ from autoscaler.state.world import World
 from pilotlight.processes import preflight
 from pilotlight.processes.console import SAID_MAX
 from pilotlight.processes.preflight import Preflight
-from tests.support.builders.worlds import device, model, world
+from tests.support.builders.worlds import device, model, replace_fields, world
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.support.waiting import until
 
@@ -75,12 +74,12 @@ def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: Hou
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, B)))
-        await house.until("the obstacle is told", lambda made: made.obstacles == {"b": WHY})
+        await house.until("the obstacle is told", lambda made: made.learned.obstacles == {"b": WHY})
         assert house.said == [f"Model b cannot start: {WHY}; its calls get 503 model_start_failed"]
         looks = len(house.looked)
         await house.until("it looks again", lambda _: len(house.looked) >= looks + 6)
         house.obstacles = {}
-        await house.until("it is gone", lambda made: not made.obstacles)
+        await house.until("it is gone", lambda made: not made.learned.obstacles)
         assert house.said[1:] == ["nothing is in the way any more of a start of b"]
 
     house.play(scenario)
@@ -101,7 +100,7 @@ def test_changed_documents_are_checked_immediately(house: House, monkeypatch: py
 def test_models_are_not_checked_before_devices_are_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of an engine depends on the devices."""
     monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
-    house.stepped.loop.world = replace(house.stepped.loop.world, synced=False)
+    house.stepped.loop.world = replace_fields(house.stepped.loop.world, synced=False)
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A,)))
@@ -120,13 +119,13 @@ def test_memory_of_a_new_model_file_is_known_before_a_start_is_allowed(house: Ho
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, UNKNOWN)))
-        await house.until("the obstacle is told", lambda made: bool(made.obstacles))
+        await house.until("the obstacle is told", lambda made: bool(made.learned.obstacles))
         house.obstacles = {}
-        await house.until("it is gone", lambda made: not made.obstacles)
+        await house.until("it is gone", lambda made: not made.learned.obstacles)
 
     house.play(scenario)
     known = [made for made in house.worlds if made.models.get(B.name) and made.models[B.name].memory_bytes]
-    assert known[0].obstacles == {"b": WHY}, "the memory first"
+    assert known[0].learned.obstacles == {"b": WHY}, "the memory first"
 
 
 def test_models_that_cannot_start_are_summarized_beyond_the_line_limit(house: House) -> None:
@@ -135,7 +134,7 @@ def test_models_that_cannot_start_are_summarized_beyond_the_line_limit(house: Ho
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=many))
-        await house.until("all are told", lambda made: len(made.obstacles) == 100)
+        await house.until("all are told", lambda made: len(made.learned.obstacles) == 100)
         assert len(house.said) == SAID_MAX + 1
         assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` tells each"
 
@@ -149,8 +148,8 @@ def test_model_check_that_raises_quarantines_only_that_model(house: House, monke
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, B)))
-        await house.until("the obstacle of b is reported", lambda made: made.obstacles == {"b": WHY})
-        assert set(house.stepped.loop.world.faults) == {"a"}
+        await house.until("the obstacle of b is reported", lambda made: made.learned.obstacles == {"b": WHY})
+        assert set(house.stepped.loop.world.learned.faults) == {"a"}
         assert reported == [("a", "preflight")]
 
     house.play(scenario)

@@ -233,7 +233,7 @@ async def test_start_back_off_of_a_model_survives_an_autoscaler_restart(
         assert (kept["episodes"], kept["failure"]) == (1, EXITED)
         assert kept["retryAt"] == kept["refusedUntil"]
     async with House(counted, namespace, now_s=5000.0, unix_now_s=UNIX0 + 30).running() as house:
-        history = house.stepped.loop.world.histories[ADA]
+        history = house.stepped.loop.world.learned.histories[ADA]
         assert (history.episodes, history.failure) == (1, EXITED)
         assert history.retry_at_s == pytest.approx(5000.0 + 31, abs=1.0)
         house.call(2)
@@ -261,7 +261,7 @@ async def test_new_leader_keeps_the_start_back_off_of_the_former_leader(
         leader.call(2)
         leader.see(Seen.EXITED, EXITED)
         async with asyncio.timeout(WAIT_S_MAX):
-            while not next_one.stepped.loop.world.histories[ADA].refused_until_s:
+            while not next_one.stepped.loop.world.learned.histories[ADA].refused_until_s:
                 await asyncio.sleep(0.02)
         next_one.stepped.step(LeadingSeen(epoch=2), Synced())
         next_one.call(2)

@@ -74,7 +74,7 @@ class House:
 
     def _hear(self, origin: Origin, said: StatusSeen) -> None:
         name = self.installation.settled.names.get(origin)
-        if self.stepped.loop.world.leads:
+        if self.stepped.loop.world.leadership.leads:
             self.statuses.hear(said)
         elif name is not None:
             self.stepped.step(*status.restore_histories({name: said.status}, self._now_s(), self._unix_s())[0])

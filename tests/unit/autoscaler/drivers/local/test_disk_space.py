@@ -74,5 +74,5 @@ def test_engine_exit_on_full_disk_is_not_a_failed_start(full: bool) -> None:
     leaving = ReplicaSeen(**{name: getattr(seen, name) for name in seen.__struct_fields__} | {"seen": Seen.LEAVING})
     after, _ = fold(before, (leaving, seen) if full else (seen,), T0 + 1)
     assert after.replicas[start.id].state is (ReplicaState.SCRUBBING if full else ReplicaState.FAILED)
-    history = after.histories.get(start.model)
+    history = after.learned.histories.get(start.model)
     assert (history is None or history.tries == 0) == full

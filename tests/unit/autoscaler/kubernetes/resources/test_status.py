@@ -24,7 +24,7 @@ from autoscaler.spec.names import Origin, Settled
 from autoscaler.state.actions import Unmet
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import History, ModelLoad
-from tests.support.builders.worlds import T0, drain, gateway, level, model, replica, world
+from tests.support.builders.worlds import T0, drain, gateway, level, model, replace_fields, replica, world
 from tests.support.example_budget import examples
 
 ADA = model("ada")
@@ -309,9 +309,9 @@ def test_follower_takes_history_from_status_and_leader_keeps_its_own() -> None:
     )
     seen, _ = statuses.restore_histories({ADA.name: sent(known)}, T0, UNIX0)
     at = world([ADA], histories={"ada": mine})
-    assert fold(at, seen, T0)[0].histories[ADA.name] == mine
-    following, _ = fold(replace(at, leads=False), seen, T0)
-    assert following.histories[ADA.name] == History(
+    assert fold(at, seen, T0)[0].learned.histories[ADA.name] == mine
+    following, _ = fold(replace_fields(at, leads=False), seen, T0)
+    assert following.learned.histories[ADA.name] == History(
         starts_s=(3.0,), last_activity_s=T0 - 1, episodes=2, refused_until_s=T0 + 60, regrets=1
     )
 
@@ -336,4 +336,4 @@ def test_model_counts_as_changed_if_any_input_of_its_status_changes() -> None:
         models={**before.models, cleo.name: model("cleo", paused=True)},
     )  # fmt: skip
     assert statuses.list_changed_models(before, after) == {"ada", "ben", "cleo"}
-    assert statuses.list_changed_models(before, replace(before, obstacles={dora.name: "no image"})) == {"dora"}
+    assert statuses.list_changed_models(before, replace_fields(before, obstacles={dora.name: "no image"})) == {"dora"}

@@ -24,7 +24,7 @@ from autoscaler.spec.model import Model
 from autoscaler.state.actions import FailStart, Plan
 from autoscaler.state.world import ModelLoad, World
 from tests.support.builders.mig_nodes import town
-from tests.support.builders.worlds import T0, device, model, replica, world
+from tests.support.builders.worlds import T0, device, model, replace_fields, replica, world
 from tests.support.harness.faults.contained_faults import raised
 
 WAIT_S_MAX = 5.0
@@ -232,12 +232,12 @@ async def test_model_that_fits_no_device_is_not_ready_until_one_fits() -> None:
 
 async def test_model_that_fits_after_mig_repartitioning_counts_as_placeable() -> None:
     house, huge = House(), MODELS[0]
-    cut = replace(town(), models=house.at.models, cuttable={})
-    house.show(replace(cut, slices={"g": device("g", 4)}))
+    cut = replace_fields(town(), models=house.at.models, cuttable={})
+    house.show(replace_fields(cut, slices={"g": device("g", 4)}))
     await house.settle()
     assert house.readiness(huge) == ("False", "NoDeviceFits")
     house.now_s += CHANGE_S
-    house.show(replace(house.at, cuttable=town().cuttable))
+    house.show(replace_fields(house.at, cuttable=town().nodes.cuttable))
     await house.settle()
     assert house.readiness(huge) == ("True", "Idle")
 
@@ -404,10 +404,10 @@ async def test_status_writes_resume_after_server_errors(monkeypatch: pytest.Monk
 async def test_follower_flushes_no_statuses() -> None:
     house = House()
     house.statuses._epoch = house.at.epoch
-    house.show(replace(house.at, leads=False))
+    house.show(replace_fields(house.at, leads=False))
     await house.statuses.flush(WAIT_S_MAX)
     assert house.paper.wrote == []
-    house.show(replace(house.at, leads=True))
+    house.show(replace_fields(house.at, leads=True))
     await house.statuses.flush(WAIT_S_MAX)
     assert len(house.paper.wrote) == len(MODELS)
 
@@ -423,7 +423,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def told(refusals: list[Exception], *, leads: bool = True) -> tuple[list[str], int]:
     """Two Models fail in turn while the server raises `refusals`; (the reported Models, the number of lost Events)."""
-    paper, at = Paper(), replace(world(MODELS), leads=leads)
+    paper, at = Paper(), replace_fields(world(MODELS), leads=leads)
     paper.refusals = refusals
     sender = Events(paper)
     for one in MODELS[:2]:

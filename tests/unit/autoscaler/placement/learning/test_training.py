@@ -182,9 +182,9 @@ def test_initial_values_do_not_replace_learned_values() -> None:
     one = cluster()
     begun, made = training.build_initial_values(exercise_of(one)), learnt()
     one, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
-    assert one.lesson is begun
+    assert one.learned.lesson is begun
     one, _ = fold(one, [LessonLearnt(lesson=made)], T0)
-    assert one.lesson is made
+    assert one.learned.lesson is made
     after, _ = fold(one, [LessonLearnt(lesson=begun)], T0)
     assert after is one
     after, _ = fold(one, [LessonLearnt(lesson=learnt())], T0)

@@ -34,7 +34,7 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.resources import HostResources, Link
 from autoscaler.state.world import NodeId, Slice, SliceId
 from tests.support.builders.layouts import laid, looked, names
-from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
 
@@ -250,8 +250,10 @@ def test_invalid_link_setting_is_rejected_with_the_field_path(gpu: str, line: st
 def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
     """Four devices of n0 are free, two on each of two PCIe roots; one root has another device that is in use."""
     at, roots = laid({0: [1, 5], 1: [9], 2: [10], 3: [10]}), {0: "r1", 6: "r1", 7: "r1", 8: "r3", 9: "r3"}
-    slices = {id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.slices.items() if one.node == "n0"}
-    linked = replace(at, slices=at.slices | slices)
+    slices = {
+        id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.nodes.slices.items() if one.node == "n0"
+    }
+    linked = replace_fields(at, slices=at.nodes.slices | slices)
     asked = PlacementRequest(ModelName("big"), devices=3, memory_bytes=70 * GI, force=EvictionLevel.LOWER)
     assert not names(looked(linked, T0, asked)), "there is room enough"
     found = looked(linked, T0, asked._replace(link=Link.PCIE_ROOT))

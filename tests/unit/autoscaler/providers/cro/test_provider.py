@@ -27,6 +27,7 @@ from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import LeaseId, ReleaseOrder
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 from tests.contracts.provider import OWNER, ProviderContract, order
+from tests.support.builders.worlds import replace_fields
 from tests.support.fakes.kubernetes.cro import NONE_FREE
 from tests.support.fakes.kubernetes.kube_objects import stamp
 from tests.support.harness.providers.cro_rig import MODEL, NODE, SETTINGS, UNIX_S, Rack, given_back, ordered, world
@@ -339,7 +340,7 @@ def test_release_requires_an_idle_node_until_its_devices_are_identified(
         (listed,) = await rack.provider().list()
         assert listed.alone
         there = Slice(id=SliceId("a"), device=DeviceId(listed.device_ids[0]), node=NodeId(NODE), memory_bytes=1)
-        rack.world = replace(rack.world, slices={**rack.world.slices, there.id: there})
+        rack.world = replace_fields(rack.world, slices={**rack.world.nodes.slices, there.id: there})
         assert [one.alone for one in await rack.provider().list()] == [False]
 
     rack.run(scenario())

@@ -18,6 +18,7 @@ from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSee
 from autoscaler.state.world import DeviceId, SliceId
 from pilotlight.models.capacity_providers import Supplies
 from tests.contracts.provider import order, release
+from tests.support.builders.worlds import replace_fields
 from tests.support.harness.providers.cro_rig import MODEL, NODE, SETTINGS, Rack, world
 from tests.unit.autoscaler.providers.cro.test_provider import old_at_hand
 
@@ -131,10 +132,10 @@ def test_device_visible_before_the_operator_reports_online_counts_once(*, told: 
         assert [one["status"]["state"] for one in rack.resources()] == ["Attaching"]
         assert [one.devices_max for one in await provider.offers()] == [2], "its node does not show it"
         shown = world(devices=2)
-        newest = shown.slices[SliceId(f"{NODE}/gpu1")]
+        newest = shown.nodes.slices[SliceId(f"{NODE}/gpu1")]
         if told:
             newest = replace(newest, id=SliceId(attached[0]), device=DeviceId(attached[0]))
-        rack.world = replace(world(), slices={**world().slices, newest.id: newest})
+        rack.world = replace_fields(world(), slices={**world().nodes.slices, newest.id: newest})
         assert [one.devices_max for one in await provider.offers()] == [2]
         await provider.acquire(replace(order(offer, 1), devices=2))
 

@@ -401,7 +401,7 @@ def test_replica_ended_externally_is_stopping_and_not_failed() -> None:
     assert after.replicas[ReplicaId("a")].state is S.STOPPING
     after, _ = fold(after, [seen("a", Seen.EXITED), seen("a", Seen.CLEAN)], 2.0)
     assert not after.replicas
-    assert after.histories.get(ModelName("ada")) is None or not after.histories[ModelName("ada")].tries
+    assert after.learned.histories.get(ModelName("ada")) is None or not after.learned.histories[ModelName("ada")].tries
 
 
 def test_replicas_with_the_highest_rank_are_drained_first() -> None:

@@ -144,15 +144,15 @@ async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None
     }  # fmt: skip
     devices = DeclaredDevices(cast("Api", server), "n", stepped.loop.observe, lambda: stepped.loop.world)
     stepped.loop.listeners.append(devices.on_step)
-    assert stepped.step().slices == {}
+    assert stepped.step().nodes.slices == {}
     watching = asyncio.create_task(devices.run())
     async with asyncio.timeout(60):
-        while not stepped.step().slices:
+        while not stepped.step().nodes.slices:
             await asyncio.sleep(0)
     watching.cancel()
-    assert list(stepped.loop.world.slices) == ["quota[]/gpu0"]
+    assert list(stepped.loop.world.nodes.slices) == ["quota[]/gpu0"]
     stepped.step(DocumentsSeen(settings=Settings(nodes=(A100,))))
-    assert list(stepped.step().slices) == ["nodes[0]/gpu0"], "the quota allows one of two"
+    assert list(stepped.step().nodes.slices) == ["nodes[0]/gpu0"], "the quota allows one of two"
 
 
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])

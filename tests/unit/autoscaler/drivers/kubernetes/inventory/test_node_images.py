@@ -104,13 +104,13 @@ def test_images_from_kubelet_and_agent_are_kept_independently() -> None:
     one, _ = fold(one, (seen,), T0)
     assert fold(one, (seen,), T0)[0] is one, "nothing new"
     one, _ = fold(one, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=1, images=("e:2",))),), T0)
-    assert one.images == {"n0": NodeImages((big,), (make_image(("e:2",)),)), "n1": NodeImages((big,))}
+    assert one.nodes.images == {"n0": NodeImages((big,), (make_image(("e:2",)),)), "n1": NodeImages((big,))}
     one, _ = fold(one, (ImagesSeen(images={}),), T0)
-    assert one.images == {"n0": NodeImages((), (make_image(("e:2",)),))}
+    assert one.nodes.images == {"n0": NodeImages((), (make_image(("e:2",)),))}
     later, _ = fold(one, (), T0 + FORGET_S)
-    assert later.images == {}, "its agent is long silent"
+    assert later.nodes.images == {}, "its agent is long silent"
     one, _ = fold(one, (NodeReported(report=NodeReport(node="n0", boot="b", sequence=2)),), T0)
-    assert one.images == {}
+    assert one.nodes.images == {}
 
 
 def test_image_index_matches_all_nodes_after_random_changes() -> None:

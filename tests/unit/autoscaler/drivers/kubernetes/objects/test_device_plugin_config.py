@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
 from autoscaler.documents.load import parse_documents
@@ -29,7 +28,7 @@ from autoscaler.state.events import Seen, SlicesSeen
 from autoscaler.state.operator_orders import NodeReported
 from autoscaler.state.resources import Isolation
 from autoscaler.state.world import PodRef, Replica, Slice, SliceId, World
-from tests.support.builders.worlds import GI, T0, folded, gateway, level, model, replica, world
+from tests.support.builders.worlds import GI, T0, folded, gateway, level, model, replace_fields, replica, world
 from tests.support.harness.local_rig import launch
 
 DEVICE = """
@@ -130,7 +129,7 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     assert sorted(one.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
-        asks = registry.build_pod_fields(one, at.slices)
+        asks = registry.build_pod_fields(one, at.nodes.slices)
         assert asks is not None
         assert asks.memory_fraction == 0.333, "nothing else keeps an engine from the memory of the others"
         spec = pods.build_pod_manifest(one, a, launch(a, "h", 1), "image", asks=asks)["spec"]
@@ -162,7 +161,7 @@ def test_mps_slices_satisfy_memory_isolation() -> None:
     on = slices(SLICED.replace("timeslice", "mps"))
     at, begun = started(called(model("a", 5, gpu=Gpu(isolation="memory"), high=8), on))
     assert len(begun) == 3
-    asks = registry.build_pod_fields(begun[0], at.slices)
+    asks = registry.build_pod_fields(begun[0], at.nodes.slices)
     assert asks is not None
     assert asks.memory_fraction is None, "its server does"
 
@@ -287,7 +286,7 @@ def test_free_shares_of_an_unmapped_unhealthy_gpu_count_as_unhealthy() -> None:
     report = NodeReport(node="n", boot="b", sequence=1, devices=found, pods=(theirs,))
     at = fold(world([], slices("", node=node)), (NodeReported(report=report),), T0)[0]
     assert sorted(list_unhealthy_slices(at, T0)) == ["n/gpu1/s1", "n/gpu1/s2"]
-    noticed = replace(at, slices={id: one for id, one in at.slices.items() if one.device == "n/gpu0"})
+    noticed = replace_fields(at, slices={id: one for id, one in at.nodes.slices.items() if one.device == "n/gpu0"})
     assert list_unhealthy_slices(noticed, T0) == {}, "the device plug-in offers it no more"
 
 
