@@ -74,7 +74,7 @@ def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: fl
     if any(isinstance(one, StartReplica) and one.replica.model == want.model for one in plan.actions):
         return Eviction(why_not=HERE, room=HERE)
     yard = IndexCache().yard(world, now_s)
-    bold = want._replace(force=EvictionLevel.BUSY, priority=ANY_PRIORITY)
+    bold = want._replace(urgency=want.urgency._replace(force=EvictionLevel.BUSY, priority=ANY_PRIORITY))
     missing = None
     for one, at_s in ((want, now_s), (want, now_s + LATER_S), (bold, now_s + LATER_S)):
         packing = pack([one], yard, world.nodes.copies, build_restart_costs(world), at_s)
@@ -115,10 +115,10 @@ def _stays(want: PlacementRequest, one: Occupant, now_s: float) -> str:
     if can_evict(want, one, now_s):
         return ""
     words = describe_occupant(want, one, now_s)
-    if one.priority == want.priority and not one.kept and now_s >= one.evictable_s:
+    if one.priority == want.urgency.priority and not one.kept and now_s >= one.evictable_s:
         words += (
             f", and {want.model} is served"
-            if want.force >= EvictionLevel.IDLE
+            if want.urgency.force >= EvictionLevel.IDLE
             else f", and no Call waits for {want.model}"
         )
     return words

@@ -87,7 +87,7 @@ def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     history = world.learned.histories.get(model.name)
     used = None if history is None else memory.find_measured_memory(history, model)
-    places = () if want.devices == 0 else tuple(_places(world, model, want, needs, now_s))
+    places = () if want.kind.devices == 0 else tuple(_places(world, model, want, needs, now_s))
     told = [f"{place.slice}: {place.words}." for place in places[:PLACES_TOLD]]
     more = len(places) - len(told)
     parts = [f"  {part.name} {format_size(part.bytes)}: {_part(part)}." for part in needs.parts]
@@ -104,8 +104,8 @@ def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
             _counted(model, needs), *parts, *_costs(needs), *_measured(model, used), *_manner(model, needs),
             *_elastic(model, want), *_growth(model, want), *_granted(world, model), *told, *rest,
         ),
-        least_bytes=want.least.memory_bytes if want.spare_bytes else 0,
-        most_bytes=want.memory_bytes + want.growth.most_bytes if want.growth.most_bytes else 0,
+        least_bytes=want.least.kind.memory_bytes if want.kind.spare_bytes else 0,
+        most_bytes=want.kind.memory_bytes + want.growth.most_bytes if want.growth.most_bytes else 0,
     )  # fmt: skip
 
 
@@ -182,11 +182,11 @@ def _elastic(model: Model, want: PlacementRequest) -> list[str]:
     rigid = memory.explain_rigid_memory(model)
     if rigid:
         return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
-    if not want.spare_bytes:
+    if not want.kind.spare_bytes:
         return []
     return [
         (
-            f"It makes do with {format_size(want.least.memory_bytes)} where that fills a hole (gpu.elastic): "
+            f"It makes do with {format_size(want.least.kind.memory_bytes)} where that fills a hole (gpu.elastic): "
             f"{_less(model)}."
         )
     ]
@@ -199,7 +199,7 @@ def _growth(model: Model, want: PlacementRequest) -> list[str]:
         return [f"It is never granted more than that (gpu.growth): {why}."]
     if not want.growth.most_bytes:
         return []
-    most = format_size(want.memory_bytes + want.growth.most_bytes)
+    most = format_size(want.kind.memory_bytes + want.growth.most_bytes)
     return [f"It is granted up to {most} where nobody else could use that (gpu.growth): {_larger(model)}."]
 
 
@@ -242,7 +242,7 @@ def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, no
             needs,
             empty,
             rejection_reason(want, now, now_s, there, left.get(now.slice.node), teams=teams),
-            apart=bool(link_shortage_reason(now.slice, want.link, teams, want.devices)),
+            apart=bool(link_shortage_reason(now.slice, want.kind.link, teams, want.kind.devices)),
         )
         for empty, now in pairs
     ]
@@ -255,10 +255,10 @@ def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words
     calls = None
     if fits and needs.share and needs.parts:
         told = memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
-        given = want.memory_bytes if told else int(slice_.memory_bytes * needs.share)
+        given = want.kind.memory_bytes if told else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
-        each = want.devices if memory.is_memory_minimum(model) else 1  # its parts are those of one Device
-        given, rest = given * want.devices, given * want.devices - spent * each
+        each = want.kind.devices if memory.is_memory_minimum(model) else 1  # its parts are those of one Device
+        given, rest = given * want.kind.devices, given * want.kind.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0
         room = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from autoscaler.placement.model.predicates import can_evict, find_amount_for_shape
+from autoscaler.placement.model.predicates import can_evict, find_required_amount
 from autoscaler.placement.model.types import Bin, Occupant, PlacementRequest, RestartCosts
 from autoscaler.state.resources import NO_ROOM, NOTHING, Beside, HostResources, ResourceAmount
 from autoscaler.state.world import SliceId
@@ -59,8 +59,7 @@ def find_eviction_option(
     `away`: rank of the artifacts that the node lacks; `strangers`: replicas in the slice's domain that conflict with
     the request; `those`: its evictable replicas, cheapest first, if known.
     """
-    kind = want.kind
-    room, rank = find_amount_for_shape(want, kind, shelf), kind.rank(shelf.slice.product)
+    room, rank = find_required_amount(want, shelf), want.kind.rank(shelf.slice.product)
     if room is None or rank is None:
         return None
     chosen = tuple(one for one in strangers if not one.leaving)
@@ -231,15 +230,15 @@ def fit_options_to_host(
     way now. `around`: the replicas on the node.
     """
     chosen = {one.replica: one for option in team for one in option.victims}
-    if host.left.holds(want.beside):
+    if host.left.holds(want.kind.beside):
         return tuple(team)
-    if host.soon.plus(sum_host_requests(chosen.values())).holds(want.beside):
+    if host.soon.plus(sum_host_requests(chosen.values())).holds(want.kind.beside):
         return tuple(_as(option, COMING, option.victims, outlook) for option in team)
     must = {one.replica: one for option in team for one in option.strangers if one.replica in chosen}
     more = {one.replica: one for one in around if one.replica not in must and can_evict(want, one, now_s)}
     useful = [one for one in more.values() if any(one.beside) or one.replica in chosen]
     lacks = [(_here(option), _lack(option, must.values())) for option in team]
-    short = host.soon.plus(sum_host_requests(must.values())).lack(want.beside)
+    short = host.soon.plus(sum_host_requests(must.values())).lack(want.kind.beside)
 
     def enough(some: Sequence[Occupant]) -> bool:
         going = {one.replica for one in some}

@@ -101,9 +101,9 @@ class EvictionSearch:
         """Return the options to take, one per device. None: there is no way now. An elastic request is promised all
         that it asks for, or its minimum if that costs other replicas less.
         """
-        if want.devices > 1:
+        if want.kind.devices > 1:
             return self._team(self._alike(want))
-        asked, least = want.memory_bytes, want.least.memory_bytes
+        asked, least = want.kind.memory_bytes, want.least.kind.memory_bytes
         found = self._one(want.granted(asked))
         if found is not None and found.rung < EVICT:
             return (found,)
@@ -133,14 +133,14 @@ class EvictionSearch:
             found = min(options, key=lambda one: one.key, default=None)
             if found is not None:
                 return found
-        return self._search(want).best() if want.force > EvictionLevel.NONE else None
+        return self._search(want).best() if want.urgency.force > EvictionLevel.NONE else None
 
     def _emptying(self, want: PlacementRequest) -> Iterator[SliceId]:
         """Yield slices of nodes that lack CPU or memory for it and have a leaving replica that frees some."""
         nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
         for node in nodes:
             host = self._supposed.host(node)
-            if host is not None and any(host.coming) and not host.left.holds(want.beside):
+            if host is not None and any(host.coming) and not host.left.holds(want.kind.beside):
                 yield from self._yard.slices_of(node)
 
     def _search(self, want: PlacementRequest) -> Search:
@@ -178,10 +178,10 @@ class EvictionSearch:
         """[lanes]: where victims may be on another slice: for CPU or memory of the node, or for tenant isolation."""
         yard = self._yard
         odd = np.zeros(len(yard.stock.node_of), bool)
-        if any(want.beside):
-            short = yard.short(want.beside)
+        if any(want.kind.beside):
+            short = yard.short(want.kind.beside)
             for node, host in self._supposed.hosts.items():
-                short[yard.number_of(node)] = not host.soon.holds(want.beside)
+                short[yard.number_of(node)] = not host.soon.holds(want.kind.beside)
             odd |= short[yard.stock.node_of]
         return odd | yard.company.strange(want.trust) if want.trust else odd
 
@@ -217,9 +217,8 @@ class EvictionSearch:
     def _alike(self, want: PlacementRequest) -> PlacementRequest:
         """Reduce the request to a key that all requests with the same options share."""
         model = want.model if self._yard.is_here(want.model) else ModelName("")
-        artifact, image, _ = self._yard.locality.known(want.supplies)
-        alike = want._replace(model=model, artifact=artifact, image=image, spread=None)
-        return alike._replace(ordinal=0, unserved_since_s=0.0, reason="")
+        urgency, supplies = want.urgency._replace(unserved_since_s=0.0), self._yard.locality.known(want.supplies)
+        return want._replace(model=model, ordinal=0, urgency=urgency, supplies=supplies, spread=None, reason="")
 
     def _possible(self, want: PlacementRequest) -> Flags:
         """[lanes]: those that could hold it if they were empty."""
@@ -247,11 +246,11 @@ class EvictionSearch:
         """Return the cheapest options for `devices` devices of one node, or of one link if the request needs it."""
         by_team: dict[Team, list[EvictionOption]] = {}
         for one in self._options(want, self._members(want)):
-            by_team.setdefault(team_of(one.shelf.slice, want.link), []).append(one)
+            by_team.setdefault(team_of(one.shelf.slice, want.kind.link), []).append(one)
         found = (
-            self._hosted(want, sorted(options, key=lambda o: o.key)[: want.devices])
+            self._hosted(want, sorted(options, key=lambda o: o.key)[: want.kind.devices])
             for options in by_team.values()
-            if len(options) >= want.devices
+            if len(options) >= want.kind.devices
         )
         ways = filter(None, found)
         return min(ways, key=lambda way: (way[-1].rung, *(o.key for o in reversed(way))), default=None)
@@ -261,7 +260,7 @@ class EvictionSearch:
         yard = self._yard
         at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
         nodes = yard.stock.node_of[at]
-        return map(yard.id_of, at[np.bincount(nodes)[nodes] >= want.devices].tolist())
+        return map(yard.id_of, at[np.bincount(nodes)[nodes] >= want.kind.devices].tolist())
 
     def _hosted(self, want: PlacementRequest, team: Sequence[EvictionOption]) -> tuple[EvictionOption, ...] | None:
         node = team[0].shelf.slice.node
@@ -283,7 +282,7 @@ class EvictionSearch:
         found = find_eviction_option(
             want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those
         )
-        if found is None or want.devices > 1:
+        if found is None or want.kind.devices > 1:
             return found
         with_host = self._hosted(want, (found,))
         return None if with_host is None else with_host[0]
@@ -298,7 +297,7 @@ class EvictionSearch:
 
 def _grade(want: PlacementRequest) -> tuple[ModelName, int, EvictionLevel]:
     """Return the parts of a request that decide who may be evicted."""
-    return want.model, want.priority, want.force
+    return want.model, want.urgency.priority, want.urgency.force
 
 
 def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:

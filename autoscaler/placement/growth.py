@@ -50,7 +50,7 @@ class _Others:
     """
 
     def __init__(self, waiting: Iterable[PlacementRequest], yet: Mapping[RequestShape, int]) -> None:
-        self._waiting = {(want.kind, want.selector) for want in waiting}
+        self._waiting = {(want.kind, want.choice.selector) for want in waiting}
         self._yet = sorted((kind for kind, many in yet.items() if many > 0), key=lambda one: (-one.memory_bytes, one))
         self._many = yet
         self._where: dict[SliceClass, set[Selector]] = {}
@@ -129,7 +129,7 @@ def filled_bytes(left_bytes: int, takers: Iterable[Taker]) -> int:
 
 def _grown(one: Placement, others: _Others, supposed: Overlay) -> Placement:
     want, growth = one.want, one.want.growth
-    if not growth.most_bytes or len(one.slices) != 1 or one.memory_bytes < want.memory_bytes:
+    if not growth.most_bytes or len(one.slices) != 1 or one.memory_bytes < want.kind.memory_bytes:
         return one
     shelf = supposed.shelf(one.slices[0])
     if shelf.slice.kind == "dra" or shelf.slice.overcommitted:

@@ -190,7 +190,7 @@ class Sites:
             holding = self._holding(want.least.kind, many[0])
             for node in many if holding else ():
                 slice_ = self.shelf(node, holding[0]).slice
-                if node.may_ever and has_matching_labels(want.selector, slice_):
+                if node.may_ever and has_matching_labels(want.choice.selector, slice_):
                     return node, slice_
         return None
 

@@ -96,7 +96,7 @@ class _Search:
             if number in ground.movers:
                 continue
             spots = tuple(ground.spots[number])
-            if len(spots) < one.want.devices or not self._fit(number, spots):
+            if len(spots) < one.want.kind.devices or not self._fit(number, spots):
                 return None
             self._take(number, spots)
         sizes = {number: _size(ground.held[number].want, ground.spots[number]) for number in ground.movers}
@@ -139,12 +139,12 @@ class _Search:
 
     def _ways(self, number: int) -> Iterator[tuple[CandidateSlot, ...]]:
         """Yield the slot combinations to try, one of each group of equivalent ones."""
-        ground, devices, tried = self._ground, self._ground.held[number].want.devices, set[Hashable]()
+        ground, devices, tried = self._ground, self._ground.held[number].want.kind.devices, set[Hashable]()
         by_team: dict[Team, list[CandidateSlot]] = {}
         for spot in ground.spots[number]:
             if self._fits(number, spot):
                 one = ground.shelves[spot.at].slice
-                by_team.setdefault(team_of(one, ground.held[number].want.link), []).append(spot)
+                by_team.setdefault(team_of(one, ground.held[number].want.kind.link), []).append(spot)
         for spots in by_team.values():
             for some in combinations(spots, devices):
                 if self.steps >= self._steps_max:
@@ -183,8 +183,8 @@ class _Search:
         one, node = self._ground.held[number], self._ground.seat(number, spots)
         if node is None:
             return True
-        return self._hosts[node].holds(one.want.beside) and (
-            not one.now or self._hosts_now[node].holds(one.want.beside)
+        return self._hosts[node].holds(one.want.kind.beside) and (
+            not one.now or self._hosts_now[node].holds(one.want.kind.beside)
         )
 
     def _take(self, number: int, spots: tuple[CandidateSlot, ...]) -> None:
@@ -224,7 +224,7 @@ class _Search:
         node = ground.seat(number, spots)
         if node is not None:
             for hosts in (self._hosts, self._hosts_now) if one.now else (self._hosts,):
-                more = one.want.beside
+                more = one.want.kind.beside
                 hosts[node] = hosts[node].less(more) if sign > 0 else hosts[node].plus(more)
 
     # --- which victims each request evicts ----------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class _After:
             self._left[at] = self._left[at].less(room)
         node = self._ground.seat(number, spots)
         if node is not None:
-            self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.beside)
+            self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.kind.beside)
 
     def evicted(self, number: int, spots: Sequence[CandidateSlot]) -> tuple[Occupant, ...] | None:
         """Return the victims that the request evicts. None: it does not get its room this way."""
@@ -284,11 +284,11 @@ class _After:
             if not self._left[at].holds(room):
                 found += self._go(want, self._rooms[at])
         node = ground.seat(number, spots)
-        if node is not None and not self._hosts[node].holds(want.beside):
+        if node is not None and not self._hosts[node].holds(want.kind.beside):
             found += self._go(want, self._beside(node))
         rooms = all(self._left[at].holds(room) for at, room in spots)
         alone = not any(i.replica in self._stay for at, _ in spots for i in ground.strangers(want, at))
-        return tuple(found) if rooms and alone and (node is None or self._hosts[node].holds(want.beside)) else None
+        return tuple(found) if rooms and alone and (node is None or self._hosts[node].holds(want.kind.beside)) else None
 
     def _beside(self, node: NodeId) -> Iterator[ReplicaId]:
         """Return the victims that use CPU or memory of the node."""
@@ -322,4 +322,4 @@ def _rooms(ground: MinimalEvictionInput, victims: Sequence[Evictee]) -> list[dic
 
 def _size(want: PlacementRequest, spots: Sequence[CandidateSlot]) -> int:
     """Return the least number of bytes that the request takes."""
-    return want.devices * min((spot.room.memory_bytes for spot in spots), default=0)
+    return want.kind.devices * min((spot.room.memory_bytes for spot in spots), default=0)

@@ -98,12 +98,12 @@ class MinimalEvictionInput:
         lanes = {id: at for id in sorted(self._touched) if (at := yard.lane_at(id)) is not None and could[at]}
         fits[[*lanes.values()]] = False
         more = np.flatnonzero(fits)
-        if want.devices == 1:
+        if want.kind.devices == 1:
             more = more[np.argsort(soon[0, more] - memory[more], kind="stable")]
         else:
-            teams = yard.teams(want.link)
+            teams = yard.teams(want.kind.link)
             many = np.bincount(teams[[*more, *lanes.values()]], minlength=len(fits))
-            more = more[many[teams[more]] >= want.devices]
+            more = more[many[teams[more]] >= want.kind.devices]
         return [*dict.fromkeys((*one.slices, *lanes, *map(yard.id_of, more[:PLACES_MAX].tolist())))]
 
     def _spots(self, one: Assigned, ids: Iterable[SliceId]) -> list[CandidateSlot]:

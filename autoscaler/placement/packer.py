@@ -68,7 +68,7 @@ def pack(
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
     validate_growth(wanted)
     yard.locality.tell(copies)
-    most = reduce(Beside.most, (want.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+    most = reduce(Beside.most, (want.kind.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
     first = PackRun(yard, outlook, now_s, most, told=told)
@@ -169,7 +169,8 @@ def _in_turn(wanted: Sequence[PlacementRequest]) -> list[PlacementRequest]:
         if (want.model, want.ordinal) in named:
             raise ValueError(f"ordinal of a request is {want.ordinal} twice for {want.model}: expected each once")
         named.add((want.model, want.ordinal))
-        for field, amount in (("priority", want.priority), ("unserved_since_s", want.unserved_since_s)):
+        urgency = want.urgency
+        for field, amount in (("priority", urgency.priority), ("unserved_since_s", urgency.unserved_since_s)):
             if isnan(amount):
                 raise ValueError(f"{field} of a request is {amount}: expected a number")
     return sorted(wanted, key=request_sort_key)
@@ -177,7 +178,7 @@ def _in_turn(wanted: Sequence[PlacementRequest]) -> list[PlacementRequest]:
 
 def request_sort_key(want: PlacementRequest) -> Key:
     """Sort key by precedence: priority, then longest unserved, then name."""
-    return (-want.priority, want.unserved_since_s, want.model, want.ordinal)
+    return (-want.urgency.priority, want.urgency.unserved_since_s, want.model, want.ordinal)
 
 
 class PackRun:
@@ -218,7 +219,7 @@ class PackRun:
         )
         place = None if found is None else found[0]
         node = None if place is None else yard.nodes[place.node]
-        if want.devices == 0:
+        if want.kind.devices == 0:
             return self._start(number, want, want, (), node)
         if found is None or place is None:
             return None
@@ -230,11 +231,11 @@ class PackRun:
         node = shelves[0].slice.node if shelves else held.node
         host = None if node is None else self.supposed.host(node)
         if not held.now and not (
-            all(self._is_free(got, one) for one in shelves) and (host is None or host.left.holds(want.beside))
+            all(self._is_free(got, one) for one in shelves) and (host is None or host.left.holds(want.kind.beside))
         ):
             return None
-        if want.spare_bytes:
-            self._budget.add(want.memory_bytes, got.memory_bytes)
+        if want.kind.spare_bytes:
+            self._budget.add(want.kind.memory_bytes, got.kind.memory_bytes)
         return self._start(number, want, got, put.slices, node)
 
     def _is_free(self, got: PlacementRequest, shelf: Bin) -> bool:
@@ -259,14 +260,14 @@ class PackRun:
             self.supposed.lock(shelf.slice)
         seat = self._seat(want, node)
         self.held[number] = Assigned(got, ids, True, seat)
-        return Placement(want, ids, compute_claimed_bytes(got, shelves) if ids else want.memory_bytes, seat)
+        return Placement(want, ids, compute_claimed_bytes(got, shelves) if ids else want.kind.memory_bytes, seat)
 
     def _seat(self, want: PlacementRequest, node: NodeId | None) -> NodeId | None:
         """Reserve CPU and memory of the node, if its capacity is known."""
         host = None if node is None else self.supposed.host(node)
         if node is None or host is None:
             return None
-        self.supposed.suppose(node, host.promised(want.beside))
+        self.supposed.suppose(node, host.promised(want.kind.beside))
         return node
 
     # --- room to be made ----------------------------------------------------------------------------------------------
@@ -280,12 +281,12 @@ class PackRun:
             return Unplaced(want, never, never=True)
         closed = self._yard.why.closed(want)
         scarce = self._yard.why.scarce(want)
-        if want.devices > 1:
+        if want.kind.devices > 1:
             node = [self.supposed.shelf(id) for id in self._yard.why.team(want)]
             return Unplaced(want, team_reason(want, node, closed, self._now_s, scarce))
         best = self._yard.why.roomiest(want)
         why = unmet_reason(want, None if best is None else self.supposed.shelf(best), closed, self._now_s, scarce)
-        if want.spare_bytes and not self._budget.allows(want.memory_bytes, want.least.memory_bytes):
+        if want.kind.spare_bytes and not self._budget.allows(want.kind.memory_bytes, want.least.kind.memory_bytes):
             why += f"; all elastic Replicas together are to have {MEAN // 10} % of what they ask for"
         return Unplaced(want, why)
 
@@ -301,7 +302,7 @@ class PackRun:
         here |= {one.replica for some in strangers for one in some}
         host = self.supposed.host(shelves[0].slice.node)
         wide = any(one.replica not in here for one in put.victims)
-        wide = wide or (host is not None and not host.left.holds(got.beside))
+        wide = wide or (host is not None and not host.left.holds(got.kind.beside))
         rung = EVICT if put.victims else COMING
         if rung == COMING and not wide and not any(strangers):
             rung = (
@@ -314,7 +315,7 @@ class PackRun:
 
     def evict(self, number: int, want: PlacementRequest, options: Sequence[EvictionOption]) -> tuple[Occupant, ...]:
         """Promise the room to the request, so that no later request counts on it; return the victims, each once."""
-        full = want.granted(want.memory_bytes)
+        full = want.granted(want.kind.memory_bytes)
         got = full if all(find_required_amount(full, one.shelf) == one.need for one in options) else want.least
         self.held[number] = Assigned(got, tuple(one.shelf.slice.id for one in options), False)
         victims = {victim.replica: victim for option in options for victim in option.victims}
@@ -337,7 +338,7 @@ class PackRun:
         host = self.supposed.host(node)
         if host is not None:
             coming = host.coming.plus(sum_host_requests(victims.values()))
-            self.supposed.suppose(node, host._replace(coming=coming).promised(want.beside))
+            self.supposed.suppose(node, host._replace(coming=coming).promised(want.kind.beside))
         return tuple(victims.values())
 
     def spare(self, victims: Sequence[Occupant]) -> Set[ReplicaId]:
@@ -374,7 +375,7 @@ class PackRun:
     def minimise_evictions(self, victims: Sequence[Victim]) -> dict[int, Assignment] | None:
         """Find an assignment of the requests in `held` that spares at least one victim; None: there is none."""
         going = self.going(victims)
-        if not going or sum(max(1, one.want.devices) for one in self.held.values()) < 2:
+        if not going or sum(max(1, one.want.kind.devices) for one in self.held.values()) < 2:
             return None  # for one request on one slice the victim set is minimal already
         found = find_fewer_victims([*self.held.values()], going, self._yard, self._now_s)
         return None if found is None else dict(zip(self.held, found, strict=True))
@@ -416,9 +417,9 @@ def wait_reason(one: EvictionOption, there: Iterable[Occupant]) -> str:
 
 def compute_claimed_bytes(want: PlacementRequest, shelves: Iterable[Bin]) -> int:
     """Return the bytes that the request claims on each of its slices."""
-    shared = [shelf for shelf in shelves if want.memory_bytes == 0 or shelf.slice.shared]
+    shared = [shelf for shelf in shelves if want.kind.memory_bytes == 0 or shelf.slice.shared]
     rooms = (room for shelf in shared if (room := find_required_amount(want, shelf)) is not None)
-    return min((room.memory_bytes for room in rooms), default=want.memory_bytes)
+    return min((room.memory_bytes for room in rooms), default=want.kind.memory_bytes)
 
 
 def _names(incumbents: Sequence[Occupant]) -> str:

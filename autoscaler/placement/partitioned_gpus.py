@@ -61,7 +61,7 @@ def _some_day(missing: Unplaced, yard: SliceIndex, again: Iterable[Bin]) -> Unpl
     fits = (
         one.slice
         for one in again
-        if want.kind.takes(one.lane) is not None and has_matching_labels(want.selector, one.slice)
+        if want.kind.takes(one.lane) is not None and has_matching_labels(want.choice.selector, one.slice)
     )
     first = next((one for one in fits if want.kind.rank(one.product) is not None), None)
     of = "" if first is None else f"; {first.id} is whole when those have ended who have parts of it"
@@ -110,7 +110,7 @@ class _Near(NamedTuple):
 
     def liking(self, want: PlacementRequest, of: Slice) -> tuple[float, bool]:
         """Sort key among GPUs of one product, lowest preferred, as in the packer."""
-        return self.prices.of(of), Copy(artifact=want.artifact, node=of.node) not in self.copies
+        return self.prices.of(of), Copy(artifact=want.supplies.artifact, node=of.node) not in self.copies
 
 
 class _Gpu:
@@ -131,7 +131,7 @@ class _Gpu:
         slice_, profile = part
         if slice_.product != self.slice.product or want.spread is not None:
             return False
-        if not has_matching_labels(want.selector, self.slice) or node_exclusion_reason(want.choice, self.slice):
+        if not has_matching_labels(want.choice.selector, self.slice) or node_exclusion_reason(want.choice, self.slice):
             return False
         if host_shortage_reason(want, near.left.get(self.slice.node), "it"):
             return False
@@ -145,7 +145,7 @@ def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
     slice_ = world.nodes.slices.get(placement.slices[0]) if len(placement.slices) == 1 else None
     if slice_ is None or slice_.device_bytes:
         return None
-    profile = claimed_mig_profile(SliceShare(slice_, placement.memory_bytes, placement.want.compute_percent))
+    profile = claimed_mig_profile(SliceShare(slice_, placement.memory_bytes, placement.want.kind.compute_percent))
     return (slice_, profile) if profile else None
 
 

@@ -91,13 +91,13 @@ class UnschedulableReasons:
     def never(self, want: PlacementRequest) -> str | None:
         """Explain why no slice could hold the request, even empty. None: one could."""
         want = want.least
-        key = want.kind, want.selector
+        key = want.kind, want.choice.selector
         if key not in self._never:
             if len(self._never) >= ANSWERS_MAX:
                 self._never.clear()
             could = self._on_device(want)
-            most = int(np.bincount(self._yard.teams(want.link)[could]).max()) if could.any() else 0
-            kinds = [self._yard.shelves[id] for id in self._kinds(want.selector)]
+            most = int(np.bincount(self._yard.teams(want.kind.link)[could]).max()) if could.any() else 0
+            kinds = [self._yard.shelves[id] for id in self._kinds(want.choice.selector)]
             self._never[key] = never_reason(want, kinds, most) or self._too_small(want, could)
         return self._never[key]
 
@@ -127,9 +127,9 @@ class UnschedulableReasons:
 
     def _with_enough(self, want: PlacementRequest, lanes: Flags) -> Flags:
         """[nodes]: those with enough of these lanes for the request, joined as it needs."""
-        stock, least = self._yard.stock, max(1, want.devices)
-        if want.link:
-            teams = self._yard.teams(want.link)
+        stock, least = self._yard.stock, max(1, want.kind.devices)
+        if want.kind.link:
+            teams = self._yard.teams(want.kind.link)
             at = np.flatnonzero(lanes & (teams >= 0))
             found = np.zeros(len(stock.nodes), bool)
             found[stock.node_of[at[np.bincount(teams[at], minlength=1)[teams[at]] >= least]]] = True
@@ -185,16 +185,16 @@ class UnschedulableReasons:
     def _large(self, want: PlacementRequest) -> Flags:
         """[nodes]: those with enough CPU and memory for it if empty."""
         stock = self._yard.stock
-        large: Flags = (stock.cpu_size >= want.cpu_milli) & (stock.host_size >= want.host_bytes)
+        large: Flags = (stock.cpu_size >= want.kind.cpu_milli) & (stock.host_size >= want.kind.host_bytes)
         return large
 
     def _on_device(self, want: PlacementRequest) -> Flags:
         """[lanes]: those whose device could hold it if empty, regardless of host resources."""
         stock = self._yard.stock
         could: Flags = self._yard.ask(want.kind).memory[stock.lane_of] <= stock.size_bytes
-        if want.link:
-            could &= self._yard.teams(want.link) >= 0
-        labelled = self._labelled(want.selector)
+        if want.kind.link:
+            could &= self._yard.teams(want.kind.link) >= 0
+        labelled = self._labelled(want.choice.selector)
         return could if labelled is None else could & labelled[stock.node_of]
 
     def _labelled(self, selector: Selector) -> Flags | None:

@@ -23,7 +23,7 @@ from autoscaler.capacity.ordered_slices import slices_of
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.topology import CLIQUE
-from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RestartCosts
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, RequiredArtifacts, RestartCosts
 from autoscaler.placement.packer import pack, request_sort_key
 from autoscaler.state.capacity_orders import Lease, LeaseId, Offer
 from autoscaler.state.node_labels import PendingLabels
@@ -70,8 +70,9 @@ def _wanted(wants: Sequence[PlacementRequest], node: NodeId) -> tuple[PlacementR
     models = {model: ModelName(str(at)) for at, model in enumerate(dict.fromkeys(want.model for want in wants))}
     return tuple(
         want._replace(
-            model=models[want.model], ordinal=at, unserved_since_s=0.0, reason="", artifact="", image="", spread=None,
-            force=EvictionLevel.NONE, avoids=(node,)[: node in want.avoids],
+            model=models[want.model], ordinal=at, reason="", supplies=RequiredArtifacts(), spread=None,
+            urgency=want.urgency._replace(unserved_since_s=0.0, force=EvictionLevel.NONE),
+            choice=want.choice._replace(avoids=(node,)[: node in want.choice.avoids]),
         )
         for at, want in enumerate(wants)
     )  # fmt: skip
@@ -79,7 +80,7 @@ def _wanted(wants: Sequence[PlacementRequest], node: NodeId) -> tuple[PlacementR
 
 def _there(wants: Sequence[PlacementRequest], added: Sequence[Slice]) -> tuple[object, ...]:
     """Describe the devices, with the labels that any request selects."""
-    asked = sorted({key for want in wants for key, _ in want.selector})
+    asked = sorted({key for want in wants for key, _ in want.choice.selector})
     devices = {device: at for at, device in enumerate(dict.fromkeys(one.device for one in added))}
     return tuple(
         (devices[one.device], _same(one), bool(one.labels.get(CLIQUE)), tuple(one.labels.get(key) for key in asked))
@@ -174,7 +175,7 @@ def match_requests_to_orders(
 
 def compute_min_devices(want: PlacementRequest, offer: Offer) -> int:
     """Return the least number of devices of the offer to take."""
-    return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.devices))
+    return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.kind.devices))
 
 
 def devices_for(ground: SimulationContext, want: PlacementRequest, offer: Offer) -> int | None:
@@ -212,7 +213,7 @@ def _asked(ground: SimulationContext, wants: Sequence[PlacementRequest], there: 
     hosts = {node: host for node, host in world.nodes.hosts.items() if node in nodes}
     trial = replace(world, nodes=replace(world.nodes, slices=slices, hosts=hosts))
     yard = IndexCache().yard(trial, ground.now_s, ground.going)
-    meek = {want._replace(force=EvictionLevel.NONE): want for want in wants}
+    meek = {want._replace(urgency=want.urgency._replace(force=EvictionLevel.NONE)): want for want in wants}
     packing = pack([*meek], yard, world.nodes.copies, ground.outlook, ground.now_s, told=False)
     found = [(meek[placed.want], placed.slices) for placed in packing.placements]
     return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
@@ -249,7 +250,7 @@ class _Left:
 
 
 def _most(want: PlacementRequest, slice_: Slice) -> int:
-    memory_bytes = want.memory_bytes - want.spare_bytes
-    if want.devices != 1 or not memory_bytes or not slice_.shared:
+    memory_bytes = want.kind.memory_bytes - want.kind.spare_bytes
+    if want.kind.devices != 1 or not memory_bytes or not slice_.shared:
         return 1
     return slice_.memory_bytes // memory_bytes

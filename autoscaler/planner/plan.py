@@ -276,7 +276,7 @@ class PlanBuilder:
             if victim.want not in moves:
                 self._evict(victim.replica, victim.want)
         for missing in packing.unmet:
-            for node in missing.want.avoids:
+            for node in missing.want.choice.avoids:
                 shun = self.world.nodes.backoffs.get((missing.want.model, node))
                 self.later(None if shun is None else shun.until_s)
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
@@ -355,13 +355,13 @@ class PlanBuilder:
             intent=intent,
             slices=placement.slices,
             memory_bytes=placement.memory_bytes,
-            compute_percent=want.compute_percent,
-            beside=want.beside,
+            compute_percent=want.kind.compute_percent,
+            beside=want.kind.beside,
             slots=compute_slots(model, placement.memory_bytes),
             state=S.PENDING,
             since_s=self.now_s,
             created_s=self.now_s,
-            wanted_s=None if want.unserved_since_s == inf else want.unserved_since_s,
+            wanted_s=None if want.urgency.unserved_since_s == inf else want.urgency.unserved_since_s,
             reason=want.reason,
             move=move,
             marks=ordered_slices.select_pod_marks(world, want.model, placement.slices),

@@ -27,7 +27,7 @@ from autoscaler.demand.desired_replicas import (
     unserved_since_s,
 )
 from autoscaler.placement.model.bins import build_placement_request
-from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Urgency
 from autoscaler.queries.cordons import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.gateways import is_demand_complete
@@ -176,13 +176,13 @@ def _ask(case: PlannedModel, have: int, missing: int) -> ModelDiff:
     reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
     wants: list[PlacementRequest] = []
     avoids = list_avoided_nodes(case.world, name, case.now_s)
+    first = build_placement_request(case.model, 0, inf, EvictionLevel.NONE, reason, case.world.settings.pod, avoids)
     for ordinal in range(min(missing, WANTS_MAX)):
         since_s, force = inf, choose_eviction_level(answer, have + ordinal)
         if answer.urgent:
             since_s = case.now_s if have + ordinal else unserved_since_s(case.world, name, case.now_s)
-        want = build_placement_request(case.model, ordinal, since_s, force, reason, case.world.settings.pod, avoids)
-        ahead = answer.begins_s is not None and have + ordinal >= answer.now
-        wants.append(want._replace(begins_s=answer.begins_s or 0.0) if ahead else want)
+        begins_s = (answer.begins_s or 0.0) if have + ordinal >= answer.now else 0.0
+        wants.append(first._replace(ordinal=ordinal, urgency=Urgency(first.urgency.priority, since_s, force, begins_s)))
     return ModelDiff(wants=tuple(wants))
 
 

@@ -43,7 +43,7 @@ class Fitting:
     def never(self, model: Model) -> str:
         """Why no device could hold a replica of `model`, even if empty; empty text if one could."""
         want = self._want(model)
-        if not self._listed or want.devices == 0:
+        if not self._listed or want.kind.devices == 0:
             return ""
         return self._yard.why.never(want) or ""
 

@@ -37,8 +37,8 @@ def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[Place
     there = devices_by_node(world)
 
     def one(want: PlacementRequest) -> bool:
-        least_bytes = want.memory_bytes - want.spare_bytes
-        key = want.products, least_bytes, want.devices, want.selector, want.tolerations
+        least_bytes = want.kind.memory_bytes - want.kind.spare_bytes
+        key = want.kind.products, least_bytes, want.kind.devices, want.choice.selector, want.choice.tolerations
         if key not in known:
             known[key] = any(least_bytes <= size and want.kind.rank(of) is not None for of, size in sizes) or any(
                 is_offer_suitable(want, offer, there.get(NodeId(offer.node), 0)) for offer in offers
@@ -55,9 +55,10 @@ def devices_by_node(world: World) -> Mapping[NodeId, int]:
 
 def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:
     """Whether nothing known about an offer excludes the request. `there`: devices that its node has now."""
-    fits = want.memory_bytes - want.spare_bytes <= offer.memory_bytes // offer.parts
-    enough = want.devices <= offer.devices_max + there and want.kind.rank(offer.product) is not None
-    return fits and enough and _labelled(want, offer) and find_untolerated_taint(offer.taints, want.tolerations) is None
+    kind, tolerations = want.kind, want.choice.tolerations
+    fits = kind.memory_bytes - kind.spare_bytes <= offer.memory_bytes // offer.parts
+    enough = kind.devices <= offer.devices_max + there and kind.rank(offer.product) is not None
+    return fits and enough and _labelled(want, offer) and find_untolerated_taint(offer.taints, tolerations) is None
 
 
 def _labelled(want: PlacementRequest, offer: Offer) -> bool:
@@ -65,7 +66,7 @@ def _labelled(want: PlacementRequest, offer: Offer) -> bool:
     untold = bool(offer.node) and not labels
     return all(
         labels[key] == value if key in labels else untold or can_label_appear(key, coming)
-        for key, value in want.selector
+        for key, value in want.choice.selector
     )
 
 

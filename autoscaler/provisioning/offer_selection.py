@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from autoscaler.capacity.lead_times import Expected
-from autoscaler.placement.model.types import EvictionLevel, PlacementRequest
+from autoscaler.placement.model.types import PlacementRequest, Urgency
 from autoscaler.placement.simulate import SimulationContext, devices_for
 from autoscaler.provisioning.offer_filter import devices_by_node, is_offer_suitable
 from autoscaler.state.capacity_orders import Offer, OfferId
@@ -130,7 +130,7 @@ TRIALS_MAX = 256
 
 def normalize_request(want: PlacementRequest) -> PlacementRequest:
     """Reduce a request to what it shares with those that fit the same places and wait as long."""
-    return want._replace(ordinal=0, unserved_since_s=0.0, reason="", force=EvictionLevel.NONE, begins_s=0.0)
+    return want._replace(ordinal=0, urgency=Urgency(want.urgency.priority), reason="")
 
 
 class TrialBudget:

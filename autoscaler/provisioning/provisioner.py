@@ -113,7 +113,7 @@ class Provisioner:
         there = (*self.capacity.leases.values(), *self.others.values())
         coming = [one for one in there if one.coming(self.now_s) and not is_claim_owner(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
-        lacking = [one.want for one in unmet if not one.promised and one.want.force > EvictionLevel.NONE]
+        lacking = [one.want for one in unmet if not one.promised and one.want.urgency.force > EvictionLevel.NONE]
         fits = build_offer_filter(self.world, [one.offer for one in coming])
         able = sorted(filter(fits, lacking), key=request_sort_key)
         self.wants, self.later_wants = able[:WANTS_MAX], {one.model for one in able[WANTS_MAX:]}
@@ -170,9 +170,9 @@ class Provisioner:
         An order's owner comes before all others, who order elsewhere meanwhile; otherwise the owner would queue once
         more.
         """
-        owners, priorities = {one.owner for one in queued}, [one.priority for one in self.wants]
+        owners, priorities = {one.owner for one in queued}, [one.urgency.priority for one in self.wants]
         above = max(priorities, default=0) - min(priorities, default=0) + 1
-        wants = {one._replace(priority=one.priority + above * (one.model in owners)): one for one in self.wants}
+        wants = {_raise_priority(one, above * (one.model in owners)): one for one in self.wants}
         return {
             wants[one]: lease
             for one, lease in match_requests_to_orders(self.ground, sorted(wants, key=request_sort_key), queued).items()
@@ -267,7 +267,7 @@ class Provisioner:
     def _timely(self, want: PlacementRequest, one: RatedOffer) -> bool:
         """Whether to order now for a need that begins later: capacity that comes sooner is paid for while idle."""
         takes_s = one.expected.p95_s
-        from_s = -inf if takes_s == inf else want.begins_s - takes_s - STARTS * self._start_s(want.model)
+        from_s = -inf if takes_s == inf else want.urgency.begins_s - takes_s - STARTS * self._start_s(want.model)
         self.later(from_s)
         return self.now_s >= from_s
 
@@ -412,3 +412,7 @@ class Provisioner:
 
 def _whose(offer: Offer) -> OfferId:
     return offer.id if offer.pool is None else OfferId(offer.provider, f"{offer.product}, on any node")
+
+
+def _raise_priority(want: PlacementRequest, by: int) -> PlacementRequest:
+    return want._replace(urgency=want.urgency._replace(priority=want.urgency.priority + by))

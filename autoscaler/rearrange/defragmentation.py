@@ -83,7 +83,8 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
     after: list[Unplaced] = []
     for missing in unmet:
         after.append(missing)
-        want = missing.want._replace(ordinal=0, unserved_since_s=0.0, reason="", spare_bytes=0)
+        kind, urgency = missing.want.kind._replace(spare_bytes=0), missing.want.urgency._replace(unserved_since_s=0.0)
+        want = missing.want._replace(ordinal=0, kind=kind, urgency=urgency, reason="")
         if not _movable_for(missing):
             continue
         if want not in told and len(told) < WANTS_MAX:
@@ -95,7 +96,7 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
                 told[want] = (
                     f"needs {describe_request(want)}; {_free(want, pieces)}; {search.first(want, pieces.places)}"
                 )
-            elif pieces is not None and not pieces.places and want.devices == 1:
+            elif pieces is not None and not pieces.places and want.kind.devices == 1:
                 search = search or _Search(ground)
                 places = tuple(parts for parts, whole in search.wholes.items() if _fits(want, whole))
                 if places:
@@ -109,14 +110,14 @@ def _movable_for(missing: Unplaced) -> bool:
     return (
         not missing.never
         and not missing.promised
-        and missing.want.force > EvictionLevel.NONE
-        and missing.want.devices > 0
+        and missing.want.urgency.force > EvictionLevel.NONE
+        and missing.want.kind.devices > 0
     )
 
 
 def _free(want: PlacementRequest, pieces: Pieces) -> str:
-    if want.devices > 1:
-        where = WORDS[want.link] if want.link else "on one node"
+    if want.kind.devices > 1:
+        where = WORDS[want.kind.link] if want.kind.link else "on one node"
         return f"{pieces.total} are free, at most {pieces.most} {where}"
     return f"{format_size(pieces.total)} is free, at most {format_size(pieces.most)} on one device"
 
@@ -202,13 +203,13 @@ class _Search:
     def _gain_s(self, want: PlacementRequest, way: Moves) -> float:
         """Gain in device-seconds, weighted by priority."""
         world = self._ground.world
-        devices = want.devices
+        devices = want.kind.devices
         share = 1.0
-        if devices == 1 and want.memory_bytes:
+        if devices == 1 and want.kind.memory_bytes:
             whole = self.wholes.get(way.slices)
             slice_ = world.nodes.slices[way.slices[0]] if whole is None else whole.slice
-            share = min(1.0, want.memory_bytes / slice_.memory_bytes)
-        above = min(want.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
+            share = min(1.0, want.kind.memory_bytes / slice_.memory_bytes)
+        above = min(want.urgency.priority - world.models[world.replicas[id].model].spec.priority for id in way.leave)
         return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
 
     def _ways(self, want: PlacementRequest, at: Sequence[SliceId]) -> Iterator[Moves]:
@@ -243,7 +244,7 @@ class _Search:
     def _has_beside(self, want: PlacementRequest, node: NodeId, leave: Collection[ReplicaId]) -> bool:
         """Whether the node has enough CPU and memory when these have left."""
         host = self._ground.yard.hosts.get(node)
-        return host is None or host.left.plus(self._amounts(leave)).holds(want.beside)
+        return host is None or host.left.plus(self._amounts(leave)).holds(want.kind.beside)
 
     def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
         replicas = self._ground.world.replicas
@@ -313,4 +314,4 @@ def _room(want: PlacementRequest, shelves: Sequence[Bin], leave: Collection[Repl
         room = find_required_amount(want, shelf)
         if room is not None and _left(shelf, leave).holds(room):
             enough.append((not shelf.free.holds(room), shelf.slice.id))
-    return tuple(id for _, id in sorted(enough)[: want.devices]) if len(enough) >= want.devices else ()
+    return tuple(id for _, id in sorted(enough)[: want.kind.devices]) if len(enough) >= want.kind.devices else ()

@@ -28,7 +28,7 @@ from autoscaler.slicing.mig_geometry import Geometry
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.state.actions import CutNode
 from autoscaler.state.mig import CutOrder
-from autoscaler.state.resources import HostResources, RequestShape
+from autoscaler.state.resources import HostResources
 from autoscaler.state.world import DeviceId, SliceId, World
 from autoscaler.text import format_count
 
@@ -73,7 +73,7 @@ class _Look:
     def cut(self, unmet: tuple[Unplaced, ...]) -> RepartitionPlan:
         """Compute the plan; see `plan_repartition`."""
         told = list(unmet)
-        alone = [at for at, missing in enumerate(unmet) if not missing.promised and missing.want.devices == 1]
+        alone = [at for at, missing in enumerate(unmet) if not missing.promised and missing.want.kind.devices == 1]
         looked = sorted(alone, key=lambda at: self.sites.some_day(unmet[at].want) is None)[:WANTS_MAX]
         self.nodes = self.sites.nearest([unmet[at].want for at in looked], NODES_MAX)
         coming = {
@@ -109,10 +109,10 @@ class _Look:
 
     def _is_due(self, want: PlacementRequest) -> bool:
         """Whether it has waited long enough; if no client waits for it, whether nothing is being started."""
-        if want.unserved_since_s == inf:
+        if want.urgency.unserved_since_s == inf:
             return not list_start_locks(self.world, self.now_s)
-        self._later(want.unserved_since_s + WAIT_S)
-        return self.now_s >= want.unserved_since_s + WAIT_S
+        self._later(want.urgency.unserved_since_s + WAIT_S)
+        return self.now_s >= want.urgency.unserved_since_s + WAIT_S
 
     def _is_coming(
         self, want: PlacementRequest, coming: dict[str, tuple[Counter[str], HostResources | None]]
@@ -123,7 +123,7 @@ class _Look:
             for profile in self.sites.fitting(want, node, host) if left else ():
                 if left[profile] > 0:
                     left[profile] -= 1
-                    coming[node.seen.name] = left, None if host is None else host.without(want.beside)
+                    coming[node.seen.name] = left, None if host is None else host.without(want.kind.beside)
                     return node
         return None
 
@@ -158,7 +158,7 @@ class _Look:
             fitting = self.sites.fitting(want, node, host)
             if fitting and not self.sites.shows(want, node):
                 found.append((want, fitting[0]))
-                host = None if host is None else host.without(want.beside)
+                host = None if host is None else host.without(want.kind.beside)
         return found
 
     def _may(self, node: RepartitionCandidate) -> bool:
@@ -204,7 +204,7 @@ class _Look:
         """How often each profile was requested recently, by models that could use this node."""
         shares = Counter[str]()
         for wanted in build_demand_histogram(self.world, self.now_s):
-            fitting = self.sites.fitting(_want(wanted.kind), node)
+            fitting = self.sites.fitting(PlacementRequest(ModelName(""), kind=wanted.kind), node)
             if fitting:
                 shares[fitting[0]] += wanted.weight
         return {name: float(weight) for name, weight in shares.items()}
@@ -286,11 +286,3 @@ def _gpu(number: int) -> DeviceId:
 
 def _says(missing: Unplaced, what: str) -> Unplaced:
     return missing._replace(reason=f"{missing.reason}; {what}", never=False)
-
-
-def _want(kind: RequestShape) -> PlacementRequest:
-    return PlacementRequest(
-        model=ModelName(""), devices=kind.devices, memory_bytes=kind.memory_bytes, compute_percent=kind.compute_percent,
-        isolation=kind.isolation, products=kind.products, cpu_milli=kind.cpu_milli, host_bytes=kind.host_bytes,
-        spare_bytes=kind.spare_bytes,
-    )  # fmt: skip

@@ -110,8 +110,8 @@ def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
 def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:
     """Whether the slice would have the size if empty, and its product is ranked no worse."""
     if (
-        want.memory_bytes > slice_.memory_bytes
-        or not has_matching_labels(want.selector, slice_)
+        want.kind.memory_bytes > slice_.memory_bytes
+        or not has_matching_labels(want.choice.selector, slice_)
         or node_exclusion_reason(want.choice, slice_)
     ):
         return False

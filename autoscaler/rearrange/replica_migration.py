@@ -151,9 +151,8 @@ def reserve_placement(ground: MigrationContext, replica: Replica, reason: str) -
     yard, world = ground.yard, ground.world
     model = world.models[replica.model]
     avoids = list_avoided_nodes(world, model.name, ground.now_s)
-    asked = build_placement_request(model, 0, inf, EvictionLevel.NONE, reason, world.settings.pod, avoids)._replace(
-        spare_bytes=0
-    )
+    asked = build_placement_request(model, 0, inf, EvictionLevel.NONE, reason, world.settings.pod, avoids)
+    asked = asked._replace(kind=asked.kind._replace(spare_bytes=0))
     spread = add_spread_nodes(world, asked, {replica.id}).spread
     place = yard.choose(asked.kind, asked.choice, asked.supplies, asked.trust, spread)
     if place is None:

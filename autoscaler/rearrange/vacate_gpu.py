@@ -133,9 +133,9 @@ class _Search(NamedTuple):
         """GPU to vacate for the first request that is unplaced, or whose victims elsewhere cost more."""
         others = self._others(packing)
         left = {
-            one.want for one in packing.unmet if not one.promised and one.want.force > EvictionLevel.NONE
+            one.want for one in packing.unmet if not one.promised and one.want.urgency.force > EvictionLevel.NONE
         } | others.keys()
-        wants = sorted((want for want in left if want.devices == 1 and want not in still), key=request_sort_key)
+        wants = sorted((want for want in left if want.kind.devices == 1 and want not in still), key=request_sort_key)
         found = group_parts_by_gpu(self.world, self.yard) if wants else {}
         for want in wants if found else ():
             taken = {*_before(want, packing)}
@@ -164,7 +164,7 @@ class _Search(NamedTuple):
         if node_exclusion_reason(want.choice, shelf.slice):
             return None
         away = yard.locality.lack(want.supplies, node)
-        found = find_eviction_option(want.granted(want.memory_bytes), shelf, self.outlook, self.now_s, away=away)
+        found = find_eviction_option(want.granted(want.kind.memory_bytes), shelf, self.outlook, self.now_s, away=away)
         host = yard.hosts.get(node)
         if found is None or host is None:
             return found

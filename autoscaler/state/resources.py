@@ -184,19 +184,30 @@ class RequestShape(NamedTuple):
     """What of a request decides where it fits."""
 
     devices: int = 1
-    """Whole ones when > 1; 0 needs none."""
+    """Whole devices if > 1; 0: it needs none."""
     memory_bytes: int = 0
-    """Of each Device; 0 is the whole Device."""
+    """Per device; 0: the whole device."""
     compute_percent: int = 0
     isolation: Isolation = Isolation.NONE
     products: tuple[str, ...] = ()
-    """Globs over the product, see `rank`; empty takes any."""
+    """Case-insensitive globs over the device's product, in order of preference, see `rank`; empty: any."""
     cpu_milli: int = 0
     host_bytes: int = 0
+    """CPU and memory of its node."""
     spare_bytes: int = 0
-    """Of `memory_bytes`: with so much less it makes do, of a part of one Device."""
+    """The part of `memory_bytes` that it can do without."""
     link: Link = Link.NODE
-    """What joins all of several, at least."""
+    """The least link that must join its devices, if it has several."""
+
+    @property
+    def beside(self) -> Beside:
+        """CPU and memory of its node, as one amount."""
+        return Beside(self.cpu_milli, self.host_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of all its devices together; also the estimated size of its weights."""
+        return self.memory_bytes * max(1, self.devices)
 
     @property
     def least(self) -> RequestShape:

@@ -81,7 +81,7 @@ class Packer:
             return None
         gpus = [self._take(id, placement) for id in placement.slices]
         host = self._yard.hosts[node]
-        left = host.cpu_left_milli - want.cpu_milli, host.left_bytes - want.host_bytes
+        left = host.cpu_left_milli - want.kind.cpu_milli, host.left_bytes - want.kind.host_bytes
         self._yard.put_host(node, host._replace(cpu_left_milli=left[0], left_bytes=left[1]))
         return int(node), gpus[0] if gpus else 0
 
@@ -113,11 +113,7 @@ class Granter:
 
 
 def _want(asked: openb.Kind) -> PlacementRequest:
-    one = kind(asked)
-    return PlacementRequest(
-        ModelName("model"), devices=one.devices, memory_bytes=one.memory_bytes, products=one.products,
-        cpu_milli=one.cpu_milli, host_bytes=one.host_bytes,
-    )  # fmt: skip
+    return PlacementRequest(ModelName("model"), kind=kind(asked))
 
 
 def _shelf(node: NodeId, gpu: int, row: NodeRow) -> Bin:

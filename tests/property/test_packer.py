@@ -28,6 +28,7 @@ from autoscaler.state.events import Seen, SlicesSeen
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Growth
 from autoscaler.state.world import SliceId, World
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device, folded, kinds, replace_fields
 from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
@@ -144,7 +145,7 @@ def test_added_capacity_never_unplaces_a_replica_that_fitted_before(
         before, after = run([one], shelves), run([one], [*shelves, *added])
         if before.placements:
             assert after.placements
-        elif one.devices == 1:
+        elif one.kind.devices == 1:
             assert after.placements or after.victims == before.victims
 
 
@@ -189,8 +190,8 @@ def test_victims_evicted_for_several_replicas_on_one_device_are_minimal(
     on_it = [on(f"x{number}", size, busy=busy[number]) for number, size in enumerate(there)]
     wants = [want(f"w{number}", size, unserved_since_s=number) for number, size in enumerate(asked)]
     answer = run(wants, [shelf(device(), *on_it)])
-    served = sum(one.want.memory_bytes for one in answer.placements)
-    served += sum(one.want.memory_bytes for one in answer.unmet if one.promised)
+    served = sum(one.want.kind.memory_bytes for one in answer.placements)
+    served += sum(one.want.kind.memory_bytes for one in answer.unmet if one.promised)
     chosen = {victim.replica for victim in answer.victims}
     stays = {one.replica: one.room.memory_bytes for one in on_it if one.replica not in chosen}
     assert served + sum(stays.values()) <= 24 * GI
@@ -219,7 +220,7 @@ NOT_AMOUNTS = [nan, inf, -inf, -1, -0.5, 0.5, 1 << 101]
 @pytest.mark.parametrize("amount", NOT_AMOUNTS)
 def test_invalid_resource_amount_raises_an_error_that_names_the_field(field: str, amount: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} of a request is .*: expected a whole number, 0 to [0-9]+$"):
-        run([want("a")._replace(**{field: amount})], [shelf(device())])
+        run([change_request(want("a"), **{field: amount})], [shelf(device())])
 
 
 @pytest.mark.parametrize("amount", NOT_AMOUNTS)
@@ -240,7 +241,7 @@ def test_nan_priority_or_wait_time_raises_an_error_that_names_the_field(field: s
     """NaN would sort anywhere, so that the result would depend on the input order."""
     never: dict[str, Any] = {field: nan}
     with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
-        run([want("a"), want("b")._replace(**never)], [shelf(device())])
+        run([want("a"), change_request(want("b"), **never)], [shelf(device())])
 
 
 def test_replica_without_a_model_name_raises_value_error() -> None:

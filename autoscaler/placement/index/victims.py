@@ -111,9 +111,10 @@ class EvictionCostIndex:
     def grade(self, want: PlacementRequest, now_s: float, gone: Iterable[ReplicaId] = ()) -> EvictionCost:
         """Return the eviction costs for a request, as of the last `look`. `gone`: replicas evicted already."""
         rows, order = self._rows[:, self._order], self._order
-        lower, same = rows[_PRIORITY] < want.priority, rows[_PRIORITY] == want.priority
-        may = same & (rows[_KEPT] == 0) & ((rows[_BUSY] == 0) | (want.force >= EvictionLevel.BUSY))
-        may = lower | may if want.force >= EvictionLevel.IDLE else lower & (want.force >= EvictionLevel.LOWER)
+        priority, force = want.urgency.priority, want.urgency.force
+        lower, same = rows[_PRIORITY] < priority, rows[_PRIORITY] == priority
+        may = same & (rows[_KEPT] == 0) & ((rows[_BUSY] == 0) | (force >= EvictionLevel.BUSY))
+        may = lower | may if force >= EvictionLevel.IDLE else lower & (force >= EvictionLevel.LOWER)
         may &= now_s >= self._until_s[order]
         for rows_of in (self._of_model.get(want.model, ()), *(self._of_replica.get(one, ()) for one in gone)):
             may[self._at[list(rows_of)]] = False

@@ -12,8 +12,8 @@ from math import exp2, inf
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand.desired_replicas import LIVE, NO_HISTORY, NO_LOAD, exclude_replaced_replicas, median_start_s
-from autoscaler.placement.model.bins import build_placement_request
-from autoscaler.placement.model.types import EvictionLevel, RestartCosts
+from autoscaler.placement.model.bins import build_request_shape
+from autoscaler.placement.model.types import RestartCosts
 from autoscaler.queries.cordons import is_stop_ordered
 from autoscaler.spec.model import Model
 from autoscaler.state.resources import RequestFrequency, RequestShape
@@ -70,7 +70,7 @@ def build_demand_histogram(world: World, now_s: float) -> tuple[RequestFrequency
             continue  # most models
         weight = int(_PARTS * estimate_recent_replicas(model, history, load, now_s))
         if weight:
-            kind = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", defaults).kind
+            kind = build_request_shape(model, defaults)
             parts[kind] = parts.get(kind, 0) + weight
     most = sorted(parts, key=lambda kind: (-parts[kind], kind))[:KINDS_MAX]
     return tuple(RequestFrequency(kind, parts[kind]) for kind in most)
@@ -128,11 +128,7 @@ class PossibleStarts:
         there = (world.replicas[id] for id in world.by_model.get(name, ()) if id not in leaving)
         here = exclude_replaced_replicas([one for one in there if one.state in LIVE or one.id in staying])
         many = spec.replicas.max - sum(one.spec_hash == hash and not is_stop_ordered(world, one) for one in here)
-        return (
-            (build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod).kind, many)
-            if many > 0
-            else None
-        )
+        return (build_request_shape(model, world.settings.pod), many) if many > 0 else None
 
 
 def _count(found: dict[RequestShape, int], of: tuple[RequestShape, int] | None, sign: int) -> None:

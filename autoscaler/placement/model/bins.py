@@ -30,7 +30,16 @@ from autoscaler.demand.schedule import compute_replica_floor
 from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.model.prices import Prices
 from autoscaler.placement.model.tenant_isolation import NOBODY, TenantSet, domain_of
-from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PlacementRequest, Spread
+from autoscaler.placement.model.types import (
+    Bin,
+    EvictionLevel,
+    NodeConstraints,
+    Occupant,
+    PlacementRequest,
+    RequiredArtifacts,
+    Spread,
+    Urgency,
+)
 from autoscaler.queries.cordons import explain_closed_slice
 from autoscaler.queries.crowded_slices import compute_usable_resources, room_of
 from autoscaler.queries.device_health import STUCK_S, list_closed_slices
@@ -43,7 +52,7 @@ from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import merge_tolerations
-from autoscaler.state.resources import NO_ROOM, Beside, HostResources, Isolation, Link
+from autoscaler.state.resources import NO_ROOM, Beside, HostResources, Isolation, Link, RequestShape
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0
@@ -56,7 +65,7 @@ NOTHING_KEPT: Mapping[SliceId, str] = MappingProxyType({})
 ENDING = frozenset({S.STOPPING, S.SCRUBBING, S.FAILED})
 
 
-def build_placement_request(  # noqa: PLR0917  in the order of `PlacementRequest`
+def build_placement_request(  # noqa: PLR0917  all callers give them in this order
     model: Model,
     ordinal: int,
     unserved_since_s: float,
@@ -68,33 +77,37 @@ def build_placement_request(  # noqa: PLR0917  in the order of `PlacementRequest
     """Build the request for one replica of `model`. `defaults`: pod defaults of the Settings; `avoids`: nodes that the
     model avoids now.
     """
-    gpu, labels = model.spec.gpu, selector_of(defaults, model.spec.pod)
+    labels = selector_of(defaults, model.spec.pod)
     apart, near = model.spec.spread or "", model.spec.near or ""
-    asked = compute_host_request(model, defaults)
+    kind = build_request_shape(model, defaults)
+    selector = tuple(sorted(labels.items())) if labels else ()
     return PlacementRequest(
         model=model.name,
         ordinal=ordinal,
+        kind=kind,
+        urgency=Urgency(model.spec.priority, unserved_since_s, force),
+        choice=NodeConstraints(selector, merge_tolerations(defaults, model.spec.pod), avoids),
+        supplies=RequiredArtifacts(normalize_artifact(model.spec.artifact or ""), model.spec.image, kind.total_bytes),
+        trust=tenant_set_of(model),
+        spread=Spread(apart, near) if apart or near else None,
+        growth=compute_growth(model),
+        reason=reason,
+    )
+
+
+def build_request_shape(model: Model, defaults: Pod | None = None) -> RequestShape:
+    """Build what decides where a replica of `model` fits. `defaults`: pod defaults of the Settings."""
+    gpu, asked = model.spec.gpu, compute_host_request(model, defaults)
+    return RequestShape(
         devices=gpu.count,
         memory_bytes=model.memory_bytes,
         compute_percent=gpu.compute_percent or 0,
         isolation=ISOLATION[gpu.isolation],
         products=gpu.models,
-        priority=model.spec.priority,
-        unserved_since_s=unserved_since_s,
-        force=force,
-        artifact=normalize_artifact(model.spec.artifact or ""),
-        image=model.spec.image,
-        reason=reason,
-        selector=tuple(sorted(labels.items())) if labels else (),
-        tolerations=merge_tolerations(defaults, model.spec.pod),
-        avoids=avoids,
         cpu_milli=asked.cpu_milli,
         host_bytes=asked.host_bytes,
-        trust=tenant_set_of(model),
         spare_bytes=spare_bytes(model),
-        spread=Spread(apart, near) if apart or near else None,
         link=LINKS[gpu.link] if gpu.count > 1 else Link.NODE,
-        growth=compute_growth(model),
     )
 
 

@@ -14,7 +14,7 @@ from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, count_team
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest
 from autoscaler.state.lifecycle import LEAVING, ReplicaState
 from autoscaler.state.node_labels import Taint, can_label_appear, find_untolerated_taint
-from autoscaler.state.resources import CORE, NOTHING, Beside, HostResources, Link, RequestShape, ResourceAmount
+from autoscaler.state.resources import CORE, NOTHING, Beside, HostResources, Link, ResourceAmount
 from autoscaler.state.world import Slice
 from autoscaler.text import format_duration, format_size
 
@@ -66,12 +66,10 @@ def _there(slice_: Slice) -> str:
 
 def find_required_amount(want: PlacementRequest, shelf: Bin) -> ResourceAmount | None:
     """Return what the request takes of this slice. None: it can never be there, even if the slice is empty."""
-    return find_amount_for_shape(want, want.kind, shelf)
-
-
-def find_amount_for_shape(want: PlacementRequest, kind: RequestShape, shelf: Bin) -> ResourceAmount | None:
-    """Like `find_required_amount`; `kind` is passed in because computing it takes a little time."""
-    room = kind.takes(shelf.lane) if not want.selector or has_matching_labels(want.selector, shelf.slice) else None
+    selector = want.choice.selector
+    if selector and not has_matching_labels(selector, shelf.slice):
+        return None
+    room = want.kind.takes(shelf.lane)
     return room._replace(places=1) if room is not None and shelf.slice.holders_max else room
 
 
@@ -79,9 +77,10 @@ def can_evict(want: PlacementRequest, incumbent: Occupant, now_s: float) -> bool
     """Whether the request may evict this replica now."""
     if incumbent.leaving or incumbent.model == want.model or now_s < incumbent.evictable_s:
         return False
-    if incumbent.priority != want.priority:
-        return incumbent.priority < want.priority and want.force >= EvictionLevel.LOWER
-    return not incumbent.kept and want.force >= (EvictionLevel.BUSY if incumbent.busy else EvictionLevel.IDLE)
+    priority, force = want.urgency.priority, want.urgency.force
+    if incumbent.priority != priority:
+        return incumbent.priority < priority and force >= EvictionLevel.LOWER
+    return not incumbent.kept and force >= (EvictionLevel.BUSY if incumbent.busy else EvictionLevel.IDLE)
 
 
 def never_reason(want: PlacementRequest, kinds: Sequence[Bin], most: int) -> str | None:
@@ -93,39 +92,40 @@ def never_reason(want: PlacementRequest, kinds: Sequence[Bin], most: int) -> str
     matching = [shelf for shelf in kinds if want.kind.rank(shelf.slice.product) is not None]
     if not matching:
         products = sorted({shelf.slice.product or "unnamed" for shelf in kinds})
-        return f"needs a device named like {' or '.join(want.products)}; there are: {', '.join(products)}"
-    matching = [shelf for shelf in matching if has_matching_labels(want.selector, shelf.slice)]
+        return f"needs a device named like {' or '.join(want.kind.products)}; there are: {', '.join(products)}"
+    matching = [shelf for shelf in matching if has_matching_labels(want.choice.selector, shelf.slice)]
     if not matching:
         return f"needs a node labelled {describe_selector(want)}; none that has such a device is"
     if all(find_required_amount(want, shelf) is None for shelf in matching):
         return f"needs {describe_request(want)}; {_too_small(want, [shelf.lane.room for shelf in matching])}"
-    if most < want.devices and want.link:
+    if most < want.kind.devices and want.kind.link:
         return f"needs {describe_request(want)}; " + (
-            f"at most {most} are joined so" if most else f"of each {UNKNOWN[want.link]}"
+            f"at most {most} are joined so" if most else f"of each {UNKNOWN[want.kind.link]}"
         )
-    if most < want.devices:
+    if most < want.kind.devices:
         return f"needs {describe_request(want)} of one node; the largest node has {most}"
     return None
 
 
 def _too_small(want: PlacementRequest, rooms: Sequence[ResourceAmount]) -> str:
     """Describe what exists instead of what it needs."""
-    if any(room.holds(ResourceAmount(want.memory_bytes, want.compute_percent)) for room in rooms):
-        return "what is large enough is only a part of a device" + (", and not kept apart so" if want.isolation else "")
+    if any(room.holds(ResourceAmount(want.kind.memory_bytes, want.kind.compute_percent)) for room in rooms):
+        apart = ", and not kept apart so" if want.kind.isolation else ""
+        return f"what is large enough is only a part of a device{apart}"
     largest = max(rooms)
     return f"the largest has {format_size(largest.memory_bytes)}{_compute(want, largest)}"
 
 
 def node_too_small_reason(want: PlacementRequest, cpu_milli: int, host_bytes: int) -> str:
     """Explain why no node could hold it, even empty. The amounts are the most on any node with suitable devices."""
-    most = Beside(cpu_milli if want.cpu_milli else 0, host_bytes if want.host_bytes else 0)
+    most = Beside(cpu_milli if want.kind.cpu_milli else 0, host_bytes if want.kind.host_bytes else 0)
     has = f"none that has such devices has more than {describe_host_request(most)}"
-    return f"needs {describe_host_request(want.beside)} of one node beside {describe_request(want)}; {has}"
+    return f"needs {describe_host_request(want.kind.beside)} of one node beside {describe_request(want)}; {has}"
 
 
 def host_shortage_reason(want: PlacementRequest, host: HostResources | None, node: str) -> str:
     """Explain which host resource a node is short of; empty: none, or (`host` is None) its resources are unknown."""
-    lack = NOTHING if host is None else host.left.lack(want.beside)
+    lack = NOTHING if host is None else host.left.lack(want.kind.beside)
     if host is None or lack == NOTHING:
         return ""
     pairs = zip(lack, _told(host.left.most(NOTHING)), _told(host.all), ("CPU", "memory"), strict=True)
@@ -144,9 +144,8 @@ def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: f
         return f"needs {describe_request(want)}; {closed or 'no device that has it is healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
     if scarce:
-        return (
-            f"needs {describe_request(want)} and {describe_host_request(want.beside)} of its node; {scarce}{elsewhere}"
-        )
+        host = describe_host_request(want.kind.beside)
+        return f"needs {describe_request(want)} and {host} of its node; {scarce}{elsewhere}"
     return (
         f"needs {describe_request(want)}; the largest has {describe_free_amount(want, best)}, "
         f"{describe_holders(want, best, now_s)}{elsewhere}"
@@ -158,19 +157,19 @@ def team_reason(want: PlacementRequest, node: Sequence[Bin], closed: str, now_s:
     that could hold it on the node (or link) that has the most of them free; empty: none has enough open ones. The other
     parameters are those of `unmet_reason`.
     """
-    asks = f"needs {describe_request(want)}" + ("" if want.link else " of one node")
+    asks = f"needs {describe_request(want)}" + ("" if want.kind.link else " of one node")
     if not node:
         return f"{asks}; {closed or 'no node has as many that are healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
     full = [one for one in node if (room := find_required_amount(want, one)) is None or not one.free.holds(room)]
     free = len(node) - len(full)
     if scarce:
-        return f"{asks} and {describe_host_request(want.beside)} beside them; {scarce}{elsewhere}"
-    if free >= want.devices:
+        return f"{asks} and {describe_host_request(want.kind.beside)} beside them; {scarce}{elsewhere}"
+    if free >= want.kind.devices:
         return f"{asks}; {closed or 'another Replica is starting there, and one starts at a time'}"
     told = [f"{one.slice.id} is {describe_holders(want, one, now_s)}" for one in full[:TOLD_MAX]]
     more = f" and {len(full) - TOLD_MAX} more are not free" if len(full) > TOLD_MAX else ""
-    return f"{asks}; the {_PLACE[want.link]} with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
+    return f"{asks}; the {_PLACE[want.kind.link]} with the most has {free} free, {', '.join(told)}{more}{elsewhere}"
 
 
 def group_occupants_by_domain(shelves: Iterable[Bin]) -> Mapping[Domain | None, Sequence[Occupant]]:
@@ -190,7 +189,7 @@ def count_fitting_devices(want: PlacementRequest, shelves: Iterable[Bin]) -> Map
         for one in shelves
         if want.kind.rank(one.slice.product) is not None and find_required_amount(want, one)
     )
-    return count_team_devices(able, want.link) if want.devices > 1 else {}
+    return count_team_devices(able, want.kind.link) if want.kind.devices > 1 else {}
 
 
 def rejection_reason(
@@ -210,8 +209,8 @@ def rejection_reason(
     if not shelf.slice.healthy:
         return "it is not healthy"
     if want.kind.rank(shelf.slice.product) is None:
-        return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.products)}"
-    if not has_matching_labels(want.selector, shelf.slice):
+        return f"it is {shelf.slice.product or 'of no named product'}, not {' or '.join(want.kind.products)}"
+    if not has_matching_labels(want.choice.selector, shelf.slice):
         return f"its node is not labelled {describe_selector(want)}"
     bar = node_exclusion_reason(want.choice, shelf.slice)
     bar = bar or tenant_conflict_reason(want, shelf.slice, there.get(domain_of(shelf.slice), ()))
@@ -220,7 +219,7 @@ def rejection_reason(
     room = find_required_amount(want, shelf)
     if room is None:
         return f"it has {format_size(shelf.slice.memory_bytes)} in all, which cannot be {describe_request(want)}"
-    apart = link_shortage_reason(shelf.slice, want.link, teams, want.devices) if teams is not None else ""
+    apart = link_shortage_reason(shelf.slice, want.kind.link, teams, want.kind.devices) if teams is not None else ""
     if apart:
         return apart
     if not shelf.free.holds(room):
@@ -231,27 +230,28 @@ def rejection_reason(
 
 def describe_request(want: PlacementRequest) -> str:
     """`20Gi on one device`."""
-    if want.devices > 1:
-        joined = f" {WORDS[want.link]}" if want.link else ""
-        each = f" of {format_size(want.memory_bytes)}" if want.memory_bytes else ""
-        return f"{want.devices} whole devices{each}{joined}"
-    if want.memory_bytes == 0:
+    kind = want.kind
+    if kind.devices > 1:
+        joined = f" {WORDS[kind.link]}" if kind.link else ""
+        each = f" of {format_size(kind.memory_bytes)}" if kind.memory_bytes else ""
+        return f"{kind.devices} whole devices{each}{joined}"
+    if kind.memory_bytes == 0:
         return "a whole device"
-    compute = f" and {want.compute_percent} % of compute" if want.compute_percent else ""
-    apart = f" with {want.isolation.name.lower()} isolation" if want.isolation else ""
-    least = f" or {format_size(want.least.memory_bytes)} at least" if want.spare_bytes else ""
-    return f"{format_size(want.memory_bytes)}{least}{compute} on one device{apart}"
+    compute = f" and {kind.compute_percent} % of compute" if kind.compute_percent else ""
+    apart = f" with {kind.isolation.name.lower()} isolation" if kind.isolation else ""
+    least = f" or {format_size(kind.least.memory_bytes)} at least" if kind.spare_bytes else ""
+    return f"{format_size(kind.memory_bytes)}{least}{compute} on one device{apart}"
 
 
 def describe_free_amount(want: PlacementRequest, shelf: Bin) -> str:
     """`4Gi free of 24Gi`, or `4Gi and 30 % of compute free of 24Gi and 100 %` if the request asks for compute."""
     free, all_ = shelf.free, shelf.lane.room
-    percent = f" and {all_.compute_percent} %" if want.compute_percent else ""
+    percent = f" and {all_.compute_percent} %" if want.kind.compute_percent else ""
     return f"{format_size(free.memory_bytes)}{_compute(want, free)} free of {format_size(all_.memory_bytes)}{percent}"
 
 
 def _compute(want: PlacementRequest, room: ResourceAmount) -> str:
-    return f" and {room.compute_percent} % of compute" if want.compute_percent else ""
+    return f" and {room.compute_percent} % of compute" if want.kind.compute_percent else ""
 
 
 def describe_host_request(amounts: Beside) -> str:
@@ -265,7 +265,7 @@ def _told(amounts: Beside) -> tuple[str, str]:
 
 def describe_selector(want: PlacementRequest) -> str:
     """`zone=a, disk=ssd`."""
-    return ", ".join(f"{key}={value}" for key, value in want.selector)
+    return ", ".join(f"{key}={value}" for key, value in want.choice.selector)
 
 
 def describe_holders(want: PlacementRequest, shelf: Bin, now_s: float) -> str:
@@ -286,9 +286,9 @@ def describe_occupant(want: PlacementRequest, incumbent: Occupant, now_s: float)
     words = ["busy" if incumbent.busy else "idle"]
     if incumbent.state in (ReplicaState.STARTING, ReplicaState.WAKING):
         words = [str(incumbent.state)]
-    if incumbent.priority > want.priority:
+    if incumbent.priority > want.urgency.priority:
         words.append("higher priority")
-    elif incumbent.kept and incumbent.priority == want.priority:
+    elif incumbent.kept and incumbent.priority == want.urgency.priority:
         words.append("kept by replicas.min")
     elif now_s < incumbent.evictable_s < float("inf"):
         words.append(f"residency ends in {format_duration(incumbent.evictable_s - now_s)}")

@@ -22,8 +22,6 @@ from autoscaler.state.resources import (
     NOTHING,
     Beside,
     Growth,
-    Isolation,
-    Link,
     RequestShape,
     ResourceAmount,
     SliceClass,
@@ -50,11 +48,25 @@ class EvictionLevel(IntEnum):
 
 
 class NodeConstraints(NamedTuple):
-    """The fields of `PlacementRequest` that restrict its nodes; see there."""
+    """What restricts the nodes of a request."""
 
-    selector: tuple[tuple[str, str], ...]
-    tolerations: tuple[Toleration, ...]
-    avoids: tuple[NodeId, ...]
+    selector: tuple[tuple[str, str], ...] = ()
+    """Labels that its node must have, sorted."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Node taints that do not exclude it."""
+    avoids: tuple[NodeId, ...] = ()
+    """Nodes that rejected it lately, sorted."""
+
+
+class Urgency(NamedTuple):
+    """What decides the turn of a request, and which replicas it may evict."""
+
+    priority: int = 0
+    unserved_since_s: float = 0.0
+    """Of two requests of equal priority, the longer unserved one goes first, so that none starves."""
+    force: EvictionLevel = EvictionLevel.NONE
+    begins_s: float = 0.0
+    """When it is first needed."""
 
 
 class Spread(NamedTuple):
@@ -87,71 +99,28 @@ class PlacementRequest(NamedTuple):
     model: ModelName
     ordinal: int = 0
     """Distinguishes the requests of one model."""
-    devices: int = 1
-    """Whole devices if > 1; 0: it needs none."""
-    memory_bytes: int = 0
-    """Per device; 0: the whole device."""
-    compute_percent: int = 0
-    isolation: Isolation = Isolation.NONE
-    products: tuple[str, ...] = ()
-    """Case-insensitive globs over the device's product, in order of preference; empty: any."""
-    priority: int = 0
-    unserved_since_s: float = 0.0
-    """Of two requests of equal priority, the longer unserved one goes first, so that none starves."""
-    force: EvictionLevel = EvictionLevel.NONE
-    artifact: str = ""
-    image: str = ""
-    reason: str = ""
-    selector: tuple[tuple[str, str], ...] = ()
-    """Labels that its node must have, sorted."""
-    tolerations: tuple[Toleration, ...] = ()
-    """Node taints that do not exclude it."""
-    avoids: tuple[NodeId, ...] = ()
-    """Nodes that rejected it lately, sorted."""
-    cpu_milli: int = 0
-    host_bytes: int = 0
-    """CPU and memory of its node."""
+    kind: RequestShape = RequestShape()
+    """What decides where it fits."""
+    urgency: Urgency = Urgency()
+    choice: NodeConstraints = NodeConstraints()
+    supplies: RequiredArtifacts = RequiredArtifacts()
+    """The artifacts that its node has to fetch if they are missing there."""
     trust: TenantSet = ()
-    spare_bytes: int = 0
-    """The part of `memory_bytes` that it can do without."""
     spread: Spread | None = None
-    link: Link = Link.NODE
-    """The least link that must join its devices, if it has several."""
     growth: Growth = NO_GROWTH
-    begins_s: float = 0.0
-    """When it is first needed."""
-
-    @property
-    def beside(self) -> Beside:
-        """CPU and memory of its node, as one amount."""
-        return Beside(self.cpu_milli, self.host_bytes)
-
-    @property
-    def kind(self) -> RequestShape:
-        """The fields that decide where it fits."""
-        return RequestShape(
-            self.devices, self.memory_bytes, self.compute_percent, self.isolation, self.products, self.cpu_milli,
-            self.host_bytes, self.spare_bytes, self.link,
-        )  # fmt: skip
+    reason: str = ""
 
     @property
     def least(self) -> PlacementRequest:
         """The same request at its minimum memory."""
-        return self.granted(self.memory_bytes - self.spare_bytes)
+        return self.granted(self.kind.memory_bytes - self.kind.spare_bytes)
 
     def granted(self, memory_bytes: int) -> PlacementRequest:
         """Return the same request with this much memory granted."""
-        return self._replace(memory_bytes=memory_bytes, spare_bytes=0) if self.spare_bytes else self
-
-    @property
-    def supplies(self) -> RequiredArtifacts:
-        """The artifacts that its node has to fetch if they are missing there."""
-        return RequiredArtifacts(self.artifact, self.image, self.memory_bytes * max(1, self.devices))
-
-    @property
-    def choice(self) -> NodeConstraints:
-        """The fields that restrict its nodes."""
-        return NodeConstraints(self.selector, self.tolerations, self.avoids)
+        if not self.kind.spare_bytes:
+            return self
+        kind = self.kind._replace(memory_bytes=memory_bytes, spare_bytes=0)
+        return self._replace(kind=kind, supplies=self.supplies._replace(weights_bytes=kind.total_bytes))
 
 
 class Occupant(NamedTuple):

@@ -42,6 +42,7 @@ from pilotlight.models.documents import fill_memory_estimate
 from pilotlight.models.fit import load_memory_needs
 from pilotlight.models.memory import estimate_memory
 from tests.support.builders.artifacts import model_files
+from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device, folded, gateway, level, model, replica, world
 from tests.support.example_budget import examples
 from tests.support.harness.driver_events import seen_of
@@ -53,8 +54,8 @@ MIB = 1 << 20
 
 
 def want(name: str, memory_gi: float = 10, more_gi: float = 10, step: int = MIB, **fields: Any) -> PlacementRequest:
-    made = PlacementRequest(ModelName(name), memory_bytes=int(memory_gi * GI), growth=Growth(int(more_gi * GI), step))
-    return made._replace(**fields)
+    made = placement_request(name, memory_bytes=int(memory_gi * GI), growth=Growth(int(more_gi * GI), step))
+    return change_request(made, **fields)
 
 
 def kind(memory_gi: float, **fields: Any) -> RequestShape:
@@ -177,8 +178,8 @@ def test_fillable_memory_is_the_largest_sum_of_replicas_that_fits(takers: list[T
 
 WANTS = st.lists(
     st.builds(
-        lambda number, memory, more, spare: PlacementRequest(
-            ModelName(f"m{number}"), number, memory_bytes=memory * MIB, growth=Growth(more * MIB, 7 * MIB),
+        lambda number, memory, more, spare: placement_request(
+            f"m{number}", number, memory_bytes=memory * MIB, growth=Growth(more * MIB, 7 * MIB),
             spare_bytes=spare * MIB * (spare < memory),
         ),
         st.integers(0, 99), st.integers(1, 100), st.integers(0, 90), st.integers(0, 20),

@@ -31,6 +31,7 @@ from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.placement_value import PlacementValues
 from autoscaler.state.resources import Beside, HostResources, Link
 from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
+from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
 from tests.support.builders.worlds import GI, T0, device, gateway, model, replace_fields, replica, use, world
 from tests.support.example_budget import examples
@@ -214,11 +215,13 @@ TOLD = {
 def wants(rng: Random) -> list[PlacementRequest]:
     sizes = (2, 5, 9, 20, 60)
     return [
-        PlacementRequest(ModelName(rng.choice([*NAMES, "new"])), ordinal, memory_bytes=rng.choice(sizes) * GI,
-             devices=rng.choice((1, 1, 1, 2)), force=rng.choice(list(EvictionLevel)), artifact=rng.choice(("", "oci://r.io/a")),
-             selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
-             trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
-             host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)), spread=rng.choice(SPREADS))
+        placement_request(
+            rng.choice([*NAMES, "new"]), ordinal, memory_bytes=rng.choice(sizes) * GI, devices=rng.choice((1, 1, 1, 2)),
+            force=rng.choice(list(EvictionLevel)), artifact=rng.choice(("", "oci://r.io/a")),
+            selector=rng.choice(((), (), (("zone", "z1"),))), products=rng.choice(((), (), ("*h100*", "*"))),
+            trust=TRUSTS[rng.randrange(3)] or (), cpu_milli=rng.choice((0, 100, 4000)),
+            host_bytes=rng.choice((0, 0, 8)) * GI, link=rng.choice(list(Link)), spread=rng.choice(SPREADS),
+        )
         for ordinal in range(rng.randrange(1, 5))
     ]  # fmt: skip
 
@@ -258,7 +261,7 @@ def state(yard: SliceIndex) -> list[object]:
 def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRequest], now_s: float) -> list[object]:
     """Eviction candidates, their costs, and the time of the next change."""
     yard.look(expected)
-    found = [yard.roster.grade(one._replace(priority=priority), now_s) for one in asked for priority in (0, 1)]
+    found = [yard.roster.grade(change_request(one, priority=priority), now_s) for one in asked for priority in (0, 1)]
     return [
         *([part.tolist() for part in one] for one in found),
         *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI))[_there(yard)])),
@@ -303,7 +306,7 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = (
         HostResources(8000, 32 * GI, 0, 0),
-        PlacementRequest(ModelName("c"), devices=0, cpu_milli=1000, selector=()),
+        placement_request("c", devices=0, cpu_milli=1000, selector=()),
     )
     at_n = [device(f"g{at}", 24, "n0") for at in range(2)]
     one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})

@@ -26,6 +26,7 @@ from autoscaler.placement.packer import pack
 from autoscaler.slicing.nvidia_sharing import TIMESLICE
 from autoscaler.state.resources import HostResources, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
@@ -52,7 +53,7 @@ class Every:
 
     def _ways(self, one: PlacementRequest) -> Iterator[tuple[Bin, ...]]:
         could = [at for at in self.shelves if at.slice.healthy and find_required_amount(one, at) is not None]
-        for some in combinations(could, one.devices):
+        for some in combinations(could, one.kind.devices):
             if len({at.slice.node for at in some}) == 1:
                 yield some
 
@@ -87,7 +88,7 @@ class Every:
                 if not self.left[at.slice.id].holds(find_required_amount(one, at) or ResourceAmount(0, 0)):
                     self._leave(self._willing(one, stay, at.incumbents), stay)
             node = some[0].slice.node
-            if node in self.hosts and not self.hosts_left[node].holds(one.beside):
+            if node in self.hosts and not self.hosts_left[node].holds(one.kind.beside):
                 around = [i for at in self.shelves if at.slice.node == node for i in at.incumbents if any(i.beside)]
                 self._leave(self._willing(one, stay, around), stay)
             if not self._take(one, some):
@@ -126,9 +127,9 @@ class Every:
             self.left[at.slice.id] = self.left[at.slice.id].less(room)
         node = some[0].slice.node
         if node in self.hosts:
-            if not self.hosts_left[node].holds(one.beside):
+            if not self.hosts_left[node].holds(one.kind.beside):
                 return False
-            self.hosts_left[node] = self.hosts_left[node].less(one.beside)
+            self.hosts_left[node] = self.hosts_left[node].less(one.kind.beside)
         return True
 
 
@@ -230,7 +231,9 @@ def batch(seed: int, *, elastic: bool = False) -> Batch:
     ]  # fmt: skip
     if elastic:
         wants = [
-            one._replace(spare_bytes=one.memory_bytes // 10) if one.devices == 1 and rng.random() < 0.7 else one
+            change_request(one, spare_bytes=one.kind.memory_bytes // 10)
+            if one.kind.devices == 1 and rng.random() < 0.7
+            else one
             for one in wants
         ]
     nodes = sorted({one.slice.node for one in shelves} if hosted else ())
@@ -294,7 +297,7 @@ def test_sparing_a_victim_keeps_all_placements_and_adds_no_victims(seed: int) ->
 
 
 def in_turn(one: PlacementRequest) -> tuple[float, float, str, int]:
-    return -one.priority, one.unserved_since_s, one.model, one.ordinal
+    return -one.urgency.priority, one.urgency.unserved_since_s, one.model, one.ordinal
 
 
 @QUICK
@@ -305,7 +308,7 @@ def test_elastic_replica_keeps_its_allocated_memory_when_moved(seed: int) -> Non
     granted = {one.want: one.memory_bytes for one in before.placements}
     got = {one.want: one for one in answer.placements if one.want in granted}
     assert got.keys() == granted.keys()
-    shared = [one for one in got.values() if one.want.devices == 1 and one.want.memory_bytes]
+    shared = [one for one in got.values() if one.want.kind.devices == 1 and one.want.kind.memory_bytes]
     assert all(one.memory_bytes == granted[one.want] for one in shared)
     assert {one.replica for one in answer.victims} <= {one.replica for one in before.victims}
 
@@ -402,7 +405,7 @@ def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
     """Initially d is on g2, so x is evicted for a and y for b. With d on g1, a starts on g2, and b waits for x."""
     shelves = [shelf(device("g0"), on("x", 20)), shelf(device("g1"), on("y", 20, priority=1)), shelf(device("g2", 10))]
     wants = [want("d", 4, priority=3), want("a", 10, priority=2, unserved_since_s=0), want("b", 22, priority=2)]
-    answer = run([wants[0], wants[1], wants[2]._replace(unserved_since_s=1.0)], shelves)
+    answer = run([wants[0], wants[1], change_request(wants[2], unserved_since_s=1.0)], shelves)
     assert placed(answer) == [("d", "g1"), ("a", "g2")]
     assert [(one.model, one.want.model) for one in answer.victims] == [("x", "b")]
     assert [(one.reason, one.promised) for one in answer.unmet] == [("makes room on g0: x is to leave", True)]

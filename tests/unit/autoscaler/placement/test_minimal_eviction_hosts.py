@@ -16,6 +16,7 @@ from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest
 from autoscaler.state.resources import NOTHING, Beside, HostResources
 from autoscaler.state.world import NodeId, SliceId
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import T0, device
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_minimal_eviction import Batch, Every, holds, spareable
@@ -66,12 +67,12 @@ def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, Beside], dict[
     now, all_ = dict.fromkeys(found.hosts, NOTHING), dict.fromkeys(found.hosts, NOTHING)
     for placed in answer.placements:
         if placed.node in now:
-            now[placed.node] = now[placed.node].plus(placed.want.beside)
-            all_[placed.node] = all_[placed.node].plus(placed.want.beside)
+            now[placed.node] = now[placed.node].plus(placed.want.kind.beside)
+            all_[placed.node] = all_[placed.node].plus(placed.want.kind.beside)
     for missing in answer.unmet:
         node = nodes[missing.slices[0]] if missing.promised else None
         if node in all_:
-            all_[node] = all_[node].plus(missing.want.beside)
+            all_[node] = all_[node].plus(missing.want.kind.beside)
     return now, all_
 
 
@@ -99,7 +100,7 @@ def test_no_victim_can_be_spared_if_cpu_is_scarce(seed: int) -> None:
     hosts = dict(found.hosts)
     for placed in answer.placements:
         if not placed.slices and placed.node in hosts:
-            hosts[placed.node] = hosts[placed.node].without(placed.want.beside)
+            hosts[placed.node] = hosts[placed.node].without(placed.want.kind.beside)
     rest = answer._replace(placements=tuple(one for one in answer.placements if one.slices))
     assert spareable(rest, Every(found.shelves, hosts)) == []
 
@@ -234,7 +235,7 @@ def test_search_is_pruned_if_total_cpu_is_insufficient(monkeypatch: pytest.Monke
         Assigned(asks("a", 3, 20), (SliceId("g0"),), now=True), Assigned(asks("b", 2, 10), (SliceId("p"),), now=False),
         *(Assigned(want(f"c{at}", 4 - at / 2), (SliceId("g1"),), now=False) for at in range(3)),
     ]  # fmt: skip
-    held = [one._replace(want=one.want._replace(avoids=away("p"))) for one in held]
+    held = [one._replace(want=change_request(one.want, avoids=away("p"))) for one in held]
     hosts = {NodeId("n0"): host_of(shelves[:4], 4)}
     yard, x = SliceIndex(shelves, hosts), Evictee(shelves[4].incumbents[0], (SliceId("p"),))
     assert steps_of(monkeypatch, lambda: find_fewer_victims(held, [x], yard, T0)) == [7]

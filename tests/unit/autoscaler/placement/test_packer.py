@@ -30,6 +30,7 @@ from autoscaler.placement.packer import pack
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import Copy, NodeId, Slice
+from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
 
@@ -54,9 +55,8 @@ def shelf(slice_: Slice, *incumbents: Occupant, locked: bool = False) -> Bin:
 
 
 def want(name: str, memory_gi: float = 10, **fields: Any) -> PlacementRequest:
-    return PlacementRequest(model=ModelName(name), memory_bytes=int(memory_gi * GI), force=EvictionLevel.BUSY)._replace(
-        **fields
-    )
+    made = placement_request(name, memory_bytes=int(memory_gi * GI), force=EvictionLevel.BUSY)
+    return change_request(made, **fields)
 
 
 def run(wants: Iterable[PlacementRequest], shelves: Iterable[Bin], copies: frozenset[Copy] = frozenset()) -> PackResult:
@@ -111,7 +111,7 @@ def test_multi_device_replica_gets_whole_free_devices_of_one_node() -> None:
     big = want("a", 20, devices=2)
     assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi of one node; the largest node has 1"
     beside = [shelf(device("g2", node="n1"), on("x", 1)), shelf(device("g3", node="n1"))]
-    assert placed(run([big._replace(force=EvictionLevel.NONE)], [*spread, *beside])) == [("a", "g1", "g3")]
+    assert placed(run([change_request(big, force=EvictionLevel.NONE)], [*spread, *beside])) == [("a", "g1", "g3")]
     assert victims(run([big], [spread[0], *beside])) == ["x"]
 
 
@@ -237,9 +237,9 @@ def benches(draw: st.DrawFn) -> list[Bin]:
 @st.composite
 def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     return [
-        PlacementRequest(
-            model=draw(NAMES),
-            ordinal=ordinal,
+        placement_request(
+            draw(NAMES),
+            ordinal,
             devices=draw(st.sampled_from([1, 1, 1, 2])),
             memory_bytes=draw(st.sampled_from([0, 2, 5, 9, 20])) * GI,
             compute_percent=draw(st.sampled_from([0, 40])),
@@ -263,8 +263,8 @@ def test_no_slice_is_ever_over_committed(wants: list[PlacementRequest], shelves:
     devices = {one.slice.id: one for one in shelves}
     answer = run(wants, shelves)
     for placement in answer.placements:
-        assert all(has_matching_labels(placement.want.selector, devices[id].slice) for id in placement.slices)
-        assert len(set(placement.slices)) == placement.want.devices
+        assert all(has_matching_labels(placement.want.choice.selector, devices[id].slice) for id in placement.slices)
+        assert len(set(placement.slices)) == placement.want.kind.devices
         for id in placement.slices:
             taken[id] += placement.memory_bytes
             assert taken[id] <= devices[id].slice.memory_bytes
@@ -285,12 +285,12 @@ def test_protected_replicas_are_never_evicted(wants: list[PlacementRequest], she
         incumbent = known[victim.replica]
         assert not incumbent.leaving
         assert incumbent.evictable_s <= T0
-        assert incumbent.priority <= victim.want.priority
+        assert incumbent.priority <= victim.want.urgency.priority
         assert incumbent.model != victim.want.model
-        assert victim.want.force > EvictionLevel.NONE
-        if incumbent.priority == victim.want.priority:
+        assert victim.want.urgency.force > EvictionLevel.NONE
+        if incumbent.priority == victim.want.urgency.priority:
             assert not incumbent.kept
-            assert victim.want.force >= (EvictionLevel.BUSY if incumbent.busy else EvictionLevel.IDLE)
+            assert victim.want.urgency.force >= (EvictionLevel.BUSY if incumbent.busy else EvictionLevel.IDLE)
 
 
 @QUICK
@@ -335,7 +335,7 @@ def floor(want: PlacementRequest, shelf: Bin, those: Iterable[Occupant]) -> Key 
 @given(wanted(), benches())
 def test_victim_search_equals_an_exhaustive_search(wants: list[PlacementRequest], shelves: list[Bin]) -> None:
     for one in wants:
-        if one.devices != 1:
+        if one.kind.devices != 1:
             continue
         everywhere = (find_eviction_option(one, shelf, RestartCosts(), T0, away=True) for shelf in shelves)
         options = {found.shelf.slice.id: found for found in everywhere if found is not None and found.rung == EVICT}

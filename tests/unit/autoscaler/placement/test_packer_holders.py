@@ -21,6 +21,7 @@ from autoscaler.state.actions import Plan, StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import Slice, SliceId
+from tests.support.builders.placement_requests import placement_request
 from tests.support.builders.worlds import GI, T0, device, gateway, kinds, level, model, replica, world
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import placed, run, shelf, victims, want
@@ -127,9 +128,9 @@ def cards(draw: st.DrawFn) -> list[Bin]:
 @st.composite
 def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     return [
-        PlacementRequest(
-            model=draw(NAMES),
-            ordinal=ordinal,
+        placement_request(
+            draw(NAMES),
+            ordinal,
             memory_bytes=draw(st.sampled_from([1, 2, 5, 9, 20])) * GI,
             priority=draw(st.integers(0, 2)),
             unserved_since_s=draw(st.integers(0, 3)),
@@ -159,7 +160,7 @@ def test_device_pod_limit_and_memory_are_never_exceeded(wants: list[PlacementReq
     now, soon = Counter(one.slices[0] for one in answer.placements), expected(answer, [s.slice.id for s in shelves])
     for one in shelves:
         of, stay = one.slice, [i for i in one.incumbents if not i.leaving and i.replica not in gone]
-        assert sum(i.room.memory_bytes for i in stay) + sum(w.memory_bytes for w in soon[of.id]) <= of.memory_bytes
+        assert sum(i.room.memory_bytes for i in stay) + sum(w.kind.memory_bytes for w in soon[of.id]) <= of.memory_bytes
         if of.holders_max and soon[of.id]:
             assert of.theirs + len(stay) + len(soon[of.id]) <= of.holders_max
         if of.holders_max and now[of.id]:
@@ -193,5 +194,5 @@ def _ways(one: PlacementRequest, on_it: Bin) -> list[frozenset[ReplicaId]]:
 
 
 def _fits(one: PlacementRequest, of: Slice, stay: Sequence[Occupant]) -> bool:
-    enough = sum(i.room.memory_bytes for i in stay) + one.memory_bytes <= of.memory_bytes
+    enough = sum(i.room.memory_bytes for i in stay) + one.kind.memory_bytes <= of.memory_bytes
     return enough and (not of.holders_max or of.theirs + len(stay) < of.holders_max)

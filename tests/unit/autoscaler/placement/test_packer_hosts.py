@@ -18,6 +18,7 @@ from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackR
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import NOTHING, Beside, HostResources, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, placed, shelf, victims, want
@@ -183,8 +184,8 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
     for placement in answer.placements:
         if placement.slices:
             (node,) = {node_of[id] for id in placement.slices}
-            assert left[node].holds(placement.want.beside), placement
-            left[node] = left[node].less(placement.want.beside)
+            assert left[node].holds(placement.want.kind.beside), placement
+            left[node] = left[node].less(placement.want.kind.beside)
     assert len(answer.placements) + len(answer.unmet) == len(wants)
     known = {i.replica: i for one in shelves for i in one.incumbents}
     soon = {node: left[node].plus(hosts[node].coming) for node in left}
@@ -197,7 +198,7 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
         if missing.promised:
             words = map(SliceId, missing.reason.replace(":", " ").split())
             node = node_of[next(word for word in words if word in node_of)]
-            need_at[node] = need_at[node].plus(missing.want.beside)
+            need_at[node] = need_at[node].plus(missing.want.kind.beside)
     assert all(soon[node].holds(asked) for node, asked in need_at.items()), (soon, need_at)
 
 
@@ -207,7 +208,7 @@ def test_placement_is_found_if_one_exists_and_victims_are_minimal(
     wants: list[PlacementRequest], shelves: list[Bin], many: int
 ) -> None:
     size = {N0: many, N1: many // 2}
-    for one in (each for each in wants if each.devices == 1):
+    for one in (each for each in wants if each.kind.devices == 1):
         answer = run([one], shelves, size)
         going = [victim.replica for victim in answer.victims]
         ways = [way for each in shelves for way in _ways(one, each, shelves, size)]
@@ -235,7 +236,7 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
                 gone = gone.plus(willing[id].room) if id in here else gone
                 amounts = amounts.plus(willing[id].beside)
             on_slice = on_it.free.plus(on_it.coming).plus(gone).holds(room)
-            if on_slice and host.soon.plus(amounts).holds(one.beside):
+            if on_slice and host.soon.plus(amounts).holds(one.kind.beside):
                 found.append(some)
     return found
 
@@ -243,4 +244,4 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
 @pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
 def test_replica_that_may_not_evict_busy_replicas_evicts_none(force: EvictionLevel) -> None:
     slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), busy=True))]
-    assert victims(run([asks("a", 3)._replace(force=force)], slices, {N0: 4})) == []
+    assert victims(run([change_request(asks("a", 3), force=force)], slices, {N0: 4})) == []

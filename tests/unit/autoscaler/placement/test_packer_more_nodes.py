@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.residual_waste import build_untrained_estimate
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import HostResources, Isolation
 from autoscaler.state.world import Copy, NodeId
+from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import incumbents, shelf
@@ -44,9 +44,9 @@ def nodes(draw: st.DrawFn) -> list[tuple[Bin, HostResources]]:
 def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     """Placement requests for one device each."""
     return [
-        PlacementRequest(
-            model=draw(st.sampled_from([ModelName(name) for name in "abcdef"])),
-            ordinal=ordinal,
+        placement_request(
+            draw(st.sampled_from("abcdef")),
+            ordinal,
             memory_bytes=draw(st.sampled_from([0, 2, 5, 9, 20, 30])) * GI,
             compute_percent=draw(st.sampled_from([0, 40])),
             isolation=draw(st.sampled_from([Isolation.NONE, Isolation.NONE, Isolation.HARDWARE])),
@@ -89,11 +89,11 @@ def test_extra_node_may_displace_a_replica_behind_a_multi_device_one() -> None:
     """
     node = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"))]
     small, two = (
-        PlacementRequest(ModelName("small"), 0, memory_bytes=2 * GI),
-        PlacementRequest(ModelName("two"), 1, devices=2),
+        placement_request("small", 0, memory_bytes=2 * GI),
+        placement_request("two", 1, devices=2),
     )
-    late = PlacementRequest(ModelName("late"), 2, memory_bytes=20 * GI)
-    wants = [small._replace(priority=2), two._replace(priority=1), late]
+    late = placement_request("late", 2, memory_bytes=20 * GI)
+    wants = [change_request(small, priority=2), change_request(two, priority=1), late]
     assert names(wants, node) == {"small": ("g0",), "late": ("g1",)}
     assert names(wants, [*node, shelf(device("z", 10, "z"))]) == {"small": ("z",), "two": ("g0", "g1")}
 

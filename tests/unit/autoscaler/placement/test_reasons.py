@@ -9,6 +9,7 @@ from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import HostResources, Isolation, ResourceAmount
 from autoscaler.state.world import NodeId
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.unit.autoscaler.placement.test_packer import on, run, shelf, want
 
@@ -35,7 +36,7 @@ NOW = [
         ),
     ),
     (
-        TWO._replace(devices=5),
+        change_request(TWO, devices=5),
         [shelf(device(f"g{number}"), *[KEPT] * (number > 0)) for number in range(6)],
         "needs 5 whole devices of 20Gi of one node; the node with the most has 1 free, "
         + ", ".join(f"g{number} is held by x (idle, kept by replicas.min)" for number in (1, 2, 3))
@@ -63,7 +64,7 @@ NEVER = [
     ),
     (want("a", 0), [part("g0", 8)], "needs a whole device; what is large enough is only a part of a device"),
     (
-        TWO._replace(memory_bytes=4 * GI),
+        change_request(TWO, memory_bytes=4 * GI),
         [part("g0", 8), part("g1", 8)],
         "needs 2 whole devices of 4Gi; what is large enough is only a part of a device",
     ),
@@ -103,7 +104,7 @@ def test_reason_names_the_cpu_shortage_of_a_node_with_free_devices() -> None:
     yard = SliceIndex(
         [shelf(device("g0")), shelf(device("g1"))], {NodeId("n0"): HostResources(8000, 64 * GI, 2000, 64 * GI)}
     )
-    (missing,) = pack([TWO._replace(cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
+    (missing,) = pack([change_request(TWO, cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
     assert missing.reason == (
         "needs 2 whole devices of 20Gi of one node and 4 cores beside them; "
         "node n0 has not CPU enough beside its devices: 2 cores left of 8 cores"

@@ -32,6 +32,7 @@ from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.resources import HostResources
 from autoscaler.state.world import NodeId, SliceId, World
 from tests.support.builders.capacity import A, cloud, offer
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device, model, replace_fields, replica, world
 
 
@@ -93,9 +94,9 @@ def test_no_order_size_if_the_offered_devices_do_not_suit_the_replica() -> None:
     at = ground(NOTHING)
     assert devices_for(at, want(model("a", 17)), offer(devices_max=4)) is None
     assert devices_for(at, want(model("a", 16, gpu=Gpu(models=("*h100*",)))), offer(devices_max=4)) is None
-    picky = want()._replace(selector=(("zone", "elsewhere"),))
+    picky = change_request(want(), selector=(("zone", "elsewhere"),))
     assert devices_for(at, picky, offer()) is None
-    assert devices_for(at, picky._replace(selector=(("zone", "z"),)), offer()) == 1
+    assert devices_for(at, change_request(picky, selector=(("zone", "z"),)), offer()) == 1
 
 
 def test_pending_replicas_are_matched_to_separate_orders_earliest_first() -> None:
@@ -193,11 +194,10 @@ def test_cached_simulation_results_equal_uncached_results(data: st.DataObject) -
     some, number = st.sampled_from, st.integers
     nodes = [f"w{at}" for at in range(data.draw(number(1, 4)))]
     wants = [
-        want(
+        change_request(want(
             model(f"m{data.draw(number(0, 3))}", data.draw(some([4, 8, 16])), gpu=Gpu(count=data.draw(number(1, 2)))),
             at,
-        )._replace(
-            cpu_milli=data.draw(some([0, 1000, 4000])), selector=data.draw(some([(), (("zone", "z"),)])),
+        ), cpu_milli=data.draw(some([0, 1000, 4000])), selector=data.draw(some([(), (("zone", "z"),)])),
             avoids=data.draw(some([(), (NodeId("w0"),)])), priority=data.draw(number(0, 1)),
         )
         for at in range(data.draw(number(1, 5)))

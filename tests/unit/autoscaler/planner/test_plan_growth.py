@@ -13,8 +13,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.growth import Taker
 from autoscaler.placement.learning.expected_demand import PossibleStarts
-from autoscaler.placement.model.bins import build_placement_request
-from autoscaler.placement.model.types import PlacementRequest
+from autoscaler.placement.model.bins import build_request_shape
 from autoscaler.planner.plan import Planner, plan
 from autoscaler.slicing.hami import Hami
 from autoscaler.spec.model import Adopted, Gpu, Model, ReplicaRange
@@ -107,11 +106,11 @@ def test_possible_starts_are_recounted_only_for_changed_models(
     """Replicas start one after the other: each plan recounts only the model that changed, not all of them."""
     counted: list[str] = []
 
-    def counting(of: Model, *args: Any) -> PlacementRequest:
+    def counting(of: Model, *args: Any) -> RequestShape:
         counted.append(of.name)
-        return build_placement_request(of, *args)
+        return build_request_shape(of, *args)
 
-    monkeypatch.setattr("autoscaler.placement.learning.expected_demand.build_placement_request", counting)
+    monkeypatch.setattr("autoscaler.placement.learning.expected_demand.build_request_shape", counting)
     models = [growing(f"m{at:02}", 2 + at % 3, context_tokens=2048) for at in range(30)]
     cards = [device(f"gpu{at:02}", 24, f"n{at:02}") for at in range(30)]
     at, planner = world(models, cards), Planner()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.contract import GatewayId, ModelName, Report
+from autoscaler.contract import GatewayId, Report
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects.node_facts import OtherPod
 from autoscaler.drivers.kubernetes.objects.replica_events import build_podless_observation
@@ -17,7 +17,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.model.types import Bin, PlacementRequest, RestartCosts
+from autoscaler.placement.model.types import Bin, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS
@@ -32,6 +32,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import NodeBackoff, Taint, find_untolerated_taint
 from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import History, NodeId, Replica, Slice, World
+from tests.support.builders.placement_requests import placement_request
 from tests.support.builders.worlds import (
     GI,
     T0,
@@ -197,8 +198,8 @@ def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
     avoids = tuple(NodeId(f"n{n}") for n, (_, avoided) in enumerate(there) if avoided)
     tolerant = (Toleration(operator="Exists"),)
     wants = [
-        PlacementRequest(
-            ModelName(f"m{n}"),
+        placement_request(
+            f"m{n}",
             memory_bytes=24 * GI,
             tolerations=tolerant if n % 2 else (),
             avoids=avoids if n < 3 else (),
@@ -208,13 +209,13 @@ def test_packer_uses_no_untolerated_or_avoided_node_in_any_order(
     packing = pack(wants, SliceIndex(shelves), frozenset(), RestartCosts(), T0)
     for placement in packing.placements:
         tainted, avoided = there[int(placement.slices[0][1:])]
-        assert not (tainted and not placement.want.tolerations)
-        assert not (avoided and placement.want.avoids)
+        assert not (tainted and not placement.want.choice.tolerations)
+        assert not (avoided and placement.want.choice.avoids)
     free = {placement.slices[0] for placement in packing.placements}
     for missing in packing.unmet:
-        want = missing.want
+        choice = missing.want.choice
         open_to = {f"g{n}" for n, (tainted, avoided) in enumerate(there)
-                   if not (tainted and not want.tolerations) and not (avoided and want.avoids)}  # fmt: skip
+                   if not (tainted and not choice.tolerations) and not (avoided and choice.avoids)}  # fmt: skip
         assert open_to <= free, "nothing that it could have is left over"
         assert not missing.never
 

@@ -38,6 +38,7 @@ from tests.support.builders.layouts import (
     reason,
     wide,
 )
+from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import (
     T0,
     Scene,
@@ -188,7 +189,7 @@ def test_no_move_for_a_replica_that_gets_space_anyway_or_can_never_fit() -> None
     for missing in (
         Unplaced(asked(at), "no", promised=True),
         Unplaced(asked(at), "no", never=True),
-        Unplaced(asked(at)._replace(force=EvictionLevel.NONE), "no"),
+        Unplaced(change_request(asked(at), force=EvictionLevel.NONE), "no"),
     ):
         assert defragment([missing], ground) == Defragmented((missing,))
 

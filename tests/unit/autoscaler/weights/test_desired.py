@@ -396,6 +396,7 @@ def test_two_spellings_of_an_artifact_are_treated_as_one_artifact() -> None:
     assert list(InspectionAssigner().looks(at, [N1], None)) == [], "one look is enough for both"
     report = NodeReport(node="n1", boot="b", sequence=2, copies=(name,))
     after = fold(at, [NodeReported(report=report)], T0)[0]
-    assert {build_placement_request(one, 0, T0, EvictionLevel.NONE, "").artifact for one in (short, full)} == {name}
+    wants = [build_placement_request(one, 0, T0, EvictionLevel.NONE, "") for one in (short, full)]
+    assert [want.supplies.artifact for want in wants] == [name, name]
     assert [weights_state(after, one) for one in (short, full)] == ["here", "here"]
     assert short.spec_hash() != full.spec_hash(), "nothing that runs is started anew for it"

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from autoscaler.contract import ModelName
 from autoscaler.placement.index.elastic import ElasticBudget
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import ResourceAmount
+from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, shelf, victims
 
 
 def want(name: str, memory_gi: float = 10, spare_gi: float = 1, **fields: Any) -> PlacementRequest:
-    made = PlacementRequest(ModelName(name), memory_bytes=int(memory_gi * GI), spare_bytes=int(spare_gi * GI))
-    return made._replace(**fields)
+    made = placement_request(name, memory_bytes=int(memory_gi * GI), spare_bytes=int(spare_gi * GI))
+    return change_request(made, **fields)
 
 
 def counted(many: int, bytes_: int) -> ElasticBudget:
@@ -103,8 +103,8 @@ def test_elastic_replica_gets_the_promised_memory_after_an_eviction() -> None:
 
 WANTS = st.lists(
     st.builds(
-        lambda number, memory, percent, force: PlacementRequest(
-            ModelName(f"m{number}"), number, memory_bytes=memory, spare_bytes=memory * percent // 100, force=force
+        lambda number, memory, percent, force: placement_request(
+            f"m{number}", number, memory_bytes=memory, spare_bytes=memory * percent // 100, force=force
         ),
         st.integers(0, 99),
         st.integers(1, 1000),
@@ -150,14 +150,14 @@ def test_elastic_replicas_get_at_least_95_percent_of_memory_on_average(
         (id,) = placement.slices
         one, memory = placement.want, placement.memory_bytes
         free[id] -= memory
-        assert memory >= one.memory_bytes - one.spare_bytes
-        assert memory == one.memory_bytes or one.spare_bytes or not shelves[int(id[1:])].slice.shared
-        if one.spare_bytes:
-            asked, got = asked + one.memory_bytes, got + min(memory, one.memory_bytes)
-            parts, count = parts + min(1.0, memory / one.memory_bytes), count + 1
+        assert memory >= one.kind.memory_bytes - one.kind.spare_bytes
+        assert memory == one.kind.memory_bytes or one.kind.spare_bytes or not shelves[int(id[1:])].slice.shared
+        if one.kind.spare_bytes:
+            asked, got = asked + one.kind.memory_bytes, got + min(memory, one.kind.memory_bytes)
+            parts, count = parts + min(1.0, memory / one.kind.memory_bytes), count + 1
     assert min(free.values()) >= 0
     assert got >= 0.95 * asked - 1e-9
     assert parts >= 0.95 * count - 1e-4
     for one in wants:
-        if made([one._replace(spare_bytes=0)]).placements:
+        if made([change_request(one, spare_bytes=0)]).placements:
             assert made([one]).placements, "who fits with all is not refused for making do with less"

@@ -33,6 +33,7 @@ from autoscaler.state.actions import StartReplica
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import Isolation, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
+from tests.support.builders.placement_requests import placement_request
 from tests.support.builders.worlds import GI, T0, drain, gateway, kinds, level, model, replica, world
 from tests.support.example_budget import examples
 
@@ -160,7 +161,7 @@ def test_explain_names_the_model_that_serves_other_tenants() -> None:
     assert [one.ruled_out for one in found] == [FOR_OTHERS, FOR_OTHERS]
 
 
-FOR_BOLT = PlacementRequest(ModelName("b"), memory_bytes=6 * GI, force=EvictionLevel.BUSY, trust=(BOLT,))
+FOR_BOLT = placement_request("b", memory_bytes=6 * GI, force=EvictionLevel.BUSY, trust=(BOLT,))
 
 
 def taken(at: int, device: str = "g0", *, busy: bool = False, evictable_s: float = 0.0) -> Bin:
@@ -231,8 +232,8 @@ def shelf(of: Slice, on_it: list[Occupant], *, locked: bool = False) -> Bin:
 @st.composite
 def wanted(draw: st.DrawFn) -> list[PlacementRequest]:
     return [
-        PlacementRequest(
-            model=ModelName(draw(st.sampled_from("abc"))), ordinal=ordinal, memory_bytes=draw(st.integers(1, 8)) * GI,
+        placement_request(
+            ModelName(draw(st.sampled_from("abc"))), ordinal=ordinal, memory_bytes=draw(st.integers(1, 8)) * GI,
             priority=draw(st.integers(0, 1)), force=draw(st.sampled_from(list(EvictionLevel))),
             trust=draw(st.sampled_from(TRUSTS)),
         )

@@ -34,13 +34,14 @@ from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.resources import HostResources, Link
 from autoscaler.state.world import NodeId, Slice, SliceId
 from tests.support.builders.layouts import laid, looked, names
+from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 from tests.support.example_budget import examples
 from tests.unit.autoscaler.placement.test_packer import on, placed, run, shelf, victims, want
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 TWO_OF_A_ROOT = want("a", 20, devices=2, link=Link.PCIE_ROOT)
-TWO_BY_NVLINK = TWO_OF_A_ROOT._replace(link=Link.NVLINK)
+TWO_BY_NVLINK = change_request(TWO_OF_A_ROOT, link=Link.NVLINK)
 
 
 def rooted(*roots: str, node: str = "n0", **fields: Any) -> list[Slice]:
@@ -87,7 +88,7 @@ def test_no_link_shortage_is_reported_for_a_model_with_link_any() -> None:
 def test_pcie_root_model_gets_two_devices_under_one_pcie_root() -> None:
     there = [shelf(one) for one in (*rooted("r1", "r2"), *rooted("r1", "r2", "r2", node="n1"))]
     assert placed(run([TWO_OF_A_ROOT], there)) == [("a", "n1-g1", "n1-g2")]
-    assert placed(run([TWO_OF_A_ROOT._replace(link=Link.NODE)], there[:2])) == [("a", "n0-g0", "n0-g1")]
+    assert placed(run([change_request(TWO_OF_A_ROOT, link=Link.NODE)], there[:2])) == [("a", "n0-g0", "n0-g1")]
     assert placed(run([TWO_OF_A_ROOT], there[:2])) == []
 
 
@@ -107,8 +108,8 @@ def test_eviction_frees_linked_devices_even_if_other_victims_cost_less() -> None
     there = [
         shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r3", "r3"), ([], [cheap], [dear], [dear]), strict=True)
     ]
-    first = TWO_OF_A_ROOT._replace(priority=1)
-    assert victims(run([first._replace(link=Link.NODE)], there)) == ["cheap"]
+    first = change_request(TWO_OF_A_ROOT, priority=1)
+    assert victims(run([change_request(first, link=Link.NODE)], there)) == ["cheap"]
     assert victims(run([first], there)) == ["dear"]
     (waits,) = run([first], there).unmet
     assert waits.promised
@@ -136,7 +137,7 @@ def test_new_replica_waits_until_a_draining_one_frees_a_linked_device() -> None:
             f"needs 2 whole devices of 20Gi joined by NVLink; of each {UNKNOWN[Link.NVLINK]}",
         ),
         (
-            TWO_OF_A_ROOT._replace(devices=3), rooted("r1", "r1", "r2", "r2", ""),
+            change_request(TWO_OF_A_ROOT, devices=3), rooted("r1", "r1", "r2", "r2", ""),
             "needs 3 whole devices of 20Gi of one PCIe root; at most 2 are joined so",
         ),
     ],
@@ -162,7 +163,7 @@ def test_reason_names_the_model_that_occupies_a_linked_device() -> None:
 def test_cpu_shortage_is_reported_only_for_nodes_with_linked_devices() -> None:
     there = [*map(shelf, rooted("r1", "r2")), *map(shelf, rooted("r1", "r1", node="n1"))]
     hosts = {NodeId(node): HostResources(8000, 64 * GI, left, 64 * GI) for node, left in (("n0", 3000), ("n1", 1000))}
-    asked = TWO_OF_A_ROOT._replace(cpu_milli=4000)
+    asked = change_request(TWO_OF_A_ROOT, cpu_milli=4000)
     (missing,) = pack([asked], SliceIndex(there, hosts), frozenset(), RestartCosts(), T0).unmet
     assert missing.reason == (
         "needs 2 whole devices of 20Gi of one PCIe root and 4 cores beside them; node n1 has not CPU enough beside its "
@@ -254,9 +255,9 @@ def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
         id: replace(one, link=roots.get(int(id[-1]), "")) for id, one in at.nodes.slices.items() if one.node == "n0"
     }
     linked = replace_fields(at, slices=at.nodes.slices | slices)
-    asked = PlacementRequest(ModelName("big"), devices=3, memory_bytes=70 * GI, force=EvictionLevel.LOWER)
+    asked = placement_request("big", devices=3, memory_bytes=70 * GI, force=EvictionLevel.LOWER)
     assert not names(looked(linked, T0, asked)), "there is room enough"
-    found = looked(linked, T0, asked._replace(link=Link.PCIE_ROOT))
+    found = looked(linked, T0, change_request(asked, link=Link.PCIE_ROOT))
     assert names(found) == ["n0-a"]
     assert found.unmet[0].reason == (
         "needs 3 whole devices of 70Gi of one PCIe root; 4 are free, at most 2 of one PCIe root; moves n0-a from n0-g0 "
@@ -283,7 +284,7 @@ def drawn(rng: Random) -> tuple[list[Bin], list[PlacementRequest]]:
              priority=rng.choice((-1, 0, 1)), force=rng.choice(list(EvictionLevel)))
         for number in range(rng.randrange(1, 5))
     ]  # fmt: skip
-    return shelves, [one if one.devices > 1 else one._replace(link=Link.NODE) for one in wants]
+    return shelves, [one if one.kind.devices > 1 else change_request(one, link=Link.NODE) for one in wants]
 
 
 def joined(slices: Iterable[Slice], link: Link) -> bool:
@@ -294,7 +295,7 @@ def joined(slices: Iterable[Slice], link: Link) -> bool:
 def largest(want: PlacementRequest, shelves: Sequence[Bin]) -> int:
     """Size of the largest set of linked devices that could ever hold the request, by exhaustive search."""
     able = [one.slice for one in shelves if find_required_amount(want, one) is not None]
-    counts = Counter(team_of(one, want.link) for one in able if name_device_link(one, want.link))
+    counts = Counter(team_of(one, want.kind.link) for one in able if name_device_link(one, want.kind.link))
     return max(counts.values(), default=0)
 
 
@@ -313,19 +314,19 @@ def test_replica_that_needs_a_link_gets_only_devices_joined_by_it(seed: int) -> 
     found = run(wants, shelves)
     taken = set[SliceId]()
     for one in found.placements:
-        assert len(set(one.slices)) == one.want.devices
-        assert joined((slices[id] for id in one.slices), one.want.link)
+        assert len(set(one.slices)) == one.want.kind.devices
+        assert joined((slices[id] for id in one.slices), one.want.kind.link)
         assert not taken & {*one.slices}
         taken |= {*one.slices}
     for missing in found.unmet:
-        assert missing.never == (largest(missing.want, shelves) < missing.want.devices)
+        assert missing.never == (largest(missing.want, shelves) < missing.want.kind.devices)
     mixed_shelves, mixed_wants = rng.sample(shelves, len(shelves)), rng.sample(wants, len(wants))
     assert run(mixed_wants, mixed_shelves) == found, "the same input in any order gives the same answer"
-    first = min(wants, key=lambda one: (-one.priority, one.model))
+    first = min(wants, key=lambda one: (-one.urgency.priority, one.model))
     alone = run([first], shelves)
     if alone.victims:
         (came,) = run([first], after(alone, shelves)).placements
-        assert joined((slices[id] for id in came.slices), first.link), "whoever left made room that is joined"
+        assert joined((slices[id] for id in came.slices), first.kind.link), "whoever left made room that is joined"
         for victim in alone.victims:
             less = alone._replace(victims=tuple(one for one in alone.victims if one != victim))
             assert not run([first], after(less, shelves)).placements, "and nobody left who could have stayed"
