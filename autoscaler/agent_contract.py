@@ -1,6 +1,6 @@
-"""What an autoscaler tells the agent of a node: weights, images and Devices for it (interfaces, section 6).
+"""The messages from an autoscaler to a node's agent: weights, images and devices of the node (interfaces, section 6).
 
-Owns these messages: whole ones, as a stream of lines, of who leads only. An agent acts on those of the newest epoch.
+Messages are complete and sent as a stream of lines, only by the leader. An agent acts on those of the newest epoch.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from autoscaler.spec.settings import Weights
 
 
 class WeightsRequest(NamedTuple):
-    """Weights that a node's store is to have, as a Model asks for them."""
+    """Weights that a node's store needs, as a Model requests them."""
 
     artifact: str
     pull_secret: str = ""
-    """With whose login."""
+    """The pull secret with the login for the registry."""
     allow_unsafe: bool = False
     look: bool = False
-    """Nothing of them is brought: what they are is all that is asked."""
+    """Whether the weights are only inspected and not pulled."""
 
 
 def read_weights_request(said: NodeWant | WeightsReport) -> WeightsRequest:
-    """Which wish it is about."""
+    """Return the weights request that a message is about."""
     return WeightsRequest(said.artifact, said.pull_secret, said.allow_unsafe, said.look)
 
 
 OWN = ""
-"""Among the parts of a Model: its own weights; the others are adapters, by their names."""
+"""The key of a Model's own weights among its parts. Other parts are adapters, by their names."""
 
 
 class LaidAdapter(NamedTuple):
-    """An adapter's weights on a node; as Laid."""
+    """An adapter's weights on a node. The fields are as in Laid."""
 
     name: str
     folder: str
@@ -46,79 +46,85 @@ class LaidAdapter(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """A Model's weights on a node, held by its agent."""
+    """A Model's weights on a node, which its agent keeps."""
 
     folder: str
-    """Of their files, below the node's store; empty: they lie elsewhere, and only adapters came."""
+    """The folder of the files below the node's store. Empty: the Model's own weights are elsewhere; only adapters are
+    here.
+    """
     path: str
-    """What of it the engine loads, below `folder`; empty: the folder."""
+    """The path that the engine loads, below `folder`. Empty: the folder."""
     adapters: tuple[LaidAdapter, ...] = ()
-    """Those that came."""
+    """The adapters that are available."""
     digest: str = ""
     image: str | None = None
-    """It is on no node: pods mount the image of this digest, in which the model lies in this folder."""
+    """The weights are in an image instead of on the node: pods mount the image `digest`, with the
+    model in this folder.
+    """
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """All that its pod uses, each once."""
+        """All folders that the pod uses, each once."""
         return tuple(dict.fromkeys(filter(None, (self.folder, *(one.folder for one in self.adapters)))))
 
 
 class NodeWant(Message, frozen=True):
-    """Weights that are to be on the node."""
+    """Weights that the node needs."""
 
     artifact: str
     pull_secret: str = ""
-    """The Secret in the engines' namespace with a login for their registry; empty: none."""
+    """The Secret in the engines' namespace with the login for the registry. Empty: none."""
     replicas: tuple[ReplicaId, ...] = ()
-    """Who waits for them there, sorted: each is an own try. None: they are only wanted ahead of a start."""
+    """Replicas that wait for the weights on this node, sorted. Each counts as one attempt. None: the weights are only
+    prefetched.
+    """
     allow_unsafe: bool = False
-    """Code and pickled weights are taken, too."""
+    """Whether code and pickled weights are accepted."""
     look: bool = False
-    """As Wish's: their pods mount them as an image, or nobody knows yet what they are."""
+    """As in WeightsRequest: pods mount the weights as an image, or their form is not known yet."""
 
 
 class ImageWant(Message, frozen=True):
-    """An engine's image that is to be on the node."""
+    """An engine image that the node needs."""
 
     image: str
-    """As its Model says."""
+    """The image as the Model names it."""
     pull_secret: str = ""
-    """As NodeWant's."""
+    """As in NodeWant."""
 
 
 class FabricWant(Message, frozen=True):
-    """A Device of a fabric that was attached to the node, or is to be detached from it."""
+    """A fabric device that was attached to the node, or is to be detached from it."""
 
     device: str
-    """As the driver calls it."""
+    """The driver's ID of the device."""
     leave: bool = False
 
 
 class NodeWants(Message, frozen=True):
-    """All that is wanted on one node, and what may not go there."""
+    """Everything that one node needs."""
 
     epoch: int
     wants: tuple[NodeWant, ...] = ()
     images: tuple[ImageWant, ...] = ()
-    """Ahead of a start, the most urgent first (`autoscaler.weights.image_prepull`); a kubelet pulls what is not there
-    then.
+    """Images to prefetch, most urgent first (`autoscaler.weights.image_prepull`). A kubelet pulls missing images at the
+    start.
     """
     held: tuple[str, ...] = ()
-    """Copies that pods use: folders below the store, sorted."""
+    """Copies that pods use: folders below the store, sorted. They must not be deleted."""
     weights: Weights = Weights()
-    """Files that it names are the agent's."""
+    """The weights settings. Files that they name are on the agent's machine."""
     fabric: tuple[FabricWant, ...] = ()
-    """Devices that come or leave: who is not named (any more) neither does."""
+    """Devices that are being attached or detached. A device that is not listed (any more) does neither."""
 
 
 def should_store_on_node(artifact: str | None, engine: str) -> bool:
-    """Whether such weights of a Model with that engine are to be in a node's store."""
+    """Return whether such weights of a Model with that engine belong in a node's store."""
     return is_stored(artifact) and not is_fetched_by_engine(artifact or "", ENGINES[engine])
 
 
 def collect_weights_requests(model: Model) -> dict[str, WeightsRequest]:
-    """What nodes' stores are to have of it: OWN, and adapters by their names."""
+    """Return the weights that nodes' stores need for a Model: OWN, and adapters by their names."""
     spec = model.spec
     secret, unsafe = spec.pull_secret or "", spec.allow_unsafe
     own = {OWN: spec.artifact or ""} if should_store_on_node(spec.artifact, spec.engine) else {}

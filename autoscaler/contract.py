@@ -1,11 +1,11 @@
-"""The shared words on the wire between gateways and autoscalers (interfaces, section 6).
+"""The messages between gateways and autoscalers (interfaces, section 6).
 
-Owns every message that crosses the two: Catalogue and Routes (autoscaler to gateway, as streams of deltas) and
-Report (gateway to autoscaler, levels that expire). It is the only module of the autoscaler that a gateway may import.
-Messages are JSON, one per line in streams. Fields are additive: unknown ones are ignored, so versions may be mixed.
+Owns every message of this protocol: catalogue and routes (autoscaler to gateway, as streams of deltas) and reports
+(gateway to autoscaler; levels that expire). It is the only module of the autoscaler that a gateway may import. Messages
+are JSON, one per line in streams. Fields are additive: unknown fields are ignored, so different versions can be mixed.
 
 Versions compare as (epoch, version). Durations are seconds and relative ("ago" or "from now"), because the monotonic
-clocks of two machines have nothing in common; who receives a message turns them into its own time.
+clocks of two machines are unrelated. The receiver converts them to its own time.
 """
 
 from __future__ import annotations
@@ -24,50 +24,53 @@ ReplicaId = NewType("ReplicaId", str)
 GatewayId = NewType("GatewayId", str)
 
 REPORT_GAP_S = 0.010
-"""At most one report per gateway in this time."""
+"""The minimum time between two reports of a gateway."""
 BUSY_PERIOD_S = 0.050
-"""At least one report in this time while anything waits, here or elsewhere: a lost edge then costs no more."""
+"""The maximum time between two reports while requests wait at any gateway. It limits the cost of a lost update."""
 HEARTBEAT_S = 1.0
-"""A gateway with nothing to say still says so this often (never slower than 3 s)."""
+"""The interval of reports of an idle gateway (never slower than 3 s)."""
 REPORT_EXPIRY_S = 10.0
-"""A report that is older counts for nothing: its demand is gone. The gateway is silent, not dead."""
+"""The age at which a report expires: its demand no longer counts. The gateway counts as silent, not as terminated."""
 NODE_PERIOD_S = 3.0
-"""An agent says what its node has at least so often."""
+"""The maximum time between two reports of an agent about its node."""
 NODE_EXPIRY_S = 10.0
-"""A node's report that is older says nothing about now."""
+"""The age at which a node's report expires."""
 LEADER_SILENT_S = 5.0
-"""A gateway that heard nothing for so long falls back to the stated bound of interfaces section 6."""
+"""The time without a message from the leader after which a gateway falls back to the limits of interfaces section 6."""
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
-"""Of a gateway (its pod's name, `--id`) and of a boot."""
+"""The form of a gateway's ID (its pod's name, or `--id`) and of a boot ID."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*\Z"
 NAME_CHARS_MAX = 512
-"""Of a Model, a Tenant and a Replica: two names of at most 253 characters, as in `namespace/name`. The pattern is not
-the reader's to check, for it takes six times as long then (`autoscaler.server.gateways`).
+"""The maximum length of the name of a Model, Tenant or replica: two names of at most 253 characters, as in
+`namespace/name`. The decoder does not check NAME_PATTERN, because that would make it six times slower
+(`autoscaler.server.gateways` does).
 """
 COUNT_MAX = 1_000_000
-"""Requests, holds and failures at one gateway."""
+"""The maximum of requests, allocated slots and failures at one gateway."""
 TOTAL_MAX = (1 << 53) - 1
-"""Versions, sequences and sums since a boot: what JSON numbers carry exactly."""
+"""The maximum of versions, sequence numbers and totals since a boot: JSON numbers represent
+integers exactly up to it.
+"""
 AGE_S_MAX = 1e9
 ROWS_MAX = 100_000
-"""Rows of one kind in a report."""
+"""The maximum number of rows of one kind in a report."""
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Number = Annotated[int, Meta(ge=0, le=TOTAL_MAX)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Age = Annotated[float, Meta(ge=-AGE_S_MAX, le=AGE_S_MAX)]
-"""Seconds; a clock that was set back makes one negative."""
+"""Seconds. It is negative after a clock was set back."""
 
 DEFAULT_TENANT = TenantName("default")
-"""Whose Calls they are when no key is needed."""
+"""The Tenant of requests when no API key is needed."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of all messages: immutable, defaults left out on the wire."""
+    """Base of all messages: immutable, without default values on the wire."""
 
 
 class QueueLimits(Message, frozen=True):
-    """Bounds of one Model's queue in one gateway."""
+    """Limits of one Model's queue in one gateway."""
 
     calls_max: int = 1000
     bytes_max: int = 256 << 20
@@ -75,7 +78,7 @@ class QueueLimits(Message, frozen=True):
 
 
 class Clocks(Message, frozen=True):
-    """How long an engine may take. Streams: first byte, then between bytes. Others: the whole response."""
+    """Time limits of an engine's response. Streams: the first byte, then each pause. Others: the whole response."""
 
     response_seconds_max: float = 600.0
     first_byte_seconds_max: float = 300.0
@@ -83,30 +86,31 @@ class Clocks(Message, frozen=True):
 
 
 class AdapterEntry(Message, frozen=True):
-    """An adapter of a Model, which clients call as `model:name`: in the Model's queue, with the Model's permission."""
+    """An adapter of a Model. Clients request it as `model:name`, with the queue and the permission of the Model."""
 
     name: str
     served_name: str
-    """The body's `model` is rewritten to this."""
+    """The new value of `model` in the request body."""
     lora: str = ""
-    """The body's `lora` is set to this, which is JSON; empty: it is not needed."""
+    """The value of `lora` in the request body, as JSON. Empty: it is not set."""
 
 
 class ModelEntry(Message, frozen=True):
-    """What a gateway needs to know of a Model, whether or not anything of it runs."""
+    """What a gateway needs to know about a Model, whether or not a replica of it runs."""
 
     name: ModelName
     served_name: str
-    """The engine's own name for it: the body's `model` is rewritten to this."""
+    """The name under which the engine serves the Model: the new value of `model` in the request body."""
     aliases: tuple[str, ...] = ()
     serves_aliases: bool = False
-    """Its engine knows each alias by that very name; else it is asked for `served_name` whatever the client said."""
+    """Whether the engine serves each alias under its own name. Otherwise `served_name` replaces the alias."""
     adapters: tuple[AdapterEntry, ...] = ()
     lora: str = ""
-    """For Calls without an adapter: the body's `lora` is set to this, which is JSON; paths where a Call cannot say it
-    are refused. Empty: it is not needed."""
+    """The value of `lora` in the body of requests without an adapter, as JSON. Requests on paths without this field are
+    rejected. Empty: it is not set.
+    """
     tenants: tuple[TenantName, ...] | None = None
-    """Who may call it; None means every Tenant that names no models of its own."""
+    """Tenants that may use the Model. None: every Tenant that does not list models."""
     dialects: tuple[str, ...] = ("openai",)
     unlisted: bool = False
     paused: bool = False
@@ -115,13 +119,13 @@ class ModelEntry(Message, frozen=True):
     created_unix_s: int = 0
     closes_after_stream: bool = False
     takes_cache_salt: bool = False
-    """The gateway says whose prefix cache a prompt may use."""
+    """Whether the gateway sets `cache_salt`, which separates prefix caches."""
     queue: QueueLimits = QueueLimits()
     clocks: Clocks = Clocks()
 
 
 class KeyEntry(Message, frozen=True):
-    """An API key as its hash: `sha256` is lower-case hex of the key's UTF-8 bytes."""
+    """An API key, as the SHA-256 of its UTF-8 bytes in lower-case hex."""
 
     sha256: str
     name: str = ""
@@ -130,7 +134,10 @@ class KeyEntry(Message, frozen=True):
 
 
 class TenantEntry(Message, frozen=True):
-    """Who may call. `models` are case-sensitive globs over Model names; None means Models that list no tenants."""
+    """A Tenant that may send requests.
+
+    `models` are case-sensitive globs over names of Models. None: Models that do not list Tenants.
+    """
 
     name: TenantName
     keys: tuple[KeyEntry, ...] = ()
@@ -140,18 +147,21 @@ class TenantEntry(Message, frozen=True):
 
 
 class FrontSettings(Message, frozen=True):
-    """Settings of the inference port. `keys_needed` False: every Call belongs to `default`, a key sent is ignored."""
+    """Settings of the inference port.
+
+    If `keys_needed` is False, every request belongs to `default` and keys are ignored.
+    """
 
     keys_needed: bool = False
     keepalive_seconds: float = 15.0
     silent_seconds_max: float = 0.0
     cors_origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-    """Names that the host check allows in addition to local names."""
+    """Host names that the host check accepts in addition to local names."""
 
 
 class CatalogueDelta(Message, frozen=True):
-    """A change of the catalogue. `full`: forget everything before it. Entries replace those of the same name."""
+    """A change of the catalogue. `full`: it replaces everything before it. Entries replace those with the same name."""
 
     epoch: int
     version: int
@@ -164,25 +174,32 @@ class CatalogueDelta(Message, frozen=True):
 
 
 class Route(Message, frozen=True):
-    """One Replica as one gateway may use it. `state` is a ReplicaState value; only "ready" takes new Calls."""
+    """One replica as one gateway may use it.
+
+    `state` is a ReplicaState value; only "ready" replicas get new requests.
+    """
 
     replica: ReplicaId
     model: ModelName
     state: str
     address: str = ""
-    """host:port of the engine; `https://host:port` where it speaks TLS, and `https://name@host:port` where its
-    certificate is for that name. Empty until known."""
+    """host:port of the engine. `https://host:port` if it uses TLS, `https://name@host:port` if its certificate is for
+    that name. Empty until known.
+    """
     slots: int = 1
     hold: int = 0
-    """How many Calls this gateway may have on the Replica at once (interfaces section 6, Holds)."""
+    """The number of slots that this gateway may use on the replica at the same time (interfaces section 6, Holds)."""
     granted: int = 0
-    """Version of the Routes that granted `hold`. The gateway takes `hold` only when (epoch, granted) is newer than the
-    grant it acts on, so that a message sent before it lowered its hold cannot raise it again. 0: this leader granted
-    nothing yet (it is new, and waits for every gateway's report): the gateway keeps the hold that it has."""
+    """The version of the routes that granted `hold`. The gateway applies `hold` only if (epoch, granted) is newer than
+    its current grant, so that an older message cannot raise the number again after it was lowered. 0: this leader has
+    not granted anything yet, because it waits for the reports of all gateways; the gateway keeps its slots.
+    """
 
 
 class Refusal(Message, frozen=True):
-    """Why a Model's Calls are refused instead of parked: a code of interfaces section 3, and when to try again."""
+    """Why requests for a Model are rejected instead of queued: an error code (interfaces, section
+    3) and a retry delay.
+    """
 
     code: str
     message: str
@@ -190,30 +207,34 @@ class Refusal(Message, frozen=True):
 
 
 class ModelRoute(Message, frozen=True):
-    """What Routes say of a Model as a whole."""
+    """The state of a Model in the routes."""
 
     model: ModelName
     state: str = "zero"
     """For people and GET /v1/models: zero, starting, ready, draining or failed."""
     expected_wait_s: float | None = None
-    """Time until a cold Call would be answered; None is unknown, and unknown never refuses."""
+    """The expected time until a cold request is answered, in seconds. None: unknown; requests are
+    then never rejected.
+    """
     capacity_wait_s: float | None = None
-    """So long at least the capacity takes that it waits for: who gives up before is told. None: it waits for none."""
+    """The minimum time until ordered capacity arrives, in seconds. Requests with an earlier timeout are rejected at
+    once. None: no capacity is ordered.
+    """
     phases_ms: dict[str, float] = {}
-    """The last start's phases for Server-Timing, see `autoscaler.queries.start_phases`."""
+    """The phases of the last start for Server-Timing, see `autoscaler.queries.start_phases`."""
     others_wait: bool = False
-    """Another gateway has Calls waiting: a held Slot that is not used here is given back at once."""
+    """Whether requests wait at another gateway: unused allocated slots are then released at once."""
     refusal: Refusal | None = None
 
 
 class RoutesDelta(Message, frozen=True):
-    """A change of one gateway's Routes. `full`: forget every Replica and Model before it. Sent empty as a heartbeat."""
+    """A change of one gateway's routes. `full`: it replaces all replicas and Models. An empty delta is a heartbeat."""
 
     epoch: int
     version: int
     full: bool = False
     gateways: int = 1
-    """How many gateways are known, this one included."""
+    """The number of known gateways, including this one."""
     replicas: tuple[Route, ...] = ()
     replicas_gone: tuple[ReplicaId, ...] = ()
     models: tuple[ModelRoute, ...] = ()
@@ -221,7 +242,7 @@ class RoutesDelta(Message, frozen=True):
 
 
 class Level(Message, frozen=True):
-    """Demand of one (Model, Tenant, priority) at one gateway, now. A report lists all that are not zero."""
+    """The current demand of one (Model, Tenant, priority) at one gateway. A report lists all that are not zero."""
 
     model: Annotated[ModelName, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     tenant: Annotated[TenantName, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -233,48 +254,52 @@ class Level(Message, frozen=True):
 
 
 class Total(Message, frozen=True):
-    """Cumulative counts of one (Model, Tenant) since the gateway's boot. A report may leave out what did not change.
+    """Cumulative counts of one (Model, Tenant) since the gateway's boot. Unchanged rows may be omitted from a report.
 
-    Those of a Model that was gone from catalogue and Routes may begin at 0 again.
+    The counts restart at 0 after the Model was removed from catalogue and routes.
     """
 
     model: Annotated[ModelName, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     tenant: Annotated[TenantName, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     admitted: Number = 0
     refused_cold: Number = 0
-    """Calls refused because the Model is cold: each is demand for one start."""
+    """Requests that were rejected because the Model was cold. Each is demand for one start."""
     finished: Number = 0
     busy_slot_us: Number = 0
     waiting_call_us: Number = 0
     tokens_in: Number = 0
     tokens_out: Number = 0
     idle_s: Age = 0.0
-    """Age of the last activity (arrival or finish) of this pair at this gateway."""
+    """The time since the last arrival or completion for this pair at this gateway, in seconds."""
     retry_after_s: Age = 0.0
-    """The longest Retry-After given to a refused_cold Call: a start nobody waits for any more is held twice as long."""
+    """The longest Retry-After that a rejected cold request got. The start that it caused is kept
+    for twice this time.
+    """
 
 
 class ReplicaUse(Message, frozen=True):
-    """One Replica as this gateway uses it: the hold it acts on, Calls on it, and what connections tell."""
+    """One replica as this gateway uses it: its allocated slots, running requests and the state of connections."""
 
     replica: Annotated[ReplicaId, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     hold: Count = 0
     in_use: Count = 0
     connect_failures: Count = 0
-    """Consecutive failed connects; the gateway has stopped using the Replica until it is confirmed."""
+    """Consecutive connection failures. The gateway stops using the replica until it is confirmed."""
     last_byte_age_s: Age | None = None
-    """Since a byte of an answer last came from it to this gateway, to within about 0.2 s; None: none ever did."""
+    """The time since the last byte of a response from the replica to this gateway, within about 0.2 s. None: no byte
+    yet.
+    """
 
 
 class Report(Message, frozen=True):
-    """What one gateway has, as levels. It also acknowledges: `epoch` and `version` are the Routes it acts on.
+    """The state of one gateway, as levels. It acknowledges routes: `epoch` and `version` are the routes in use.
 
-    Ids and numbers are bounded: the reader raises msgspec.ValidationError that names the field.
+    The sizes of IDs and numbers are limited: the decoder raises msgspec.ValidationError with the name of the field.
     """
 
     gateway: Annotated[GatewayId, Meta(pattern=ID_PATTERN)]
     boot: Id
-    """Differs at every start of the gateway: cumulative counts and holds begin anew."""
+    """Changes at every start of the gateway; cumulative counts and allocated slots then restart."""
     sequence: Number
     epoch: Number = 0
     version: Number = 0
@@ -284,20 +309,22 @@ class Report(Message, frozen=True):
 
 
 class DeviceReport(Message, frozen=True):
-    """One Device as its node's agent measures it."""
+    """One device as measured by its node's agent."""
 
     id: str
-    """The driver's own: NVML's UUID."""
+    """The driver's ID: NVML's UUID."""
     product: str = ""
     memory_bytes: int = 0
     used_bytes: int = 0
-    """Of the memory, by whomever."""
+    """Memory that any process uses."""
     healthy: bool = True
 
 
 class PodDevices(Message, frozen=True):
-    """A pod and its Devices: those that its kubelet gave it, which knows its name; else those that its processes hold
-    memory of, which tell its uid.
+    """A pod and its devices.
+
+    Devices that the kubelet allocated to it (the pod has a name), or those on which its processes use memory (it has a
+    UID).
     """
 
     devices: tuple[str, ...]
@@ -307,40 +334,43 @@ class PodDevices(Message, frozen=True):
 
 
 class WeightsReport(Message, frozen=True):
-    """How far the agent is with weights that its node is to have (`autoscaler.agent_contract`)."""
+    """The agent's progress with weights that its node needs (`autoscaler.agent_contract`)."""
 
     artifact: str
     pull_secret: str = ""
     replicas: tuple[ReplicaId, ...] = ()
-    """For whom they came, or failed to: who is not named is not answered yet."""
+    """The replicas for which the pull succeeded or failed. Others have no result yet."""
     folder: str = ""
-    """Of their files, below the node's store; empty: they are not there, or not given to whom asks."""
+    """The folder of the files below the node's store. Empty: the files are missing or may not be
+    used by the requester.
+    """
     digest: str = ""
     ggufs: tuple[str, ...] = ()
-    """What in it an engine could load of GGUF files, below `folder`, at most 5; none: the folder."""
+    """Entry files of GGUF models below `folder`, at most 5. None: the engine loads the folder."""
     adapters: tuple[str, ...] = ()
-    """What in it could be laid over other weights: files, or folders (empty: its own), at most 5."""
+    """Adapters below `folder`: files or folders (empty: `folder` itself), at most 5."""
     bytes: int = 0
     total_bytes: int = 0
     bytes_per_s: float = 0.0
     failed: str = ""
-    """Why they did not come."""
+    """The reason why the pull failed."""
     allow_unsafe: bool = False
     look: bool = False
-    """They were looked at, and not brought."""
+    """Whether the weights were only inspected and not pulled."""
     image: str | None = None
-    """Of a look: `digest` is that of an image whose files are the model's, below this folder; None: of none."""
+    """Result of an inspection: the folder with the model in the image `digest`. None: the artifact is not an image."""
     no_image: str = ""
-    """Why not."""
+    """The reason why it is not an image."""
     header: str = ""
-    """Of a look ahead of starts: what its header says of memory, as the front door writes and reads it (`bytes`: what
-    the one adapter in it takes)."""
+    """Result of an inspection before a start: the memory requirements from the header, in the encoding of the front
+    door (`bytes`: those of the single adapter).
+    """
     no_header: str = ""
-    """Why that could not be read."""
+    """The reason why the header could not be read."""
 
 
 class PodUse(Message, frozen=True):
-    """How much of a Device's memory the processes of one pod hold."""
+    """The memory of a device that the processes of one pod use."""
 
     pod_uid: str
     device: str
@@ -348,57 +378,57 @@ class PodUse(Message, frozen=True):
 
 
 class FabricReport(Message, frozen=True):
-    """How far the agent is with a Device of a fabric that comes to its node, or leaves it
+    """The agent's progress with a fabric device that is being attached to or detached from its node
     (`autoscaler.agent_contract`).
     """
 
     device: str
     leave: bool = False
     done: bool = False
-    """The node has it, or has let go of it: it may be detached."""
+    """The device is usable on the node, or the node has released it and it may be detached."""
     failed: bool = False
-    """It came, and is not seen."""
+    """The device was attached and is not visible on the node."""
     says: str = ""
-    """What it waits for, or why it failed."""
+    """What the agent waits for, or the reason of the failure."""
 
 
 class NodeReport(Message, frozen=True):
-    """What the agent of one node sees, whole: what it leaves out is not there. It counts for NODE_EXPIRY_S."""
+    """The complete state of one node as its agent observes it. It expires after NODE_EXPIRY_S."""
 
     node: str
     boot: Id
-    """Differs at every start of the agent."""
+    """Changes at every start of the agent."""
     sequence: Number
     brings: bool = False
-    """It brings weights that are wanted there."""
+    """Whether the agent pulls weights."""
     epoch: Number = 0
-    """The newest that it heard of, whose wants it acts on."""
+    """The newest epoch that the agent knows. It acts on the wants of this epoch."""
     peer: str = ""
-    """Where it gives them to agents of other nodes, `https://HOST:PORT`; empty: it does not."""
+    """The address at which it serves weights to other agents, `https://HOST:PORT`. Empty: it does not."""
     copies: tuple[str, ...] = ()
     """Artifacts that are complete on the node."""
     weights: tuple[WeightsReport, ...] = ()
     images: tuple[str, ...] = ()
-    """By every name that they have there."""
+    """All names of container images on the node."""
     devices: tuple[DeviceReport, ...] = ()
     pods: tuple[PodDevices, ...] = ()
     uses: tuple[PodUse, ...] = ()
-    """Of pods of which that can be told."""
+    """Memory usage of pods, where it can be determined."""
     age_s: Age = 0.0
-    """How long ago the agent began to look, when it said this."""
+    """The time since the agent began to collect the report, in seconds."""
     attaches: bool = False
-    """It takes Devices of a fabric that come to its node, and lets go of those that leave it."""
+    """Whether the agent handles fabric devices that are attached to or detached from its node."""
     fabric: tuple[FabricReport, ...] = ()
 
 
 class NodeAnswer(Message, frozen=True):
-    """The autoscaler's answer to a node's report."""
+    """The response to a node's report."""
 
     epoch: int
 
 
 class ReportAnswer(Message, frozen=True):
-    """The autoscaler's answer to a report. `resend`: it does not know this boot, so send every total again."""
+    """The response to a report. `resend`: this boot is unknown, so all totals must be sent again."""
 
     epoch: int
     leads: bool = True
@@ -406,8 +436,9 @@ class ReportAnswer(Message, frozen=True):
 
 
 def make_decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Reads messages of one kind. The reader raises msgspec.DecodeError for all that is none; broken UTF-8 and endless
-    nesting would be other errors.
+    """Return a decoder for messages of one kind.
+
+    It raises msgspec.DecodeError for all invalid input, including broken UTF-8 and deep nesting.
     """
     decode = msgspec.json.Decoder(kind).decode
 

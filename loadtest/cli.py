@@ -56,7 +56,7 @@ class Finite(click.FloatRange):
     "load", epilog="Example:  pilotlight load run --url http://127.0.0.1:8080 --model ada --burst 200 --within 0.1"
 )
 def load() -> None:
-    """Load tests, seen from outside: what clients get, and whether every call got it."""
+    """Run load tests from the perspective of clients: measure responses and check that every request got one."""
 
 
 def _url(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -99,31 +99,45 @@ def _page(_context: click.Context, _parameter: click.Parameter, value: Path | No
     return value
 
 
-_server = click.option("--url", required=True, callback=_url, help="The inference port, such as http://127.0.0.1:8080.")
-_key = click.option("--key-env", metavar="NAME", help="The environment variable that holds the API key.")
+_server = click.option(
+    "--url", required=True, callback=_url, help="The address of the inference port, for example http://127.0.0.1:8080."
+)
+_key = click.option("--key-env", metavar="NAME", help="The environment variable with the API key.")
 _timeout = click.option(
     "--timeout", "timeout_s", type=Finite(0, SECONDS_MAX, min_open=True), default=600.0, show_default=True,
-    help="Seconds after which the client gives a call up.",
+    help="Seconds after which the client abandons a request.",
 )  # fmt: skip
 _report = click.option(
     "--report", "page", type=click.Path(dir_okay=False, writable=True, path_type=Path), callback=_page,
-    help="An HTML page.",
+    help="Write the report to this HTML file.",
 )  # fmt: skip
-_output = click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+_output = click.option(
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="The output format: text for people, json for programs.",
+)
 
 
 @load.command(
     "coldstart", epilog="Example:  pilotlight load coldstart --url http://127.0.0.1:8080 --model ada --rounds 5"
 )
 @_server
-@click.option("--model", required=True, callback=_text)
-@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--model", required=True, callback=_text, help="The Model to start.")
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="The number of cold starts.")
 @click.option(
     "--from", "since", type=click.Choice(["zero", "gone", "cached", "asleep"]), default="zero", show_default=True,
-    callback=_from, help="Where each round begins: no replica is left; nor weights that come from a registry (gone; "
-    "--ops); or these are on a node (cached; --ops). asleep is not in force yet.",
+    callback=_from, help="The state before each round. zero: no replica exists. gone: weights that come from a "
+    "registry are not on a node either (requires --ops). cached: these weights are on a node (requires "
+    "--ops). asleep is not supported yet.",
 )  # fmt: skip
-@click.option("--ops", metavar="URL", callback=_url, help="The operations port: waits until nothing is left at all.")
+@click.option(
+    "--ops",
+    metavar="URL",
+    callback=_url,
+    help="The operations port. With it, each round waits until no part of a replica is left.",
+)
 @_key
 @_timeout
 @_report
@@ -140,7 +154,7 @@ def coldstart(
     page: Path | None,
     output: str,
 ) -> None:
-    """Wait until MODEL is at zero, wake it with one call, and tell the phases; many times over."""
+    """Measure cold starts: wait until MODEL is at zero, send one request, and report the phases; repeat."""
     key, stop = _key_from(key_env), Stop()
     if since != "zero" and ops is None:
         raise click.UsageError(f"--from {since}: needs --ops, which says where weights are")
@@ -174,20 +188,54 @@ def coldstart(
 )
 @_server
 @click.option(
-    "--model", "models", required=True, multiple=True, callback=_texts, help="May be given more than once: in turn."
+    "--model",
+    "models",
+    required=True,
+    multiple=True,
+    callback=_texts,
+    help="The Model to send requests to. Repeatable: the Models take turns.",
 )
-@click.option("--arrivals", "process", type=click.Choice(["constant", "poisson"]), default="poisson", show_default=True)
-@click.option("--rate", type=Finite(0, RATE_MAX, min_open=True), help="Calls per second.")
-@click.option("--seconds", type=Finite(0, SECONDS_MAX, min_open=True), default=10.0, show_default=True)
-@click.option("--burst", type=click.IntRange(1, SHOTS_MAX), help="So many calls, instead of a rate ...")
 @click.option(
-    "--within", type=Finite(0, SECONDS_MAX), default=0.1, show_default=True, help="... within so many seconds."
+    "--arrivals",
+    "process",
+    type=click.Choice(["constant", "poisson"]),
+    default="poisson",
+    show_default=True,
+    help="The arrival process of requests with --rate.",
 )
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--max-tokens", type=click.IntRange(1, TOKENS_MAX), default=16, show_default=True)
-@click.option("--stream/--no-stream", default=True, show_default=True)
-@click.option("--prompt-bytes", type=click.IntRange(1, PROMPT_BYTES_MAX), default=64, show_default=True)
-@click.option("--reuse/--no-reuse", default=False, show_default=True, help="Use connections again.")
+@click.option("--rate", type=Finite(0, RATE_MAX, min_open=True), help="The number of requests per second.")
+@click.option(
+    "--seconds",
+    type=Finite(0, SECONDS_MAX, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="The duration of the arrivals with --rate, in seconds.",
+)
+@click.option("--burst", type=click.IntRange(1, SHOTS_MAX), help="Send this number of requests instead of a rate.")
+@click.option(
+    "--within",
+    type=Finite(0, SECONDS_MAX),
+    default=0.1,
+    show_default=True,
+    help="The duration of the arrivals with --burst, in seconds.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The seed of the random arrival times.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, TOKENS_MAX),
+    default=16,
+    show_default=True,
+    help="The maximum number of tokens per response.",
+)
+@click.option("--stream/--no-stream", default=True, show_default=True, help="Request streamed responses.")
+@click.option(
+    "--prompt-bytes",
+    type=click.IntRange(1, PROMPT_BYTES_MAX),
+    default=64,
+    show_default=True,
+    help="The size of each prompt, in bytes.",
+)
+@click.option("--reuse/--no-reuse", default=False, show_default=True, help="Reuse connections.")
 @_key
 @_timeout
 @_report
@@ -211,7 +259,7 @@ def run(
     page: Path | None,
     output: str,
 ) -> None:
-    """Send calls at their moments, whatever became of the others, and judge what came back."""
+    """Send requests at planned times, independent of earlier responses, and judge the responses."""
     if burst is not None and rate is None:
         moments, plan = arrivals.burst_arrivals(burst, within), f"a burst of {burst} calls within {within:g} s"
     elif rate is not None and burst is None:

@@ -49,41 +49,43 @@ def default_state() -> Path:
 
 state_option = click.option(
     "--state", type=DIRECTORY, default=default_state, show_default="~/.local/state/pilotlight",
-    help="Where Pilotlight keeps what must outlive it.",
+    help="The folder for Pilotlight's persistent state.",
 )  # fmt: skip
 store_option = click.option(
     "--store", type=DIRECTORY, default=lambda: default_state() / "weights",
-    show_default="~/.local/state/pilotlight/weights", help="The folder of the store.",
+    show_default="~/.local/state/pilotlight/weights", help="The folder of the weights store.",
 )  # fmt: skip
 listen_option = click.option(
-    "--listen", type=AddressType(), default=LISTEN, show_default=LISTEN.text, help="The inference port."
+    "--listen", type=AddressType(), default=LISTEN, show_default=LISTEN.text, help="The address of the inference port."
 )
 operations_option = click.option(
     "--ops", type=AddressType(), default=OPS, show_default=OPS.text,
-    help="The operations port. Reading asks for no key: keep it on loopback. Orders ask for an operator's key where "
-    "Calls need one: `key new --role operator`, then --key-env of the order.",
+    help="The address of the operations port. Reading requires no key, so keep it on loopback. Orders require an "
+    "operator's key if requests require one: create it with `key new --role operator` and pass it with "
+    "--key-env.",
 )  # fmt: skip
 health_option = click.option(
     "--health", type=AddressType(),
-    help="Also where it says whether it lives and can serve, and its metrics, without a key; others may reach it.",
+    help="An additional address for health checks and metrics, without a key. It may be reachable from other "
+    "machines.",
 )  # fmt: skip
 grace_option = click.option(
     "--grace", type=click.FloatRange(0, 86_400), default=30.0, show_default=True, metavar="SECONDS",
-    help="How long running calls may take to finish at the end.",
+    help="How long running requests may take to finish at shutdown.",
 )  # fmt: skip
 keep_engines_option = click.option(
-    "--keep-engines", is_flag=True, help="At the end leave engines running; the next start adopts them."
+    "--keep-engines", is_flag=True, help="Leave engines running at shutdown. The next start adopts them."
 )
 TLS_OPTIONS = {
-    "--tls-cert-file": "The certificate that clients are shown (PEM, with its chain): the port speaks TLS.",
-    "--tls-key-file": "Its key (PEM).",
-    "--tls-ca-file": "Authorities that engines' certificates must come from (PEM); by default the system's.",
+    "--tls-cert-file": "The certificate of the port (PEM, with its chain). With it the port accepts only TLS.",
+    "--tls-key-file": "The private key of --tls-cert-file (PEM).",
+    "--tls-ca-file": "The CAs for certificates of engines (PEM). Default: the system's CAs.",
 }
 ACCESS_OPTIONS = {
-    "--token-file": "Beyond a Unix socket: the token that gateways show to the autoscaler.",
-    "--contract-cert-file": "The certificate shown to the other side of the contract (PEM).",
-    "--contract-key-file": "Its key (PEM).",
-    "--contract-ca-file": "Authorities that the other side's certificate must come from (PEM).",
+    "--token-file": "The file with the token that gateways and agents send to the autoscaler. Unix sockets need none.",
+    "--contract-cert-file": "The certificate for connections between gateways, agents and autoscalers (PEM).",
+    "--contract-key-file": "The private key of --contract-cert-file (PEM).",
+    "--contract-ca-file": "The CAs for the certificate of the other side of these connections (PEM).",
 }
 
 
@@ -100,16 +102,20 @@ def file_options(options: dict[str, str]) -> Callable[[Command], Command]:
 
 tls_options, access_options = file_options(TLS_OPTIONS), file_options(ACCESS_OPTIONS)
 parent_option = click.option("--parent", type=int, hidden=True)
-ops_option = click.option("--ops", default=OPS.url, show_default=True, help="The operations port to ask.")
+ops_option = click.option("--ops", default=OPS.url, show_default=True, help="The address of the operations port.")
 key_option = click.option(
-    "--key-env", metavar="NAME", help="The environment variable that holds a key of role operator, where one is needed."
+    "--key-env", metavar="NAME", help="The environment variable with an API key of role operator, if one is required."
 )
 output_option = click.option(
-    "--output", type=click.Choice(["text", "json"]), default="text", help="For people or programs."
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="The output format: text for people, json for programs.",
 )
 autoscalers_option = click.option(
     "--autoscaler", "autoscalers", multiple=True, required=True,
-    help="unix:PATH, https://HOST:PORT, or dns+https://NAME:PORT for every address of a name; repeatable.",
+    help="The address of an autoscaler: unix:PATH, https://HOST:PORT, or dns+https://NAME:PORT for every address of"
+    " a name. Repeatable.",
 )  # fmt: skip
 
 

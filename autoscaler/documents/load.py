@@ -1,13 +1,14 @@
-"""Documents: YAML text of Models, Tenants and Settings -> typed values, or one line that says what is wrong.
+"""Loads documents: YAML text of Models, Tenants and Settings to typed values. Pure.
 
-Owns the form of a document (apiVersion, kind, metadata, spec; Settings without the last two), the rules between
-documents of files, and the way back to YAML. Pure: who reads files gives their names and texts. Every error names the
-file, the document, the key path and what was expected there. Nothing is half loaded: the first error raises. An object
-of a cluster is read by the same rules with `read_document`; who has a name there is `autoscaler.spec.names`' to say.
+Owns the form of a document (apiVersion, kind, metadata, spec; Settings have neither metadata nor spec), the rules
+between documents of files, and the conversion back to YAML. The caller reads the files and passes their names and
+texts. Every error names the file, the document, the key path and the expected value. The first error raises; nothing is
+loaded partially. `read_document` reads an object of a cluster by the same rules; `autoscaler.spec.names` resolves
+conflicts of names there.
 
 Environment variables override Settings: `PILOTLIGHT_LIMITS_BODY_BYTES_MAX=1Mi` is `limits.bodyBytesMax: 1Mi`. The name
 is the key path in upper case with underscores; the value is YAML. The environment is an argument. A variable with the
-prefix that is no setting is an error, so that a typo is reported.
+prefix that is not a setting is an error, so that a typing error is reported.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ from autoscaler.text import one_line
 
 PREFIX = "PILOTLIGHT_"
 RESERVED = frozenset({"PILOTLIGHT_REPLICA", "PILOTLIGHT_TRACEBACK"})
-"""Variables with our prefix that are no settings: the mark of a Replica's processes, and the switch for tracebacks."""
+"""Variables with the prefix that are not settings: the marker of a replica's processes, and the
+switch for tracebacks.
+"""
 
 
 def override_settings(settings: Settings, environ: Mapping[str, str], reserved: Collection[str] = RESERVED) -> Settings:
-    """`settings` with what the environment says. Raises WrongKeyError whose path is the variable's name."""
+    """Return `settings` with overrides from the environment.
+
+    Raises WrongKeyError with the variable's name as its path.
+    """
     leaves = {name: (path, kind) for name, path, kind in _leaves(Settings, PREFIX, ())}
     for name, text in sorted(environ.items()):
         if not name.startswith(PREFIX) or name in reserved:
@@ -63,7 +69,7 @@ def override_settings(settings: Settings, environ: Mapping[str, str], reserved: 
 
 
 def _leaves(part: type[Part], prefix: str, at: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """(variable, attribute path, type) of everything in a Part that is not itself a Part."""
+    """Yield (variable, attribute path, type) for every field of a Part that is not itself a Part."""
     for field in msgspec.structs.fields(part):
         name = prefix + re.sub(r"(?=[A-Z])", "_", field.encode_name).upper()
         if isinstance(field.type, type) and issubclass(field.type, Part):
@@ -73,7 +79,10 @@ def _leaves(part: type[Part], prefix: str, at: tuple[str, ...]) -> Iterator[tupl
 
 
 def _typed(value: object, kind: Any, name: str, attribute: str) -> object:
-    """The value as the setting's type; the message speaks of the variable, the words of the key."""
+    """Decode the value to the type of the setting.
+
+    The path of an error is the variable; the unit comes from the key.
+    """
     try:
         return decode_value(value, kind, at=(attribute.title().replace("_", ""),))
     except WrongKeyError as error:
@@ -91,25 +100,29 @@ ApiVersion = Literal["pilotlight.dev/v1alpha1"]
 
 
 class DocumentError(Exception):
-    """A document is wrong. The text is one line: FILE: DOCUMENT: KEY PATH: what was expected."""
+    """A document is invalid. The message is one line: FILE: DOCUMENT: KEY PATH: what was expected."""
 
 
 class Metadata(Part, frozen=True):
-    """Of a Tenant. Labels and annotations are for other programs; nothing here reads them."""
+    """The metadata of a Tenant. Labels and annotations are for other programs; Pilotlight does not read them."""
 
     name: str
+    """The name of the object."""
     labels: dict[str, str] = {}
+    """Labels for other programs."""
     annotations: dict[str, str] = {}
+    """Annotations for other programs."""
 
 
 class ModelMetadata(Metadata, frozen=True):
-    """Of a Model, which is namespaced."""
+    """The metadata of a Model, which belongs to a namespace."""
 
     namespace: str = "default"
+    """The namespace of the Model."""
 
 
 class ModelDocument(Part, frozen=True):
-    """A Model as it is written."""
+    """A Model document."""
 
     api_version: ApiVersion
     kind: Literal["Model"]
@@ -118,7 +131,7 @@ class ModelDocument(Part, frozen=True):
 
 
 class TenantDocument(Part, frozen=True):
-    """A Tenant as it is written."""
+    """A Tenant document."""
 
     api_version: ApiVersion
     kind: Literal["Tenant"]
@@ -127,14 +140,14 @@ class TenantDocument(Part, frozen=True):
 
 
 class SettingsDocument(Settings, frozen=True, kw_only=True):
-    """The Settings as they are written: their keys stand at top level."""
+    """The Settings document, whose keys are at the top level."""
 
     api_version: ApiVersion
     kind: Literal["Settings"]
 
 
 class Documents(msgspec.Struct, frozen=True, kw_only=True):
-    """All documents of an installation. Models keep their order: the first of two is the older."""
+    """All documents of an installation. Models keep their order: of two Models, the first is older."""
 
     models: tuple[Model, ...] = ()
     tenants: tuple[Tenant, ...] = ()
@@ -144,7 +157,10 @@ class Documents(msgspec.Struct, frozen=True, kw_only=True):
 def parse_documents(
     texts: Sequence[tuple[str, str]], environ: Mapping[str, str] | None = None, reserved: Collection[str] = RESERVED
 ) -> Documents:
-    """(source, YAML text) of each file -> Documents; settings in `environ` override. Raises DocumentError."""
+    """Parse (source, YAML text) of each file to Documents.
+
+    Variables in `environ` override settings. Raises DocumentError.
+    """
     loading = _Loading()
     for source, text in texts:
         try:
@@ -166,7 +182,7 @@ def parse_documents(
 
 
 def read_document(value: object) -> Model | Tenant:
-    """One document by itself, as a plain value. Raises WrongKeyError, whose path begins at the document."""
+    """Read one document that is given as a plain value. Raises WrongKeyError with a path relative to the document."""
     document, kind = _kind(value)
     if kind == "Model":
         return _model(document)
@@ -176,7 +192,7 @@ def read_document(value: object) -> Model | Tenant:
 
 
 def _kind(value: object) -> tuple[dict[str, object], str]:
-    """The document and its kind, where both are known and all its keys are in force."""
+    """Return the document and its kind, if both are known and every key is supported."""
     if not isinstance(value, dict):
         raise WrongKeyError((), "expected a document with apiVersion and kind")
     kind = value.get("kind")
@@ -214,17 +230,17 @@ def _tenant(value: dict[str, object]) -> Tenant:
 
 
 class _Loading:
-    """What was loaded so far, and where each name came from."""
+    """The documents so far, and the owner of each name."""
 
     def __init__(self) -> None:
         self.models: list[Model] = []
         self.tenants: list[Tenant] = []
         self.settings = Settings()
         self.owners: dict[tuple[str, str], str] = {}
-        """(what, name) -> who has it and where, for the message."""
+        """(kind of name, name) -> its owner and source, for error messages."""
 
     def add(self, source: str, value: object) -> None:
-        """One document. Raises WrongKeyError."""
+        """Add one document. Raises WrongKeyError."""
         document, kind = _kind(value)
         adders: dict[str, Callable[[str, dict[str, object]], None]] = {
             "Model": self._add_model, "Tenant": self._add_tenant, "Settings": self._add_settings,
@@ -263,7 +279,7 @@ class _Loading:
 
 
 def _label(value: object, number: int) -> str:
-    """`Model llama-8b`, or where it stands in its file when it does not say."""
+    """Return a label such as `Model llama-8b`, or the number of the document in its file if it has no name."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(kind, str):
         return f"document {number}"
@@ -275,7 +291,7 @@ def _label(value: object, number: int) -> str:
 
 
 def to_yaml(documents: Documents) -> str:
-    """The documents as YAML, defaults left out; `parse_documents` gives equal Documents again."""
+    """Render the documents as YAML without defaults. `parse_documents` returns equal Documents."""
     out: list[dict[str, object]] = []
     for model in documents.models:
         metadata = {"name": str(model.name)}
@@ -291,7 +307,7 @@ def to_yaml(documents: Documents) -> str:
 
 
 def _plain(part: Part) -> dict[str, object]:
-    """A Part as YAML writes it, without what is at its default."""
+    """Convert a Part to plain values for YAML, without defaults."""
     return {
         field.encode_name: to_plain_value(getattr(part, field.name))
         for field in msgspec.structs.fields(part)
@@ -304,7 +320,7 @@ def _default(field: msgspec.structs.FieldInfo) -> object:
 
 
 def to_plain_value(value: object) -> object:
-    """A value of a document as YAML and JSON write it: sizes as quantities, Parts without their defaults."""
+    """Convert a value of a document to plain values for YAML and JSON: sizes as quantities, Parts without defaults."""
     if isinstance(value, Part):
         return _plain(value)
     if isinstance(value, Bytes):

@@ -1,19 +1,14 @@
-"""Keys that the documents will have and that this version does not act on yet.
+"""Validates one document beyond its types: keys that are not supported yet, names, ranges and rules between keys. Pure.
 
-Owns the list (interfaces, section 2, less what `autoscaler.spec.model`, `tenant` and `settings` define). Such a key is
-refused and not ignored: who writes it expects it to work. A key leaves this list in the change that puts it in force.
-Of `capacity` each kind is refused by `autoscaler.spec.capacity`, in which it stands.
+- Unsupported keys (KEYS) are rejected instead of ignored, because users expect a key that they set to take effect. A
+key is removed from the list by the change that implements it.
 
-What a Model's pods may take of the namespace that they are made in, where the Model is of another one. Pure.
+- Namespace access: the pods of all Models are created in one namespace, so the name of a Secret, ConfigMap, claim or
+service account refers to that namespace. Users who may create Models in other namespaces have no right to these
+objects, so keys that use them are rejected (`check_namespace_access`), except volumes that use nothing of a namespace.
 
-Owns that rule: pods of all Models are made in one namespace, so a name of a Secret, ConfigMap, claim or service account
-means the one there. Whoever may write Models in another namespace has no right to those, so such keys are refused by
-path, with what to do. Of volumes only those are let through that take nothing of a namespace.
-
-What must hold within one document beyond its types: names, ranges, what an engine needs.
-
-Owns the rules between keys. Each raises WrongKeyError with the key to change. Rules between documents (names that are
-taken) stand in `autoscaler.documents.load`.
+- Rules between keys raise WrongKeyError with the key to change. `autoscaler.documents.load` has the rules between
+documents, such as unique names.
 """
 
 from __future__ import annotations
@@ -50,11 +45,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),
     "Settings": _SETTINGS,
 }
-"""Kind -> key paths; `*` stands for any key, and for any item of a list."""
+"""Kind -> unsupported key paths. `*` stands for any key and for any item of a list."""
 
 
 def find_unsupported_key(kind: str, document: object) -> Path | None:
-    """The first key of the document, or engine, that is not in force yet."""
+    """Return the path of the first key, or of the engine, that is not supported yet."""
     for key in KEYS[kind]:
         for found in _find(document, key.split("."), ()):
             return found
@@ -80,11 +75,13 @@ def _engine(document: object) -> str:
 
 
 OF_NO_NAMESPACE = frozenset({"emptyDir", "downwardAPI", "image"})
-"""Kinds of volumes that nobody else's are. A claim from a template is not among them: it may be another one's copy."""
+"""Volume types that use no object of the namespace. `ephemeral` is not one of them: its claim may
+copy another claim.
+"""
 
 
 def check_namespace_access(model: Model, namespace: str) -> None:
-    """`namespace` is the pods'. Raises WrongKeyError at the first key by which the Model reaches into it."""
+    """Check that a Model of another namespace uses no object of the pods' `namespace`. Raises WrongKeyError."""
     if model.namespace == namespace:
         return
     for path in _reaching(model.spec):
@@ -93,7 +90,7 @@ def check_namespace_access(model: Model, namespace: str) -> None:
 
 
 def _reaching(spec: ModelSpec) -> Iterator[Path]:
-    """Paths below spec."""
+    """Yield the paths below spec that use objects of the pods' namespace."""
     for name, source in spec.env.items():
         if isinstance(source, EnvSource):
             of = source.value_from
@@ -114,35 +111,35 @@ def _reaching(spec: ModelSpec) -> Iterator[Path]:
         yield "pod", "serviceAccountName"
 
 
-__all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # beside what is defined here
+__all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # re-exported names
 
 AMOUNT_RESERVED = "is set by Pilotlight: use spec.gpu"
 CHOICE_RESERVED = "is set by Pilotlight, which chooses the devices: leave it out"
 ADAPTERS_MAX = 64
-"""Of one Model."""
+"""The maximum number of adapters per Model."""
 OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
 """ConfigMaps that the GPU operator writes."""
 REPLICATED = {"timeslice", "mps"}
-"""Kinds of Slice of which Settings say how many a device has."""
+"""Sharing modes for which Settings set the number of parts of a device."""
 SET_BY_DRIVER = {
     "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
     "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
     "POD_IP": "to where an engine in a pod listens",
 }
-"""Variables of an engine's environment that drivers set over everything else, and why."""
+"""Variables that drivers always set in the environment of an engine, and the reason."""
 DEVICES_CHOSEN = "chooses devices or lifts one of their limits, which only Pilotlight does: leave it out"
 CHOICES_END = "_VISIBLE_DEVICES"
 CHOICES_BEGIN = (
     "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",
     "GPU_CORE_UTILIZATION_POLICY", "PILOTLIGHT_", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-"""Variables by which container runtimes choose devices, and by which HAMi and MPS keep a container to its part."""
+"""Variables by which container runtimes select devices, and by which HAMi and MPS limit a container to its part."""
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 ADAPTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 ADAPTER_PATH = re.compile(r"file:///[^\x00-\x1f,:=\"]+")
-"""What has a meaning of its own in some engine's list of adapters is left out."""
+"""Characters with a special meaning in some engine's list of adapters are excluded."""
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
-"""As a browser sends it in `Origin` (RFC 6454, 6.2): in lower case."""
+"""An origin in the form in which browsers send it in `Origin` (RFC 6454, 6.2), in lower case."""
 ORIGIN_WANTED = 'expected an origin such as https://llm.example, in lower case and without a path, or "*"'
 BEGIN = "-----BEGIN PUBLIC KEY-----"
 FILE_WANTED = "expected an absolute path such as file:///models/a.gguf, or another source such as oci://"
@@ -157,7 +154,7 @@ PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; lea
 
 
 def check_own_names(name: str, spec: ModelSpec) -> None:
-    """The names of one Model differ: its own, its aliases, and what its adapters are called by."""
+    """Check that the names of one Model differ: its own name, its aliases and the names of its adapters."""
     seen = {name: "the Model's own name"}
     for position, alias in enumerate(spec.aliases):
         taken = seen.setdefault(alias, f"spec.aliases[{position}]")
@@ -172,7 +169,7 @@ def check_own_names(name: str, spec: ModelSpec) -> None:
 
 
 def check_served_name(name: str, spec: ModelSpec) -> None:
-    """The name under which its engine serves a Model."""
+    """Check the name under which the engine serves the Model."""
     if ":" in name and not ENGINES[spec.engine].colon_in_name:
         at = ("metadata", "name")
         raise WrongKeyError(
@@ -203,7 +200,7 @@ def _check_window(window: ReplicaWindow, most: int, at: Path) -> None:
 
 
 def check_model(spec: ModelSpec) -> None:
-    """A Model's spec."""
+    """Check the spec of a Model. Raises WrongKeyError."""
     _check_replicas(spec.replicas)
     for position, alias in enumerate(spec.aliases):
         check_name(alias, ("spec", "aliases", position))
@@ -256,7 +253,7 @@ def _check_artifact(spec: ModelSpec) -> None:
             raise WrongKeyError(at, f"missing; engine {spec.engine} needs one such as file:///path{hub}")
         return
     scheme = spec.artifact.partition("://")[0]
-    if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # which keeps a store of its own
+    if scheme == "pvc" or (scheme in STORED and spec.engine != "ollama"):  # ollama has a store of its own
         pattern, wanted = STORED.get(scheme, (CLAIM, CLAIM_WANTED))
         if not pattern.fullmatch(spec.artifact):
             raise WrongKeyError(at, wanted)
@@ -283,7 +280,7 @@ def _check_adapters(spec: ModelSpec) -> None:
             raise WrongKeyError((*at, "name"), f"`{adapter.name}` occurs twice")
         seen.add(adapter.name)
         scheme = adapter.artifact.partition("://")[0]
-        if scheme in STORED and spec.engine != "command":  # whose own words say where its adapters lie
+        if scheme in STORED and spec.engine != "command":  # the command itself defines where its adapters are
             pattern, wanted = STORED[scheme]
             if not pattern.fullmatch(adapter.artifact):
                 raise WrongKeyError((*at, "artifact"), wanted)
@@ -317,7 +314,7 @@ def _check_command(spec: ModelSpec) -> None:
 
 
 def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
-    """A Replica that may be given less or more is one whose engine can be told so. `key`: of `gpu`."""
+    """Check that the engine's memory can be configured, as `elastic` and `growth` require. `key` is a key of `gpu`."""
     at: Path = ("spec", "gpu", key)
     engine = ENGINES[spec.engine]
     if spec.gpu.count != 1:
@@ -332,7 +329,7 @@ def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
 
 
 def _check_unsized(spec: ModelSpec, key: str) -> None:
-    """It does not say by itself how much to take. `key`: of `gpu`, by which that is decided."""
+    """Check that arguments and variables do not set the memory, because `gpu.<key>` does."""
     engine, named = ENGINES[spec.engine], f"not together with gpu.{key}: it says how much to take"
     for position, arg in enumerate(spec.args):
         if arg.partition("=")[0].replace("_", "-") in engine.sized_by:
@@ -342,7 +339,7 @@ def _check_unsized(spec: ModelSpec, key: str) -> None:
 
 
 def check_tenant(spec: TenantSpec) -> None:
-    """A Tenant's spec."""
+    """Check the spec of a Tenant. Raises WrongKeyError."""
     for position, key in enumerate(spec.keys):
         for name, value in (("createdAt", key.created_at), ("expiresAt", key.expires_at)):
             try:
@@ -363,7 +360,7 @@ def _check_tls(tls: Tls) -> None:
 
 
 def _check_devices(spec: ModelSpec) -> None:
-    """A Model gets its devices from the plan: it says neither how much of them it gets nor which."""
+    """Check that a Model requests devices only in spec.gpu, neither their amounts nor their selection elsewhere."""
     for at, resources in ((("spec", "resources"), spec.resources), (("spec", "pod", "resources"), spec.pod.resources)):
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             for name in filter(is_device_resource, amounts):
@@ -373,7 +370,7 @@ def _check_devices(spec: ModelSpec) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """The Settings."""
+    """Check the Settings. Raises WrongKeyError."""
     _check_tls(settings.tls)
     for position, host in enumerate(settings.hosts):
         if not _is_host(host.removesuffix(".")):
@@ -449,7 +446,7 @@ def _check_cut(kind: NodeKind, at: Path) -> None:
 
 
 def _check_giver(kind: NodeKind, at: Path) -> None:
-    """What only some that give devices out can do."""
+    """Check keys that only some sharing modes support."""
     slicing = kind.slicing
     if slicing is not None and not slicing.overcommit and slicing.kind not in {"hami", "volcano"}:
         raise WrongKeyError((*at, "overcommit"), "only devices of kind hami or volcano are overcommitted: leave it out")
@@ -485,7 +482,7 @@ def _check_slicing(kind: NodeKind, at: Path) -> None:
 
 
 def _check_sharing(kind: NodeKind, at: Path) -> None:
-    """What cannot be where Replicas have a GPU by one claim."""
+    """Check for keys that conflict with sharing a GPU through one claim."""
     slicing = kind.slicing
     if slicing is None or slicing.sharing is None:
         return

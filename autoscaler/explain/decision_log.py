@@ -1,7 +1,7 @@
-"""The log: every move of every Replica with its reason, and who was refused without a start; the newest rows.
+"""The decision log: state changes of replicas with their reasons, and rejections without a start. Newest rows only.
 
-Owns a bounded, append-only record that `explain` and later the ledger read. Old rows fall out of the far end. A Model
-whose Calls are refused again and again is one row a minute: the log must not be filled by a client that tries again.
+A bounded, append-only record for `explain`. The oldest rows are dropped. Repeated rejections of requests for a Model
+are one row per minute, so that a client that retries cannot fill the log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autoscaler.state.world import Fact
 ROWS_MAX = 10_000
 """About 3 MiB."""
 REFUSED_EVERY_S = 60.0
-"""The same refusal of a Model is a row once in so long."""
+"""The minimum time between two rows about the same rejection of a Model, in seconds."""
 
 
 class RefusedCalls(Fact, frozen=True):
-    """Calls of a Model were refused without a start: `reason` says that it fits on no device, or cannot start."""
+    """Requests for a Model were rejected without a start. `reason`: it fits no device, or it cannot start."""
 
     at_s: float
     model: ModelName
@@ -38,17 +38,17 @@ class Log:
     def __init__(self, bound: int = ROWS_MAX) -> None:
         self._rows: deque[Row] = deque(maxlen=bound)
         self._refused: dict[ModelName, RefusedCalls] = {}
-        """The last such row of each Model, for REFUSED_EVERY_S: at most one for each Model of the documents."""
+        """The last rejection of each Model within REFUSED_EVERY_S: at most one per Model."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def extend(self, transitions: Iterable[Transition]) -> None:
-        """Appends rows, in order."""
+        """Append rows, in order."""
         self._rows.extend(transitions)
 
     def refuse(self, refused: Iterable[Unmet | FailStart], now_s: float) -> tuple[RefusedCalls, ...]:
-        """Notes whose Calls the Plan has refused without a start; gives the rows that are news."""
+        """Record Models whose requests the Plan rejects without a start; return the rows that are new."""
         news: list[RefusedCalls] = []
         for one in refused:
             known = self._refused.get(one.model)
@@ -66,16 +66,16 @@ class Log:
         return now_s - row.at_s >= REFUSED_EVERY_S
 
     def of_model(self, model: ModelName) -> tuple[Row, ...]:
-        """The rows of one Model, oldest first."""
+        """Return the rows of one Model, oldest first."""
         return tuple(row for row in self._rows if row.model == model)
 
     def latest(self, count: int) -> tuple[Row, ...]:
-        """At most `count` rows, newest first."""
+        """Return at most `count` rows, newest first."""
         return tuple(islice(reversed(self._rows), count))
 
 
 def _refusal(one: Unmet | FailStart) -> str:
-    """Why Calls are refused, in words; empty: they merely wait for room."""
+    """Return why requests are rejected. Empty: they are queued until there is capacity."""
     if isinstance(one, FailStart):
         return f"cannot start: {one.reason}"
     return f"fits on no device: {one.reason}" if one.never else ""

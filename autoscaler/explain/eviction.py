@@ -1,8 +1,7 @@
-"""The first rung of the ladder as people read it: whose eviction makes room for one more Replica, or why none does.
+"""Explains the first option for one more replica: which eviction makes room for it, or why none does. Pure.
 
-Asks the packer itself: who would have to go now, else once all residencies are over, else if anybody could be evicted.
-Why they stay is in the words of `autoscaler.placement.model.predicates`, by the rules that decide. Pure; decides
-nothing.
+Uses the packer itself: the victims now, else after all residencies have ended, else with any priority.
+`autoscaler.placement.model.predicates` supplies the reasons, from the rules that decide. Decides nothing.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from autoscaler.state.world import Fact, Replica, SliceId, World
 from autoscaler.text import format_duration
 
 ANY_PRIORITY: Final = 1_000_000_001
-"""Above all that a Model may have."""
+"""Above every priority that a Model can have."""
 LATER_S: Final = 31_536_000.0
-"""By then every residency is over."""
+"""A time after the end of every residency, in seconds."""
 HERE: Final = "there is room for it"
 GOES: Final = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING})
 
 
 class Evicted(Fact, frozen=True):
-    """One Replica that makes room, or would."""
+    """One replica that would be evicted, or is being evicted."""
 
     replica: ReplicaId
     model: ModelName
     slices: tuple[SliceId, ...]
     restart_seconds: float
-    """What its Model's next start takes: the price of its eviction."""
+    """The expected time of its Model's next start: the cost of the eviction."""
     stays: str = ""
-    """Why it stays, in words; empty: nothing keeps it."""
+    """Why it cannot be evicted, as text. Empty: it can."""
 
 
 class Eviction(NamedTuple):
-    """That rung."""
+    """The option of an eviction."""
 
     victims: tuple[Evicted, ...] = ()
     under_way: bool = False
-    """They leave for it."""
+    """Whether the victims are already stopping for it."""
     why_not: str = ""
-    """Empty: it is done, or would be now."""
+    """Why there is no eviction. Empty: it is in progress, or it would happen now."""
     room: str = ""
-    """Nobody need leave, nor anything be added: there is room, or some is coming; empty: there is none."""
+    """Why neither an eviction nor an order is needed: there is room, or there will be. Empty: there is none."""
     wait_s: float | None = None
-    """In so many seconds they may be evicted, were nobody to call them until then; None: nobody can say."""
+    """The time after which the victims can be evicted if they get no requests, in seconds. None: unknown."""
 
     def says(self) -> str:
-        """`Eviction of b (r1 on gpu0), which takes 4 s to start again`."""
+        """Format the option: `Eviction of b (r1 on gpu0), which takes 4 s to start again`."""
         if not self.victims:
             return "Eviction"
         who = ", ".join(f"{one.model} ({one.replica} on {', '.join(one.slices)})" for one in self.victims)
@@ -67,7 +66,7 @@ class Eviction(NamedTuple):
 
 
 def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: float) -> Eviction:
-    """Of one more Replica of a Model; `want` is what it needs, with whom it may evict."""
+    """Explain the eviction for one more replica; `want` is its request, with the allowed eviction level."""
     going = tuple(_told(world, one) for one in _leave_for(world, plan, want.model))
     if going:
         return Eviction(going, under_way=True)
@@ -88,7 +87,7 @@ def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: fl
 
 
 def _incumbents(world: World, yard: SliceIndex, victims: Iterable[Victim]) -> Iterator[Occupant]:
-    """Those Replicas as the packer sees them."""
+    """Return the victims as the packer's occupants."""
     for victim in victims:
         shelves = (yard.shelf(id) for id in world.replicas[victim.replica].slices if id in yard.shelves)
         there = (one for shelf in shelves for one in shelf.incumbents if one.replica == victim.replica)
@@ -96,7 +95,7 @@ def _incumbents(world: World, yard: SliceIndex, victims: Iterable[Victim]) -> It
 
 
 def _judged(world: World, plan: Plan, want: PlacementRequest, victims: Iterable[Occupant], now_s: float) -> Eviction:
-    """Those, and what keeps them."""
+    """Return the victims with the reasons that protect them."""
     told: list[Evicted] = []
     waits: list[float | None] = []
     for one in victims:
@@ -111,7 +110,7 @@ def _judged(world: World, plan: Plan, want: PlacementRequest, victims: Iterable[
 
 
 def _stays(want: PlacementRequest, one: Occupant, now_s: float) -> str:
-    """Why the PlacementRequest may not take its room now; empty: it may."""
+    """Return why the request cannot evict the occupant now. Empty: it can."""
     if can_evict(want, one, now_s):
         return ""
     words = describe_occupant(want, one, now_s)
@@ -125,7 +124,7 @@ def _stays(want: PlacementRequest, one: Occupant, now_s: float) -> str:
 
 
 def _leave_for(world: World, plan: Plan, model: ModelName) -> Iterator[Replica]:
-    """Who was asked to leave for it, and is not gone."""
+    """Yield replicas that were drained for the Model and have not stopped yet."""
     asked = {one.replica for one in plan.actions if isinstance(one, DrainReplica) and one.victim_of == model}
     for id, one in sorted(world.replicas.items()):
         if id in asked or (one.state in GOES and one.drain is not None and one.drain.victim_of == model):

@@ -1,7 +1,7 @@
-"""How much memory a Model needs, part by part, and where that would fit: what `pilotlight explain fit` shows. Pure.
+"""Explains how much memory a Model needs and where it fits: the answer of `pilotlight explain fit`. Pure.
 
-Owns the sentences and the types of the answer. What an artifact says is given (`Needs`), since artifacts are not read
-in this room; Slices rule by `autoscaler.placement.model.predicates`, as for a placement.
+Owns the sentences and the types of the answer. The caller reads the artifact (`Needs`).
+`autoscaler.placement.model.predicates` decides what fits, as for a placement.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from autoscaler.state.world import Fact, SliceId, Used, World
 from autoscaler.text import format_count, format_size
 
 PLACES_TOLD = 8
-"""Slices that are told in sentences; all are in the data."""
+"""The maximum number of slices in sentences. The data contain all."""
 
 
 class Part(Fact, frozen=True):
-    """One part of what a Replica takes. `host`: it is in the host's memory, wherever the rest is."""
+    """One part of a replica's memory. `host`: it is always in host memory."""
 
     name: str
     bytes: int
@@ -37,53 +37,55 @@ class Part(Fact, frozen=True):
 
 
 class Needs(Fact, frozen=True):
-    """What the artifact of a Model says of its memory."""
+    """The memory requirements of a Model according to its artifact."""
 
     source: str = ""
-    """What says it, in words; empty: nothing does, and `problem` says why."""
+    """What the numbers come from, as text. Empty: they are unknown, and `problem` is the reason."""
     problem: str = ""
     parts: tuple[Part, ...] = ()
     slot_bytes: int = 0
     token_bytes: int = 0
     context_tokens: int = 0
-    """Of one Call, at most."""
+    """The maximum context of one request."""
     share: float = 0.0
-    """Of each of its Devices that the engine takes at its start, with its cache in pages; 0: what it needs."""
+    """The fraction of each device that the engine reserves at its start, for an engine with a paged cache. 0: the
+    engine uses only what it needs.
+    """
 
 
 class Place(Fact, frozen=True):
-    """One Slice as a place for a Replica."""
+    """One slice as a place for a replica."""
 
     slice: SliceId
     fits: bool
-    """Were it empty."""
+    """Whether the replica would fit if the slice were empty."""
     words: str
     calls: int | None = None
-    """Of an engine that pages its cache: Calls of the whole context for which there is room at once."""
+    """The number of concurrent requests with full context, for an engine with a paged cache."""
 
 
 class Fit(Fact, frozen=True):
-    """How much memory one Replica of a Model needs, and where it would fit."""
+    """How much memory one replica of a Model needs, and where it fits."""
 
     model: ModelName
     engine: str
     memory_bytes: int
-    """What the plan counts on each of its Devices; 0: the whole Device."""
+    """The planned memory on each device. 0: the whole device."""
     basis: str
-    """What that number comes from: `document`, `artifact`, `measured` or `device`."""
+    """The source of that number: `document`, `artifact`, `measured` or `device`."""
     used_bytes: int
-    """The most that a Replica of it as it is now was seen to use of a Device; 0: nobody has looked."""
+    """The maximum device memory that was measured for a replica of the current spec. 0: not measured."""
     needs: Needs
     places: tuple[Place, ...]
     sentences: tuple[str, ...]
     least_bytes: int = 0
-    """With which a Replica makes do (`gpu.elastic`); 0: with nothing less."""
+    """The minimum memory of a replica (`gpu.elastic`). 0: it is not elastic."""
     most_bytes: int = 0
-    """Of which a Replica makes use (`gpu.growth`); 0: of nothing more."""
+    """The maximum memory that a replica can use (`gpu.growth`). 0: no more than requested."""
 
 
 def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
-    """The answer, from what is known now."""
+    """Explain the memory requirements and the places with the current knowledge."""
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     history = world.learned.histories.get(model.name)
     used = None if history is None else memory.find_measured_memory(history, model)
@@ -118,7 +120,7 @@ def _basis(model: Model) -> str:
 
 
 def _counted(model: Model, needs: Needs) -> str:
-    """What the plan counts, and why."""
+    """Describe the planned memory and its source."""
     if model.spec.gpu.count == 0:
         head = f"{model.name} wants no Device (gpu.count is 0)"
     elif model.spec.gpu.memory_bytes:
@@ -138,7 +140,7 @@ def _part(part: Part) -> str:
 
 
 def _costs(needs: Needs) -> list[str]:
-    """What more would cost."""
+    """Describe the cost of more slots and more context."""
     if not needs.parts:
         return []
     total, host = (
@@ -153,7 +155,7 @@ def _costs(needs: Needs) -> list[str]:
 
 
 def _measured(model: Model, used: Used | None) -> list[str]:
-    """What was seen of its use."""
+    """Describe the measured memory."""
     if used is None:
         return []
     if memory.is_memory_minimum(model):
@@ -165,7 +167,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
 
 
 def _manner(model: Model, needs: Needs) -> list[str]:
-    """What the engine makes of it."""
+    """Describe how the engine uses the memory."""
     if needs.share and memory.is_memory_minimum(model):
         alone = f"of a Slice of its own it takes {needs.share:.0%}"
         return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
@@ -178,7 +180,7 @@ def _manner(model: Model, needs: Needs) -> list[str]:
 
 
 def _elastic(model: Model, want: PlacementRequest) -> list[str]:
-    """With how much less it makes do."""
+    """Describe the minimum memory."""
     rigid = memory.explain_rigid_memory(model)
     if rigid:
         return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
@@ -193,7 +195,7 @@ def _elastic(model: Model, want: PlacementRequest) -> list[str]:
 
 
 def _growth(model: Model, want: PlacementRequest) -> list[str]:
-    """Of how much more it makes use."""
+    """Describe the maximum memory."""
     why = memory.explain_no_growth(model)
     if why:
         return [f"It is never granted more than that (gpu.growth): {why}."]
@@ -204,14 +206,14 @@ def _growth(model: Model, want: PlacementRequest) -> list[str]:
 
 
 def _granted(world: World, model: Model) -> list[str]:
-    """Who has less or more than it asks for."""
+    """Describe replicas that got less or more than requested."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
     others = ((one.id, memory.describe_granted_memory(model, one)) for one in replicas)
     return [f"{id} was {words}." for id, words in others if words]
 
 
 def _larger(model: Model) -> str:
-    """What becomes larger then."""
+    """Describe what additional memory is used for."""
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
@@ -221,7 +223,7 @@ def _larger(model: Model) -> str:
 
 
 def _less(model: Model) -> str:
-    """What becomes smaller then."""
+    """Describe what less memory reduces."""
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
@@ -231,7 +233,7 @@ def _less(model: Model) -> str:
 
 
 def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, now_s: float) -> list[Place]:
-    """Every Slice: whether it could be there at all, and what stands in its way now."""
+    """Return every slice: whether the replica can fit there, and what prevents it now."""
     want, found = want.least, build_bins(world, now_s)
     there, left, teams = group_occupants_by_domain(found), build_hosts(world, now_s), count_fitting_devices(want, found)
     pairs = zip(build_empty_bins(world), found, strict=True)
@@ -249,7 +251,7 @@ def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, no
 
 
 def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words: str, *, apart: bool) -> Place:
-    """`words`: what stands in its way now; `apart`: it lacks the link that it needs."""
+    """Return one place. `words`: what prevents it now; `apart`: it lacks the required link."""
     slice_ = empty.slice
     fits = not apart and find_required_amount(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
@@ -257,7 +259,7 @@ def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words
         told = memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
         given = want.kind.memory_bytes if told else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
-        each = want.kind.devices if memory.is_memory_minimum(model) else 1  # its parts are those of one Device
+        each = want.kind.devices if memory.is_memory_minimum(model) else 1  # its parts are per device
         given, rest = given * want.kind.devices, given * want.kind.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0

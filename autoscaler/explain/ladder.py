@@ -1,7 +1,8 @@
-"""The ladder for one Model as people read it: an eviction, then Offers, each with time and price, chosen or why not.
+"""Explains the options for one more replica of a Model: an eviction, then offers, each with time, price and reason.
+Pure.
 
-Asks the same functions as the ledger (`autoscaler.provisioning.provisioner`) and the packer, so that there is no second
-truth; what is under way is told by the last Plan. Pure; decides nothing.
+Uses the functions of the provisioner (`autoscaler.provisioning.provisioner`) and of the packer, so that the explanation
+matches the decisions. Operations in progress come from the last Plan. Decides nothing.
 """
 
 from __future__ import annotations
@@ -27,33 +28,37 @@ from autoscaler.text import format_duration
 
 
 class Step(Fact, frozen=True):
-    """One rung of the ladder."""
+    """One option for one more replica."""
 
     says: str
     kind: Literal["evict", "offer"] = "offer"
-    """Whose place it takes on what is there, or what is added."""
+    """Whether it evicts replicas or uses an offer of capacity."""
     provider: str = ""
     offer: str = ""
-    """Which of its Offers; both are empty where somebody is evicted."""
+    """The name of the offer. `provider` and `offer` are empty for an eviction."""
     chosen: bool = False
-    """It is what is done for one more Replica, or would be now."""
+    """Whether this is done for one more replica, or would be done now."""
     under_way: bool = False
-    """It is being done: they leave, or it was ordered and is on its way."""
+    """Whether it is in progress: victims are stopping, or the capacity was ordered."""
     why_not: str = ""
-    """Why it is not chosen; empty: it is."""
+    """Why it is not chosen. Empty: it is chosen."""
     expected_seconds: float | None = None
-    """Half of such come sooner; of an eviction, until they may leave; None: nobody can say, or it would not do."""
+    """The median time until the capacity arrives, or the time until the victims can be evicted, in seconds. None:
+    unknown, or unsuitable.
+    """
     in_time: float | None = None
-    """How likely a Replica on it is ready before the first waiting Call gives up; None: that is not reckoned."""
+    """The probability that a replica on it is ready before the first waiting request times out. None: not computed."""
     cost: float | None = None
-    """For a surge, in the Settings' currency: what is there costs none."""
+    """The cost for a surge, in the currency of the Settings. Existing capacity costs nothing."""
     victims: tuple[Evicted, ...] = ()
-    """Who would be evicted; what that costs is the time to start them again."""
+    """The victims of the eviction. Its cost is the time of their restarts."""
 
 
 def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel, now_s: float) -> tuple[Step, ...]:
-    """Every rung for one more Replica, which may evict by that force: the eviction first, then of the Offers the
-    chosen, those that would do, and the others. Nothing where nobody could leave and nothing is offered.
+    """Return every option for one more replica with this eviction level.
+
+    The eviction comes first, then the chosen offer, other suitable offers, and unsuitable ones. Empty: there is neither
+    a victim nor an offer.
     """
     want = build_placement_request(
         model, 0, now_s, force, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
@@ -83,14 +88,17 @@ def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel,
 
 
 class _Coming(NamedTuple):
-    """A Lease on its way. `unmet`: it is what the Plan says that the Replica waits for; else another for the Model."""
+    """A capacity order in progress.
+
+    `unmet`: the Plan names it for the replica; otherwise it is another one of the Model.
+    """
 
     lease: Lease
     unmet: bool
 
 
 def _coming(world: World, plan: Plan, model: Model, now_s: float) -> list[_Coming]:
-    """What is on its way for it."""
+    """Return capacity orders in progress for the Model."""
     waits = {one.lease for one in plan.unmet if one.model == model.name}
     leases = (one for _, one in sorted(world.capacity.leases.items()) if one.coming(now_s))
     return [_Coming(one, one.id in waits) for one in leases if one.owner == model.name or one.id in waits]
@@ -142,7 +150,7 @@ def _step(offer: Offer, found: RatedOffer | str, needless: str, *, chosen: bool)
 
 
 def describe_ladder(world: World, model: Model, now_s: float, steps: tuple[Step, ...]) -> list[str]:
-    """What was ordered for a Model, then the ladder, one sentence each."""
+    """Describe what was ordered for a Model, then its options, one sentence each."""
     mine = (one for one in world.capacity.leases.values() if one.owner == model.name)
     told = [_lease(one, now_s) for one in sorted(mine, key=lambda one: one.id)]
     told += [f"{_HEADS[one.kind]}{one.says}: {one.why_not or _CHOSEN[one.under_way]}." for one in steps]
@@ -154,7 +162,7 @@ _CHOSEN = {True: "chosen, and under way", False: "chosen"}
 
 
 def _lease(lease: Lease, now_s: float) -> str:
-    """`Ordered of rack 12 s ago: 1 x A100 on w1; it is coming.`"""
+    """Format an order: `Ordered of rack 12 s ago: 1 x A100 on w1; it is coming.`"""
     where = f" on {lease.offer.node}" if lease.offer.node else ""
     if lease.leaving:
         state = f"it is being given back{', by force' * lease.forced}: {lease.why or 'nobody says why'}"

@@ -1,7 +1,7 @@
-"""Why: sentences for people about one Model, rows for `pilotlight status`, and the latest decisions.
+"""Explains decisions: sentences about one Model, rows for `pilotlight status`, and the latest decisions.
 
-Reads the same World, Plan and log that decisions are taken on, and asks the same functions: there is no second truth.
-Owns the wording and the order of the sentences; decides nothing, and knows nothing of terminals or HTTP.
+Reads the World, the Plan and the log of the decisions, and uses the same functions, so that explanations match
+decisions. Owns the wording and order of the sentences. Decides nothing, and does not depend on terminals or HTTP.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from autoscaler.state.world import Fact, Replica, SliceId, World
 from autoscaler.text import format_count, format_duration
 
 LAST_ROWS = 20
-"""How many of the latest moves `list_recent_decisions` tells."""
+"""The number of state changes that `list_recent_decisions` returns."""
 QUIET_S = 5.0
-"""An engine that has Calls and sent nothing for longer is told."""
+"""The time without output after which an engine with running requests is mentioned, in seconds."""
 CANDIDATES_TOLD = 8
-"""Slices that are told in sentences; all are in the data."""
+"""The maximum number of slices in sentences. The data contain all."""
 
 
 class Candidate(Fact, frozen=True):
-    """One Slice as a place for one more Replica; `ruled_out` is empty where nothing stands in the way."""
+    """One slice as a place for one more replica. `ruled_out` is empty if nothing prevents it."""
 
     slice: SliceId
     ruled_out: str
@@ -61,11 +61,11 @@ class Explanation(Fact, frozen=True):
     sentences: tuple[str, ...]
     candidates: tuple[Candidate, ...] = ()
     ladder: tuple[Step, ...] = ()
-    """How one more Replica of it could have room: by an eviction, and by each Offer."""
+    """The options for one more replica: an eviction, and each offer."""
 
 
 def model_state(world: World, name: ModelName, now_s: float) -> str:
-    """One word for people: ready, starting, draining, stopping, failed, waiting, paused or zero; not faulty."""
+    """Return one word: ready, starting, unready, draining, stopping, failed, waiting, paused or zero. (Not faulty.)"""
     states = {world.replicas[id].state for id in world.by_model.get(name, ())}
     if S.READY in states:
         return "ready"
@@ -93,7 +93,7 @@ _WORDS = (
 
 
 def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: float) -> Explanation:
-    """Why `model`, which must be in the World, is as it is."""
+    """Explain the state of `model`, which must be in the World."""
     if model in list_quarantined_models(world):
         row = _faulty_row(world, model, now_s)
         return Explanation(model=model, state=row.state, sentences=(f"{row.why[:1].upper()}{row.why[1:]}.",))
@@ -130,7 +130,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
 
 
 def list_status_rows(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
-    """One Row per Model that is in the documents or still has Replicas, in order of names."""
+    """Return one row per Model that is in the documents or has replicas, ordered by name."""
     unmet = {missing.model: missing.reason for missing in plan.unmet}
     out, rest = list_quarantined_models(world), mask_quarantined(world)
     fitting = Fitting(rest)
@@ -141,17 +141,17 @@ def list_status_rows(world: World, plan: Plan, now_s: float) -> tuple[Row, ...]:
 
 
 def list_recent_decisions(log: Log, now_s: float) -> tuple[str, ...]:
-    """The latest moves of all Replicas, and Calls refused because their Model fits nowhere or cannot start."""
+    """Return the latest state changes of replicas, and rejections of Models that fit no device or cannot start."""
     return tuple(f"{row.model}: {_move(row, now_s)}" for row in log.latest(LAST_ROWS))
 
 
 def _never(world: World, model: Model, fitting: Fitting) -> str:
-    """Why a Model of which nothing is there fits on no Device; empty text: it fits, or something of it runs."""
+    """Return why a Model without replicas fits no device. Empty: it fits, or it has replicas."""
     return "" if model.name in world.by_model else fitting.never(model)
 
 
 def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
-    """Of a quarantined Model: it reads neither document nor history, which may be what raises."""
+    """Return the row of a quarantined Model. It reads neither document nor history, which may be what raises."""
     fault, replicas = world.learned.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
     load = world.loads.get(name, NO_LOAD)
     held = (world.nodes.slices.get(id) for replica in replicas for id in replica.slices)
@@ -214,7 +214,7 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
 
 
 def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:
-    """How many Replicas there should be, and why; who waits, also for how long."""
+    """Describe how many replicas are needed and why, and how long requests have waited."""
     many = f"{format_count(answer.count, 'Replica')} {'is' if answer.count == 1 else 'are'} needed"
     if not answer.count:
         many = "No Replica is needed now"
@@ -225,7 +225,7 @@ def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:
 
 
 def _obstacle(world: World, name: ModelName) -> list[str]:
-    """What surely keeps the Model from starting, seen without a start."""
+    """Describe what certainly prevents a start, as detected without one."""
     obstacle = world.learned.obstacles.get(name)
     if obstacle is None:
         return []
@@ -235,7 +235,7 @@ def _obstacle(world: World, name: ModelName) -> list[str]:
 
 
 def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
-    """How long the Call that must be answered first can still wait; nothing where none waits."""
+    """Describe the remaining time of the waiting request with the earliest deadline."""
     left_s = [
         level.soonest_deadline_s - (now_s - gateway.seen_s)
         for gateway in world.gateways.values()
@@ -250,7 +250,7 @@ def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
 
 
 def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
-    """When an engine with Calls last sent something, where that is a while ago. One that never did is not told of."""
+    """Describe when a busy engine last sent output, if that is long ago. An engine without any output is left out."""
     ages_s = [
         use.last_byte_age_s + now_s - gateway.seen_s
         for gateway in list_known_gateways(world)
@@ -264,7 +264,7 @@ def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
 
 
 def _replica(world: World, replica: Replica, now_s: float) -> str:
-    """What one Replica does, since when, where and why."""
+    """Describe one replica: state, since when, where and why."""
     where = ", ".join(replica.slices) or "no device"
     where += "".join(
         f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [explain_misplacement(replica)])]
@@ -286,13 +286,13 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
 
 
 def _closed(world: World, replica: Replica) -> list[str]:
-    """What an operator has cordoned of where it is."""
+    """Describe cordons of its slices."""
     slices = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
     return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
 
 
 def _locked_by(world: World, replica: Replica) -> bool:
-    """Whether it shares its Slices with others, which then wait for its start."""
+    """Return whether it shares its slices with others, which then wait for its start."""
     return any(len(world.by_slice.get(id, ())) > 1 for id in replica.slices)
 
 
@@ -332,7 +332,7 @@ def _begins(world: World, name: ModelName) -> bool:
 
 
 def _lesson(world: World, model: Model) -> list[str]:
-    """By what one of several places is chosen now, where that was learnt and a place is what it needs."""
+    """Describe what decides among several places, if that was learned and a place is needed."""
     lesson = world.learned.lesson
     if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.nodes.slices) < 2:
         return []
@@ -345,7 +345,7 @@ def _lesson(world: World, model: Model) -> list[str]:
 
 
 def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
-    """Why it serves no more, while nothing of it serves: the last row tells only how its engine ended."""
+    """Describe why a Model without a serving replica stopped; the last row only says how its engine ended."""
     ends = (row for row in reversed(rows) if isinstance(row, Transition) and row.after in _ENDED)
     row = next(ends, None)
     serves = any(world.replicas[id].state in {S.READY, S.UNREADY} for id in world.by_model.get(name, ()))
@@ -365,7 +365,7 @@ def _move(row: LogRow, now_s: float) -> str:
 
 
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
-    """Every Slice, and what keeps one more Replica from it."""
+    """Return every slice, and what keeps one more replica off it."""
     want = build_placement_request(
         model, 0, now_s, EvictionLevel.BUSY, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
     )

@@ -1,6 +1,6 @@
-"""Where the weights of a Model are, in words for people: here, not yet, or why they did not come. Pure.
+"""Describes where the weights of a Model are: on nodes, not pulled yet, or failed. Pure.
 
-Owns these words. What is on which node is the World's (`copies`, `unbrought`); how far a pull is, its Replica says.
+The World has the copies on nodes (`copies`, `unbrought`); the replica reports the progress of a pull.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ NODES_TOLD = 4
 
 
 def describe_weights(world: World, model: Model) -> list[str]:
-    """A sentence for the Model's own weights, and for each adapter's, that come from elsewhere; and one that says how
-    its pods see them, and why so.
-    """
+    """Return a sentence for the weights of the Model and of each adapter that are pulled, and one about their mount."""
     found = [f"{what} ({artifact}) {_standing(world, artifact)}." for what, artifact in _parts(world, model)]
     artifact, facts = find_unfetched_artifact(model), world.nodes.mounting
     if artifact is None or facts is None or model.adopted is not None or not mounts.is_mounted(artifact):
@@ -33,7 +31,7 @@ def describe_weights(world: World, model: Model) -> list[str]:
 
 
 def weights_state(world: World, model: Model) -> str:
-    """Of all of them: here (on some node, each), failed, absent; empty: none is known to come from elsewhere."""
+    """Return the state of all weights: here (each on some node), failed, absent. Empty: none are pulled."""
     artifacts = {artifact for _, artifact in _parts(world, model)}
     if not artifacts:
         return ""
@@ -46,12 +44,15 @@ def weights_state(world: World, model: Model) -> str:
 
 @lru_cache(maxsize=1)
 def _here(copies: frozenset[Copy]) -> frozenset[str]:
-    """On any node; worked out once for all Models of a table, for of nodes there may be thousands."""
+    """Return artifacts on any node. Cached for all Models of a table, because there may be thousands of nodes."""
     return frozenset(copy.artifact for copy in copies)
 
 
 def _parts(world: World, model: Model) -> Iterator[tuple[str, str]]:
-    """Of what an engine may fetch itself only what is known of."""
+    """Yield the parts with pulled weights.
+
+    Weights that an engine may fetch itself count only if there is knowledge of them.
+    """
     known, spec = _here(world.nodes.copies), model.spec
     found = [("Its weights", normalize_artifact(spec.artifact or ""), should_store_on_node(spec.artifact, spec.engine))]
     for one in spec.adapters:
@@ -75,5 +76,5 @@ def _standing(world: World, artifact: str) -> str:
 
 
 def _as_image(world: World, artifact: str) -> bool:
-    """Whether pods mount it as it is in its registry."""
+    """Return whether pods mount the artifact as an image from its registry."""
     return world.nodes.mounting is not None and mounts.is_image_mount(artifact, world.settings, world.nodes.mounting)

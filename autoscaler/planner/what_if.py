@@ -1,9 +1,10 @@
-"""What would be started where, if these Models were called so: if nothing ran yet, or now. Pure; touches nothing.
+"""Simulates where Models would start for an assumed demand, on empty devices or in a running World. Pure; no side
+effects.
 
-Owns the question and how it is answered: by the plan itself, again and again, as if every start got ready at once and
-served whom it is for, and as if who goes were gone at once. So the answer is the plan's own; what differs is that no
-time passes. Asked of a World as it is (`simulate_world`), what is under way there has come to its end, and its Calls go
-on as they are: Calls that wait there already come first. Promises: it ends.
+The answer comes from the planner itself: it plans repeatedly, as if every start became ready at once, served its
+requests, and every stop completed at once. The plans are thus real ones; only time does not pass. In a running World
+(`simulate_world`), operations in progress count as completed, and existing requests continue; requests that already
+wait have precedence. Invariant: the simulation terminates.
 """
 
 from __future__ import annotations
@@ -45,48 +46,48 @@ Calls = Annotated[int, msgspec.Meta(ge=0, le=CALLS_MAX)]
 GATEWAY = GatewayId("what-if")
 TENANT = TenantName("default")
 BEGIN_S, STEP_S = 10_000.0, 0.001
-"""Between two looks hardly any time passes: whoever was started is within its residency, and nobody has to go."""
+"""Hardly any time passes between two steps: started replicas are within their residency, so none is stopped."""
 WAITED_S = 3600.0
-"""So long all have waited: nothing is put off until somebody has waited longer."""
+"""The assumed waiting time of all requests: the planner delays nothing to wait longer."""
 ROUNDS_MAX = 10_000
-"""Each does something, or is the last."""
+"""The maximum number of steps. Each step does something, or it is the last."""
 AHEAD_ROUNDS_MAX = 64
-"""The same, asked of what runs: who leads has more to do."""
+"""The same limit for a running World, because the leader has other work."""
 ENDED = frozenset({S.STOPPING, S.SCRUBBING})
 
 
 class AssumedDemand(NamedTuple):
-    """The Calls of one Model."""
+    """The assumed requests for one Model."""
 
     waiting: int = 0
     running: int = 0
 
 
 class Called(Fact, frozen=True, forbid_unknown_fields=True):
-    """The Calls of one Model, beside those that there are."""
+    """Assumed requests for one Model, in addition to the existing ones."""
 
     waiting: Calls = 0
     running: Calls = 0
 
 
 class Question(Fact, frozen=True, forbid_unknown_fields=True):
-    """By Models' names or aliases."""
+    """The assumed demand, by name or alias of a Model."""
 
     demand: Annotated[dict[str, Called], msgspec.Meta(min_length=1)]
 
 
 class Start(Fact, frozen=True):
-    """One Replica that would be started, in this order."""
+    """One replica that would start, in the order of starts."""
 
     model: ModelName
     slices: tuple[SliceId, ...]
     memory_bytes: int
-    """Of each Slice."""
+    """The memory on each slice."""
     reason: str
 
 
 class Stop(Fact, frozen=True):
-    """One Replica that would go, when no Call is on it any more."""
+    """One replica that would stop after its requests have finished."""
 
     replica: ReplicaId
     model: ModelName
@@ -94,7 +95,9 @@ class Stop(Fact, frozen=True):
 
 
 class Order(Fact, frozen=True):
-    """What else would be done: `cut` (a node), `acquire` or `release` (a Lease), `refuse` (a Model's Calls)."""
+    """Another action: `cut` (repartition a node), `acquire` or `release` (capacity), `refuse` (reject a Model's
+    requests).
+    """
 
     kind: str
     what: str
@@ -102,7 +105,7 @@ class Order(Fact, frozen=True):
 
 
 class Left(Fact, frozen=True):
-    """What would be free of a Slice in the end."""
+    """The memory of a slice that would be free at the end."""
 
     slice: SliceId
     memory_bytes: int
@@ -110,7 +113,7 @@ class Left(Fact, frozen=True):
 
 
 class Answer(Fact, frozen=True):
-    """Everything that would happen."""
+    """All actions that would follow."""
 
     starts: tuple[Start, ...]
     unmet: tuple[Unmet, ...]
@@ -118,35 +121,37 @@ class Answer(Fact, frozen=True):
     stops: tuple[Stop, ...] = ()
     orders: tuple[Order, ...] = ()
     more: bool = False
-    """It was not followed to its end: it takes more steps than are looked at."""
+    """Whether the simulation was stopped because it needs more steps than the limit."""
 
 
 def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelName, AssumedDemand]) -> Answer:
-    """The answer where nothing runs. Every Model of `asked` is one of the documents."""
+    """Simulate on empty devices. Every Model of `asked` is in the documents."""
     seen = DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
     world, _ = advance(World(epoch=1), (seen, SlicesSeen(slices=tuple(slices)), Synced()), BEGIN_S)
     return _Case(world, asked, cold_wait_s=WAITED_S).answer(BEGIN_S, ROUNDS_MAX)
 
 
 def simulate_world(world: World, asked: Mapping[ModelName, AssumedDemand], now_s: float) -> Answer:
-    """The answer for a World as it is, whose leader has listed what runs. Every Model of `asked` is one of its."""
+    """Simulate in a running World whose leader has listed its replicas. Every Model of `asked` is in the World."""
     return _Case(world, asked, cold_wait_s=0.0).answer(now_s, AHEAD_ROUNDS_MAX)
 
 
 class _Case:
-    """One question. `cold_wait_s`: how long those have waited of whose Model nothing is there. Where they find no place
-    they wait until a node would be cut for them.
+    """One simulation.
+
+    `cold_wait_s`: how long requests of Models without a replica have waited. If they find no place, they wait until a
+    node would be repartitioned for them.
     """
 
     def __init__(self, world: World, asked: Mapping[ModelName, AssumedDemand], cold_wait_s: float) -> None:
         self._asked, self._cold_wait_s = asked, cold_wait_s
         self._waiting = {name: world.loads.get(name, NO_LOAD).waiting for name in asked}
-        """By the Calls that there are; they come first."""
+        """The number of existing requests that wait. They have precedence."""
         self._world, self._sequence = world, 0
         self._starts, self._stops, self._orders = list[Start](), list[Stop](), list[Order]()
 
     def answer(self, now_s: float, rounds: int) -> Answer:
-        """Everything that happens within so many looks."""
+        """Simulate up to `rounds` steps and return all actions."""
         self._fold((GatewaySeen(gateway=GATEWAY, watched=True),), now_s)
         planner, plan, more = Planner(), Plan(), True
         for _ in range(rounds):
@@ -174,7 +179,7 @@ class _Case:
         return (one for one in self._world.replicas.values() if one.state in states)
 
     def _under_way(self) -> tuple[ReplicaSeen, ...]:
-        """Who starts is ready, and who was stopped is gone."""
+        """Treat starting replicas as ready and stopped replicas as gone."""
         ready = (_seen(one, Seen.READY) for one in self._in(BEGINNING))
         return (*ready, *(_seen(one, Seen.CLEAN) for one in self._in(ENDED)))
 
@@ -196,10 +201,10 @@ class _Case:
             case FailStart(model=name, reason=reason):
                 self._orders.append(Order(kind="refuse", what=name, reason=reason))
             case _:
-                pass  # who is kept after all, or broke: that is no one's start or end
+                pass  # a replica that is kept or that failed is neither a start nor a stop
 
     def _report(self) -> Reported:
-        """Who waits is served by what is there; the rest waits."""
+        """Report the demand: the existing replicas serve as many requests as they can; the others wait."""
         world, levels, uses, calls = self._world, list[Level](), list[ReplicaUse](), self._calls()
         for name, asked in self._asked.items():
             on = [(one, max(0, one.slots - calls.get(one.id, 0))) for one in self._serving(name)]
@@ -221,7 +226,7 @@ class _Case:
         return Reported(report=report)
 
     def _calls(self) -> dict[ReplicaId, int]:
-        """Those of others on each Replica."""
+        """Existing requests on each replica, without the simulated ones."""
         mine = self._world.gateways[GATEWAY].uses
         return {
             id: many - (mine[id].in_use if id in mine else 0) for id, many in count_running_calls(self._world).items()

@@ -1,7 +1,7 @@
-"""What the operations port sends, as types (interfaces, section 4).
+"""The types of the responses of the operations port (interfaces, section 4).
 
-The port encodes them, commands decode them, and `autoscaler.server.openapi` describes them. The module imports little,
-so that commands start fast. Explanations and the answer to `plan --live` have types of their own modules.
+The port encodes them, commands decode them, and `autoscaler.server.openapi` describes them. The module has few imports,
+so that commands start fast. Explanations and the response to `plan --live` have their types in their own modules.
 """
 
 from __future__ import annotations
@@ -21,66 +21,69 @@ class Row(Fact, frozen=True):
     model: ModelName
     state: str
     replicas: dict[str, int]
-    """State -> how many."""
+    """State -> number of replicas."""
     waiting: int = 0
     running: int = 0
     devices: tuple[str, ...] = ()
     since_s: float | None = None
-    """Seconds since it is in this state; None: it never was in another."""
+    """Seconds since the Model entered this state. None: it has never been in another state."""
     why: str = ""
     adapters: tuple[str, ...] = ()
     weights: str = ""
-    """Those that come from elsewhere: here, absent or failed (`weightwords.word`); empty: none do."""
+    """Weights that are pulled to nodes: here, absent or failed. Empty: the Model has none."""
 
 
 class DemandView(Fact, frozen=True):
-    """Calls of one Model at all gateways, as last reported."""
+    """The requests for one Model at all gateways, as last reported."""
 
     waiting: int
     running: int
 
 
 class ModelView(Fact, frozen=True):
-    """One Model and what runs of it."""
+    """One Model and its replicas."""
 
     name: ModelName
     engine: str
     aliases: tuple[str, ...]
     adapters: tuple[str, ...]
-    """Each is called as `model:adapter`."""
+    """Adapters. Clients request each as `model:adapter`."""
     memory_bytes: int
-    """Of a device, for one Replica; 0 is the whole device."""
+    """Device memory per replica. 0: the whole device."""
     slots: int
     replicas: dict[str, int]
-    """State -> how many."""
+    """State -> number of replicas."""
     demand: DemandView
     last_start_seconds: float | None = None
     last_start_phases: dict[str, float] = {}
-    """Seconds of each phase of the start that ended last, of those that are there and were seen to start; `place.*` are
-    parts of `place`. A status keeps it longer."""
+    """Seconds per phase of the last observed start of an existing replica; `place.*` are parts of `place`. The status
+    of a custom resource keeps them longer.
+    """
     idle_seconds: float = 0.0
-    """Without a Call for so long it goes to zero, as it is now."""
+    """The current idle window: the time without a request after which the Model scales to zero, in seconds."""
     idle_auto: bool = False
-    """`idleSeconds: auto`: it is doubled each time the Model is called soon after it went to zero."""
+    """Whether `idleSeconds` is `auto`: the window doubles each time a request follows soon after the scale to zero."""
     weights: str = ""
-    """Those that come from elsewhere: here, absent or failed, as a row of the status says it; empty: none do."""
+    """Weights that are pulled to nodes: here, absent or failed, as in a row of the status. Empty:
+    the Model has none.
+    """
     faulty: str = ""
-    """The exception that quarantined it; empty: it is not quarantined."""
+    """The exception that quarantined the Model. Empty: it is not quarantined."""
 
 
 class HeldView(Fact, frozen=True):
-    """A Replica that holds a Slice."""
+    """A replica that holds a slice."""
 
     id: ReplicaId
     model: ModelName
     state: ReplicaState
     memory_bytes: int
     devices: tuple[str, ...] = ()
-    """Which Devices of the node its pod has, by their own ids, as its agent says; empty: nobody says so."""
+    """The IDs of the pod's devices, as the node's agent reports them. Empty: unknown."""
 
 
 class DeviceView(Fact, frozen=True):
-    """A Slice of a Device and who holds it."""
+    """A slice of a device, and the replicas that hold it."""
 
     id: SliceId
     device: DeviceId
@@ -89,28 +92,28 @@ class DeviceView(Fact, frozen=True):
     memory_bytes: int
     compute_percent: int
     isolation: str
-    """none, memory or hardware."""
+    """The isolation: none, memory or hardware."""
     shared: bool
     healthy: bool
     replicas: tuple[HeldView, ...]
     closed: str = ""
-    """Why nothing new is put there; empty: it is open."""
+    """Why nothing new is placed on it. Empty: it is open."""
     drains: bool = False
-    """What is there moves away."""
+    """Whether its replicas are moved away."""
     used_bytes: int | None = None
-    """Of its Device's memory, as its node's agent measured it lately; None: no agent says so."""
+    """The used memory of the device, as the node's agent last measured it. None: unknown."""
 
 
 class NodeView(Fact, frozen=True):
-    """One node, and what its agent said last."""
+    """One node, and the last report of its agent."""
 
     name: NodeId
     cordoned: bool
     drains: bool
     age_seconds: float | None = None
-    """Of the report; None: there was none."""
+    """The age of the report. None: there is no report."""
     fresh: bool = False
-    """The report is recent enough to count."""
+    """Whether the report is recent enough to be used."""
     copies: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     devices: tuple[DeviceReport, ...] = ()
@@ -118,7 +121,7 @@ class NodeView(Fact, frozen=True):
 
 
 class TenantView(Fact, frozen=True):
-    """One Tenant. Of its keys only the number is told."""
+    """One Tenant. The keys are counted and not shown."""
 
     name: TenantName
     weight: float
@@ -126,40 +129,40 @@ class TenantView(Fact, frozen=True):
 
 
 class Told(Fact, frozen=True):
-    """What will happen."""
+    """The effect of an order."""
 
     verb: Verb
     kind: Literal["model", "device", "node"]
     name: str
     says: str
-    """In a sentence, for people."""
+    """The effect as a sentence, for people."""
     replicas: tuple[ReplicaId, ...] = ()
-    """Replicas that go because of it."""
+    """Replicas that the order stops."""
 
 
 class Sentences(Fact, frozen=True):
-    """An explanation for people, one sentence each; of what happened the newest first."""
+    """Sentences that explain a state to people. Events are listed newest first."""
 
     sentences: tuple[str, ...]
 
 
 class Problem(Fact, frozen=True):
-    """What was wrong with a request, and the valid choices."""
+    """The error of a request, with the valid choices."""
 
     error: str
 
 
 class OffView(Fact, frozen=True):
-    """What does not work."""
+    """Functions that are unavailable."""
 
     sentences: tuple[str, ...]
-    """What does not work in this mode."""
+    """Functions that this mode of operation does not support."""
     degraded: str = ""
-    """Parts in which an internal error occurs that no Model explains, each with its exception; empty: none."""
+    """Parts that fail because of an internal error that no Model explains, with their exceptions. Empty: none."""
 
 
 class DocumentsView(Fact, frozen=True):
-    """Whether the documents in force are the latest."""
+    """Whether the documents in use are the latest."""
 
     problem: str = ""
-    """Why the last reload failed, so that the last valid documents stay in force; empty: it succeeded."""
+    """Why the last reload failed, so that the previous documents stay in use. Empty: it succeeded."""

@@ -26,7 +26,7 @@ def _object(properties: dict[str, Schema], description: str, **more: object) -> 
 
 _CONDITIONS: Schema = {
     "type": "array",
-    "description": "What holds of it now, one of each type.",
+    "description": "The current conditions, one of each type.",
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
     "items": _object(
@@ -38,14 +38,14 @@ _CONDITIONS: Schema = {
             "lastTransitionTime": _TIME,
             "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
         },
-        "In the form of metav1.Condition.",
+        "A condition in the form of metav1.Condition.",
         required=["type", "status", "reason", "message", "lastTransitionTime"],
     ),
 }
 _OBSERVED: Schema = {
     "type": "integer",
     "format": "int64",
-    "description": "The generation of the spec that this is about.",
+    "description": "The generation of the spec that this status describes.",
 }
 _LEARNED = _object(
     {
@@ -57,7 +57,7 @@ _LEARNED = _object(
         "failure": TEXT,
         "lastActivity": _TIME,
     },
-    "What is kept over a restart of the autoscaler.",
+    "Measurements and back-offs that are kept over a restart of the autoscaler.",
     **{"x-kubernetes-preserve-unknown-fields": True},
 )
 MODEL = _object(
@@ -65,9 +65,11 @@ MODEL = _object(
         "observedGeneration": _OBSERVED,
         "replicas": _object(
             {to_camel_case(state): _COUNT for state in ReplicaState if state is not ReplicaState.GONE},
-            "How many Replicas are in which state.",
+            "The number of replicas in each state.",
         ),
-        "demand": _object({"waiting": _COUNT, "running": _COUNT}, "Calls, as gateways last reported them."),
+        "demand": _object(
+            {"waiting": _COUNT, "running": _COUNT}, "The numbers of requests in the last reports of the gateways."
+        ),
         "conditions": _CONDITIONS,
         "lastStart": _object(
             {
@@ -75,10 +77,13 @@ MODEL = _object(
                 "phases": {"type": "object", "additionalProperties": _NUMBER},
                 "reason": TEXT,
             },
-            "The last start of a Replica that became ready: how long, where the time went, and why it was started.",
+            "The last successful start of a replica: its duration, the duration of its phases, and its reason.",
         ),
         "learned": _LEARNED,
     },
-    "Written by the autoscaler only.",
+    "The status of the Model. Only the autoscaler writes it.",
 )
-TENANT = _object({"observedGeneration": _OBSERVED, "conditions": _CONDITIONS}, "Written by the autoscaler only.")
+TENANT = _object(
+    {"observedGeneration": _OBSERVED, "conditions": _CONDITIONS},
+    "The status of the Tenant. Only the autoscaler writes it.",
+)

@@ -1,8 +1,8 @@
-"""POST /v1/node: what agents of nodes say comes in (interfaces, section 6). I/O; the fold decides what it means.
+"""POST /v1/node: receives the reports of node agents (interfaces, section 6). I/O; the fold interprets them.
 
-Owns the bound of one report and its one error. It stands on the contract's port, behind the same door as gateways.
-A report that only repeats the one before waits for the loop's next step and wakes nobody: thousands of agents say every
-few seconds that nothing has changed.
+Limits the size of a report, and validates it. The route is on the contract's port, with the authentication of gateways.
+A report without changes waits for the loop's next step and does not wake it: thousands of agents report every few
+seconds that nothing has changed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from autoscaler.state.operator_orders import NodeReported
 
 NODE_BYTES_MAX = 1 << 20
 FOLDER = re.compile(r"copies(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,255}){1,4}")
-"""Of a Copy's files, below a store: it is mounted into pods, and must lead to nothing else of the node."""
+"""The folder of a copy below a store. It is mounted into pods, so it must not refer to anything else on the node."""
 DIGEST = re.compile(r"sha[0-9]{3}:[0-9a-f]{1,128}")
-"""It becomes a part of an image's name, and other agents are told of it."""
+"""A digest. It becomes a part of an image name and is sent to other agents."""
 PEER_CHARS_MAX = 300
-"""Of an agent's URL for others, who are told of many at once: a name of NODE_CHARS_MAX and a port."""
+"""The maximum length of an agent's URL for its peers, which get many at once: a name of NODE_CHARS_MAX and a port."""
 
 _decode = make_decoder(NodeReport)
 _encode = msgspec.json.Encoder().encode
 
 
 def add_node_route(app: web.Application, loop: Loop) -> None:
-    """Puts the route on the contract's application."""
+    """Add the route to the contract's application."""
 
     async def node(request: web.Request) -> web.Response:
         length = request.content_length

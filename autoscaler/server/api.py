@@ -1,6 +1,6 @@
 """The read API of the operations port (interfaces, section 4): the World as the types of `autoscaler.queries.views`.
 
-Pure: reads the World that decisions are taken on; knows nothing of HTTP, and never shows a key or its hash.
+Pure: reads the World that decisions use. It does not depend on HTTP, and never returns an API key or its hash.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from autoscaler.state.world import NodeId, Replica, Slice, World
 
 
 def find_model(world: World, name: str) -> Model | None:
-    """The Model that clients reach by `name`, which may be an alias, or one of its adapters; None: nobody has it."""
+    """Return the Model with this name, alias or adapter name; None: there is no such Model."""
     known = world.models.get(ModelName(name))
     return known or next((m for m in world.models.values() if name in (*m.names(), *m.adapter_names())), None)
 
 
 def model_view(world: World, model: Model) -> ModelView:
-    """One Model as it is now."""
+    """Return the current state of one Model."""
     if model.name in list_quarantined_models(world):
         return replace(_documented(world, model), faulty=world.learned.faults[model.name].reason)
     history = world.learned.histories.get(model.name, NO_HISTORY)
@@ -45,7 +45,7 @@ def model_view(world: World, model: Model) -> ModelView:
 
 
 def _documented(world: World, model: Model) -> ModelView:
-    """What is read of a Model. Nothing is computed, so that a quarantined Model can be shown."""
+    """Return the data that need no computation, so that a quarantined Model can be shown."""
     load = world.loads.get(model.name, NO_LOAD)
     return ModelView(
         name=model.name,
@@ -60,18 +60,18 @@ def _documented(world: World, model: Model) -> ModelView:
 
 
 def list_models(world: World) -> tuple[ModelView, ...]:
-    """All Models, in order of names."""
+    """Return all Models, ordered by name."""
     return tuple(model_view(world, world.models[name]) for name in sorted(world.models))
 
 
 def list_devices(world: World, now_s: float) -> tuple[DeviceView, ...]:
-    """All Slices, in order of ids."""
+    """Return all slices, ordered by ID."""
     sick = list_closed_slices(world, now_s)
     return tuple(_device(world, world.nodes.slices[id], now_s, sick.get(id, "")) for id in sorted(world.nodes.slices))
 
 
 def list_nodes(world: World, now_s: float) -> tuple[NodeView, ...]:
-    """All nodes that have a Slice, an order or an agent, in order of names."""
+    """Return all nodes that have a slice, an order or an agent, ordered by name."""
     ordered = {cordon.node for cordon in world.nodes.cordons.values()}
     names = {one.node for one in world.nodes.slices.values()} | ordered | world.nodes.agents.keys()
     return tuple(_node(world, NodeId(name), now_s) for name in sorted(names))
@@ -122,6 +122,6 @@ def _held(world: World, replica: Replica, now_s: float) -> HeldView:
 
 
 def list_tenants(world: World) -> tuple[TenantView, ...]:
-    """All Tenants, in order of names."""
+    """Return all Tenants, ordered by name."""
     rows = (world.tenants[name] for name in sorted(world.tenants))
     return tuple(TenantView(name=row.name, weight=row.spec.weight, keys=len(row.spec.keys)) for row in rows)

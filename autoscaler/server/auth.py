@@ -21,9 +21,9 @@ from aiohttp.typedefs import Middleware
 SAY_EVERY_S = 60.0
 REFUSED = b'{"error":"not allowed"}'
 BOUND = web.RequestKey("bound", str)
-"""Of a request: the node that its token is bound to."""
+"""The key of the node that a request's token is bound to."""
 NODE_CHARS_MAX = 253
-"""Of a node's name (RFC 1123)."""
+"""The maximum length of a node's name (RFC 1123)."""
 
 Role = Literal["gateway", "agent"]
 Roles = frozenset[Role]
@@ -31,7 +31,7 @@ GATEWAY: Final[Roles] = frozenset({"gateway"})
 AGENT: Final[Roles] = frozenset({"agent"})
 BOTH: Final[Roles] = GATEWAY | AGENT
 ROLES = web.RequestKey("roles", frozenset)
-"""Of a request: the roles that its token and its certificate have; absent: it came over a Unix socket."""
+"""The key of the roles of a request's token and certificate. Absent: the request came over a Unix socket."""
 
 
 class Authenticated(NamedTuple):
@@ -43,7 +43,7 @@ class Authenticated(NamedTuple):
 
 
 Admits = Callable[[str], Awaitable[Authenticated | None]]
-"""The client of a token that is no shared secret; None: the token is not valid."""
+"""Returns the client of a token that is not a shared secret; None: the token is not valid."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("pilotlight.autoscaler.auth")
@@ -117,7 +117,7 @@ class ContractAuth:
 
 
 def check_token_node(request: web.Request, node: str) -> web.Response | None:
-    """What one is told who speaks for a node that its token is not of; None: it may, as far as anybody knows."""
+    """Return an error response if a client reports for a node other than that of its token; None: it is permitted."""
     bound = request.get(BOUND, "")
     if not bound or bound == node:
         return None
@@ -168,11 +168,11 @@ def _matches(digest: bytes, tokens: Callable[[], Sequence[str]] | None) -> bool:
 
 
 def _shown(authorization: str) -> str:
-    """The token that is shown, if any."""
+    """Return the token of the header, if any."""
     scheme, _, shown = authorization.partition(" ")
     return shown if scheme.lower() == "bearer" else ""
 
 
 def _digest(token: str) -> bytes:
-    """Equal lengths, whatever was sent."""
+    """Return a digest, so that all compared values have the same length."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,10 +1,10 @@
-"""The contract's server half (interfaces, section 6): report intake, and the streams of Routes and catalogue.
+"""The server of the gateway protocol (interfaces, section 6): receives reports, sends streams of routes and catalogue.
 
-Owns the connections of the gateways. Decides nothing: reports go into the loop's inbox, and every stream sends the
-difference between the World that its gateway has and the World that is. A gateway that is slow to read gets one larger
-delta later, never a queue of them. While another autoscaler leads, the stream of Routes stays open and says only blank
-lines: whoever reads it is told of nothing, and has the first word of this one as soon as it leads. On a Unix socket the
-peer's process is watched, so that a gateway that died is known to be gone and not merely silent.
+Owns the connections of the gateways, and decides nothing: reports go to the loop's inbox, and each stream sends the
+difference between the World that its gateway has and the current World. A slow gateway gets one larger delta later,
+never a queue of deltas. While another autoscaler leads, the stream of routes stays open and sends only blank lines, so
+that the gateway gets the first message as soon as this autoscaler leads. On a Unix socket the peer's process is
+watched, so that a gateway that has ended is distinguished from a silent one.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from autoscaler.state.events import GatewayGone, GatewaySeen, Reported
 from autoscaler.state.world import World
 
 HEARTBEAT_S = 1.0
-"""A stream with no news says so this often: five missed ones are a silent leader."""
+"""The interval of heartbeats of an idle stream. After five missing ones the leader counts as silent."""
 REPORT_BYTES_MAX = 16 << 20
 GATEWAYS_MAX = 1000
-"""Known at once; a request of another is refused."""
+"""The maximum number of known gateways. Requests of further gateways are rejected."""
 ENDPOINTS: Final[Mapping[str, Role]] = {
     "/v1/report": "gateway", "/v1/routes": "gateway", "/v1/catalogue": "gateway",
     "/v1/node": "agent", "/v1/wants": "agent", "/v1/peers": "agent",
 }  # fmt: skip
-"""The role that each endpoint is for."""
+"""The role that each endpoint requires."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_report = make_decoder(Report)
@@ -65,19 +65,21 @@ _ID, _NAME = re.compile(ID_PATTERN), re.compile(NAME_PATTERN)
 
 D = TypeVar("D", CatalogueDelta, RoutesDelta)
 BLANK = b""
-"""A message of nothing, as a line: the connection lives."""
+"""An empty message, sent as a blank line to keep the connection alive."""
 
 
 class Feed:
-    """What gateways follow, free of any transport: messages as JSON, the whole first, then what changed.
+    """The messages for gateways, independent of transport, as JSON: the full state first, then changes.
 
-    A reader that is slow is simply behind: its next message is the difference to what it got last.
+    A slow reader is only behind: its next message is the difference from the last one that it got.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._changed: dict[asyncio.Event, None] = {}
-        """The readers, in the order they came: whom a step wakes first must not depend on addresses of objects."""
+        """The readers, in the order of their connections. The order of wake-ups must not depend on addresses of
+        objects.
+        """
         loop.listeners.append(self._on_step)
 
     def _on_step(self, step: LoopStep) -> None:
@@ -86,7 +88,7 @@ class Feed:
                 event.set()
 
     def routes(self, gateway: GatewayId, boot: str = "") -> AsyncGenerator[bytes]:
-        """Routes as this boot of this gateway may use them, with an empty delta as heartbeat when nothing changes."""
+        """Yield the routes for this boot of this gateway, with an empty delta as heartbeat if nothing changes."""
         clock = asyncio.get_running_loop().time
         said_s = -math.inf
         told: dict[ModelName, Unmet] = {}
@@ -113,7 +115,7 @@ class Feed:
         return self._messages("routes", delta)
 
     def catalogue(self) -> AsyncGenerator[bytes]:
-        """Models and Tenants, with the same heartbeat; none are told before the documents are known."""
+        """Yield Models and Tenants, with the same heartbeat. It sends none before the documents are loaded."""
 
         def delta(before: World | None) -> bytes | None:
             after = self._loop.world
@@ -130,7 +132,9 @@ class Feed:
     def _changed_since(
         self, before: World | None, change: Callable[[World, World], D | None], full: Callable[[World], D]
     ) -> D | None:
-        """The change from `before` (None: nothing was sent) to now, or all if a Model makes the change raise."""
+        """Return the change since `before` (None: nothing was sent), or the full state if a Model makes the change
+        raise.
+        """
 
         def compute(world: World) -> D | None:
             done = full(world) if before is None else attempt(lambda: change(before, world))
@@ -160,7 +164,7 @@ class Feed:
 
 
 class ContractServer:
-    """The contract as an aiohttp application, over one Loop."""
+    """The gateway protocol as an aiohttp application over one Loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -169,8 +173,10 @@ class ContractServer:
         self._watch = ProcessWatch()
 
     def application(self, door: ContractAuth | None = None) -> web.Application:
-        """POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=, GET
-        /v1/peers?node=&artifact=. `door` authenticates the clients, if there is one.
+        """Return the application: POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET
+        /v1/wants?node=, GET /v1/peers?node=&artifact=.
+
+        `door` authenticates the clients, if given.
         """
         doors = () if door is None else (door.check,)
         app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=(*doors, require_roles(ENDPOINTS)))
@@ -194,7 +200,7 @@ class ContractServer:
         if (refused := self._too_many(report.gateway)) is not None:
             return refused
         answer = accept_report(self._loop, report)
-        await asyncio.sleep(0)  # the loop decides first: somebody waits for that, and nobody for the answer
+        await asyncio.sleep(0)  # the loop decides first, because its decision is urgent and the response is not
         return web.Response(body=_encode(answer), content_type="application/json")
 
     async def _routes(self, request: web.Request) -> web.StreamResponse:
@@ -215,7 +221,7 @@ class ContractServer:
         return await self._stream(request, self._feed.catalogue())
 
     async def _stream(self, request: web.Request, messages: AsyncGenerator[bytes]) -> web.StreamResponse:
-        """One message per line until the gateway leaves."""
+        """Send one message per line until the gateway disconnects."""
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         async with contextlib.aclosing(messages):
             try:
@@ -223,11 +229,11 @@ class ContractServer:
                 async for message in messages:
                     await response.write(message + b"\n")
             except ConnectionResetError:
-                pass  # the gateway left; it comes back by itself
+                pass  # the gateway disconnected; it reconnects by itself
         return response
 
     def _too_many(self, gateway: GatewayId) -> web.Response | None:
-        """The answer to a gateway that is one too many."""
+        """Return an error response to a gateway beyond the limit."""
         known = self._loop.world.gateways
         if gateway in known or len(known) < GATEWAYS_MAX:
             return None
@@ -236,7 +242,7 @@ class ContractServer:
 
 
 def _peer(request: web.Request) -> int | None:
-    """The process of the gateway, where the socket reports it (Unix, SO_PEERCRED)."""
+    """Return the process of the gateway, if the socket reports it (Unix, SO_PEERCRED)."""
     peer = request.get_extra_info("socket")
     if peer is None or peer.family != socket.AF_UNIX:
         return None
@@ -246,12 +252,12 @@ def _peer(request: web.Request) -> int | None:
 
 @functools.lru_cache(maxsize=8192)
 def _is_name(text: str) -> bool:
-    """Cached: a gateway sends the same names twenty times a second."""
+    """Cached: a gateway sends the same names twenty times per second."""
     return _NAME.search(text) is not None
 
 
 def find_invalid_name(report: Report) -> str:
-    """The path of the first name with a character that no name has; empty: there is none."""
+    """Return the path of the first name with an illegal character; empty: there is none."""
     fields: tuple[tuple[str, Sequence[Level | Total]], ...] = (("levels", report.levels), ("totals", report.totals))
     for field, rows in fields:
         for number, row in enumerate(rows):
@@ -266,7 +272,7 @@ def find_invalid_name(report: Report) -> str:
 
 
 def accept_report(loop: Loop, report: Report) -> ReportAnswer:
-    """Puts a report into the loop's inbox; says whether the gateway must send every total again."""
+    """Put a report into the loop's inbox; return whether the gateway must send every total again."""
     known = loop.world.gateways.get(report.gateway)
     resend = known is None or known.boot != report.boot or known.report is None
     put = loop.note if is_redundant_report(loop.world, report) else loop.observe

@@ -1,12 +1,11 @@
-"""The autoscaler's metrics (interfaces, section 5), counted from the loop's steps.
+"""The autoscaler's metrics (interfaces, section 5), fed by the loop's steps.
 
-Owns one prometheus_client registry. Gauges are read from the World when scraped; counters and histograms are fed by
-`on_step`. Label values are names of documents and states only, never addresses or tenants' data.
+Owns one prometheus_client registry. Gauges are read from the World at each scrape; `on_step` updates counters and
+histograms. Label values are names of documents and states, never addresses or data of Tenants.
 
-What became of orders for capacity from one World to the next, to be counted, and what is there of them. Pure.
-
-Owns the words of metrics `pilotlight_offers_total` and `pilotlight_leases`. Of the first: ordered; came, and after how
-long; failed (refused, or it did not come); returned; lost (it was here, and is gone without having been leaving).
+Also counts capacity events between two Worlds, for `pilotlight_offers_total` and `pilotlight_leases`. The results of
+orders are: ordered; came, with its lead time; failed (rejected or not delivered); returned; lost (removed without a
+release).
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from autoscaler.state.world import World
 
 
 class Counted(NamedTuple):
-    """One of them."""
+    """One capacity event."""
 
     provider: str
     result: str
     took_s: float | None = None
-    """From the order until it could be used, where it came."""
+    """The time from the order until the capacity was usable, if it arrived."""
 
 
 def count_capacity_events(before: Capacity, after: Capacity) -> Iterator[Counted]:
-    """All that happened between them."""
+    """Yield all events between two states."""
     if before is after:
         return
     for id, lease in after.leases.items():
@@ -62,7 +61,7 @@ def count_capacity_events(before: Capacity, after: Capacity) -> Iterator[Counted
 
 
 def state_of(lease: Lease) -> tuple[str, str]:
-    """Its provider, and in a word what is with it: coming, idle, used or leaving."""
+    """Return the provider and the state of an order: coming, idle, used or leaving."""
     if is_leaving(lease):
         return lease.id.provider, "leaving"
     return lease.id.provider, "coming" if lease.here_s is None else "used" if lease.in_use else "idle"
@@ -72,13 +71,13 @@ START_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600,
 LEASE_BUCKETS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 3600, 14400)
 DECISION_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Action)}
-"""All there are: a kind of Action that is not here would end the process when the first of it is ordered."""
+"""All kinds of Actions. A missing kind would end the process at the first such Action."""
 
 
 class Metrics:
-    """Feed it as a listener of the loop; `text()` is the exposition. `clock`: the World's.
+    """Metrics of the loop; add `on_step` as a listener. `text()` returns the exposition. `clock`: the World's clock.
 
-    `unreadable`: kind -> number of objects of the cluster that cannot be read.
+    `unreadable`: kind -> number of cluster objects that cannot be read.
     """
 
     def __init__(
@@ -88,38 +87,39 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self._start_seconds = Histogram(
             "pilotlight_start_seconds",
-            "Phases of a start: decide, place, image, load; place.* are parts of place",
+            "Duration of the phases of a start: decide, place, image, load; place.* are parts of place",
             ("model", "phase"),
             registry=registry,
             buckets=START_BUCKETS,
         )
-        self._failures = Counter(
-            "pilotlight_start_failures", "Starts that never got ready", ("model", "reason"), registry=registry
-        )
+        self._failures = Counter("pilotlight_start_failures", "Failed starts", ("model", "reason"), registry=registry)
         self._decision = Histogram(
-            "pilotlight_decision_seconds", "Report received to action sent", registry=registry, buckets=DECISION_BUCKETS
+            "pilotlight_decision_seconds",
+            "Time from the receipt of a report to the actions",
+            registry=registry,
+            buckets=DECISION_BUCKETS,
         )
         self._plan_seconds = Histogram(
-            "pilotlight_plan_seconds", "One step of the loop", registry=registry, buckets=DECISION_BUCKETS
+            "pilotlight_plan_seconds", "Duration of one step of the loop", registry=registry, buckets=DECISION_BUCKETS
         )
         self._merged = Counter(
             "pilotlight_reports_merged",
-            "Reports of gateways merged into later ones, too many waiting",
+            "Gateway reports that were merged because too many were queued",
             registry=registry,
         )
         self._actions = Counter("pilotlight_actions", "Actions ordered", ("kind", "result"), registry=registry)
         self._offers = Counter(
-            "pilotlight_offers", "What became of Offers of capacity", ("provider", "result"), registry=registry
+            "pilotlight_offers", "Capacity orders by result", ("provider", "result"), registry=registry
         )
         self._lease_seconds = Histogram(
-            "pilotlight_lease_seconds", "Order of capacity to its use", ("provider",), registry=registry,
+            "pilotlight_lease_seconds", "Time until ordered capacity is usable", ("provider",), registry=registry,
             buckets=LEASE_BUCKETS,
         )  # fmt: skip
         self._leaving = Leaving()
         registry.register(_WorldCollector(world, self._leaving, clock, unreadable))
 
     def on_step(self, step: LoopStep) -> None:
-        """Counts one step of the loop."""
+        """Count one step of the loop."""
         self._plan_seconds.observe(step.acted_s - step.started_s)
         self._leaving.look(step.after.capacity, step.acted_s)
         self._merged.inc(step.reports_merged)
@@ -129,7 +129,7 @@ class Metrics:
             self._actions.labels(KINDS[type(action)], "ordered").inc()
             if isinstance(action, FailStart):
                 self._failures.labels(action.model, "impossible").inc()
-        if step.after.leadership.leads:  # who follows sees the same, and it would be counted once by each of them
+        if step.after.leadership.leads:  # followers observe the same, and each of them would count it
             for one in count_capacity_events(step.before.capacity, step.after.capacity):
                 self._offers.labels(one.provider, one.result).inc()
                 if one.took_s is not None:
@@ -143,12 +143,12 @@ class Metrics:
                     self._start_seconds.labels(move.model, phase).observe(took_s)
 
     def text(self) -> bytes:
-        """The Prometheus text format, version 0.0.4."""
+        """Return the metrics in the Prometheus text format, version 0.0.4."""
         return generate_latest(self._registry)
 
 
 class _WorldCollector:
-    """Gauges that are read off the World at the moment of the scrape."""
+    """Gauges that are read from the World at the time of a scrape."""
 
     def __init__(
         self, world: Callable[[], World], leaving: Leaving, clock: Callable[[], float],
@@ -157,7 +157,7 @@ class _WorldCollector:
         self._world, self._leaving, self._clock, self._unreadable = world, leaving, clock, unreadable
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """The families, in the order of interfaces section 5."""
+        """Yield the families, in the order of interfaces section 5."""
         world = self._world()
         replicas = GaugeMetricFamily("pilotlight_replicas", "Replicas by state", labels=("model", "state"))
         tally = Tally((r.model, r.state.value) for r in world.replicas.values())
@@ -165,7 +165,7 @@ class _WorldCollector:
             replicas.add_metric((model, state), count)
         yield replicas
         memory = GaugeMetricFamily(
-            "pilotlight_slice_memory_bytes", "Memory of Slices", labels=("node", "device", "state")
+            "pilotlight_slice_memory_bytes", "Memory of slices", labels=("node", "device", "state")
         )
         for slice_ in world.nodes.slices.values():
             held = [world.replicas[r] for r in world.by_slice.get(slice_.id, ())]
@@ -174,14 +174,16 @@ class _WorldCollector:
             memory.add_metric((slice_.node, slice_.device, "free"), max(0, slice_.memory_bytes - used))
         yield memory
         yield from self._leases(world)
-        machines = GaugeMetricFamily("pilotlight_machines_coming", "Nodes that others have made", labels=("group",))
+        machines = GaugeMetricFamily(
+            "pilotlight_machines_coming", "Nodes that other controllers are creating", labels=("group",)
+        )
         for name, growth in sorted(world.capacity.groups.items()):
             if growth.group.offer is not None:
                 machines.add_metric((name,), growth.coming)
         yield machines
         kinds = GaugeMetricFamily(
             "pilotlight_lesson_kinds",
-            "Kinds of requests that places are chosen for: learnt by replays, or sizes",
+            "Kinds of requests in the placement values, by source: replays or sizes",
             labels=("by",),
         )
         lesson = world.learned.lesson
@@ -190,7 +192,7 @@ class _WorldCollector:
         yield kinds
         unreadable = GaugeMetricFamily(
             "pilotlight_unreadable_objects",
-            "Objects of the cluster that cannot be read and are skipped",
+            "Cluster objects that cannot be read and are skipped",
             labels=("kind",),
         )
         for kind, count in sorted(self._unreadable().items()):
@@ -209,19 +211,19 @@ class _WorldCollector:
         yield GaugeMetricFamily("pilotlight_leader", "Whether this process leads", value=float(world.leadership.leads))
 
     def _leases(self, world: World) -> Iterable[GaugeMetricFamily]:
-        leases = GaugeMetricFamily("pilotlight_leases", "Capacity that was ordered", labels=("provider", "state"))
+        leases = GaugeMetricFamily("pilotlight_leases", "Capacity orders by state", labels=("provider", "state"))
         for (provider, state), count in sorted(Tally(map(state_of, world.capacity.leases.values())).items()):
             leases.add_metric((provider, state), count)
         yield leases
         offered = GaugeMetricFamily(
-            "pilotlight_devices_on_offer", "Devices that could be had more of now", labels=("provider", "product")
+            "pilotlight_devices_on_offer", "Devices that can be ordered now", labels=("provider", "product")
         )
         for key, count in sorted(count_offered_devices(world.capacity, self._clock()).items()):
             offered.add_metric(key, count)
         yield offered
         longest = GaugeMetricFamily(
             "pilotlight_lease_leaving_seconds",
-            "Since the oldest of what is given back, and nobody is on, was to go",
+            "Time since the release of the oldest unused capacity that is still present",
             labels=("provider",),
         )
         for provider, for_s in sorted(self._leaving.longest_s().items()):

@@ -1,8 +1,9 @@
-"""What agents of nodes are told: GET /v1/wants, what to bring; GET /v1/peers, from whom (interfaces, section 6). I/O.
+"""The server for node agents: GET /v1/wants (what to pull), GET /v1/peers (from which agents). I/O.
 
-What is wanted `autoscaler.weights.desired` decides, and who may have it `autoscaler.weights.peers`.
-Owns who follows. Whoever leads says it, whole and at once when it changes; who does not lead says only blank lines, so
-that an agent has the first word of the next leader. An agent that is slow to read gets the newest only.
+`autoscaler.weights.desired` decides what is needed, `autoscaler.weights.peers` which agents have it (interfaces,
+section 6). Owns the streams of the agents. The leader sends the complete wants at once when they change. A follower
+sends only blank lines, so that an agent gets the first message of the next leader. A slow agent gets only the newest
+message.
 """
 
 from __future__ import annotations
@@ -26,31 +27,33 @@ from autoscaler.weights.inspection import InspectionAssigner
 from autoscaler.weights.peers import PeerCache
 
 HEARTBEAT_S = 3.0
-"""Said so often, where nothing changes."""
+"""The interval of messages if nothing changes."""
 BLANK = b"\n"
 
 _encode = msgspec.json.Encoder().encode
 
 
 class NodeTelling:
-    """Of one Loop."""
+    """The streams of wants over one Loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._wants: dict[NodeId, NodeWants] = {}
         self._early: tuple[tuple[ModelName, NodeId], ...] = ()
         self._readers: dict[NodeId, dict[asyncio.Event, None]] = {}
-        """In the order they came: whom a step wakes first must not depend on addresses of objects."""
+        """The readers, in the order of their connections. The order of wake-ups must not depend on addresses of
+        objects.
+        """
         self._others = False
-        """Other agents hear us than when it was last seen who looks at what."""
+        """Whether the set of connected agents has changed since inspections were last assigned."""
         self._now_s: float | None = None
-        """Of the last step."""
+        """The time of the last step."""
         self._images, self._lookers = ImageWants(), InspectionAssigner()
         self._asked = PeerCache()
         loop.listeners.append(self._on_step)
 
     def add_to(self, app: web.Application) -> None:
-        """Puts the routes on the contract's application."""
+        """Add the routes to the contract's application."""
         app.router.add_get("/v1/wants", self._follow)
         app.router.add_get("/v1/peers", self._peers)
 
@@ -76,13 +79,13 @@ class NodeTelling:
         )
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
-        """Lines for one agent: what its node is to have, again when it changes."""
+        """Yield lines for one agent: its wants, again whenever they change."""
         changed, said = asyncio.Event(), None
         kept, self._others = bool(self._readers), self._others or node not in self._readers
         self._readers.setdefault(node, {})[changed] = None
         if not kept:
             self._early = list_promised_placements(self._loop.world, self._loop.plan.unmet)
-            self._wants = self._wanted(self._loop.world, self._early)  # nobody has read
+            self._wants = self._wanted(self._loop.world, self._early)  # not updated while there was no reader
         try:
             while True:
                 changed.clear()
@@ -99,14 +102,17 @@ class NodeTelling:
                 self._others = True
 
     def _now(self, node: NodeId) -> NodeWants | None:
-        """None: it is not ours to say, or not known yet."""
+        """Return the wants of a node. None: this autoscaler does not lead, or does not know them yet."""
         world = self._loop.world
         if not (world.leadership.leads and world.leadership.synced and world.leadership.documented):
             return None
         return self._wants.get(node) or NodeWants(epoch=world.epoch, weights=world.settings.weights)
 
     async def _peers(self, request: web.Request) -> web.Response:
-        """Of each that hears agents, whether or not it leads; who does knows also who is about to begin."""
+        """Answer on every autoscaler with connected agents.
+
+        The leader also knows which agents are about to start a pull.
+        """
         node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
         if not node or not artifact:
             return web.json_response({"error": "whose, and of what? ?node=NAME&artifact=..."}, status=400)
@@ -129,12 +135,12 @@ class NodeTelling:
                 async for line in lines:
                     await response.write(line)
             except ConnectionResetError:
-                pass  # the agent left; it comes back by itself
+                pass  # the agent disconnected; it reconnects by itself
         return response
 
 
 def _differs(before: World, after: World) -> bool:
-    """Whether anything is another that what is wanted depends on."""
+    """Return whether an input of the wants has changed."""
     return _general(before) != _general(after) or any(
         one is not other
         for one, other in (
@@ -147,6 +153,6 @@ def _differs(before: World, after: World) -> bool:
 
 
 def _general(world: World) -> tuple[object, ...]:
-    """What all nodes are told alike."""
+    """Return the inputs that are the same for all nodes."""
     leadership = world.leadership
     return world.epoch, leadership.leads, leadership.synced, leadership.documented, world.settings.weights

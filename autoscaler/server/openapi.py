@@ -1,7 +1,8 @@
-"""The description of the operations port's API as OpenAPI (interfaces, section 4), generated from the answers' types.
+"""The OpenAPI description of the operations port (interfaces, section 4), generated from the types of the responses.
+Pure.
 
-Owns the list of what is read and what is ordered there, and what each path may answer. It cannot say anything else than
-the answers do. Pure: knows nothing of HTTP.
+Owns the lists of read paths and orders, and the possible responses of each path. Types come from the responses
+themselves, so the two cannot differ. Does not depend on HTTP.
 """
 
 from __future__ import annotations
@@ -36,75 +37,75 @@ REF = "#/components/schemas/{name}"
 
 
 class Read(NamedTuple):
-    """One path of the API: what it says, and of which type the answer is."""
+    """One read path of the API: its summary and the type of its response."""
 
     path: str
     summary: str
     kind: object
     named: bool = False
-    """Ends in {name}: a Model's name or alias, which may be unknown."""
+    """Whether the path ends in {name}: a Model's name or alias, which may be unknown."""
 
 
 READS = (
-    Read("/api/v1/status", "What runs, waits and sleeps, and why", tuple[Row, ...]),
-    Read("/api/v1/off", "What does not work in this mode, or because of an internal error; mostly nothing", OffView),
-    Read("/api/v1/documents", "Whether the documents in force are the latest", DocumentsView),
-    Read("/api/v1/models", "All Models", tuple[ModelView, ...]),
-    Read("/api/v1/models/{name}", "One Model", ModelView, named=True),
-    Read("/api/v1/tenants", "All Tenants", tuple[TenantView, ...]),
-    Read("/api/v1/devices", "All Devices, and who holds them", tuple[DeviceView, ...]),
-    Read("/api/v1/nodes", "All nodes, and what their agents say", tuple[NodeView, ...]),
-    Read("/api/v1/plan", "The latest Plan", Plan),
-    Read("/api/v1/explain/model/{name}", "Why a Model runs, waits or is stopped", Explanation, named=True),
-    Read("/api/v1/explain/fit/{name}", "How much memory a Model needs, and where it would fit", Fit, named=True),
-    Read("/api/v1/explain/last", "The latest decisions, newest first", Sentences),
+    Read("/api/v1/status", "List the state of each Model and the reason", tuple[Row, ...]),
+    Read("/api/v1/off", "List functions that this mode or an internal error disables", OffView),
+    Read("/api/v1/documents", "Get whether the documents in use are the latest", DocumentsView),
+    Read("/api/v1/models", "List all Models", tuple[ModelView, ...]),
+    Read("/api/v1/models/{name}", "Get one Model", ModelView, named=True),
+    Read("/api/v1/tenants", "List all Tenants", tuple[TenantView, ...]),
+    Read("/api/v1/devices", "List all devices and the replicas that hold them", tuple[DeviceView, ...]),
+    Read("/api/v1/nodes", "List all nodes and the last reports of their agents", tuple[NodeView, ...]),
+    Read("/api/v1/plan", "Get the latest Plan", Plan),
+    Read("/api/v1/explain/model/{name}", "Explain why a Model runs, waits or is stopped", Explanation, named=True),
+    Read("/api/v1/explain/fit/{name}", "Explain how much memory a Model needs and where it fits", Fit, named=True),
+    Read("/api/v1/explain/last", "List the latest decisions, newest first", Sentences),
 )
 
 
 class Act(NamedTuple):
-    """One order: where it is posted, and what it does."""
+    """One order: its path and its summary."""
 
     path: str
     summary: str
 
 
 ACTS = (
-    Act("/api/v1/models/{name}/wake", "Start a Model now and keep it for an idle window"),
-    Act("/api/v1/models/{name}/stop", "Drain all that runs of a Model; Calls wake it again"),
-    Act("/api/v1/devices/{name}/cordon", "Put nothing new on a Device"),
-    Act("/api/v1/devices/{name}/uncordon", "Open a Device again"),
-    Act("/api/v1/devices/{name}/drain", "Put nothing new on a Device, and move what is there"),
-    Act("/api/v1/nodes/{name}/cordon", "Put nothing new on a node"),
-    Act("/api/v1/nodes/{name}/uncordon", "Open a node again"),
-    Act("/api/v1/nodes/{name}/drain", "Put nothing new on a node, and move what is there"),
+    Act("/api/v1/models/{name}/wake", "Start a Model now and keep it for one idle window"),
+    Act("/api/v1/models/{name}/stop", "Drain all replicas of a Model; requests start it again"),
+    Act("/api/v1/devices/{name}/cordon", "Place no new replicas on a device"),
+    Act("/api/v1/devices/{name}/uncordon", "Allow new replicas on a device again"),
+    Act("/api/v1/devices/{name}/drain", "Place no new replicas on a device and move its replicas away"),
+    Act("/api/v1/nodes/{name}/cordon", "Place no new replicas on a node"),
+    Act("/api/v1/nodes/{name}/uncordon", "Allow new replicas on a node again"),
+    Act("/api/v1/nodes/{name}/drain", "Place no new replicas on a node and move its replicas away"),
 )
 REFUSALS = {
-    "400": "The body is not what it should be",
-    "401": "An order needs a key of role operator",
-    "403": "The key has another role, or a page of another origin asks",
-    "404": "There is none of this name",
-    "409": "It cannot be done as things are",
+    "400": "The body is invalid",
+    "401": "An order requires an API key with the role operator",
+    "403": "The API key has another role, or a page of another origin sent the request",
+    "404": "The name does not exist",
+    "409": "The current state does not allow the order",
     "413": "The body is too large",
     "415": "The body is not application/json",
-    "500": "The order could not be kept, and is not in force",
-    "503": "This autoscaler does not lead, or has just begun",
+    "500": "The order could not be stored and has no effect",
+    "503": "This autoscaler does not lead, or has just started",
 }
 
 ASK_REFUSALS = {status: REFUSALS[status] for status in ("400", "403", "404", "413", "415", "503")} | {
-    "401": "It needs a key of role operator, where orders do",
-    "429": "Another such question is being worked out",
+    "401": "The request requires an API key with the role operator if orders do",
+    "429": "Another simulation is running",
 }
 
 
 def render_openapi(version: str) -> bytes:
-    """The description of READS and ACTS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is Pilotlight's."""
+    """Render READS and ACTS as JSON (https://spec.openapis.org/oas/v3.1.0). `version` is that of Pilotlight."""
     kinds = [*(read.kind for read in READS), Question, Answer, Told, Wish, Problem]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     paths: dict[str, object] = {}
     for read, schema in zip(READS, schemas, strict=False):
-        answers = {"200": _answer("The answer", schema)}
+        answers = {"200": _answer("The response", schema)}
         if read.named:
-            answers["404"] = _answer("There is none of this name", schemas[-1])
+            answers["404"] = _answer("The name does not exist", schemas[-1])
         operation: dict[str, object] = {"summary": read.summary, "operationId": _id(read.path), "responses": answers}
         if read.named:
             operation["parameters"] = [NAMED]
@@ -117,7 +118,7 @@ def render_openapi(version: str) -> bytes:
         "info": {
             "title": "Pilotlight operations",
             "version": version,
-            "description": "What decisions rest on, and an operator's orders. Times are seconds; sizes are bytes.",
+            "description": "The state behind decisions, and orders of operators. Times are in seconds, sizes in bytes.",
         },
         "paths": paths,
         "components": {"schemas": components},
@@ -129,7 +130,7 @@ NAMED: dict[str, object] = {"name": "name", "in": "path", "required": True, "sch
 
 
 def _act(act: Act, told: object, wish: object, problem: object) -> dict[str, object]:
-    answers = {"200": _answer("What will happen", told)}
+    answers = {"200": _answer("The effect of the order", told)}
     answers |= {status: _answer(why, problem) for status, why in REFUSALS.items()}
     return {
         "summary": act.summary,
@@ -141,10 +142,10 @@ def _act(act: Act, told: object, wish: object, problem: object) -> dict[str, obj
 
 
 def _ask(question: object, answer: object, problem: object) -> dict[str, object]:
-    answers = {"200": _answer("What would happen", answer)}
+    answers = {"200": _answer("The actions that would follow", answer)}
     answers |= {status: _answer(why, problem) for status, why in ASK_REFUSALS.items()}
     return {
-        "summary": "What would be started where, if Models were called so; starts nothing",
+        "summary": "Simulate which replicas would start where for an assumed demand; starts nothing",
         "operationId": _id(WHAT_IF),
         "requestBody": {"required": True, "content": {JSON: {"schema": question}}},
         "responses": answers,
@@ -156,6 +157,9 @@ def _answer(description: str, schema: object) -> dict[str, object]:
 
 
 def _id(path: str) -> str:
-    """`explain-model` for /api/v1/explain/model/{name}; a collection and its one member differ by `one-`."""
+    """Return an operation ID: `explain-model` for /api/v1/explain/model/{name}.
+
+    A collection and its member differ by `one-`.
+    """
     words = [word for word in path.removeprefix("/api/v1/").split("/") if word != "{name}"]
     return "-".join((["one"] if path == "/api/v1/models/{name}" else []) + words)

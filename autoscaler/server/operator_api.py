@@ -1,8 +1,8 @@
-"""The operator's verbs on the operations port: POST .../wake, stop, cordon, uncordon, drain. I/O; it decides nothing.
+"""Operators' orders on the operations port: POST .../wake, stop, cordon, uncordon, drain. I/O; it decides nothing.
 
-Owns what comes in: a body of ours, no page of another origin, a key of role operator where keys are needed, a process
-that leads. What an order means is `autoscaler.server.operator_orders`'; here it is performed, and written down in one
-line (who, what; never a key or an address). A refusal is one clear error and changes nothing.
+Checks each request: a valid body, no page of another origin, an API key with the role operator if keys are needed, and
+a process that leads. `autoscaler.server.operator_orders` defines the meaning of an order; this module executes it and
+logs one line (who, what; never a key or an address). A rejection is one clear error and changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(Wish).decode
 
 
 class Commands:
-    """The routes. `wall` gives Unix seconds."""
+    """The routes of orders. `wall` returns Unix seconds."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Commands:
         self._wall = wall
 
     def add_to(self, app: web.Application) -> None:
-        """Puts them on the operations port."""
+        """Add the routes to the operations port."""
         for path, answers in (
             ("/api/v1/models/{name:.+}/{verb:wake|stop}", self._model),
             ("/api/v1/{kind:devices|nodes}/{name:.+}/{verb:cordon|uncordon|drain}", self._place),
@@ -105,7 +105,7 @@ class Commands:
 
 
 def check_leads(world: World) -> None:
-    """Raises OrderError where an order would come to nothing."""
+    """Raise OrderError if this process cannot execute orders."""
     if not world.leadership.leads:
         raise OrderError(503, NOT_LEADING)
     if not world.leadership.synced:
@@ -113,7 +113,7 @@ def check_leads(world: World) -> None:
 
 
 def is_same_origin(origin: str | None, site: str | None, host: str | None) -> bool:
-    """Whether a browser could have been sent here by another page only: by `Origin`, `Sec-Fetch-Site` and `Host`.
+    """Return whether a page of another origin cannot have sent the request, by `Origin`, `Sec-Fetch-Site` and `Host`.
 
     Programs send neither of the first two. (https://www.w3.org/TR/fetch-metadata/)
     """
@@ -123,11 +123,11 @@ def is_same_origin(origin: str | None, site: str | None, host: str | None) -> bo
 
 
 async def read_order_body(request: web.Request, bytes_max: int) -> bytes:
-    """A body that a program or a page of this port sent. Raises OrderError."""
+    """Read a body that a program or a page of this port sent. Raises OrderError."""
     headers = request.headers
     if not is_same_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host")):
         raise OrderError(403, FOREIGN)
-    if request.content_type != JSON:  # which no form of a foreign page can have
+    if request.content_type != JSON:  # a form of a page of another origin cannot have this type
         raise OrderError(415, "send the order as content-type application/json; the body may be {}")
     body = await request.content.read(bytes_max + 1)
     while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
@@ -138,7 +138,7 @@ async def read_order_body(request: web.Request, bytes_max: int) -> bytes:
 
 
 async def _wish(request: web.Request) -> Wish:
-    """What the body asks. Raises OrderError."""
+    """Decode the body of an order. Raises OrderError."""
     body = await read_order_body(request, BODY_BYTES_MAX)
     try:
         return _decode(body or b"{}")
@@ -147,13 +147,13 @@ async def _wish(request: web.Request) -> Wish:
 
 
 def format_names(names: object) -> str:
-    """For an error: what there is, as many as are told."""
+    """Format names for an error message, up to NAMES_TOLD."""
     known = sorted(str(name) for name in names) if isinstance(names, dict) else []
     return ", ".join(known[:NAMES_TOLD]) or "none"
 
 
 def order_error_response(error: OrderError) -> web.Response:
-    """One clear error."""
+    """Return an error response."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == web.HTTPUnauthorized.status_code else {}
     body = msgspec.json.encode(Problem(error=error.message))
     return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

@@ -1,8 +1,8 @@
-"""What an operator asks for and what comes of it: wake, stop, cordon, uncordon, drain (interfaces, section 1).
+"""Operators' orders and their effects: wake, stop, cordon, uncordon, drain (interfaces, section 1). Pure.
 
-Owns who may, what an order means for the World as it is, and the sentence that says what will happen. Pure: the order
-is performed by `autoscaler.server.operator_api`, what it changes is folded, and the plan acts. Promises: what is
-already so is success; no sentence holds a key or an address.
+Owns the permission check, the meaning of an order in the current World, and the sentence about its effect.
+`autoscaler.server.operator_api` executes orders; the fold applies their changes, and the planner acts. Invariants:
+repeating an order succeeds; no sentence contains a key or an address.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROLE = "operator"
 
 
 class OrderError(Exception):
-    """An order that cannot be carried out: an HTTP status, and a sentence that names what is wrong and the fix."""
+    """An order that cannot be executed: an HTTP status, and a sentence with the problem and the fix."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,15 +38,20 @@ class OrderError(Exception):
 
 
 class Wish(Fact, frozen=True, forbid_unknown_fields=True):
-    """The body of an order; `{}` is enough."""
+    """The body of an order; `{}` is sufficient.
+
+    `force` of stop and drain: stop replicas after a short time, even if requests still run. `force` of drain: also
+    detach fabric devices that their node does not release.
+    """
 
     force: bool = False
-    """stop and drain: what does not end by itself is ended after a short while. drain: Devices of a fabric that their
-    node does not let go of are detached all the same."""
+    """`stop` and `drain`: stop replicas after a short time even if requests still run. `drain`: also detach fabric
+    devices that their node does not release.
+    """
 
 
 class Order(NamedTuple):
-    """What is to be done: something is observed, or an order about a Place is kept or lifted; and what is told."""
+    """An order to execute: an observation, or a cordon to store or to remove; and the response."""
 
     told: Told
     observed: ModelWoken | ModelStopped | None = None
@@ -55,10 +60,10 @@ class Order(NamedTuple):
 
 
 def authenticate_operator(world: World, authorization: str, now_unix_s: float, what: str = "an order") -> str:
-    """Who gives the order, for the log. Raises OrderError 401 without a key where one is needed, 403 for another role.
-    `what` it is that needs one, in words.
+    """Return the operator's name for the log.
 
-    A key is needed where Calls need one; `auth: none`, or no Tenant, leaves it to whoever reaches the port.
+    Raises OrderError 401 without a required key, 403 for a key with another role. `what` is the operation, in words. A
+    key is required if requests need one. With `auth: none`, or without a Tenant, every client of the port is permitted.
     """
     if not front_settings(world.settings, tuple(world.tenants.values())).keys_needed:
         return "local"
@@ -75,12 +80,12 @@ def authenticate_operator(world: World, authorization: str, now_unix_s: float, w
 
 
 def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:
-    """`wake` or `stop`. Raises OrderError."""
+    """Build the order `wake` or `stop`. Raises OrderError."""
     return _wake(world, model) if verb == "wake" else _stop(world, model, wish)
 
 
 def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s: float) -> Order:
-    """`cordon`, `uncordon` or `drain` of a Place that there is."""
+    """Build the order `cordon`, `uncordon` or `drain` of an existing device or node."""
     known = world.nodes.cordons.get(place)
     known = None if known is not None and known.why else known
     if verb == "uncordon":
@@ -171,7 +176,7 @@ def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
 
 
 def _detaches(world: World, place: CordonTarget) -> str:
-    """What of a fabric may be torn off there."""
+    """Describe fabric devices that may be detached by force."""
     told = [
         f"{one.devices} x {one.offer.product} of {one.id.provider}"
         for _, one in sorted(world.capacity.leases.items())

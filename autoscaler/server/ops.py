@@ -1,13 +1,12 @@
 """The operations port of the autoscaler (interfaces, section 4): health, metrics, the read API and operators' orders.
 
-Owns the HTTP side only: everything it shows is read from the loop's World, its Plan and its log, which are what the
-decisions were taken on. Orders are `autoscaler.server.operator_api`'. Gateways on Unix sockets are asked for their
-metrics, which are merged into ours.
+Owns the HTTP side only: data come from the loop's World, its Plan and its log, on which decisions are based.
+`autoscaler.server.operator_api` handles orders. Metrics of gateways on Unix sockets are scraped and merged into the
+autoscaler's own.
 
-The page for people at `/` of the operations port: one file without outside resources.
-
-Owns the file `pages/operator.html` and its Content-Security-Policy, in which the one script and the one style are named
-by their hash (CSP level 3, section 2.3.1): nothing else runs, nothing is loaded, and the page asks its own port only.
+Also serves the operator page at `/`: the single file `pages/operator.html` without external resources. Its
+Content-Security-Policy allows only the one script and the one style, by their hashes (CSP level 3, section 2.3.1), and
+requests to the page's own port.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from autoscaler.state.world import World
 
 
 class Page(NamedTuple):
-    """The bytes, and the headers to send with them."""
+    """A page, and the headers to send with it."""
 
     body: bytes
     headers: dict[str, str]
@@ -48,7 +47,7 @@ class Page(NamedTuple):
 
 @cache
 def load_operator_page() -> Page:
-    """The Operator's page."""
+    """Load the operator page."""
     text = resources.files("autoscaler").joinpath("pages/operator.html").read_text(encoding="utf-8")
     policy = "; ".join(
         (
@@ -72,23 +71,24 @@ def load_operator_page() -> Page:
 
 
 def _hash(text: str, tag: str) -> str:
-    """`'sha256-...'` of what stands between the one pair of tags. Raises ValueError when there is not exactly one."""
+    """Return `'sha256-...'` of the content of the only such tag. Raises ValueError if there is not exactly one."""
     (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
 SCRAPE_TIMEOUT_S = 1.0
 NAMES_TOLD = 100
-"""Names that an error lists, at most."""
+"""The maximum number of names in an error message."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-"""For a scraper that says it reads it (https://prometheus.io/docs/specs/om/open_metrics_spec/)."""
+"""The type for scrapers that accept it (https://prometheus.io/docs/specs/om/open_metrics_spec/)."""
 
 
 class OperationsServer:
-    """The operations port as an aiohttp application. `gateway_sockets` lists the gateways' own ports as they are; `off`
-    lists what does not work in this mode. `documents` and `needs` read files, in a thread: whether the last reload
-    failed, and what a Model's artifact needs.
+    """The operations port as an aiohttp application.
+
+    `gateway_sockets` returns the current ports of the gateways; `off` lists functions that this mode does not support.
+    `documents` and `needs` read files, in a thread: whether the last reload failed, and what a Model's artifact needs.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class OperationsServer:
         self._off = tuple(off)
 
     def application(self) -> web.Application:
-        """All paths of section 4 that are due; any other is answered with what there is."""
+        """Return the application with all paths of section 4. Other paths get an error that names the description."""
         app = web.Application()
         get = app.router.add_get
         get("/", self._page)
@@ -142,7 +142,7 @@ class OperationsServer:
         return app
 
     def health(self) -> web.Application:
-        """What kubelets and Prometheus ask, and nothing else."""
+        """Return the application with only the paths for kubelets and Prometheus."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -225,7 +225,7 @@ class OperationsServer:
         return json_response(Sentences(sentences=model.list_recent_decisions(self._log, self._now_s())))
 
     def _no_model(self) -> web.Response:
-        """404 that says what there is."""
+        """Return a 404 that lists the names of Models."""
         names = sorted(self._world.models)[:NAMES_TOLD]
         return error_response(404, f"no such model; there are: {', '.join(names) or 'none'}")
 
@@ -234,14 +234,14 @@ class OperationsServer:
 
 
 async def handle_unknown_path(request: web.Request) -> web.Response:
-    """Any other path or method."""
+    """Answer any other path or method."""
     if request.method not in {"GET", "HEAD"}:
         return error_response(405, f"nothing is posted there; {openapi.PATH} lists what takes an order")
     return error_response(404, f"no such path; {openapi.PATH} lists all, / is for people")
 
 
 async def scrape_gateway(path: Path) -> bytes | None:
-    """A gateway's own /metrics; None when it does not answer in time (it may be restarting)."""
+    """Return a gateway's /metrics; None if it does not respond in time (it may be restarting)."""
     timeout = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S)
     try:
         async with (
@@ -254,10 +254,10 @@ async def scrape_gateway(path: Path) -> bytes | None:
 
 
 def json_response(value: object) -> web.Response:
-    """`value` as JSON."""
+    """Return `value` as a JSON response."""
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def error_response(status: int, text: str) -> web.Response:
-    """One clear error."""
+    """Return an error response."""
     return web.Response(status=status, body=msgspec.json.encode(Problem(error=text)), content_type="application/json")

@@ -1,8 +1,8 @@
 """Merges Prometheus texts of several processes into one: samples with the same name and labels are added up.
 
-Keeps nothing and reads nothing; it counts as impure because prometheus_client does, whose parser it uses. Adding is
-right for counters, histograms and level gauges (waiting, running); a gauge that is an age is not a sum, so families
-named in MAXIMA take the largest value instead, and the moments at which counters were made the oldest.
+Has no state and no I/O; it counts as impure because prometheus_client does, whose parser it uses. Addition is right for
+counters, histograms and level gauges (waiting, running). A gauge of an age is not a sum: families in MAXIMA use the
+largest value, and creation times of counters the oldest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAXIMA = frozenset({"pilotlight_routes_age_seconds"})
 
 
 def merge_metrics(texts: Iterable[bytes], *, openmetrics: bool = False) -> bytes:
-    """One exposition of all `texts` (text format 0.0.4): in the same format, or in OpenMetrics 1.0.
+    """Merge `texts` (text format 0.0.4) into one exposition, in the same format or in OpenMetrics 1.0.
 
-    OpenMetrics names a counter without `_total`, ends in `# EOF`, and has no place for `_created` as a family.
+    In OpenMetrics the family of a counter has no `_total`, the text ends in `# EOF`, and `_created` is not a family.
     """
     kinds: dict[str, tuple[str, str]] = {}
     samples: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
@@ -40,7 +40,7 @@ def merge_metrics(texts: Iterable[bytes], *, openmetrics: bool = False) -> bytes
 
 
 def _rule(family: str) -> Callable[[float, float], float]:
-    """How two values of one series become one."""
+    """Return the function that combines two values of a series."""
     if family in MAXIMA:
         return max
     return min if family.endswith("_created") else add
@@ -60,6 +60,6 @@ def _line(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
 
 
 def _escape(text: str, *, quotes: bool) -> str:
-    """Documentation has its quotes escaped in OpenMetrics only, label values in both."""
+    """Escape a text. Quotes in documentation are escaped only in OpenMetrics, those in label values in both formats."""
     escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
     return escaped.replace('"', '\\"') if quotes else escaped

@@ -1,11 +1,12 @@
-"""Who shows a bound service-account token: the API server is asked (TokenReview), for our audience only. I/O.
+"""Authenticates bound service-account tokens with the API server (TokenReview), for one audience only. I/O.
 
-Owns the question, and how long its answer counts. Who was let in within STANDS_S is let in at once, and from KEPT_S on
-asked about anew meanwhile: no report waits for an API server that hangs. Promises: a token that the API server refuses
-now (it keeps its own answers for 10 s, too) is let in no more once that was answered, which is asked when it is shown
-for the first time after KEPT_S; nobody new is let in without an answer. No token is kept, only its hash. At most
-KEPT_MAX answers of each kind are kept, and ASKED_MAX questions about strangers and AGAIN_MAX about others are under
-way, whatever is sent: tokens that are none neither push out who is known, nor take the turn of a question about one.
+Owns the reviews and the validity of their results. A client that was admitted within STANDS_S is admitted at once; if
+its review is older than KEPT_S, it is repeated in the background, so that no report waits for a hanging API server.
+Invariants: a token that the API server now rejects (it caches its own results for 10 s, too) is no longer admitted
+after that repeated review, which starts when the token is first used after KEPT_S; a new client is never admitted
+without a review. Only hashes of tokens are stored. At most KEPT_MAX results of each kind are stored, and at most
+ASKED_MAX reviews of unknown tokens and AGAIN_MAX repeated reviews run at the same time. So invalid tokens neither
+displace known clients nor delay their reviews.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from autoscaler.server.auth import Authenticated, Roles
 AUDIENCE = "pilotlight"
 KEPT_S = 10.0
 STANDS_S = 3600.0
-"""As long as a bound token lives by default."""
+"""The default lifetime of a bound token, in seconds."""
 KEPT_MAX = 1024
 ASKED_MAX = 8
-"""Questions about strangers at once; who comes when so many are under way is sent away, and tries again."""
+"""The maximum number of concurrent reviews of unknown tokens. Further clients are rejected and try again."""
 AGAIN_MAX = 64
-"""Questions at once about who was let in, one for each token; the next report is another chance."""
+"""The maximum number of concurrent repeated reviews, one per token. The next report is another chance."""
 ASK_S_MAX = 2.0
 TOKEN_BYTES_MAX = 16 << 10
 NODE = "authentication.kubernetes.io/node-name"
-"""Where the API server says on which node the pod is that a token is bound to (from Kubernetes 1.30 on)."""
+"""The key with the node of the pod that a token is bound to (from Kubernetes 1.30 on)."""
 _PATH = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 T = TypeVar("T")
@@ -58,22 +59,22 @@ class Tokens:
         self._audience = audience
         self._clock = clock
         self._let_in: dict[bytes, tuple[float, Authenticated]] = {}
-        """When the API server said so, and of whom, by the token's hash, in the order of its answers."""
+        """Admitted tokens, by hash, in the order of their reviews: the time of the review and the client."""
         self._refused: dict[bytes, float] = {}
-        """The same."""
+        """Rejected tokens, by hash: the time of the review."""
         self._asked = 0
         self._again: dict[bytes, asyncio.Task[Authenticated | None]] = {}
-        """Questions about who was let in already."""
+        """Repeated reviews of admitted tokens."""
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancel running reviews."""
         tasks = tuple(self._again.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def admits(self, token: str) -> Authenticated | None:
-        """Who shows it, if it is one of ours."""
+        """Return the client of a token if it is one of the permitted accounts."""
         if not token or len(token) > TOKEN_BYTES_MAX:
             return None
         key, now_s = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest(), self._clock()
@@ -93,7 +94,7 @@ class Tokens:
             self._asked -= 1
 
     def _ask_again(self, key: bytes, token: str) -> None:
-        """What comes of it counts for the next report. It ends within ASK_S_MAX."""
+        """Repeat the review of a token, within ASK_S_MAX. The result counts for the next report."""
         if key not in self._again and len(self._again) < AGAIN_MAX:
             task = self._again[key] = asyncio.create_task(self._ask(key, token))
             task.add_done_callback(lambda done: self._asked_again(key, done))
@@ -104,7 +105,7 @@ class Tokens:
             _log.error("event=token_review_failed error=%s", type(error).__name__)
 
     async def _ask(self, key: bytes, token: str) -> Authenticated | None:
-        """Keeps the answer; None also where there is none."""
+        """Review a token and store the result. None also if there is no response."""
         wanted = {"token": token, "audiences": [self._audience]}
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": wanted}
         try:
@@ -132,6 +133,9 @@ def _put(kept: dict[bytes, T], key: bytes, value: T) -> None:
 
 
 def _node(user: Object) -> str:
-    """Of the pod that a token is bound to; empty: the API server does not say, or it is bound to none."""
+    """Return the node of the pod that a token is bound to.
+
+    Empty: the API server does not report it, or there is none.
+    """
     named = (user.get("extra") or {}).get(NODE) or [""]
     return str(named[0])

@@ -1,8 +1,8 @@
-"""What would be started where if Models were called so, of the system that runs: POST /api/v1/what-if. I/O.
+"""Simulates where replicas would start for an assumed demand, in the running system: POST /api/v1/what-if. I/O.
 
-Owns what may be asked, by whom and how often: a body of ours of bounded size, one question at a time, worked out beside
-the loop (`autoscaler.planner.what_if`) on the World that decisions are taken on. It changes nothing, but it takes a
-core from who decides for as long as it is asked: where orders need an operator's key it does, too.
+Checks each request (a bounded body, permission) and runs one simulation at a time in a thread
+(`autoscaler.planner.what_if`), on the World that decisions use. A simulation changes nothing, but it uses CPU time of
+the leader: an operator's key is required if orders require one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _decode = msgspec.json.Decoder(Question).decode
 
 
 class WhatIfApi:
-    """The route. `wall` gives Unix seconds."""
+    """The route. `wall` returns Unix seconds."""
 
     def __init__(self, loop: Loop, wall: Callable[[], float] = time.time) -> None:
         self._loop, self._wall = loop, wall
         self._work: asyncio.Task[Answer] | None = None
 
     def add_to(self, app: web.Application) -> None:
-        """Puts it on the operations port."""
+        """Add the route to the operations port."""
         app.router.add_post(PATH, self._answer)
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -51,7 +51,7 @@ class WhatIfApi:
             work = self._begun(_asked(self._loop.world, question))
         except OrderError as error:
             return order_error_response(error)
-        answer = await asyncio.shield(work)  # who asks may go; a thread cannot be stopped
+        answer = await asyncio.shield(work)  # the client may disconnect; a thread cannot be stopped
         return web.Response(body=msgspec.json.encode(answer), content_type=JSON)
 
     def _begun(self, asked: dict[ModelName, AssumedDemand]) -> asyncio.Task[Answer]:

@@ -1,6 +1,6 @@
-"""Providers of capacity as the Settings name them (`capacity:`), and what must hold of each beyond its types.
+"""The capacity providers of the Settings (`capacity:`), and the rules of each provider beyond its types.
 
-Owns these types and rules. Who carries them out is `autoscaler.providers`.
+`autoscaler.providers` implements the providers.
 """
 
 from __future__ import annotations
@@ -19,39 +19,47 @@ from autoscaler.spec.pod import check_label_value, check_labels, check_object_na
 Text = Annotated[str, Meta(min_length=1, max_length=253)]
 KINDS = ("cro", "redfish", "karpenter", "clusterAutoscaler", "provisioningRequest", "kueue")
 QUEUES = ("provisioningRequest", "kueue")
-"""Of those, where what is asked for is a Model's pod."""
+"""The kinds whose order is for the pod of one Model."""
 PUBLISH = "publish"
-"""Beside those, where rights are told: one of `redfish` says that key."""
+"""An additional kind in the list of required permissions: a `redfish` provider has `publish: true`."""
 PROVIDERS_MAX = 64
 _PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 ORIGIN = rf"https://([A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:{_PORT})?/?"
-"""A service's `url`; the chart has the same."""
+"""The form of a service's `url`. The chart's values schema has the same pattern."""
 NOTES_KEY = "[A-Za-z0-9._-]+"
-"""What a key of a ConfigMap may be; so, too."""
+"""The form of a ConfigMap key. The chart's values schema has the same pattern."""
 
 
 class Cro(Part, frozen=True):
-    """A fabric behind the composable resource operator. `model`: its name for the Devices, which it asks for."""
+    """A fabric of GPUs that the Composable Resource Operator (CRO) manages."""
 
     model: Text
+    """The CRO's name of the GPU product, for example `NVIDIA-A100-PCIE-40GB`."""
 
 
 class Redfish(Part, frozen=True):
-    """A fabric that is composed by Redfish. `systems`: by the name of a node the path of its system there."""
+    """A fabric of GPUs that is composed through a Redfish service."""
 
     url: Text
+    """The address of the service: `https://HOST:PORT`, without a path."""
     systems: dict[str, str]
+    """Node name -> path of the node's computer system in the service, for example `/redfish/v1/Systems/1`."""
     secret_ref: Text | None = None
-    """User and password, in a Secret; in it, too, a private authority (`ca.crt`)."""
+    """The Secret with the keys `username` and `password`, and optionally `ca.crt`: the private CA
+    of the service (PEM).
+    """
     ca_file: str | None = None
+    """An absolute path to the private CA of the service (PEM)."""
     agents: bool = False
-    """Agents of the nodes have what was attached seen there, and let go of it before it is detached."""
+    """Whether node agents make attached GPUs visible on their node and release them before they are detached."""
     publish: bool = False
-    """Claims of anybody may be given what it could attach: that is published as ResourceSlices."""
+    """Whether GPUs that could be attached are published as ResourceSlices, so that any ResourceClaim can be allocated
+    one.
+    """
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
-        """By node the service, and the system's path there: the same text for the same, however it is written."""
+        """Node name -> the service and the path of the node's system, both normalized for comparison."""
         service = self.url.rstrip("/").lower()
         return {node: (service, path.rstrip("/")) for node, path in self.systems.items()}
 
@@ -60,59 +68,85 @@ class Karpenter(Part, frozen=True):
     """Nodes that Karpenter adds."""
 
     node_pool: Text
+    """The NodePool to which Karpenter adds the nodes."""
 
 
 class ClusterAutoscaler(Part, frozen=True):
-    """Nodes of one group that are added for pods that are Pending."""
+    """Nodes that Cluster Autoscaler adds to one node group for Pending pods."""
 
     node_labels: dict[str, str]
-    """Of the group's nodes, by which pods choose it; it must say them itself, to grow from zero."""
+    """Labels of the group's nodes, by which placeholder pods select the group. To scale the group up from zero,
+    configure the same labels on the group itself.
+    """
     nodes_max: Annotated[int, Meta(ge=1, le=1000)] = 8
-    """At once, for us."""
+    """The maximum number of the group's nodes that Pilotlight uses at the same time."""
     priority_class: Text = "pilotlight-placeholder"
-    """Of the pods that wait for a node: lower than that of engines."""
+    """The PriorityClass of the placeholder pods that wait for a node. It must be lower than that of engine pods."""
     image: Text = "registry.k8s.io/pause:3.10"
+    """The container image of the placeholder pods."""
 
 
 class Provisioning(Part, frozen=True):
-    """Nodes that a ProvisioningRequest asks for."""
+    """Nodes that are requested with a ProvisioningRequest."""
 
     class_name: Text = field(name="class")
+    """The provisioning class (`spec.provisioningClassName`)."""
     max_run_seconds: Seconds | None = None
+    """The maximum time that the nodes may be held, in seconds, at least 1."""
     selector: dict[str, str] = {}
-    """Labels of its nodes; those of Settings `nodes` that agree with them are what it may bring."""
+    """Labels of the nodes. A request can provide the entries of Settings `nodes` whose selectors agree with these
+    labels.
+    """
 
 
 class Kueue(Part, frozen=True):
-    """Nodes that a queue of Kueue admits to."""
+    """Nodes whose quota a Kueue queue manages."""
 
     local_queue: Text
+    """The LocalQueue in the engines' namespace."""
 
 
 class ProviderSettings(Part, frozen=True):
-    """One way to more capacity: what it is called in reasons and metrics, and exactly one of its kinds."""
+    """A provider of additional capacity: its name and settings, and exactly one provider kind."""
 
     name: str
+    """The name of the provider in reasons and metrics."""
     expected_seconds: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
-    """From an order until it can be used, while nothing is learnt."""
+    """The time from an order until the capacity is usable, in seconds, until lead times have been measured. None: the
+    default of the provider kind.
+    """
     hedge: bool = False
-    """It may be started beside another, where neither is sure to come in time: the later one is taken back."""
+    """Whether a second order may be placed with this provider when requests wait and neither provider is certain to
+    deliver in time. The order that arrives later is cancelled.
+    """
     keep_seconds: Seconds | Auto = "auto"
-    """How long what stands idle is kept; `auto`: as long as that is worth more than it costs."""
+    """How long added capacity stays allocated while it is idle, in seconds. `auto`: as long as keeping it costs less
+    than ordering it again is expected to cost.
+    """
     headroom: Annotated[int, Meta(ge=0, le=1000)] = 0
-    """So many Devices like those that it brings are kept free ahead of need."""
+    """The number of devices of this kind to keep free in advance, so that a start finds one. Not for queues
+    (`provisioningRequest`, `kueue`).
+    """
     closing: bool = False
-    """Nothing is ordered of it any more, and what came of it goes as soon as nobody needs it."""
+    """Whether the provider is being removed: nothing new is ordered, and existing capacity is released as soon as it is
+    unused.
+    """
     cro: Cro | None = None
+    """Use a fabric that the Composable Resource Operator manages."""
     redfish: Redfish | None = None
+    """Use a fabric that a Redfish service composes."""
     karpenter: Karpenter | None = None
+    """Use nodes that Karpenter adds."""
     cluster_autoscaler: ClusterAutoscaler | None = None
+    """Use nodes that Cluster Autoscaler adds."""
     provisioning_request: Provisioning | None = None
+    """Use nodes that a ProvisioningRequest requests."""
     kueue: Kueue | None = None
+    """Use nodes whose quota a Kueue queue manages."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Those that are given, as they are written."""
+        """The provider kinds that are set, by their document keys."""
         told = (
             self.cro, self.redfish, self.karpenter, self.cluster_autoscaler, self.provisioning_request, self.kueue
         )  # fmt: skip
@@ -120,18 +154,21 @@ class ProviderSettings(Part, frozen=True):
 
 
 def kinds_of(providers: Sequence[ProviderSettings]) -> tuple[str, ...]:
-    """All that they are, once each, and PUBLISH where one of them publishes: rights are needed by that."""
+    """Return all provider kinds, each once, and PUBLISH if a provider publishes devices.
+
+    They decide which permissions are required.
+    """
     publish = (PUBLISH for one in providers if one.redfish is not None and one.redfish.publish)
     return tuple(dict.fromkeys((*(kind for one in providers for kind in one.kinds), *publish)))
 
 
 def provider_keep_seconds(providers: Sequence[ProviderSettings], name: str) -> float | Auto:
-    """How long what one of them gave is kept idle."""
+    """Return how long idle capacity of the named provider is kept, in seconds."""
     return next((0.0 if one.closing else one.keep_seconds for one in providers if one.name == name), "auto")
 
 
 def check_providers(providers: Sequence[ProviderSettings]) -> None:
-    """All of them. Raises WrongKeyError."""
+    """Check all providers. Raises WrongKeyError."""
     if len(providers) > PROVIDERS_MAX:
         raise WrongKeyError(("capacity",), f"expected at most {PROVIDERS_MAX}")
     seen: set[str] = set()
@@ -149,7 +186,10 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
 
 
 def _check_writers(providers: Sequence[ProviderSettings]) -> None:
-    """A system of a fabric has one: two would take each other's GPUs for nobody's. One that closes gives it up."""
+    """Check that one provider writes each fabric system.
+
+    Two providers would each treat the other's GPUs as unused. A closing provider does not count.
+    """
     writers: dict[tuple[str, str], str] = {}
     for position, one in enumerate(providers):
         for node, system in ({} if one.redfish is None or one.closing else one.redfish.places).items():
@@ -167,9 +207,9 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
             )
         _check_redfish(one.redfish, (*at, "redfish"))
         if one.redfish.publish:
-            check_object_name(one.name, (*at, "name"))  # it is in the names of pools
+            check_object_name(one.name, (*at, "name"))  # the name is part of pool names
     if one.karpenter is not None or one.cluster_autoscaler is not None:
-        check_label_value(one.name, (*at, "name"))  # of what is made in its name
+        check_label_value(one.name, (*at, "name"))  # a label value of the objects that are created for it
     if one.karpenter is not None:
         check_object_name(one.karpenter.node_pool, (*at, "karpenter", "nodePool"))
     if one.cluster_autoscaler is not None:

@@ -1,9 +1,10 @@
-"""Moments that come again, as five fields of cron say them, in a time zone. Pure.
+"""Recurring times: five-field cron expressions in a time zone. Pure.
 
-Owns the syntax: minute, hour, day of the month, month, day of the week (0 and 7 are Sunday), each `*`, numbers, ranges
-`1-5`, steps `*/15` and lists of those; names of months and days by three letters. Where both days are restricted one of
-them suffices, as cron has it. A moment that a change of the clocks leaves out comes as much later as they go forward;
-one that comes twice counts the first time. Seconds are since 1970.
+The fields are minute, hour, day of the month, month and day of the week (0 and 7 are Sunday). Each field is `*`, a
+number, a range `1-5`, a step `*/15`, or a list of these. Months and days of the week can be given by their first three
+letters. If both days are restricted, one match is enough, as in cron. A time that a clock change skips is shifted
+forward by the size of the change. A time that occurs twice counts at its first occurrence. Times are in seconds since
+1970.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DAY_S = 86_400.0
 
 
 class Cron(NamedTuple):
-    """What each field admits."""
+    """The values that each field of a cron expression accepts."""
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -34,10 +35,10 @@ class Cron(NamedTuple):
     weekdays: frozenset[int]
     """Sunday is 0."""
     either: bool
-    """A day need only be one of `days`, or one of `weekdays`."""
+    """Whether a day matches if it is in `days` or in `weekdays`; otherwise it must be in both."""
 
     def admits(self, day: date) -> bool:
-        """Whether there are moments on that day."""
+        """Return whether the expression has times on that day."""
         if day.month not in self.months:
             return False
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
@@ -46,7 +47,7 @@ class Cron(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def parse_cron(text: str) -> Cron:
-    """`30 8 * * mon-fri`. Raises ValueError, which says what was expected."""
+    """Parse an expression such as `30 8 * * mon-fri`. Raises ValueError with the expected form."""
     fields = text.lower().split()
     if len(fields) != len(_FIELDS) or len(text) > TEXT_MAX:
         raise ValueError("expected five fields such as `30 8 * * mon-fri`: minute, hour, day, month, day of the week")
@@ -86,7 +87,10 @@ def _number(text: str, what: str) -> int | None:
 
 
 def list_occurrences(text: str, zone: str, since_s: float, until_s: float) -> list[float]:
-    """All its moments from `since_s` up to `until_s`, in order. Raises ValueError, also of a zone that is not known."""
+    """Return all times of an expression from `since_s` to `until_s`, in order.
+
+    Raises ValueError for a wrong expression or an unknown time zone.
+    """
     where = zone_of(zone)
     day = datetime.fromtimestamp(since_s, where).date() - timedelta(days=1)
     last = datetime.fromtimestamp(until_s, where).date()
@@ -109,7 +113,7 @@ def _of_day(text: str, zone: str, day: date) -> tuple[float, ...]:
 
 @lru_cache(maxsize=256)
 def zone_of(name: str) -> tzinfo:
-    """`Europe/Berlin`; UTC is known everywhere. Raises ValueError."""
+    """Return the time zone of a name such as `Europe/Berlin`. UTC is always known. Raises ValueError."""
     if name == "UTC":
         return UTC
     try:

@@ -1,10 +1,10 @@
-"""Plain values -> typed documents, and where a value is wrong: its key path and what was expected there, in words.
+"""Decodes plain values to typed documents, and reports the first wrong key with its path and the expected value.
 
-Owns that translation. msgspec decodes and judges; only when it refuses is the value walked along the types to find the
-first wrong key, because a person needs `spec.gpu.memory` and `a size such as 16Gi`, not a type name. No value is ever
-repeated in a message: an environment variable or a key may be secret.
+msgspec decodes and validates. If it rejects a value, the value is compared with the types to find the first wrong key:
+users need `spec.gpu.memory` and `a size such as 16Gi`, not a type name. Messages never repeat a value, because an
+environment variable or a key may be secret.
 
-What every part of a document is made of: strict, immutable, camelCase outside. Owns that base and nothing else.
+Also owns Part, the base class of all parts of documents.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from autoscaler.spec.quantity import AUTO, Bytes, BytesOrAuto, parse_bytes, pars
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Base of all parts of documents: immutable, strict, camelCase outside."""
+    """Base of all parts of documents: immutable, strict, with camelCase keys in documents."""
 
 
 BYTES_MAX = (1 << 63) - 1
 NAMED_MAX = 12
-"""Keys are all told where they are no more."""
+"""A message lists the known keys if there are at most this many."""
 SIZE = "a size such as 16Gi or 500M"
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ Path = tuple[str | int, ...]
 
 
 class WrongKeyError(Exception):
-    """A value that is not what its key wants. `path` is where, `message` what is wrong, without the path."""
+    """A value that its key does not allow. `path` is the key; `message` is the problem, without the path."""
 
     def __init__(self, path: Path, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,10 @@ class WrongKeyError(Exception):
 
 
 def decode_value(value: object, kind: type[T], *, at: Path = ()) -> T:
-    """`value` as a `kind` (a Part, or the type of one of its fields). Raises WrongKeyError below the path `at`."""
+    """Decode `value` to `kind` (a Part, or the type of one of its fields).
+
+    Raises WrongKeyError with a path below `at`.
+    """
     try:
         return msgspec.convert(value, kind, strict=True, dec_hook=_size)
     except msgspec.ValidationError as error:
@@ -52,23 +55,23 @@ def decode_value(value: object, kind: type[T], *, at: Path = ()) -> T:
 
 
 def suggest_nearest(word: str, known: Collection[str]) -> str:
-    """` (did you mean ...?)`, or nothing when no known word is near."""
+    """Return ` (did you mean ...?)`, or an empty string if no known word is similar."""
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _all(known: Collection[str]) -> str:
-    """`; expected one of ...`, or nothing where that is more than anybody reads."""
+    """Return `; expected one of ...`, or an empty string if the list is longer than NAMED_MAX."""
     return f"; expected one of {', '.join(known)}" if len(known) <= NAMED_MAX else ""
 
 
 def format_path(path: Path) -> str:
-    """`spec.keys[0].sha256`."""
+    """Format a path, for example `spec.keys[0].sha256`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _size(kind: type, value: object) -> object:
-    """The hook of msgspec for types that it does not know: sizes, and what is Kubernetes' to judge."""
+    """Decode types that msgspec does not know: sizes, and values that Kubernetes validates."""
     if kind is object:
         return value
     if kind not in (Bytes, BytesOrAuto) or not isinstance(value, str | int):
@@ -80,7 +83,7 @@ def _size(kind: type, value: object) -> object:
 
 
 def _walk(value: object, kind: Any, at: Path) -> None:
-    """Raises WrongKeyError at the first value that its type does not allow."""
+    """Raise WrongKeyError at the first value that its type does not allow."""
     if value is not None and get_origin(kind) in (Union, types.UnionType):
         kinds = [k for k in get_args(kind) if k is not type(None)]
         fits = [k for k in kinds if (isinstance(k, type) and issubclass(k, Part)) is isinstance(value, dict)]
@@ -126,7 +129,7 @@ def _quotes(value: object, kind: object) -> str:
 
 
 def describe_type(kind: object, at: Path) -> str:
-    """What a type wants, in words; the key's own name says what a number counts."""
+    """Describe the expected value of a type in words. The unit of a number follows from the name of its key."""
     key = str(at[-1]) if at else ""
     return _words(inspect.type_info(kind), "seconds" if key.lower().endswith(("seconds", "secondsmax")) else "")
 
@@ -162,5 +165,5 @@ def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _plain(number: float) -> str:
-    """As a person writes it: `-1000000000`, `0.5`."""
+    """Format a number as people write it: `-1000000000`, `0.5`."""
     return str(int(number)) if number == int(number) else str(number)

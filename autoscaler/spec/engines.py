@@ -1,10 +1,10 @@
-"""Engines as data: the form of an entry, and the engines that Pilotlight can start.
+"""The definitions of engines, as data: the form of an entry, and the engines that Pilotlight can start.
 
-An entry has a template of the command line, how the engine reports that it is ready, and how it behaves. A template is
-a tuple of words; a nested tuple is a group that is left out if a placeholder in it has no value.
+An entry contains a template of the command line, the readiness check, and properties of the engine. A template is a
+tuple of words; a nested tuple is a group that is omitted if one of its placeholders has no value.
 
-Flags are those that the engines document. Every engine is told to serve the model under the Model's own name, so that
-bodies need no change. Default slots are what an engine handles without tuning; `slots` of a Model overrides them.
+The flags are those that the engines document. Every engine serves the model under the Model's own name, so that request
+bodies need no change. The default slots are what an engine handles without tuning; `slots` of a Model overrides them.
 """
 
 from __future__ import annotations
@@ -16,85 +16,98 @@ from typing import Literal
 import msgspec
 
 PLACEHOLDERS = frozenset({"host", "port", "model_path", "name", "memory_bytes", "slots", "context_tokens"})
-"""What `command` of a Model may use. Engines' own templates also use `program`, `revision`, `gpus`, `cpu_only` and
-`memory_fraction`, which is there where others share its Device and nothing else holds its memory, and
-`shared_context_tokens`, where it is less than the model's own."""
+"""Placeholders that `command` of a Model may use. Templates of built-in engines also use `program`, `revision`, `gpus`,
+`cpu_only`, `memory_fraction` and `shared_context_tokens`. `memory_fraction` has a value if other replicas share the
+device and nothing else limits the memory; `shared_context_tokens` if it is less than the model's own context.
+"""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 Word = str | tuple[str, ...]
 Artifacts = Literal["file", "file-or-hf", "optional-file"]
-"""Which artifacts it takes: a file:// is needed; a file:// or hf:// is needed; a file:// may be given."""
+"""The artifacts that an engine accepts: file:// is required; file:// or hf:// is required; file:// is optional."""
 
 
 class EngineError(Exception):
-    """An engine cannot be started; the text is one line that names the fix."""
+    """An engine cannot be started. The message is one line that includes the fix."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """One program that can be the engine: found under `found` among what is available on the node, then started so."""
+    """One program that can be the engine: it is detected by the name `found` on the node and started with `argv`."""
 
     found: str
     argv: tuple[Word, ...]
     env: dict[str, str] = {}
-    """Added to the environment. What an older version does not know goes here: a variable is ignored, a flag is not."""
+    """Variables to add to the environment. Options that older versions do not know belong here: programs ignore unknown
+    variables but reject unknown flags.
+    """
     for_gpus: str = ""
-    """Not empty: as commonly installed it computes on the CPU. On GPUs others go before it, and this says what to
-    install instead.
+    """Not empty: the usual installation computes on the CPU. On GPUs other programs are preferred, and this text says
+    what to install instead.
     """
 
 
 class Adapters(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine is told of a Model's adapters, and how a Call then chooses one.
+    """How an engine loads the adapters of a Model, and how a request selects one.
 
-    `each`, `joint` and `served_name` are filled with {name}, {adapter} and, but for the last, {adapter_path}.
+    `each`, `joint` and `served_name` are templates with {name}, {adapter} and, except in `served_name`, {adapter_path}.
     """
 
     words: tuple[str, ...] = ()
-    """Before them on the command line."""
+    """Words on the command line before the adapters."""
     each: str = ""
-    """One adapter; empty: the Model's own `command` loads them."""
+    """The template of one adapter. Empty: the Model's own `command` loads the adapters."""
     joint: str = ""
-    """What joins all of them in one word; empty: each is a word."""
+    """The separator that joins all adapters in one word. Empty: each adapter is a word."""
     served_name: str = "{name}:{adapter}"
-    """What a Call's `model` becomes."""
+    """The new value of `model` in the request body."""
     by_lora: bool = False
-    """Chosen by the body's `lora` (llama.cpp): a list of {id: position, scale}, on the paths that take it."""
+    """Whether a request selects the adapter with `lora` in the body (llama.cpp): a list of {id: position, scale}, on
+    the paths that support it.
+    """
     excludes: tuple[str, ...] = ()
-    """Flags that a Model with adapters must not give, since they would mix adapters up."""
+    """Flags that a Model with adapters must not use, because they would mix up the adapters."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as data. `programs` in order of preference; none means that the Model's `command` is the template."""
+    """The definition of an engine.
+
+    `programs` are in order of preference; without programs the Model's `command` is the template.
+    """
 
     name: str
     programs: tuple[Program, ...] = ()
     install: str = ""
-    """What to do when none of the programs is there."""
+    """What to install if none of the programs is available."""
     env: dict[str, Word] = {}
-    """Added to the environment; a value in a tuple is left out when it has no value."""
+    """Variables to add to the environment. A value in a tuple is omitted if its placeholder has no value."""
     readiness_path: str = "/health"
     artifacts: Artifacts
     dialects: tuple[str, ...] = ("openai", "anthropic")
     slots: int
-    """Calls at once when the Model does not say."""
+    """Concurrent requests per replica if the Model does not set `slots`."""
     pages: bool = False
-    """Its cache is paged: it takes a share of its Devices at its start, and its Calls share that."""
+    """Whether the KV cache is paged: the engine reserves a share of its devices when it starts, and all requests share
+    it.
+    """
     sized_by: tuple[str, ...] = ()
-    """Flags and variables that say how large its cache is: a Model that is elastic must not give them."""
+    """Flags and variables that set the size of the cache. An elastic Model must not use them."""
     sizes_itself: bool = False
-    """Nobody can tell it how large its cache is to be."""
+    """Whether the engine determines the size of its cache itself and cannot be configured."""
     takes_cache_salt: bool = False
-    """Its prefix cache is kept apart by the body's `cache_salt`."""
+    """Whether `cache_salt` in the request body separates prefix caches."""
     adapters: Adapters | None = None
-    """None: it takes none."""
+    """None: the engine does not support adapters."""
     colon_in_name: bool = True
-    """It may serve a model whose name has a `:` in it."""
+    """Whether the engine can serve a model whose name contains `:`."""
     closes_after_stream: bool = False
-    """It closes a connection after a streamed answer, whatever its header says."""
+    """Whether the engine closes a connection after a streamed response, regardless of its headers."""
 
 
 def fill_template(template: tuple[Word, ...], values: Mapping[str, str | None]) -> Iterator[str]:
-    """The words of a template with their values. Raises EngineError for a missing value outside an optional group."""
+    """Yield the words of a template with their values.
+
+    Raises EngineError for a missing value outside an optional group.
+    """
     for word in template:
         if isinstance(word, tuple):
             if all(values.get(name) is not None for part in word for name in PLACEHOLDER.findall(part)):
@@ -107,14 +120,16 @@ def fill_template(template: tuple[Word, ...], values: Mapping[str, str | None]) 
 
 
 CHECKPOINTS = 3
-"""Of each slot llama.cpp keeps so many copies of what windows and recurrent states have forgotten, to go back to, in
-the host's memory; by itself 32, which can be several times the memory of the model. Three were its first default."""
+"""The number of context checkpoints that llama.cpp keeps per slot in host memory, to restore what sliding windows and
+recurrent states discard. Its own default is 32, which can be several times the memory of the model; its first default
+was 3.
+"""
 
 LLAMA_CPP = Engine(
     name="llama.cpp",
     programs=(
         Program(
-            found="xllamacpp",  # a Python that can import it; {launcher} is our script beside this file
+            found="xllamacpp",  # a Python that can import it; {launcher} is Pilotlight's script for it
             argv=(
                 *("{program}", "-I", "-u", "{launcher}", "--model", "{model_path}", "--host", "{host}"),
                 *("--port", "{port}", "--slots", "{slots}", "--alias", "{name}"),
@@ -124,23 +139,24 @@ LLAMA_CPP = Engine(
                 ("--gpu-layers", "{cpu_only}"),
             ),
             for_gpus="put a llama-server that was built with CUDA on the PATH, or `pip install --force-reinstall "
-            "xllamacpp --index-url https://xorbitsai.github.io/xllamacpp/whl/cu128`",  # its README; cu132 for CUDA 13
+            # from its README; cu132 for CUDA 13
+            "xllamacpp --index-url https://xorbitsai.github.io/xllamacpp/whl/cu128`",
         ),
         Program(
             found="llama-server",
             argv=(
                 *("{program}", "--model", "{model_path}", "--host", "{host}", "--port", "{port}", "--alias", "{name}"),
                 *("--parallel", "{slots}", "--offline", "--metrics"),
-                ("--ctx-size", "{all_context_tokens}"),  # of all slots together
+                ("--ctx-size", "{all_context_tokens}"),  # for all slots together
                 ("--ctx-size", "{shared_context_tokens}"),
                 ("--gpu-layers", "{cpu_only}"),
             ),
-            # Prompts of earlier Calls would take up to 8 GiB of the host's memory, for which nobody planned.
+            # By default cached prompts use up to 8 GiB of host memory, which the plan does not account for.
             env={"LLAMA_ARG_CTX_CHECKPOINTS": str(CHECKPOINTS), "LLAMA_ARG_CACHE_RAM": "0"},
         ),
     ),
     install="pip install 'pilotlight[llama]', or put llama-server on the PATH",
-    readiness_path="/health",  # 503 while it loads, 200 after
+    readiness_path="/health",  # 503 while it loads, then 200
     artifacts="file",
     slots=4,
     sized_by=(
@@ -148,9 +164,9 @@ LLAMA_CPP = Engine(
         *("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL"),
     ),
     adapters=Adapters(
-        # At scale 0, so that only a body's `lora` applies one: --lora-init-without-apply leaves them at 1
-        # (ggml-org/llama.cpp#28674). Prompts kept in host memory are kept without their adapter: what was computed
-        # with one would answer for another (#26207, #30129).
+        # Adapters are loaded at scale 0, so that only `lora` in a body applies one: --lora-init-without-apply leaves
+        # them at 1 (ggml-org/llama.cpp#28674). The prompt cache in host memory does not record the adapter, so a prompt
+        # computed with one adapter would be reused for another (#26207, #30129).
         words=("--cache-ram", "0", "--lora-scaled"),
         each="{adapter_path}:0",
         joint=",",
@@ -172,7 +188,8 @@ VLLM = Engine(
                 *("--served-model-name", "{name}", "--max-num-seqs", "{slots}"),
                 ("--max-model-len", "{context_tokens}"),
                 ("--tensor-parallel-size", "{gpus}"),
-                ("--gpu-memory-utilization", "{memory_fraction}"),  # of all the device's memory, whoever else is there
+                # a fraction of the device's whole memory, including what other processes use
+                ("--gpu-memory-utilization", "{memory_fraction}"),
                 ("--revision", "{revision}"),
             ),
         ),
@@ -197,7 +214,8 @@ SGLANG = Engine(
                 *("--port", "{port}", "--served-model-name", "{name}", "--max-running-requests", "{slots}"),
                 ("--context-length", "{context_tokens}"),
                 ("--tp-size", "{gpus}"),
-                ("--mem-fraction-static", "{memory_fraction}"),  # of what is free when it starts: never more
+                # a fraction of the memory that is free at the start, at most
+                ("--mem-fraction-static", "{memory_fraction}"),
                 ("--revision", "{revision}"),
             ),
         ),
@@ -206,7 +224,7 @@ SGLANG = Engine(
     artifacts="file-or-hf",
     slots=64,
     adapters=Adapters(words=("--enable-lora", "--lora-paths"), each="{adapter}={adapter_path}"),
-    colon_in_name=False,  # it takes what follows one for an adapter
+    colon_in_name=False,  # it interprets the text after `:` as an adapter
     pages=True,
     sized_by=("--mem-fraction-static", "--max-total-tokens"),
     takes_cache_salt=True,
@@ -217,13 +235,13 @@ OLLAMA = Engine(
     programs=(Program(found="ollama", argv=("{program}", "serve")),),
     install="install it from https://ollama.com/download",
     env={
-        "OLLAMA_HOST": "[{host}]:{port}",  # in a pod the address may be IPv6; Go takes both in brackets
+        "OLLAMA_HOST": "[{host}]:{port}",  # a pod's address may be IPv6; Go accepts both in brackets
         "OLLAMA_NUM_PARALLEL": "{slots}",
-        "OLLAMA_KEEP_ALIVE": "-1",  # when it ends is decided here, not by its own clock
+        "OLLAMA_KEEP_ALIVE": "-1",  # the autoscaler decides when it stops, not its own timer
         "OLLAMA_CONTEXT_LENGTH": ("{context_tokens}",),
         "OLLAMA_MODELS": ("{model_path}",),  # a file:// artifact is the folder of its store
     },
-    readiness_path="/",  # the server; the model itself is read at the first Call
+    readiness_path="/",  # the server; the model itself is loaded by the first request
     artifacts="optional-file",
     slots=4,
     sizes_itself=True,
@@ -236,17 +254,18 @@ COMMAND = Engine(
     dialects=EVERY_DIALECT,
     adapters=Adapters(served_name="{adapter}"),
 )
-"""Whatever the Model's `command` starts. Its dialects are not known, so none is ruled out; it loads its adapters
-itself, and knows them by their own names."""
+"""The program that the Model's `command` starts. Its API dialects are unknown, so all are allowed. It loads its
+adapters itself and serves them under their own names.
+"""
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LLAMA_CPP, VLLM, SGLANG, OLLAMA, COMMAND)}
 
 
 def is_fetched_by_engine(artifact: str, engine: Engine) -> bool:
-    """Whether the engine is told that name, and fetches the weights itself."""
+    """Return whether the engine fetches the weights itself, by this name."""
     return artifact.startswith("hf://") and "?" not in artifact and engine.artifacts == "file-or-hf"
 
 
 def default_slots(engine: str) -> int:
-    """Calls at once on one Replica of a Model that does not say."""
+    """Return the concurrent requests per replica of a Model that does not set `slots`."""
     return ENGINES[engine].slots

@@ -1,8 +1,8 @@
-"""The Model document: a name clients may call, and what is needed to serve it (interfaces, section 2).
+"""The Model document: a name that clients request, and what is needed to serve it (interfaces, section 2).
 
-Owns the typed definition, from which JSON Schema (and later the CRD) is generated. Keys that are not in force yet are
-not fields here: `autoscaler.documents.load` refuses them and says so. YAML names are camelCase and mostly carry no unit
-(`gpu.memory`); Python names end in their unit (`gpu.memory_bytes`).
+Owns the typed definition, from which the JSON Schema and the CustomResourceDefinition are generated. Keys that are not
+supported yet are not fields here: `autoscaler.documents.load` rejects them. YAML names are camelCase and mostly have no
+unit (`gpu.memory`); Python names end in their unit (`gpu.memory_bytes`).
 """
 
 from __future__ import annotations
@@ -27,222 +27,296 @@ Auto = Literal["auto"]
 EngineName = Literal["vllm", "sglang", "llama.cpp", "ollama", "command"]
 
 IDLE_AUTO_S = (60.0, 900.0)
-"""Bounds of `idleSeconds: auto` = 10 x median start, clamped."""
+"""The bounds of `idleSeconds: auto`, which is 10 times the median start time."""
 RESIDENCY_AUTO_S = (1.0, 30.0)
-"""Bounds of `residencySeconds: auto` = 3 x last start, clamped."""
+"""The bounds of `residencySeconds: auto`, which is 3 times the last start time."""
 
 
 class FixedGpu(Part, frozen=True):
-    """Of `Gpu` that for which a running Replica would have to be restarted."""
+    """The keys of `Gpu` whose change restarts running replicas."""
 
     count: Annotated[int, Meta(ge=0, le=64)] = 1
+    """Devices per replica. Above 1: whole devices of one node. 0: CPU only."""
     memory_bytes: BytesOrAuto | None = field(default=None, name="memory")
+    """Device memory per replica and device. None: the size of the artifact, or the whole device for an engine with a
+    paged cache. `auto`: the size of the artifact for every engine. If the size of the artifact is unknown, the whole
+    device is used.
+    """
     compute_percent: Annotated[int, Meta(ge=1, le=100)] | None = field(default=None, name="compute")
+    """The share of a device's compute that one replica claims, in percent. It is counted for placement and not
+    enforced.
+    """
     isolation: Literal["any", "memory", "hardware"] = "any"
+    """The minimum isolation from other replicas on the device."""
     models: tuple[str, ...] = ()
+    """GPU products that the Model accepts, as case-insensitive globs, best first. `|` separates globs of the same rank.
+    Empty: any product.
+    """
 
 
 class Gpu(FixedGpu, frozen=True):
-    """What one Replica needs of a device. `count` 0: CPU only. Absent memory: the artifact's, but all of it for an
-    engine that pages its cache; `auto`: the artifact's for every engine; where that says nothing, all of it.
-    `elastic`: with how many percent less memory it makes do where that fills a hole. `growth`: how many percent more it
-    is started with where nobody else could use that. `link`: what joins all of several devices, at least; `any`: that
-    they are of one node.
-    """
+    """The devices that one replica requires."""
 
     elastic_percent: Annotated[int, Meta(ge=1, le=50)] | None = field(default=None, name="elastic")
+    """The maximum reduction of the memory request, in percent, if a replica fits a gap that way."""
     growth_percent: Annotated[int, Meta(ge=1, le=1000)] | None = field(default=None, name="growth")
+    """The maximum increase of the memory request at the start, in percent, if no other replica could use that memory.
+    """
     link: Literal["any", "pcieRoot", "nvlink"] = "any"
+    """The minimum link between the devices of one replica, if it has several. `any`: they are on the same node."""
 
 
 class ReplicaWindow(Part, frozen=True):
-    """At each moment that `cron` names in its time zone begins a window in which no fewer Replicas are kept."""
+    """A recurring window in which at least `min` replicas are kept. It begins at each time that `cron` matches."""
 
     cron: Annotated[str, Meta(max_length=100)]
+    """The five-field cron expression, for example `30 8 * * mon-fri`."""
     seconds: Annotated[float, Meta(ge=60, le=2_678_400)]
+    """The length of the window, in seconds."""
     min: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """The minimum number of replicas in the window."""
     time_zone: Annotated[str, Meta(max_length=100)] = "UTC"
+    """The time zone of `cron`, for example `Europe/Berlin`."""
 
 
 class ReplicaRange(Part, frozen=True):
-    """How few and how many Replicas there may be."""
+    """The minimum and the maximum number of replicas."""
 
     min: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """The number of replicas that are always kept."""
     max: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """The maximum number of replicas."""
     schedule: Annotated[tuple[ReplicaWindow, ...], Meta(max_length=16)] = ()
+    """Windows with a higher minimum. If several windows apply, the highest minimum counts."""
 
 
 class Start(Part, frozen=True):
-    """Bounds of a start, counted from the first process start: tries after 0, 0.5 and 1 s within it."""
+    """The limits of a start. All attempts share `secondsMax`, which counts from the first start of a process."""
 
     seconds_max: Annotated[float, Meta(gt=0, le=86_400)] = 900.0
+    """The maximum time of a start, in seconds, including its retries."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 3
+    """Attempts after the first one, after pauses of 0 s, 0.5 s and then 1 s."""
     exclusive_seconds: Seconds = 120.0
+    """How long a start can block other starts on its device after its memory last grew, in seconds."""
 
 
 class Queue(Part, frozen=True):
-    """Bounds of one gateway's queue."""
+    """The limits of the Model's queue in each gateway."""
 
     calls_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
+    """The maximum number of waiting requests."""
     bytes_max: Bytes = Bytes(256 << 20)
+    """The maximum size of the waiting request bodies."""
     wait_seconds_max: Seconds = 540.0
+    """The maximum time that a request waits for a slot, in seconds."""
 
 
 class Rollout(Part, frozen=True):
-    """How a changed spec replaces the old one. `surge`: new Replicas that may start beside the old ones at once, where
-    Slices are free; 0: an old one always drains first.
-    """
+    """How replicas of a changed spec replace the old ones."""
 
     surge: Annotated[int, Meta(ge=0, le=100)] = 1
+    """The number of new replicas that may start while the old ones still run, if devices are free. 0: an old replica
+    always drains first.
+    """
 
 
 class EngineTls(Part, frozen=True):
-    """The engine speaks TLS. Its certificate must be for `server_name`; absent: for the address that it listens on."""
+    """TLS of the engine. The gateway verifies the engine's certificate."""
 
     server_name: str | None = None
+    """The name in the engine's certificate. None: the address that the engine listens on."""
 
 
 class Adapter(Part, frozen=True):
-    """Weights that are laid over the Model's own; clients call it as `model:name`."""
+    """Weights that are applied on top of the Model's own weights (LoRA). Clients request an adapter as `model:name`."""
 
     name: str
+    """The name of the adapter: 1 to 63 letters, digits, `.`, `_` or `-`."""
     artifact: str
+    """The weights of the adapter, for example `file:///models/support.gguf`."""
 
 
 class ModelSpec(Part, frozen=True):
-    """The spec of a Model; every field has the default that docs/reference/configuration.md states."""
+    """The spec of a Model. Defaults are listed in docs/reference/configuration.md."""
 
     engine: EngineName
+    """The engine that serves the Model."""
     artifact: str | None = None
+    """The weights, for example `file:///models/a.gguf`. llama.cpp, vllm and sglang require one."""
     allow_unsafe: bool = False
-    """Code and pickled weights, which may run programs when they are loaded, are taken, too."""
+    """Whether code and pickled weights are accepted. Both may run programs when they are loaded."""
     aliases: tuple[str, ...] = ()
+    """Additional names of the Model."""
     adapters: tuple[Adapter, ...] = ()
+    """Adapters that are loaded with the Model, at most 64."""
     image: str = ""
-    """Of its pods; only the Kubernetes driver asks for it, as for `resources`, `pull_secret` and `pod`."""
+    """The container image of the engine. Only the Kubernetes driver uses it, as also `resources`, `pull_secret` and
+    `pod`.
+    """
     command: tuple[str, ...] = ()
+    """The command line of engine `command`. One word must contain `{port}`."""
     args: tuple[str, ...] = ()
+    """Arguments to append to the engine's command line."""
     env: dict[str, str | EnvSource] = {}
+    """Variables to add to the engine's environment."""
     readiness_path: str | None = None
+    """The HTTP path that returns 200 if the engine accepts requests. None: the engine's default."""
     tls: EngineTls | None = None
-    """None: the engine speaks plain HTTP."""
+    """TLS of the engine. None: the engine uses plain HTTP."""
     context_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
+    """The context length of one slot, in tokens. None: the engine's default."""
     gpu: Gpu = Gpu()
+    """The devices that one replica requires."""
     resources: Resources = Resources()
+    """Resource requests and limits of the pod, without GPUs."""
     replicas: ReplicaRange = ReplicaRange()
+    """The minimum and the maximum number of replicas."""
     slots: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    """Calls at once on one Replica; absent = the engine's default."""
+    """Concurrent requests per replica. None: the engine's default."""
     idle_seconds: Seconds | Auto = "auto"
+    """The time without a request after which the Model scales to zero, in seconds. `auto`: 10 times the median start
+    time, from 60 to 900 seconds.
+    """
     residency_seconds: Seconds | Auto = "auto"
+    """The time after it becomes ready in which a replica is not evicted for another Model, in seconds. `auto`: 3 times
+    the last start time, from 1 to 30 seconds.
+    """
     start: Start = Start()
+    """The limits of a start."""
     queue: Queue = Queue()
+    """The limits of the queue in each gateway."""
     response_seconds_max: Seconds = 600.0
+    """The maximum time of a response that is not streamed, in seconds."""
     first_byte_seconds_max: Seconds = 300.0
+    """The maximum time until the first byte of a streamed response, in seconds."""
     stall_seconds_max: Seconds = 60.0
+    """The maximum pause within a streamed response, in seconds."""
     drain_seconds_max: Seconds = 600.0
+    """The maximum time that a replica drains, in seconds. It is then stopped even if requests still run."""
     priority: Priority = 0
+    """The priority. A Model can evict replicas of Models with a lower priority."""
     pull_secret: str | None = None
-    """Of its image."""
+    """The Secret for pulling the image, and the weights of an `oci://` artifact."""
     rollout: Rollout = Rollout()
+    """How replicas of a changed spec replace the old ones."""
     tenants: tuple[TenantName, ...] | None = None
+    """The Tenants that may use the Model. None: every Tenant. In a cluster this also limits which Models share a GPU.
+    """
     paused: bool = False
+    """Whether the Model is stopped. Requests get 503."""
     unlisted: bool = False
+    """Whether `GET /v1/models` omits the Model. Clients can still use it."""
     installation: str | None = None
-    """The installation (NAMESPACE/LEASE) that serves the Model; None: the holder of the Lease of its namespace."""
+    """The installation (NAMESPACE/LEASE) that serves the Model. None: the installation that holds the Lease of the
+    namespace.
+    """
     spread: str | None = None
-    """A label of nodes: its Replicas are put under different values of it where they may as well be; None: anywhere."""
+    """A node label. If possible, replicas are placed on nodes with different values of it."""
     near: str | None = None
-    """A label of nodes: its Replicas are put under one value of it where they may as well be; None: anywhere."""
+    """A node label. If possible, replicas are placed on nodes with the same value of it."""
     pod: Pod = Pod()
+    """Fields to merge into the pods of the Model."""
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """The Deployment or StatefulSet whose pods are a Model's Replicas, where they are not ours; and who scales it."""
+    """The Deployment or StatefulSet whose pods are the replicas of an adopted Model."""
 
     kind: Literal["Deployment", "StatefulSet"]
     namespace: str
     name: str
     toggled: bool = False
-    """Another autoscaler scales it: only zero or not zero is decided here."""
+    """Whether another autoscaler sets the number of replicas. Pilotlight then decides only between
+    zero and not zero.
+    """
     held: bool = False
-    """A person's scale holds for a while: `replicas`, or `paused` at zero, say it, and no document does."""
+    """Whether a user's own scale applies for a limited time. `replicas`, or `paused` at zero, then comes from that
+    scale and not from a document.
+    """
     reason: str = "Adopted"
-    """Why it is scaled as it is, in one word, as an Event on it has it; and in a sentence:"""
+    """The reason of the current scale, in one word, as in the Event on the workload."""
     message: str = ""
+    """The same reason, as a sentence."""
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Replica's cache takes of its Device, as the artifact says."""
+    """The memory of a replica's KV cache on its device, as derived from the artifact."""
 
     total_bytes: int
-    """Of all of the Replica."""
+    """The size of the whole cache of one replica."""
     slot_bytes: int
-    """One Slot less takes so much less, and one token of context of a Slot:"""
+    """The reduction for one slot less."""
     token_bytes: int
     context_tokens: int
-    """The model's own."""
+    """The model's own context length."""
 
 
 ADOPTED_HASH = "adopted"
-"""Stands for the spec of every Replica that was adopted: its pods' template is its owner's."""
+"""The spec hash of every adopted replica: its owner defines the pod template."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A Model as the autoscaler uses it: the document with what the front door learnt from the artifact filled in."""
+    """A Model as the autoscaler uses it: the document, completed with properties of the artifact."""
 
     name: ModelName
     spec: ModelSpec
     namespace: str = "default"
     uid: str = ""
-    """Of its custom resource; empty: it has none."""
+    """The UID of its custom resource. Empty: it has none."""
     memory_bytes: int = 0
-    """Memory one Replica needs of a device: the spec's, else the artifact's as measured; 0 means the whole device."""
+    """The device memory that one replica requires: the spec's value, else the measured size of the artifact. 0: the
+    whole device.
+    """
     estimated_bytes: int = 0
-    """What was worked out of the artifact, before anything was measured; 0: nothing was, or the document decides."""
+    """The estimate from the artifact, before any measurement. 0: there is no estimate, or the
+    document sets the memory.
+    """
     unread_s: float | None = None
-    """Since when an agent is to read of its artifact what it takes (the loop's clock); None: none is, or it did."""
+    """The time (the loop's clock) since when an agent has been assigned to read the memory requirements from the
+    artifact. None: no agent is assigned, or the result is known.
+    """
     cache: Cache | None = None
-    """Of one of llama.cpp that may have less or more; None: nobody could read it."""
+    """The cache of a llama.cpp Model whose size can vary. None: it could not be determined."""
     slots: int = 1
-    """Calls at once on one Replica: the spec's, else the engine's default."""
+    """Concurrent requests per replica: the spec's value, else the engine's default."""
     served_name: str = ""
-    """What its engine serves it as, where that is not its name: an older Model has that name
+    """The name under which the engine serves the Model, if it is not the Model's name: an older Model has that name
     (`autoscaler.spec.names`).
     """
     created_unix_s: int = 0
     order: int = 0
-    """Position among all documents, as they were read."""
+    """The position among all documents, in the order in which they were read."""
     adopted: Adopted | None = None
-    """None: its Replicas are started by the driver itself."""
+    """None: the driver starts the replicas itself."""
 
     def served(self) -> str:
-        """What its engine serves it as."""
+        """Return the name under which the engine serves the Model."""
         return self.served_name or self.name
 
     def names(self) -> Iterator[str]:
-        """What clients may call it by: its name and aliases."""
+        """Yield the names that clients can request: the name and the aliases."""
         yield self.name
         yield from self.spec.aliases
 
     def artifacts(self) -> Iterator[str]:
-        """By the names that they are known by: its own weights (empty: it has none), and its adapters'."""
+        """Yield the canonical artifact names: the Model's own (empty if it has none), then those of its adapters."""
         yield normalize_artifact(self.spec.artifact or "")
         for adapter in self.spec.adapters:
             yield normalize_artifact(adapter.artifact)
 
     def adapter_names(self) -> Iterator[str]:
-        """What clients may call its adapters by."""
+        """Yield the names that clients can request for the adapters."""
         for adapter in self.spec.adapters:
             for name in self.names():
                 yield f"{name}:{adapter.name}"
 
     def spec_hash(self) -> str:
-        """Eight hex digits over everything that a running Replica would have to be restarted for."""
+        """Return eight hex digits over everything whose change restarts running replicas."""
         return self._hash
 
     @cached_property
     def _hash(self) -> str:
-        """Made once per document: every plan asks for the hash of every Model that runs."""
+        """Computed once per document: every plan needs the hash of every running Model."""
         if self.adopted is not None:
             return ADOPTED_HASH
         s = self.spec
@@ -255,7 +329,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             sorted(s.env.items()),
             s.context_tokens,
             FixedGpu(**{name: getattr(s.gpu, name) for name in FixedGpu.__struct_fields__}),
-            int(s.gpu.memory_bytes or 0),  # as asked: another estimate, or a measurement, starts nothing anew
+            int(s.gpu.memory_bytes or 0),  # as configured: a new estimate or measurement must not restart replicas
             self.slots,
             s.readiness_path,
             *(() if s.tls is None else (s.tls,)),
@@ -265,14 +339,17 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return hashlib.sha256(msgspec.json.encode(parts, enc_hook=int, order="deterministic")).hexdigest()[:8]
 
     def idle_s(self, median_start_s: float | None) -> float:
-        """Seconds without a Call after which it may go to zero; `auto` starts at 60 until starts are known."""
+        """Return the idle window after which the Model can scale to zero, in seconds.
+
+        `auto` is 60 until start times are known.
+        """
         if self.spec.idle_seconds != "auto":
             return float(self.spec.idle_seconds)
         low, high = IDLE_AUTO_S
         return min(max(10.0 * (median_start_s or 0.0), low), high)
 
     def residency_s(self, last_start_s: float | None) -> float:
-        """Seconds after getting ready in which it is not evicted for another Model."""
+        """Return how long after becoming ready a replica is protected from eviction for another Model, in seconds."""
         if self.spec.residency_seconds != "auto":
             return float(self.spec.residency_seconds)
         low, high = RESIDENCY_AUTO_S
@@ -280,7 +357,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _unusual(spec: ModelSpec) -> Iterator[tuple[str, object]]:
-    """What few Models tell, most of it of pods: hashes of Models that say nothing of it are as they were."""
+    """Yield rarely used keys, mostly of the pod.
+
+    Keys at their defaults are left out, so that they do not change the hashes of existing Models.
+    """
     if spec.allow_unsafe:
         yield "allowUnsafe", True
     if spec.image:

@@ -1,13 +1,12 @@
-"""Who has which name, in the whole installation: a Model name or alias belongs to the oldest Model that has it. Pure.
+"""Resolves name conflicts in an installation: a Model name or alias belongs to the oldest Model that claims it. Pure.
 
-Owns the order of age (documents of files first, then by creation, then by namespace and name) and what becomes of a
-younger Model: it is called `namespace/name`, an alias that is taken is left out of it, and `taken` says whose it is.
-Names of adapters (`name:adapter`) go with the name that they begin with. Promises: nobody who has a name loses it to a
-younger one; when its holder goes, the next one has it. The same for Tenants and the hashes of their keys.
+Models in files are the oldest, then Models are ordered by creation time, namespace and name. A younger Model with the
+same name is renamed to `namespace/name`; a conflicting alias is removed; `taken` describes the conflict. Names of
+adapters (`name:adapter`) follow the name of their Model. Invariant: no Model loses a name to a younger one. When the
+owner is deleted, the next oldest Model gets the name. The same rules apply to Tenants and the hashes of their keys.
 
-What a name may be that clients send as `model`: fit for logs, URLs and metric labels. Pure.
-
-Owns that rule alone, so that whoever reads names need not know of engines, as `autoscaler.documents.validation` does.
+Also owns the syntax of names that clients send as `model`: they are safe in logs, URLs and metric labels. The syntax is
+here and not in `autoscaler.documents.validation`, so that modules that only read names do not depend on engines.
 """
 
 from __future__ import annotations
@@ -25,27 +24,28 @@ from autoscaler.spec.tenant import Key, Tenant
 
 
 class Origin(NamedTuple):
-    """Where a Model is written down, if not in a file."""
+    """The source of a Model that is not in a file."""
 
     source: str
     namespace: str
     name: str
-    """As it stands there."""
+    """The name in that source."""
 
 
 class Settled(NamedTuple):
-    """All Models under the names that they have."""
+    """All Models with their resolved names."""
 
     models: tuple[Model, ...] = ()
     names: Mapping[Origin, ModelName] = {}
-    """What each is called; one that nothing is left of is not there."""
+    """The resolved name of each Model. A Model that lost all its names is missing."""
     taken: Mapping[Origin, str] = {}
-    """What others have of its names, in a sentence."""
+    """A sentence about the names of a Model that belong to others."""
 
 
 def resolve_model_conflicts(files: Sequence[Model], others: Mapping[Origin, Model]) -> Settled:
-    """The Models of files, which differ in all their names, and the others. A Model that keeps its names is the same
-    object as before.
+    """Resolve the names of Models. Models in `files` have no conflicts among themselves.
+
+    A Model that keeps all its names is returned as the same object.
     """
     owners = {name: f"Model {model.name} of the files" for model in files for name in _all(model)}
     models, names, taken = list(files), dict[Origin, ModelName](), dict[Origin, str]()
@@ -62,7 +62,9 @@ def resolve_model_conflicts(files: Sequence[Model], others: Mapping[Origin, Mode
 def resolve_tenant_conflicts(
     files: Sequence[Tenant], others: Sequence[Tenant]
 ) -> tuple[tuple[Tenant, ...], dict[TenantName, str]]:
-    """The Tenants of files and the others, oldest first; and what older ones have of each, in a sentence."""
+    """Return the Tenants of files and the others, oldest first, and for each a sentence about the keys and names that
+    it lost.
+    """
     tenants = {tenant.name: tenant for tenant in files}
     owners = {key.sha256: tenant.name for tenant in files for key in tenant.spec.keys}
     taken: dict[TenantName, str] = {}
@@ -74,13 +76,13 @@ def resolve_tenant_conflicts(
         if lost:
             taken[tenant.name] = "; ".join(f"key {_shown(key)} is one of Tenant {owners[key.sha256]}" for key in lost)
             kept = tuple(key for key in tenant.spec.keys if key not in lost)
-            tenant = replace(tenant, spec=replace(tenant.spec, keys=kept))  # noqa: PLW2901  what is left of it
+            tenant = replace(tenant, spec=replace(tenant.spec, keys=kept))  # noqa: PLW2901  without the conflicting keys
         tenants[tenant.name] = tenant
     return tuple(tenants.values()), taken
 
 
 def _settled(origin: Origin, model: Model, owners: dict[str, str]) -> tuple[Model | None, list[str]]:
-    """What it is called, None for nothing; and what is lost."""
+    """Return the Model with its resolved names, or None if it lost all, and sentences about the lost names."""
     me, lost = f"Model {origin.namespace}/{origin.name}", list[str]()
     named = model
     if owner := _claim(model, model.name, me, owners):
@@ -101,7 +103,7 @@ def _settled(origin: Origin, model: Model, owners: dict[str, str]) -> tuple[Mode
 
 
 def _claim(model: Model, name: str, me: str, owners: dict[str, str]) -> str:
-    """Takes a name with those of its adapters; or says who has one of them, and takes none."""
+    """Claim a name and the adapter names below it. If one is taken, claim nothing and return the owner."""
     wanted = [name, *(f"{name}:{adapter.name}" for adapter in model.spec.adapters)]
     owner = next((owners[one] for one in wanted if one in owners), "")
     if not owner:
@@ -120,7 +122,7 @@ def _age(item: tuple[Origin, Model]) -> tuple[int, str, str, str]:
 
 
 def _shown(key: Key) -> str:
-    """By its name or the first digits of its hash."""
+    """Identify a key by its name or the first digits of its hash."""
     return f"`{key.name}`" if key.name else f"{key.sha256[:8]}..."
 
 
@@ -129,7 +131,7 @@ NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?")
 
 
 def check_name(name: str, at: Path) -> None:
-    """A name that clients may send as `model`. Raises WrongKeyError."""
+    """Check a name that clients can send as `model`. Raises WrongKeyError."""
     if len(name) > NAME_CHARS_MAX or not NAME.fullmatch(name):
         wanted = f"1 to {NAME_CHARS_MAX} letters, digits or ._:/- that begin and end with a letter or digit"
         raise WrongKeyError(at, f"expected {wanted}")

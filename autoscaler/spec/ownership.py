@@ -1,12 +1,13 @@
-"""Whose an object of a cluster is: the label of the installation that made it, and selectors that use it. Pure.
+"""Ownership of cluster objects: the label of the installation that created an object, and selectors for it. Pure.
 
-Several installations may share a cluster, and a namespace of engines. Each reads, changes and deletes only objects with
-its own label. Objects without a label were made by an earlier version. Every installation counts them as its own; the
-first leader labels the pods and ResourceClaims.
+Several installations may share a cluster and a namespace for engines. Each one reads, changes and deletes only objects
+with its own label. Objects without a label were created by an earlier version. Every installation counts them as its
+own; the first leader labels the pods and ResourceClaims.
 
-Several may read the same Models, too. One of them serves a Model: the one that `spec.installation` names, else the one
-that holds the Lease CLAIM of the Model's namespace. It is renewed for as long as there are Models in the namespace; one
-that is not renewed for CLAIM_S may be taken. As in leader election (client-go's), no clock of another host is read.
+Several installations may also read the same Models. One of them serves a Model: the one in `spec.installation`, else
+the one that holds the Lease CLAIM in the Model's namespace. The holder renews it while the namespace has Models.
+Another installation can take a Lease that has not been renewed for CLAIM_S. As in client-go's leader election, clocks
+of different hosts are never compared.
 """
 
 from __future__ import annotations
@@ -19,42 +20,44 @@ from typing import Any, Final, Literal, NamedTuple
 from autoscaler.spec.pod import MANAGED_BY, OURS
 
 INSTALLATION: Final = OURS + "installation"
-"""A label: the installation that made an object."""
+"""The label with the installation that created an object."""
 TITLE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 TITLE_WANTED: Final = "expected NAMESPACE/LEASE of an installation, as `pilotlight doctor` shows it"
 NAMESPACE_MAX: Final = 40
-"""Characters of a namespace in an identity: behind the slash an annotation's key has 63."""
+"""The maximum length of a namespace in an identity: the name part of an annotation key has at most 63 characters."""
 CLAIM: Final = "models.pilotlight.dev"
-"""The Lease in each namespace that has Models. It has a dot, which no name of the chart's objects may have."""
+"""The name of the Lease in each namespace that has Models. It contains a dot, which names of the chart's objects
+cannot.
+"""
 CLAIM_S, RENEW_S = 600, 180.0
-"""How long a Lease holds after its last renewal, and when it is renewed."""
+"""How long a Lease is valid after its last renewal, and the interval of renewals, in seconds."""
 _ENGINES: Final = f"{MANAGED_BY}=pilotlight,{OURS}intent"
 
 
 def installation_id(namespace: str, lease: str) -> str:
-    """Of the installation whose autoscalers run in `namespace` and elect their leader by `lease`."""
+    """Return the ID of the installation whose autoscalers run in `namespace` and elect their leader with `lease`."""
     digest = hashlib.sha256(f"{namespace}/{lease}".encode()).hexdigest()[:8]
     return f"{namespace[:NAMESPACE_MAX]}-{digest}"
 
 
 def installation_title(namespace: str, lease: str) -> str:
-    """Of an installation, as people and Leases name it."""
+    """Return the display name of an installation, as in Leases."""
     return f"{namespace}/{lease}"
 
 
 class Claim(NamedTuple):
-    """The Lease CLAIM of one namespace, as this process saw it."""
+    """The Lease CLAIM of one namespace, as this process observed it."""
 
     holder: str
-    """The title of an installation; empty: of none."""
+    """The display name of an installation. Empty: no installation holds it."""
     renewed: str
-    """As its holder wrote it; only compared with itself."""
+    """The renewal time that the holder wrote; it is compared only with earlier values."""
     duration_s: float
     since_s: float
-    """When it was first seen as it is."""
+    """When the Lease was first observed in its current form."""
 
     def next(self, me: str, now_s: float) -> Literal["take", "renew", "keep", "leave"]:
-        """What the installation `me` does with it."""
+        """Return what installation `me` does with the Lease."""
         if self.holder == me:
             return "renew" if now_s - self.since_s >= RENEW_S else "keep"
         return "take" if not self.holder or now_s - self.since_s >= self.duration_s else "leave"
@@ -63,7 +66,7 @@ class Claim(NamedTuple):
 def explain_not_served(
     named: str | None, holder: str, me: str, namespace: str, field: str = "spec.installation"
 ) -> str:
-    """Why `me` does not serve a Model of `namespace` that names the installation `named` in `field`; empty: it does."""
+    """Explain why `me` does not serve a Model of `namespace` whose `field` is `named`. Empty: it does."""
     if named is not None:
         return "" if named == me else f"{field} is {named}; installation {me} does not serve this Model"
     if holder in {"", me}:
@@ -75,33 +78,33 @@ def explain_not_served(
 
 
 class Ownership(NamedTuple):
-    """Of the objects of one installation."""
+    """The labels and selectors of the objects of one installation."""
 
     installation: str = ""
-    """See `installation_id`; empty: there is only one installation, and objects have no such label."""
+    """The ID (`installation_id`). Empty: there is only one installation, and objects do not have the label."""
 
     @property
     def engines(self) -> str:
-        """The selector of its engines' pods and their ResourceClaims."""
+        """The selector of the engines' pods and their ResourceClaims."""
         return f"{_ENGINES},{INSTALLATION}={self.installation}" if self.installation else _ENGINES
 
     @property
     def unlabelled(self) -> str:
-        """The selector of those that have no label of an installation; empty: they need none."""
+        """The selector of such objects without an installation label. Empty: the label is not used."""
         return f"{_ENGINES},!{INSTALLATION}" if self.installation else ""
 
     @property
     def labels(self) -> dict[str, str]:
-        """What each of its objects has."""
+        """The labels of every object of the installation."""
         return {INSTALLATION: self.installation} if self.installation else {}
 
     def owns(self, found: Mapping[str, Any]) -> bool:
-        """Whether an object is not another installation's."""
+        """Return whether an object does not belong to another installation."""
         labels: Mapping[str, str] = found["metadata"].get("labels") or {}
         return labels.get(INSTALLATION, self.installation) == self.installation
 
     def label(self, made: dict[str, Any]) -> dict[str, Any]:
-        """The object as it is made."""
+        """Return the object with the installation's label."""
         if not self.installation:
             return made
         metadata = made.get("metadata", {})

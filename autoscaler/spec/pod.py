@@ -1,9 +1,9 @@
-"""What a Model says of its pods beyond what serves it: `pod`, `resources`, `env.*.valueFrom` (interfaces, section 2).
+"""The part of a Model that configures its pods: `pod`, `resources`, `env.*.valueFrom` (interfaces, section 2). Pure.
 
-Owns the types and their rules. Only what is named here may be laid over a pod of ours; what the plan owns (its name,
-our labels and annotations, node affinity, its command, its devices, when it ends) is refused by path where the document
-is read, in one line. Names are Kubernetes' own, and so is the form of what stands in `affinity`, `volumes`,
-`volumeMounts` and `securityContext`, which the API server checks. Pure.
+Owns the types and their rules. Only the fields here can be merged into a pod. The plan sets the name, Pilotlight's own
+labels and annotations, node affinity, command, devices and termination; a document that sets one of these is rejected
+with the path of the key. Names and the contents of `affinity`, `volumes`, `volumeMounts` and `securityContext` are
+those of Kubernetes; the API server validates them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 GPU = "nvidia.com/gpu"
 OURS = "pilotlight.dev/"
-"""What begins so is Pilotlight's."""
+"""The prefix of labels, annotations and API groups of Pilotlight."""
 API_VERSION = OURS + "v1alpha1"
-"""Of its documents and custom resources."""
+"""The API version of documents and custom resources."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 DO_NOT_DISRUPT, SAFE_TO_EVICT = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
-"""Annotations of pods, by which who removes nodes (Karpenter; Cluster Autoscaler) waits for them."""
+"""Pod annotations that make Karpenter and Cluster Autoscaler wait for a pod before they remove its node."""
 QUEUE = "kueue.x-k8s.io/queue-name"
-"""A label: the LocalQueue of Kueue that lets a pod be scheduled, and may have it deleted for another's sake."""
+"""The label with the LocalQueue of Kueue, which admits a pod to scheduling and can preempt it."""
 PLACE = OURS + "place"
-"""A label of pods of ours that are no Replica's: the name of the Lease whose place each keeps until one's takes it."""
+"""The label of Pilotlight's pods that are not replicas: the name of the capacity order whose place the pod reserves
+until a replica takes it.
+"""
 
 _QUANTITY = re.compile(r"[0-9]{1,19}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -36,7 +38,7 @@ THE_PLANS_NODE = (
     "is set by Pilotlight, which chooses the node: select devices with spec.gpu.models or nodes with nodeSelector"
 )
 VOLUMES_BEGIN = "pilotlight-"
-"""Names of volumes that Pilotlight adds to pods."""
+"""The prefix of names of volumes that Pilotlight adds to pods."""
 SELECTS = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"})
 """Labels by which Services, NetworkPolicies and the autoscaler select Pilotlight's own pods."""
 OWN_SELECTORS = "selects Pilotlight's own pods: use another label"
@@ -46,83 +48,115 @@ SOURCE_WANTED = "expected the source of a volume, such as emptyDir: {}"
 
 
 class KeyRef(Part, frozen=True):
-    """One key of a Secret or ConfigMap in the pod's namespace."""
+    """A reference to one key of a Secret or ConfigMap in the pod's namespace."""
 
     name: str
+    """The name of the Secret or ConfigMap."""
     key: str
+    """The key in it."""
     optional: bool = False
+    """Whether the pod starts without the variable if the object or key does not exist."""
 
 
 class FieldRef(Part, frozen=True):
-    """A field of the pod itself, such as `metadata.name`."""
+    """A reference to a field of the pod itself."""
 
     field_path: str
+    """The path of the field, such as `metadata.name`."""
 
 
 class ValueFrom(Part, frozen=True):
-    """Where a variable's value comes from: one of these."""
+    """The source of a variable's value: exactly one of these."""
 
     secret_key_ref: KeyRef | None = None
+    """A key of a Secret."""
     config_map_key_ref: KeyRef | None = None
+    """A key of a ConfigMap."""
     field_ref: FieldRef | None = None
+    """A field of the pod."""
 
 
 class EnvSource(Part, frozen=True):
-    """A variable that the kubelet fills in; only pods can have one."""
+    """A variable whose value the kubelet determines. Only pods can use it."""
 
     value_from: ValueFrom
+    """The source of the value."""
 
 
 class Resources(Part, frozen=True):
-    """Requests and limits by name (`cpu`, `memory`, `rdma/hca`). No CPU limit is set unless one stands here."""
+    """Resource requests and limits by name (`cpu`, `memory`, `rdma/hca`).
+
+    CPU is not limited unless a limit is set here.
+    """
 
     requests: dict[str, str | int] = {}
+    """Requested quantities by resource name."""
     limits: dict[str, str | int] = {}
+    """Maximum quantities by resource name."""
 
 
 class Toleration(Part, frozen=True):
-    """A taint that is no reason to stay away."""
+    """A taint that the pods tolerate, as in Kubernetes."""
 
     key: str | None = None
+    """The key of the taint. None: every taint, with operator `Exists`."""
     operator: Literal["Exists", "Equal"] | None = None
+    """`Exists`: any value. `Equal`, the default: the value must be equal."""
     value: str | None = None
+    """The value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The effect of the taint. None: every effect."""
     toleration_seconds: int | None = None
+    """How long `NoExecute` is tolerated, in seconds. None: without a limit."""
 
 
 class SecretName(Part, frozen=True):
     """A Secret in the pod's namespace."""
 
     name: str
+    """The name of the Secret."""
 
 
 class Pod(Part, frozen=True):
-    """What is laid over the pods that Pilotlight makes."""
+    """Fields to merge into the pods that Pilotlight creates."""
 
     node_selector: dict[str, str] = {}
+    """Labels that the node must have."""
     tolerations: tuple[Toleration, ...] = ()
+    """Taints that the pods tolerate."""
     affinity: dict[str, object] = {}
+    """`podAffinity` and `podAntiAffinity`, as in Kubernetes. Pilotlight sets `nodeAffinity`."""
     annotations: dict[str, str] = {}
+    """Annotations of the pods, except those with the prefix `pilotlight.dev/`."""
     labels: dict[str, str] = {}
+    """Labels of the pods, except those with the prefix `pilotlight.dev/`."""
     volumes: tuple[dict[str, object], ...] = ()
+    """Volumes of the pods, as in Kubernetes."""
     volume_mounts: tuple[dict[str, object], ...] = ()
+    """Volume mounts of the engine container. Each one names a volume in `volumes`."""
     image_pull_secrets: tuple[SecretName, ...] = ()
+    """Secrets for pulling the image."""
     service_account_name: str | None = None
+    """The service account of the pods. Its token is not mounted."""
     runtime_class_name: str | None = None
+    """The RuntimeClass of the pods."""
     scheduler_name: str | None = None
+    """The scheduler of the pods."""
     priority_class_name: str | None = None
+    """The PriorityClass of the pods."""
     resources: Resources = Resources()
+    """Resource requests and limits to add to `spec.resources`."""
     security_context: dict[str, object] = {}
-    """Of the pod. Absent: what pod security `restricted` asks for."""
+    """The security context of the pod. Default: what the pod security standard `restricted` requires."""
 
 
 def selector_of(defaults: Pod | None, own: Pod) -> dict[str, str]:
-    """Labels that its node must have: what the Settings say, and a Model's own over that."""
+    """Return the labels that a replica's node must have: those of the Settings, overridden by those of the Model."""
     return own.node_selector if defaults is None else {**defaults.node_selector, **own.node_selector}
 
 
 def check_pod(pod: Pod, at: Path) -> None:
-    """What may be laid over a pod. Raises WrongKeyError with the path below `at`."""
+    """Check fields that are merged into a pod. Raises WrongKeyError with a path below `at`."""
     if "nodeAffinity" in pod.affinity:
         raise WrongKeyError((*at, "affinity", "nodeAffinity"), THE_PLANS_NODE)
     for kind in sorted(pod.affinity.keys() - {"podAffinity", "podAntiAffinity"}):
@@ -157,20 +191,20 @@ def check_pod(pod: Pod, at: Path) -> None:
 
 
 def check_labels(labels: Mapping[str, str], at: Path) -> None:
-    """Labels of objects of Kubernetes."""
+    """Check Kubernetes labels. Raises WrongKeyError."""
     for label, value in labels.items():
         if not _LABEL.fullmatch(label) or not _LABEL_VALUE.fullmatch(value):
             raise WrongKeyError((*at, label), "expected a label of Kubernetes: at most 63 of A-Za-z0-9._-")
 
 
 def check_label_value(text: str, at: Path) -> None:
-    """What a label of Kubernetes may say; not nothing."""
+    """Check the value of a Kubernetes label, which must not be empty. Raises WrongKeyError."""
     if not text or not _LABEL_VALUE.fullmatch(text):
         raise WrongKeyError(at, "expected 1 to 63 of A-Za-z0-9._- that begin and end with a letter or digit")
 
 
 def check_resources(resources: Resources, at: Path) -> None:
-    """Quantities by name; devices are counted in spec.gpu."""
+    """Check quantities by resource name; GPUs are counted in spec.gpu. Raises WrongKeyError."""
     for where, amounts in (("requests", resources.requests), ("limits", resources.limits)):
         for name, amount in amounts.items():
             if name == GPU:
@@ -180,7 +214,7 @@ def check_resources(resources: Resources, at: Path) -> None:
 
 
 def check_source(source: EnvSource, at: Path) -> None:
-    """Where a variable comes from: exactly one place."""
+    """Check that a variable has exactly one source. Raises WrongKeyError."""
     of = source.value_from
     told = [one for one in (of.secret_key_ref, of.config_map_key_ref, of.field_ref) if one is not None]
     if len(told) != 1:
@@ -188,7 +222,7 @@ def check_source(source: EnvSource, at: Path) -> None:
 
 
 def check_object_name(name: str, at: Path) -> None:
-    """The name of an object of Kubernetes."""
+    """Check the name of a Kubernetes object. Raises WrongKeyError."""
     if not _NAME.fullmatch(name):
         raise WrongKeyError(at, "expected the name of an object: lower-case letters, digits, - and .")
 

@@ -1,4 +1,4 @@
-"""Kubernetes quantities (`16Gi`, `500m`) as exact numbers. Owns their grammar; knows nothing of documents.
+"""Kubernetes quantities (`16Gi`, `500m`) as exact numbers. Pure.
 
 Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity (decimal and binary suffixes).
 """
@@ -10,12 +10,12 @@ from typing import Final
 
 _QUANTITY = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _ODD = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(?:([nu])|[eE]([+-]?[0-9]{1,2}))")
-"""What others may have written, too."""
+"""Forms that other programs may write."""
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
     f"{p}i": 1 << 10 * i for i, p in enumerate("KMGTPE", 1)
 }
 SIZE_MAX: Final = (1 << 63) - 1
-"""The largest that Kubernetes computes with, too."""
+"""The largest quantity that Kubernetes computes with."""
 
 
 class Bytes(int):
@@ -23,14 +23,17 @@ class Bytes(int):
 
 
 class BytesOrAuto(Bytes):
-    """A size, or `auto`, which is 0. A type of its own, for msgspec allows none of ours in a union."""
+    """A size, or `auto`, which is 0.
+
+    It is a type of its own because msgspec does not support custom types in a union.
+    """
 
 
 AUTO = "auto"
 
 
 def parse_bytes(text: str | int) -> Bytes:
-    """`16Gi` -> Bytes(17179869184). Raises ValueError, naming what was expected, on anything else."""
+    """Parse a size: `16Gi` -> Bytes(17179869184). Raises ValueError with the expected form."""
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ValueError("expected a size such as 16Gi, got a negative number")
@@ -53,7 +56,7 @@ def _bounded(size: int) -> Bytes:
 
 
 def parse_bytes_or_auto(text: str | int) -> BytesOrAuto:
-    """As `parse_bytes`; 0 for `auto`."""
+    """Parse a size or `auto`, which is 0. Raises ValueError."""
     if text == AUTO:
         return BytesOrAuto(0)
     size = parse_bytes(text)
@@ -63,7 +66,7 @@ def parse_bytes_or_auto(text: str | int) -> BytesOrAuto:
 
 
 def parse_milli(text: str | int) -> int:
-    """`0.5`, `500m` or `16Gi` -> thousandths of it, rounded up. Raises ValueError on anything else."""
+    """Parse `0.5`, `500m` or `16Gi` to thousandths, rounded up. Raises ValueError."""
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise ValueError("expected a quantity such as 500m or 16Gi")
@@ -73,7 +76,7 @@ def parse_milli(text: str | int) -> int:
 
 
 def read_milli(text: str | int) -> int:
-    """The same of what an API server says: also of `129e6` and `1500u`, which documents do not say."""
+    """Parse a quantity of an API server to thousandths: also `129e6` and `1500u`, which documents do not accept."""
     odd = _ODD.fullmatch(str(text))
     if odd is None:
         return parse_milli(text)
@@ -83,7 +86,7 @@ def read_milli(text: str | int) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """The shortest exact binary quantity: 17179869184 -> `16Gi`."""
+    """Format a size as the shortest exact binary quantity: 17179869184 -> `16Gi`."""
     for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
         if size and size % _SUFFIX[suffix] == 0:
             return f"{size // _SUFFIX[suffix]}{suffix}"
@@ -91,7 +94,9 @@ def format_bytes(size: int) -> str:
 
 
 def whole_number(text: object) -> int | None:
-    """The number that up to 15 decimal digits stand for; None: not such a text. (`int` raises beyond 4,300 digits.)"""
+    """Return the number that up to 15 decimal digits represent; None for any other text. (`int` raises beyond 4,300
+    digits.)
+    """
     if isinstance(text, str) and len(text) <= 15 and text.isascii() and text.isdecimal():
         return int(text)
     return None

@@ -1,7 +1,7 @@
 """The Tenant document: the party that is authenticated, limited and charged (interfaces, section 2).
 
-Owns the typed definition of what is in force now: keys, permission, weight and priority. Guarantees, rates and budgets
-are refused by `autoscaler.documents.load` until they are.
+Owns the typed definition of the supported keys: API keys, permission, weight and priority. `autoscaler.documents.load`
+rejects guarantees, rates and budgets, which are not supported yet.
 """
 
 from __future__ import annotations
@@ -19,22 +19,31 @@ from autoscaler.spec.model import Priority
 
 
 class Key(Part, frozen=True):
-    """One API key by its hash (SHA-256 of the key's bytes, lower-case hex). Times are RFC 3339."""
+    """An API key, stored as its hash."""
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = field(name="sha256")
+    """The SHA-256 of the key's bytes, in lower-case hex."""
     name: str = ""
+    """A name for people."""
     created_at: str | None = None
+    """When the key was created (RFC 3339), for information only."""
     expires_at: str | None = None
+    """When the key expires (RFC 3339). None: never."""
     role: Literal["tenant", "viewer", "operator", "finance"] = "tenant"
+    """The role. `tenant` and `operator` keys can use Models; the others cannot."""
 
 
 class TenantSpec(Part, frozen=True):
     """The spec of a Tenant."""
 
     keys: tuple[Key, ...] = ()
+    """The API keys."""
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    """The share of slots when several Tenants compete for them."""
     models: tuple[str, ...] | None = None
+    """Globs over the names of Models that the Tenant may use. None: every Model that does not list Tenants."""
     priority_max: Priority = 0
+    """The highest priority that a request can set with `X-Priority`."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +54,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unix_seconds(time: str) -> float:
-    """An RFC 3339 time as seconds since 1970. Raises ValueError on anything else, also a time without its zone."""
+    """Parse an RFC 3339 time to seconds since 1970. Raises ValueError for other texts and for a time without a zone."""
     moment = datetime.fromisoformat(time)
     if moment.tzinfo is None or len(time) < len("2027-01-31T12:00:00Z"):
         raise ValueError("expected a time such as 2027-01-31T12:00:00Z")
@@ -53,6 +62,6 @@ def unix_seconds(time: str) -> float:
 
 
 def weight_of(tenants: Mapping[TenantName, Tenant], name: TenantName) -> float:
-    """The weight of a Tenant; 1 for one that the documents do not have."""
+    """Return the weight of a Tenant; 1 if the documents do not contain it."""
     tenant = tenants.get(name)
     return tenant.spec.weight if tenant is not None else 1.0

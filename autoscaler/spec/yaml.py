@@ -1,9 +1,9 @@
-"""YAML as configuration: what PyYAML lets pass and a person would not want is an error with its line.
+"""Strict YAML for configuration: constructs that hide mistakes are errors with a line number.
 
-Owns reading YAML text into plain values: mappings with text keys, lists, text, numbers, true and false, null. Refuses
-what hides mistakes: a key that occurs twice, a key that is not text, `.nan` and `.inf`. Dates stay text; numbers are
-also read as JSON writes them (`1e-05`). What aliases expand to is bounded, so that no small text fills the memory. It
-knows nothing of documents. Raises YamlError, whose text is one line and begins with the line number.
+Reads YAML into plain values: mappings with text keys, lists, text, numbers, booleans and null. Rejects duplicate keys,
+keys that are not text, `.nan` and `.inf`. Dates stay text; numbers in JSON syntax (`1e-05`) are accepted. The expansion
+of aliases is limited, so that a small text cannot exhaust the memory. Raises YamlError, whose text is one line that
+begins with the line number.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import yaml
 from autoscaler.text import one_line
 
 TEXT_CHARS_MAX = 16 << 20
-"""A longer text is refused: these are documents written by people, not data."""
+"""The maximum length of a text: documents are written by people."""
 
 NODES_MAX = 100_000
-"""Of one text, after each alias is replaced by what it stands for."""
+"""The maximum number of values in a text, after the expansion of aliases."""
 DEPTH_MAX = 100
-"""Levels of nesting: more than any document needs, and few enough for every reader of the values to recurse."""
+"""The maximum depth of nesting. It is more than documents need, and low enough for recursive readers."""
 REASON_CHARACTERS_MAX = 200
-"""Of what PyYAML or Python say about a value."""
+"""The maximum length of an error text from PyYAML or Python."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PREFIX = "tag:yaml.org,2002:"
@@ -36,11 +36,11 @@ _NOT_JSON = [_TIMESTAMP, *(f"{_PREFIX}{name}" for name in ("binary", "omap", "pa
 
 
 class YamlError(Exception):
-    """The text is not YAML, or YAML that hides a mistake."""
+    """The text is not valid YAML, or it hides a mistake."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, stricter."""
+    """A stricter SafeLoader."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in rows if tag != _TIMESTAMP]
@@ -48,31 +48,31 @@ class _Loader(yaml.SafeLoader):
     }
 
     at: yaml.Mark | None = None
-    """Where the value begins that is constructed now."""
+    """The start of the value that is being constructed."""
 
     composed = 0
-    """Nodes so far, without what aliases add."""
+    """The number of nodes so far, without aliases."""
 
     def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
-        """See SafeLoader, whose time grows with the square of the depth."""
+        """Limit the depth: the time of SafeLoader grows with its square."""
         if self.flow_level >= DEPTH_MAX:
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self.get_mark())
         super().fetch_flow_collection_start(kind)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """See SafeLoader. Counts, so that a long text is refused before it is in memory."""
+        """Count nodes, so that a long text is rejected before it is in memory."""
         self.composed += 1
         if self.composed > NODES_MAX:
             raise yaml.MarkedYAMLError(problem=f"more than {NODES_MAX} values", problem_mark=self.get_mark())
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """See SafeLoader."""
+        """Record the position of the value for error messages."""
         self.at = node.start_mark
         return super().construct_object(node, deep=deep)
 
     def keys_once(self, node: yaml.MappingNode) -> Iterator[dict[object, object]]:
-        """A mapping whose keys are text and differ; a generator, as PyYAML wants it for anchors."""
+        """Construct a mapping with unique text keys. PyYAML requires a generator for anchors."""
         seen: set[str] = set()
         for key, _ in node.value:
             if key.tag == _MERGE:
@@ -88,21 +88,23 @@ class _Loader(yaml.SafeLoader):
         mapping.update(self.construct_mapping(node))
 
     def finite(self, node: yaml.ScalarNode) -> float:
-        """A number that is one."""
+        """Construct a finite number."""
         number = float(self.construct_yaml_float(node))
         if not math.isfinite(number):
             raise yaml.MarkedYAMLError(problem="expected a finite number", problem_mark=node.start_mark)
         return number
 
     def refused(self, node: yaml.Node) -> NoReturn:
-        """A value that JSON does not have."""
+        """Reject a value that JSON cannot represent."""
         _refuse(node, f"remove the tag {node.tag.replace(_PREFIX, '!!')}")
 
 
 _Loader.add_implicit_resolver(
     _FLOAT, re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][-+][0-9]+"), list("-0123456789")
 )
-"""As JSON writes it, and YAML 1.2 reads it: YAML 1.1 wants a point, too. One without a sign (`12e4`) stays text."""
+"""Accept numbers in JSON and YAML 1.2 syntax; YAML 1.1 also requires a decimal point. An exponent without a sign
+(`12e4`) stays text.
+"""
 _Loader.add_constructor(_MAP, _Loader.keys_once)
 _Loader.add_constructor(_FLOAT, _Loader.finite)
 for _tag in _NOT_JSON:
@@ -110,7 +112,7 @@ for _tag in _NOT_JSON:
 
 
 def parse_yaml(text: str) -> list[object]:
-    """All YAML documents of `text` as plain values, empty ones left out. Raises YamlError."""
+    """Parse all YAML documents of `text` to plain values, without empty ones. Raises YamlError."""
     if len(text) > TEXT_CHARS_MAX:
         raise YamlError(f"longer than {TEXT_CHARS_MAX} characters")
     if found := _SURROGATE.search(text):
@@ -129,9 +131,11 @@ def parse_yaml(text: str) -> list[object]:
     except RecursionError:
         raise YamlError("nested too deeply") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # PyYAML's constructors raise these for values that do not fit an explicit tag, such as `!!bool x` or `!!int ""`
+        # PyYAML's constructors raise these for values that do not match an explicit tag, such as `!!bool x` or `!!int
+        # ""`
         where = f"line {loader.at.line + 1}: " if loader and loader.at else ""
-        said = isinstance(error, ArithmeticError | ValueError)  # by int() and float(); others speak of PyYAML's insides
+        # int() and float() raise these; messages of other errors describe PyYAML's internals
+        said = isinstance(error, ArithmeticError | ValueError)
         reason = one_line(str(error), REASON_CHARACTERS_MAX) if said else "it does not fit its tag"
         raise YamlError(f"{where}a value cannot be read: {reason}") from error
     finally:
@@ -140,11 +144,11 @@ def parse_yaml(text: str) -> list[object]:
 
 
 class _Size(NamedTuple):
-    """Of a node, after each alias is replaced by what it stands for."""
+    """The size of a node, after the expansion of aliases."""
 
     nodes: int
     height: int
-    """Levels of nesting; 0 while it is measured."""
+    """Levels of nesting; 0 while it is being measured."""
 
 
 def _values(loader: _Loader) -> list[object]:
@@ -164,9 +168,9 @@ def _values(loader: _Loader) -> list[object]:
 
 
 def _measure(node: yaml.Node, known: dict[int, _Size]) -> _Size:
-    """Raises yaml.MarkedYAMLError for what is nested too deeply or contains itself, and for an unpaired surrogate.
+    """Measure a node. Raises yaml.MarkedYAMLError for deep nesting, recursive aliases and unpaired surrogates.
 
-    `known`: sizes of nodes that were seen, by identity.
+    `known`: sizes of visited nodes, by identity.
     """
     size = known.get(id(node))
     if size is not None:
@@ -180,7 +184,7 @@ def _measure(node: yaml.Node, known: dict[int, _Size]) -> _Size:
     elif isinstance(node, yaml.SequenceNode):
         inner = node.value
     elif _SURROGATE.search(node.value):
-        try:  # JSON escapes a character above U+FFFF as a pair, which PyYAML leaves as it is
+        try:  # JSON escapes a character above U+FFFF as a pair, which PyYAML does not combine
             node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             _refuse(node, "an unpaired surrogate is not a character")

@@ -1,7 +1,7 @@
-"""What a Plan consists of: Actions with reasons. Owns the words; `plan` makes, `fold` applies, `loop` performs them.
+"""The Actions of a Plan, each with a reason. The planner creates them, `fold` applies them, the loop executes them.
 
-An Action is an intent. Folding it (`Acted`) moves its Replica along the table of `autoscaler.state.lifecycle`, which
-raises when the table does not allow it; so the World always shows what was ordered, before the driver has done it.
+An Action is an intent. Folding it (`Acted`) moves its replica along the table of `autoscaler.state.lifecycle`, which
+raises if the table does not allow it. So the World shows an ordered change before the driver has made it.
 """
 
 from __future__ import annotations
@@ -13,33 +13,38 @@ from autoscaler.state.world import Fact, Replica, SliceId
 
 
 class StartReplica(Fact, frozen=True, tag_field="kind", tag="start"):
-    """Place and start it. `replica` is PENDING; the driver is idempotent by its `intent`."""
+    """Place and start a replica. `replica` is PENDING; the driver uses its `intent` as idempotency key."""
 
     replica: Replica
     reason: str
 
 
 class DrainReplica(Fact, frozen=True, tag_field="kind", tag="drain"):
-    """No new Calls; stop it when every known gateway has acknowledged, or its grace is over."""
+    """Send no new requests to a replica; stop it when all known gateways have acknowledged or the
+    grace period is over.
+    """
 
     replica: ReplicaId
     reason: str
     victim_of: ModelName | None = None
     stranded: bool = False
-    """It was kept off its node, which its Model shuns for a while."""
+    """Whether the replica's pod was not scheduled to its node, so that its Model avoids the node for a while."""
     crowded: bool = False
-    """More is on a Slice of its than that has, and it is the youngest there."""
+    """Whether a slice of the replica is overcommitted and the replica is the youngest on it."""
 
 
 class ReviveReplica(Fact, frozen=True, tag_field="kind", tag="revive"):
-    """It is wanted again and its stop was not issued: back to the state it came from."""
+    """Keep a draining replica: it is needed again and no stop was ordered. It returns to its previous state."""
 
     replica: ReplicaId
     reason: str
 
 
 class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
-    """The stop order: SIGTERM, `grace_s`, then kill. From draining (acknowledged) or from failed and pending (drop)."""
+    """Stop a replica: SIGTERM, kill after `grace_s`.
+
+    It was draining and acknowledged, or it is failed or pending (drop).
+    """
 
     replica: ReplicaId
     grace_s: float
@@ -47,35 +52,45 @@ class StopReplica(Fact, frozen=True, tag_field="kind", tag="stop"):
 
 
 class FailReplica(Fact, frozen=True, tag_field="kind", tag="fail"):
-    """Its start took longer than `start.secondsMax`: it counts as broken (table verb "broke") and is then stopped."""
+    """Fail a start that exceeded `start.secondsMax`.
+
+    The replica counts as broken (table verb "broke") and is then stopped.
+    """
 
     replica: ReplicaId
     reason: str
 
 
 class FailStart(Fact, frozen=True, tag_field="kind", tag="fail-start"):
-    """A start would surely fail, so none is tried: whoever waits is told, and the next try is after a pause."""
+    """Do not attempt a start that would certainly fail.
+
+    Waiting requests fail, and the next attempt follows after a pause.
+    """
 
     model: ModelName
     reason: str
 
 
 class CutNode(Fact, frozen=True, tag_field="kind", tag="cut"):
-    """The GPUs of an idle node are cut anew. It takes minutes, in which nothing is placed there."""
+    """Repartition the GPUs of an idle node. This takes minutes, in which nothing is placed on the node."""
 
     order: CutOrder
     reason: str
 
 
 class AcquireLease(Fact, frozen=True, tag_field="kind", tag="acquire"):
-    """Capacity is ordered for whom there is no room. Said again where nobody has seen it: it is the same Lease."""
+    """Order capacity for replicas without a place.
+
+    It is repeated while the provider does not show the order; the name identifies the order, so a repetition is the
+    same order.
+    """
 
     order: AcquireOrder
     reason: str
 
 
 class ReleaseLease(Fact, frozen=True, tag_field="kind", tag="release"):
-    """Capacity is given back, on which no Replica is; or taken back before it comes."""
+    """Release capacity on which no replica runs, or cancel an order before it arrives."""
 
     order: ReleaseOrder
     reason: str
@@ -88,32 +103,36 @@ Action = (
 
 
 class Acted(Fact, frozen=True):
-    """An Action was decided and is being performed: an observation of our own intent."""
+    """An Action was decided and is being executed. This is an observation of our own intent."""
 
     action: Action
 
 
 class Unmet(Fact, frozen=True):
-    """A Model that is wanted and not placed, and why, in a sentence."""
+    """A Model that needs a replica for which there is no place, and the reason as a sentence."""
 
     model: ModelName
     reason: str
     never: bool = False
-    """It can never fit: no Slice is large enough."""
+    """Whether it can never fit, because no slice is large enough."""
     slices: tuple[SliceId, ...] = ()
-    """Where room for it is coming, or is made."""
+    """Slices on which a place is being made, or that are being added."""
     ready_s: float | None = None
-    """In so many seconds a Replica is expected on what was ordered for it; infinite: nobody can say; None: nothing."""
+    """The expected time until a replica is ready on capacity that was ordered for it, in seconds. Infinite: unknown;
+    None: nothing was ordered.
+    """
     lease: LeaseId | None = None
-    """It is to be on this, which is on its way."""
+    """The capacity order that is in progress for it."""
 
 
 class Plan(Fact, frozen=True):
-    """The ordered Actions of one tick."""
+    """The ordered Actions of one tick, and the Models that could not be placed."""
 
     actions: tuple[Action, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     next_s: float | None = None
-    """When time alone would change the Plan (an idle window ends, a back-off is over); None: only observations can."""
+    """The next time at which the Plan changes without an observation (an idle window or a back-off
+    ends). None: never.
+    """
     tries: tuple[ModelName, ...] = ()
-    """Models that it starts, or makes room for: whether they could start at all is looked at before it is performed."""
+    """Models that it starts or makes room for. Before execution, a driver checks whether they can start."""

@@ -1,14 +1,9 @@
-"""What Leases are called: by whom they are for, and not by which leader orders them. Pure.
+"""Capacity orders and offers, as the World keeps them, and the observations about them. Pure.
 
-Owns these names, so that two leaders who order at once order one, and the same name said again is the same Lease.
-
-Capacity that could be added and that was: Offers, Leases and the orders about them, as the World keeps them.
-
-Owns these types, and what brings them into the World. Which Offer is taken is
-`autoscaler.provisioning.offer_selection`'s, what is ordered `autoscaler.provisioning.provisioner`', how it gets into
-the World `autoscaler.fold.capacity`'s. Times are seconds, moments of the World's monotonic clock. A Lease is here from
-the moment it is ordered, so that nobody else is ordered for the same lack; its name says for whom it is and not by
-which leader, so that two leaders who order at once order one.
+`autoscaler.provisioning.offer_selection` selects offers, `autoscaler.provisioning.provisioner` decides what to order,
+and `autoscaler.fold.capacity` folds the observations. Times are in seconds of the World's monotonic clock. An order
+(`Lease`) exists from the moment at which it is placed, so that nothing else is ordered for the same replica. Its name
+depends on its owner and not on the leader, so that two leaders that order at the same time place one order.
 """
 
 from __future__ import annotations
@@ -28,246 +23,254 @@ _UNSAFE = re.compile(r"[^a-z0-9-]+")
 
 
 def lease_intent_key(provider: str, owner: ModelName, number: int) -> str:
-    """The idempotency key of a Lease: the `number`th that its owner has at once. With its provider: so several
-    installations that share a cluster, or a fabric, and name their providers apart are in nobody's way.
+    """Return the idempotency key of a capacity order: the `number`th concurrent order of its owner.
+
+    The provider's name is part of the key, so that installations with different provider names can share a cluster or a
+    fabric.
     """
     return hashlib.sha256(f"capacity/{provider}/{owner}/{number}".encode()).hexdigest()[:10]
 
 
 def lease_name(provider: str, owner: ModelName, number: int) -> str:
-    """A name that everybody takes: RFC 1123, at most 63 characters."""
+    """Return a name of an order that every provider accepts: RFC 1123, at most 63 characters."""
     stem = _UNSAFE.sub("-", owner.lower())[:NAME_MAX].strip("-")
     return "-".join(part for part in ("pilotlight", stem, lease_intent_key(provider, owner, number)) if part)
 
 
 def next_lease_name(provider: str, owner: ModelName, taken: Collection[str]) -> str:
-    """The first of its names that no Lease has."""
+    """Return the first name of the owner's orders that is not in use."""
     return next(name for number in range(len(taken) + 1) if (name := lease_name(provider, owner, number)) not in taken)
 
 
 Bought = Literal["owned", "on-demand", "spot", "reserved", "committed", "flex", "fabric"]
 STARTS_MAX, GAPS_MAX = 32, 32
-"""Of one kind of Offer so many are remembered, the newest."""
+"""The number of samples that are kept per kind of offer; the newest are kept."""
 OFFERS_MAX, LISTED_MAX = 256, 4096
-"""Of one provider; what is beyond is no answer."""
+"""The maximum number of offers and listed orders of one provider. A longer list is rejected."""
 UNSEEN_S = 60.0
-"""What its provider does not show by then may not have been ordered at all."""
+"""The time after which an order that its provider does not show may not have been placed, in seconds."""
 
 
 class LeaseId(NamedTuple):
-    """A Lease: names are a provider's own."""
+    """The ID of a capacity order. Names are unique per provider."""
 
     provider: str
     name: str
 
 
 class OfferId(NamedTuple):
-    """An Offer, as long as its provider calls it so."""
+    """The ID of an offer. It is valid as long as the provider uses the name."""
 
     provider: str
     name: str
 
 
 class OfferKind(NamedTuple):
-    """By what it is learnt how long Offers take. `node`: where Devices are attached; empty: nodes are added."""
+    """The kind of an offer, by which lead times are measured.
+
+    `node`: devices are attached to it; empty: nodes are added.
+    """
 
     provider: str
     product: str
     node: str
     bought: Bought = "on-demand"
-    """What becomes of spot nodes tells nothing of others of the same pool."""
+    """Part of the kind, because interruptions of spot nodes say nothing about other nodes of the same pool."""
 
 
 class Offer(StateRecord, frozen=True):
-    """Capacity that a provider says it could add, now and really: of what a pool has at most nothing is said."""
+    """Capacity that a provider can add now. The theoretical maximum of a pool is not an offer."""
 
     provider: str
     name: str
     product: str
     memory_bytes: int
-    """Of one Device."""
+    """The memory of one device."""
     node: str = ""
-    """Devices are attached to it; empty: a node is added that has them."""
+    """The node to which devices are attached. Empty: a node with the devices is added."""
     devices_min: int = 1
     devices_max: int = 1
-    """So many Devices can be had at once: as many as are free there, and as have a place."""
+    """The maximum number of devices available at the same time: unused devices for which there is a slot."""
     pool: int | None = None
-    """Of the product so many Devices are free for all nodes together; None: nobody says."""
+    """The number of unused devices of the product for all nodes together. None: unknown."""
     parts: int = 1
-    """Each Device is offered so many times (time-slicing, MPS)."""
+    """How many times each device is offered (time-slicing, MPS)."""
     device_bytes: int = 0
-    """Of the Device that what is offered is a part of; 0: it is a Device."""
+    """The memory of the device that the offered device is a part of. 0: it is a whole device."""
     shared: bool = False
-    """Several Replicas may be on one Device, up to its memory."""
+    """Whether several replicas may share one device, up to its memory."""
     labels: dict[str, str] = {}
-    """Of a node that is there all that it has, if any is told; of one that is added those that are known ahead."""
+    """Labels: those of an existing node, if known; of a new node those that are known in advance."""
     taints: tuple[Taint, ...] = ()
     bought: Bought = "on-demand"
     price_per_hour: float = 0.0
-    """Of one Device; owned capacity costs nothing at the margin."""
+    """The price per device. Owned capacity has no marginal cost."""
     watts: float = 0.0
-    """With as few Devices as it comes with: a node's own are among them."""
+    """The power with the minimum number of devices, including the node."""
     many: int = 1
-    """So many such can be had now, each of up to `devices_max`."""
+    """The number of such offers available now, each with up to `devices_max` devices."""
     expected_s: float | None = 300.0
-    """From the order until it can be used, while nothing is learnt; None: nobody can say (a queue)."""
+    """The time from the order until the capacity is usable, in seconds, until lead times are measured. None: unknown (a
+    queue).
+    """
     confidence: float = 0.9
-    """The part of such orders that come at all, while nothing is learnt."""
+    """The fraction of such orders that are delivered, until it is measured."""
     lasts_s: float | None = None
-    """The longest that it may be held; None: as long as one likes."""
+    """The maximum time for which the capacity can be held, in seconds. None: unlimited."""
     queued: bool = False
-    """Orders of it wait in a queue, for days where it must be: none is given up because it takes long, before it
-    is granted."""
+    """Whether orders wait in a queue, possibly for days. An order is not cancelled for taking long before it is
+    admitted.
+    """
     room: bool = False
-    """It is room on nodes that are there: no Device comes with it, and others are on its node."""
+    """Whether the capacity is a part of existing nodes: no device is added, and other pods run on the node."""
 
     @property
     def id(self) -> OfferId:
-        """See OfferId."""
+        """The ID of the offer."""
         return OfferId(self.provider, self.name)
 
     @property
     def kind(self) -> OfferKind:
-        """See Kind."""
+        """The kind of the offer."""
         return OfferKind(self.provider, self.product, self.node, self.bought)
 
 
 class Marks(StateRecord, frozen=True):
-    """What a pod has for who lent its node, so that it may use what was lent."""
+    """Marks that a pod needs in order to use provided capacity."""
 
     annotations: dict[str, str] = {}
     labels: dict[str, str] = {}
     gates: tuple[str, ...] = ()
-    """It is not scheduled before somebody takes these away."""
+    """Scheduling gates: the pod is not scheduled before a controller removes them."""
     instead: str = ""
-    """A pod of ours that kept its place, and goes when it is made; empty: none."""
+    """The placeholder pod that reserves its place and is deleted when the pod is created. Empty: none."""
 
 
 NO_MARKS = Marks()
 
 
 class Listed(StateRecord, frozen=True):
-    """One Lease of ours, as its provider lists it now."""
+    """A capacity order as its provider lists it now."""
 
     name: str
     offer: Offer
-    """What it is of, as far as the provider still knows."""
+    """The offer, as far as the provider still knows it."""
     devices: int
-    """So many were asked for."""
+    """The number of ordered devices."""
     phase: Literal["coming", "here", "leaving", "failed"] = "coming"
     committed: bool = False
-    """It can no more be taken back without having come: it is paid for, or being made."""
+    """Whether the order cannot be cancelled before it arrives: it is paid for, or being created."""
     node: str = ""
-    """Where it is; empty: not known yet."""
+    """The node of the capacity. Empty: unknown so far."""
     device_ids: tuple[str, ...] = ()
-    """The Devices that are there, as Slices name theirs. None: of a node that was added all of it, else nothing yet."""
+    """The delivered devices, as slices name them. None: all devices of an added node; otherwise nothing so far."""
     counted_from: int | None = None
-    """Where a node's Devices are only counted, those above are the ones from this number on; None: nobody knows."""
+    """If devices of a node are only counted: the number from which the devices belong to this order. None: unknown."""
     dry: bool = False
-    """It waits for a quota that is used up: nobody can say for how long."""
+    """Whether the order waits for quota, so that the time is unknown."""
     alone: bool = False
-    """It only goes while nobody has any Device of its node: whose is which is not known there."""
+    """Whether the capacity is removed only while no device of its node is in use, because their users are unknown."""
     owner: ModelName = ModelName("")
     epoch: int = 0
-    """Of the leader who ordered it."""
+    """The epoch of the leader that placed the order."""
     ends_s: float | None = None
     marks: Marks = NO_MARKS
-    """What pods have that are put there."""
+    """Marks for pods that are placed on the capacity."""
     says: str = ""
-    """What is wrong with it, or what it waits for, in words."""
+    """A problem of the order, or what it waits for, as text."""
 
 
 class Lease(StateRecord, frozen=True):
-    """Capacity that was ordered, from then until it is gone."""
+    """Capacity from the order until it is removed."""
 
     id: LeaseId
     offer: Offer
     devices: int
     owner: ModelName
-    """For whose lack it was ordered, and who pays for what it stands idle; or for a claim
+    """The Model for which it was ordered and to which idle time is charged; or a claim
     (`autoscaler.state.device_claims`).
     """
     asked_s: float
     sent_s: float
-    """When it was last ordered: an answer may be lost."""
+    """When the order was last sent. It is repeated because a response may be lost."""
     due_s: float
-    """When nobody counts on it any more."""
+    """When the order counts as overdue."""
     epoch: int = 0
     hedge: bool = False
-    """It was ordered beside another for the same lack: whichever comes first stays."""
+    """Whether it is a second order for the same replica. The order that arrives first is kept."""
     found: bool = False
-    """It was there, and not ordered by this leader."""
+    """Whether it existed before this leader started."""
     listed: Listed | None = None
-    """None: its provider has not shown it yet."""
+    """The provider's entry. None: the provider has not listed the order yet."""
     missing: int = 0
-    """In so many lists one after the other it was not any more."""
+    """The number of consecutive lists without the order."""
     stray: bool = False
-    """It came when nobody waited for it any more, or somebody else ordered it in our name."""
+    """Whether nothing waited for it when it arrived, or another program ordered it under this name."""
     here_s: float | None = None
-    """When all of it could be used first."""
+    """When all of it first became usable."""
     in_use: bool = False
-    """A Replica is on it, or others are where it is known which of its Devices they have."""
+    """Whether a replica uses it, or other pods do where their devices are known."""
     used: bool = False
-    """Somebody was."""
+    """Whether it has ever been in use."""
     idle_since_s: float | None = None
-    """Since when none is; None: one is, or it is not here."""
+    """Since when it has been idle. None: it is in use or has not arrived."""
     release_s: float | None = None
-    """When it was last ordered to be given back; None: it was not."""
+    """When its release was last ordered. None: never."""
     releases: int = 0
     uncommitted: bool = False
-    """It is only taken back if it has not come meanwhile."""
+    """Whether it is released only if it has not arrived meanwhile."""
     forced: bool = False
-    """That was ordered by force."""
+    """Whether the release was forced."""
     why: str = ""
-    """Why it is given back, in words."""
+    """The reason for the release, as text."""
 
     @property
     def given_up_s(self) -> float:
-        """From when on nobody counts on it: it should have come, or its provider should have shown it."""
+        """The time from which nothing waits for the order: it is overdue, or the provider did not list it in time."""
         return self.due_s if self.listed is not None else min(self.due_s, self.asked_s + UNSEEN_S)
 
     @property
     def ends_s(self) -> float | None:
-        """When its provider takes it back; None: nobody says that it does."""
+        """When the provider takes the capacity back. None: unknown."""
         return None if self.listed is None else self.listed.ends_s
 
     @property
     def failed(self) -> bool:
-        """Its provider says so."""
+        """Whether the provider reports that the order failed."""
         return self.listed is not None and self.listed.phase == "failed"
 
     def coming(self, now_s: float) -> bool:
-        """Whether somebody may wait for it."""
+        """Return whether replicas may wait for the order."""
         gone = self.failed or (self.listed is not None and self.listed.phase == "leaving")
         return self.here_s is None and not self.leaving and not gone and now_s < self.given_up_s
 
     @property
     def leaving(self) -> bool:
-        """It was ordered to go."""
+        """Whether the release was ordered."""
         return self.release_s is not None
 
     @property
     def committed(self) -> bool:
-        """See Listed."""
+        """Whether the order can no longer be cancelled; see Listed."""
         return self.listed is not None and (self.listed.committed or self.listed.phase == "here")
 
 
 class LeadTimeStats(StateRecord, frozen=True):
-    """What is remembered of one Kind of Offer; survives a restart."""
+    """Lead times of one kind of offer. They are kept over a restart."""
 
     took_s: tuple[float, ...] = ()
-    """From the order until it could be used, newest last."""
+    """Times from the order until the capacity was usable, newest last."""
     came: int = 0
     failed: int = 0
-    """So many did and did not come; halved together, so that the newest count the most."""
+    """The numbers of delivered and failed orders. Both are halved together, so that recent orders weigh more."""
     gaps_s: tuple[float, ...] = ()
-    """How long such Leases stood idle until they were used again, newest last; infinite: they were given back."""
+    """How long such capacity was idle before it was used again, newest last. Infinite: it was released."""
     idle_since_s: float | None = None
-    """Since when the last that was given back had been idle; None: another was ordered since, or nobody knows."""
+    """The start of the idle time of the last released capacity. None: another order followed, or it is unknown."""
 
 
 class BackedOffOffer(StateRecord, frozen=True):
-    """An Offer that is not taken for a while: it was refused, or did not come."""
+    """An offer that is not used for a while, because an order was rejected or not delivered."""
 
     until_s: float
     times: int
@@ -275,26 +278,26 @@ class BackedOffOffer(StateRecord, frozen=True):
 
 
 class Group(StateRecord, frozen=True):
-    """Machines that others make nodes of, as their MachineSet or MachineDeployment says it
+    """Machines of which other controllers create nodes: a MachineSet or MachineDeployment
     (`autoscaler.capacity.machine_groups`).
     """
 
     name: str
-    """`MachineSet default/t4`."""
+    """A name such as `MachineSet default/t4`."""
     wanted: int = 0
     ready: int = 0
     most: int = 0
-    """Devices that each of its nodes can have; 0: it does not say."""
+    """The maximum number of devices per node. 0: not specified."""
     labels: dict[str, str] = {}
-    """Of its nodes, as far as it tells."""
+    """Labels of its nodes, as far as the object specifies them."""
     offer: Offer | None = None
-    """What one of its nodes brings; None: nothing, or nobody says."""
+    """The capacity of one of its nodes. None: no devices, or unknown."""
     claimed: int = 0
-    """Devices that pods of others wait for that could be there."""
+    """The number of devices for which Pending pods of other controllers wait on such nodes."""
 
 
 class GroupGrowth(StateRecord, frozen=True):
-    """A Group, and how many of its nodes are on their way since it was raised last."""
+    """A group, and the number of its nodes that are being created since it was last scaled up."""
 
     group: Group
     coming: int
@@ -303,36 +306,36 @@ class GroupGrowth(StateRecord, frozen=True):
 
 
 class Capacity(StateRecord, frozen=True):
-    """All of it."""
+    """The capacity providers, their offers, and all capacity orders."""
 
     providers: tuple[str, ...] = ()
-    """Those that there are."""
+    """The configured providers."""
     hedges: frozenset[str] = frozenset()
-    """Those that may be started beside another for one lack."""
+    """Providers that may be used for a second order for the same replica."""
     offers: dict[str, tuple[Offer, ...]] = {}
-    """By provider."""
+    """Offers by provider."""
     offered_s: dict[str, float] = {}
-    """When it last said so."""
+    """When each provider last reported its offers."""
     listed_s: dict[str, float] = {}
-    """By provider: when the newest list began that this leader has."""
+    """Provider -> the start of the newest list that this leader has."""
     leases: dict[LeaseId, Lease] = {}
     learnt: dict[OfferKind, LeadTimeStats] = {}
     barred: dict[OfferId, BackedOffOffer] = {}
     trouble: dict[str, str] = {}
-    """By provider: what is wrong with its list now, in words."""
+    """Provider -> the current problem with its list of orders, as text."""
     unanswered: dict[str, str] = {}
-    """By provider: what was wrong when it was asked for its offers, or given an order."""
+    """Provider -> the last problem with its offers or with an order, as text."""
     closed: dict[str, str] = {}
-    """By provider that offers nothing: why, where it says so."""
+    """Provider without offers -> the reason, if it reports one."""
     awaited: tuple[PendingDeviceClaim, ...] = ()
-    """What claims of anybody were given of what fabrics could attach, and wait for."""
+    """ResourceClaims that were allocated attachable fabric devices and wait for them."""
     groups: dict[str, GroupGrowth] = {}
-    """By name."""
+    """Machine groups by name."""
     grouped: bool = False
-    """They were looked at: one that is not among them is new."""
+    """Whether machine groups were listed, so that a group not among them is new."""
 
     def wrong(self) -> tuple[tuple[str, str], ...]:
-        """What is wrong with providers, in words that follow their names; in the order of these."""
+        """Return problems of providers, as text that follows the provider's name, ordered by provider."""
         none = {name: f"offers nothing: {why}" for name, why in self.closed.items()}
         return tuple(sorted({**none, **self.unanswered, **self.trouble}.items()))
 
@@ -341,7 +344,7 @@ NOTHING = Capacity()
 
 
 class AcquireOrder(StateRecord, frozen=True):
-    """A Lease is to be ordered. The same name again is the same Lease."""
+    """An order to acquire capacity. The name identifies the order, so a repetition is the same order."""
 
     id: LeaseId
     offer: Offer
@@ -353,61 +356,63 @@ class AcquireOrder(StateRecord, frozen=True):
 
 
 class ReleaseOrder(StateRecord, frozen=True):
-    """A Lease is to be given back, or taken back before it came. What is not there is success; what is used stays."""
+    """An order to release capacity or to cancel an order. Missing capacity is a success; capacity in use is kept."""
 
     id: LeaseId
     epoch: int
     uncommitted: bool = False
-    """Only if it has not come meanwhile."""
+    """Whether to release it only if it has not arrived meanwhile."""
     force: bool = False
-    """Though it is used, or its node does not let go of it: an operator drains by force what it is of, and it is stuck.
-    The plan never says so of itself."""
+    """Whether to release it although it is in use or its node does not release it. An operator forced the drain of its
+    place, and it is stuck. The planner never sets this itself.
+    """
 
 
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
 class ProvidersSeen(StateRecord, frozen=True):
-    """All providers, before any of them has said anything."""
+    """The configured providers, before any of them has reported."""
 
     providers: tuple[str, ...]
     hedges: frozenset[str] = frozenset()
 
 
 class OffersSeen(StateRecord, frozen=True):
-    """All Offers of one provider, as they are now."""
+    """All current offers of one provider."""
 
     provider: str
     offers: tuple[Offer, ...]
     closed: str = ""
-    """Why there are none, where it says so."""
+    """The reason why there are none, if the provider reports one."""
 
 
 class LeasesSeen(StateRecord, frozen=True):
-    """All Leases of ours that one provider has, whoever ordered them."""
+    """All orders of this installation that a provider has, regardless of the leader that placed them."""
 
     provider: str
     leases: tuple[Listed, ...]
     began_s: float
-    """When it was asked: what was ordered later need not be in it."""
+    """When the request was sent. Later orders may be missing."""
 
 
 class GroupsSeen(StateRecord, frozen=True):
-    """All groups of machines, whoever they are of."""
+    """All machine groups, regardless of their owner."""
 
     groups: tuple[Group, ...]
 
 
 class LeaseRefused(StateRecord, frozen=True):
-    """A provider will not: it has none, a quota is used up, or the order is wrong."""
+    """A provider rejected an order: no capacity, no quota, or an invalid order."""
 
     id: LeaseId
     reason: str
 
 
 class ProviderTroubled(StateRecord, frozen=True):
-    """It gave no answer, or one that is none. That ends with its next list; where its offers or an order were at fault,
-    with its next offers.
+    """A provider did not respond, or with an invalid response.
+
+    The problem ends with its next list of orders; a problem with offers or an order ends with its next offers.
     """
 
     provider: str
@@ -416,6 +421,6 @@ class ProviderTroubled(StateRecord, frozen=True):
 
 
 class LearntSeen(StateRecord, frozen=True):
-    """What the leader before us had learnt."""
+    """Lead times that the previous leader measured."""
 
     learnt: dict[OfferKind, LeadTimeStats]

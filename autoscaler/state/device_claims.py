@@ -1,9 +1,9 @@
-"""Devices of a fabric that a claim of anybody was given before they are attached. Pure.
+"""Attachable fabric devices that were allocated to ResourceClaims before they are attached. Pure.
 
-Owns these types, what our ResourceSlices call what could be attached, and the reading of claims (resource.k8s.io/v1)
-that the scheduler gave some of it: their pod waits, not bound yet, for what is written into the claim (KEP-5007). What
-of it is ordered is `autoscaler.provisioning.provisioner`', what is published and written
-`autoscaler.provisioning.device_claims`'. Never raises.
+Owns these types, the names of attachable devices in our ResourceSlices, and the parser for claims (resource.k8s.io/v1)
+to which the scheduler allocated such devices. The pod of such a claim is not bound until a condition is written to the
+claim (KEP-5007). `autoscaler.provisioning.provisioner` decides what to order, `autoscaler.provisioning.device_claims`
+what to publish and write. Never raises.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from autoscaler.state.operator_orders import StateRecord
 
 DRIVER = "fabric.pilotlight.dev"
 RESCHEDULE, FAILED, READY = "FabricDeviceReschedule", "FabricDeviceFailed", "FabricDeviceReady"
-"""Conditions of a claim's device, as CoHDI's fabrics name them."""
+"""Conditions of a claim's device, with the names that CoHDI's fabrics use."""
 OVER = (RESCHEDULE, FAILED)
-"""Upon any of these the scheduler takes the device back from the claim."""
+"""Conditions that make the scheduler deallocate the device from the claim."""
 _OWNER = "claim@"
-"""No Model's name has that."""
+"""A prefix that no name of a Model has."""
 OWNER_CHARACTERS_MAX = 200
-"""Of an owner that a fabric keeps beside what it has."""
+"""The maximum length of an owner that a fabric stores with a device."""
 
 
 class PendingDeviceClaim(StateRecord, frozen=True):
-    """What one claim waits for: Devices of one product, to be attached to one node."""
+    """Devices of one product that one claim waits for, to be attached to one node."""
 
     namespace: str
     name: str
@@ -35,53 +35,53 @@ class PendingDeviceClaim(StateRecord, frozen=True):
     provider: str
     node: str
     kind: str
-    """Of a product, as names of devices have it (`kind_of`)."""
+    """A hash of the product, as part of device names (`kind_of`)."""
     devices: tuple[str, ...]
-    """As its pool names them."""
+    """The names of the devices in their pool."""
     since: str = ""
-    """When the scheduler gave them, as the API writes it: who waits longest goes first."""
+    """When the scheduler allocated them, in the format of the API. The claim that waits longest is served first."""
 
     @property
     def owner(self) -> ModelName:
-        """Whose its Lease is: a claim's, as long as it is called so."""
+        """The owner of the capacity order: the claim, by its name."""
         return ModelName(f"{_OWNER}{self.namespace}/{self.name}"[:OWNER_CHARACTERS_MAX])
 
 
 class AwaitedSeen(StateRecord, frozen=True):
-    """An observation: all that claims wait for."""
+    """An observation: all devices that claims wait for."""
 
     awaited: tuple[PendingDeviceClaim, ...]
 
 
 def is_claim_owner(owner: ModelName) -> bool:
-    """Whether a Lease was ordered for a claim, and not for a Model."""
+    """Return whether capacity was ordered for a claim and not for a Model."""
     return owner.startswith(_OWNER)
 
 
 def pool_of(provider: str, node: str) -> str:
-    """What a provider could attach to a node."""
+    """Return the pool of devices that a provider can attach to a node."""
     return f"{provider}/{node}"
 
 
 def kind_of(product: str) -> str:
-    """Short, and no other product's."""
+    """Return a short hash that identifies a product."""
     return hashlib.sha256(product.encode()).hexdigest()[:8]
 
 
 def device_of(product: str, number: int) -> str:
-    """A device of a pool: the claim that is given it says by that name what is to be attached."""
+    """Return the name of a device of a pool. The name in a claim determines what to attach."""
     return f"gpu-{kind_of(product)}-{number}"
 
 
 def read_pending_device_claims(claim: Mapping[str, Any]) -> tuple[PendingDeviceClaim, ...]:
-    """Of any claim that is a pod's; what is over by its conditions is waited for no more."""
+    """Return the devices that a claim of a pod waits for, except devices whose conditions are final."""
     status, metadata = _map(claim.get("status")), _map(claim.get("metadata"))
     if not _list(status.get("reservedFor")) or "deletionTimestamp" in metadata:
         return ()
     given = [one for one in map(_map, _list(_devices(status).get("results"))) if one.get("driver") == DRIVER]
     over = {(one.get("pool"), one.get("device")) for one in map(_map, _list(status.get("devices"))) if _is_over(one)}
     if any((one.get("pool"), one.get("device")) in over for one in given):
-        return ()  # the scheduler takes all of it back
+        return ()  # the scheduler deallocates all of them
     found: dict[tuple[str, str, str], list[str]] = {}
     for one in given:
         provider, _, node = str(one.get("pool", "")).partition("/")
@@ -96,13 +96,14 @@ def read_pending_device_claims(claim: Mapping[str, Any]) -> tuple[PendingDeviceC
 
 
 def sort_by_wait(found: Iterable[PendingDeviceClaim]) -> tuple[PendingDeviceClaim, ...]:
-    """Who waits longest first."""
+    """Sort claims by waiting time, longest first."""
     return tuple(sorted(found, key=lambda one: (one.since, one.uid, one.provider, one.kind)))
 
 
 def build_device_statuses(claim: Mapping[str, Any], told: Mapping[str, tuple[str, str, str]], at: str) -> list[Any]:
-    """The `status.devices` of a claim with one more condition of ours each; what others wrote stays. `told`: by device
-    the condition's type, reason and message.
+    """Build `status.devices` of a claim with one more condition for each device of ours. Entries of others are kept.
+
+    `told`: device -> type, reason and message of the condition.
     """
     status = _map(claim.get("status"))
     before = [*map(_map, _list(status.get("devices")))]

@@ -1,6 +1,6 @@
-"""Observations: what happened, as drivers, gateways and people told it. Each is a level or a fact, never a wish.
+"""Observations from drivers, gateways and operators. Each is a level or a fact, never a request.
 
-Owns the types only; `autoscaler.fold.fold` makes the next World out of an old one and a batch of these.
+Owns the types only; `autoscaler.fold.fold` computes the next World from a World and a batch of observations.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Pl
 
 
 class Seen(StrEnum):
-    """What a driver sees of a Replica."""
+    """The state of a replica as a driver observes it."""
 
     STARTING = "starting"
-    """Its process exists and does not answer yet."""
+    """The process exists and does not respond yet."""
     READY = "ready"
     UNREADY = "unready"
-    """It was ready and its probes fail."""
+    """It was ready, and its probes fail."""
     TAKEN = "taken"
-    """Somebody else ends it, and Calls on it have time: it takes no new ones, and nothing can keep it."""
+    """Another program ends it and leaves time for requests. It gets no new requests and cannot be kept."""
     LEAVING = "leaving"
-    """Its end was ordered, by a leader before us or by somebody else, or its machine ended it (a full disk): as if its
-    stop were ordered."""
+    """An earlier leader or another program ordered its end, or its machine ended it (a full disk). It counts as ordered
+    to stop.
+    """
     EXITED = "exited"
-    """Its main process ended; something of it may be left."""
+    """The main process ended; other processes or objects may remain."""
     CLEAN = "clean"
-    """Nothing of it is left; `proof` names how that is known."""
+    """Nothing of it remains; `proof` names the evidence."""
 
 
 class DocumentsSeen(Fact, frozen=True):
-    """The whole set of documents, as it is now."""
+    """The complete set of documents."""
 
     models: tuple[Model, ...] = ()
     tenants: tuple[Tenant, ...] = ()
@@ -46,7 +47,7 @@ class DocumentsSeen(Fact, frozen=True):
 
 
 class SlicesSeen(Fact, frozen=True):
-    """The whole inventory of one driver, as it is now."""
+    """The complete inventory of one driver."""
 
     slices: tuple[Slice, ...]
     others: dict[str, int] = {}
@@ -54,13 +55,13 @@ class SlicesSeen(Fact, frozen=True):
 
 
 class HostsSeen(Fact, frozen=True):
-    """Of all nodes that one driver may look at, what they have beside their Devices now. See World.nodes.hosts."""
+    """The CPU and memory of all nodes that one driver can read. See World.nodes.hosts."""
 
     hosts: dict[NodeId, HostResources]
 
 
 class CopiesSeen(Fact, frozen=True):
-    """All Copies of Artifacts on nodes, as far as they are wanted; see World.nodes.copies."""
+    """All copies of artifacts on nodes, as far as they are needed; see World.nodes.copies."""
 
     copies: frozenset[Copy]
     failed: dict[str, str] = {}
@@ -68,38 +69,38 @@ class CopiesSeen(Fact, frozen=True):
 
 
 class ImagesSeen(Fact, frozen=True):
-    """Of all nodes that one driver looks at, their images as the kubelets report them. See World.nodes.images."""
+    """The container images on all nodes that one driver watches, as their kubelets report them. See World.nodes.images."""
 
     images: dict[str, tuple[Image, ...]]
 
 
 class DisruptionsSeen(Fact, frozen=True):
-    """All Replicas that nobody may end for another's sake now, and why; see World.nodes.undisturbed."""
+    """All replicas that must not be evicted now, and the reasons; see World.nodes.undisturbed."""
 
     undisturbed: dict[ReplicaId, str]
 
 
 class StartSeen(Fact, frozen=True):
-    """What stands in the way of a start of a Model, as a driver sees it without starting anything."""
+    """An obstacle to starts of a Model, as a driver detects it without a start."""
 
     model: ModelName
     obstacle: str = ""
-    """Why a start would surely fail, and what to do, in a sentence; empty: nothing is known to stand in its way."""
+    """Why a start would certainly fail, and what to do, as a sentence. Empty: no obstacle is known."""
 
 
 class FaultSeen(Fact, frozen=True):
     """An exception that a Model caused. It quarantines the Model, see `autoscaler.fold.faults`."""
 
     model: ModelName
-    """Empty: a driver failed, and no Model explains that."""
+    """Empty: a driver failed, and no Model explains the failure."""
     reason: str
-    """Empty, where `model` is: the part works again."""
+    """Empty if `model` is empty: the part works again."""
     part: str = "driver"
-    """What failed, where `model` is empty."""
+    """The part that failed, if `model` is empty."""
 
 
 class ReplicaSeen(Fact, frozen=True):
-    """One Replica as the driver sees it, with its identity, so that a new leader adopts it."""
+    """One replica as the driver observes it, with its identity, so that a new leader adopts it."""
 
     id: ReplicaId
     model: ModelName
@@ -115,21 +116,21 @@ class ReplicaSeen(Fact, frozen=True):
     placing: Placing = Placing()
     pod: PodRef | None = None
     grew: bool = False
-    """Its memory grew since the last look."""
+    """Whether its memory grew since the last observation."""
     beside: Beside | None = None
-    """What it has of its node beside Devices, by its request; None: the driver does not know."""
+    """The CPU and memory that it requests of its node. None: unknown to the driver."""
     used_bytes: int = 0
-    """Of its Device, as the driver measured it lately; 0: it did not."""
+    """The device memory that the driver last measured. 0: not measured."""
     reason: str = ""
-    """Why it is so, where the driver knows: exit status, signal, a line of the engine's log."""
+    """The reason for the state, if the driver knows it: exit status, signal, a line of the engine's log."""
     rank: int = 0
     """See Replica."""
     weights: tuple[str, ...] = ()
     """See Replica."""
     actual: tuple[SliceId, ...] = ()
-    """What it really has, where that is known and is not `slices`."""
+    """The devices that it really has, if known and different from `slices`."""
     waits: str = ""
-    """Of one that is starting: why no process of it has started yet (no room, no image); empty where one has."""
+    """Why no process of a starting replica has started yet (no capacity, no image). Empty: a process has started."""
     proof: str = ""
 
 
@@ -138,63 +139,64 @@ class Synced(Fact, frozen=True):
 
 
 class LeadingSeen(Fact, frozen=True):
-    """We lead from now on, in this epoch. The driver says again what there is, to a `Synced`."""
+    """The process leads from now on, in this epoch. The driver reports everything again, up to a `Synced`."""
 
     epoch: int
 
 
 class FollowingSeen(Fact, frozen=True):
-    """We lead no more; nothing that we ordered is under way."""
+    """The process no longer leads; none of its orders is in progress."""
 
 
 class Reported(Fact, frozen=True):
-    """A gateway reported. `came_s`: when; None: now."""
+    """A gateway reported. `came_s`: the time of arrival; None: now."""
 
     report: Report
     came_s: float | None = None
 
 
 class GatewaySeen(Fact, frozen=True):
-    """A gateway process or pod exists, whether or not it reported."""
+    """A gateway process or pod exists, whether or not it has reported."""
 
     gateway: GatewayId
     boot: str = ""
-    """Its boot where known: a new one proves the old one dead."""
+    """Its boot, if known. A new boot proves that the old process ended."""
     watched: bool = False
-    """Its process or pod is watched: GatewayGone follows when it ends."""
+    """Whether the process or pod is watched, so that GatewayGone follows when it ends."""
 
 
 class GatewayGone(Fact, frozen=True):
-    """A gateway process or pod is proven not to exist any more."""
+    """A gateway process or pod is known to have ended."""
 
     gateway: GatewayId
     boot: str = ""
-    """Its boot where known: another one that has come since lives on."""
+    """Its boot, if known. A newer boot of the gateway is not affected."""
 
 
 class HistorySeen(Fact, frozen=True):
-    """What was remembered of a Model before this process started; to who follows: what the leader remembers."""
+    """The stored history of a Model from before this process started; for a follower, the leader's history."""
 
     model: ModelName
     history: History
 
 
 class LessonLearnt(Fact, frozen=True):
-    """What room is worth was learnt, or remembered; it is sound
-    (`autoscaler.placement.learning.training.decode_placement_values`).
+    """Placement values were learned or loaded.
+
+    They are valid (`autoscaler.placement.learning.training.decode_placement_values`).
     """
 
     lesson: PlacementValues
 
 
 class HoldsGranted(Fact, frozen=True):
-    """`shares` moved holds: (gateway, Replica, new hold). The fold gives them the next version."""
+    """Slots were allocated: (gateway, replica, new allocation). The fold assigns the next version."""
 
     holds: tuple[tuple[GatewayId, ReplicaId, int], ...]
 
 
 class ClockSeen(Fact, frozen=True):
-    """What time it is: so much more than our clock says it is in seconds since 1970."""
+    """The wall-clock time: the difference between seconds since 1970 and the World's clock."""
 
     unix_offset_s: float
 
@@ -204,7 +206,7 @@ class Tick(Fact, frozen=True):
 
 
 class Transition(Fact, frozen=True):
-    """One row of the log: a Replica went from one state to another, and why. `explain` and the ledger read these."""
+    """One row of the log: a state change of a replica and its reason. `explain` and the ledger read these."""
 
     at_s: float
     replica: ReplicaId
@@ -213,11 +215,11 @@ class Transition(Fact, frozen=True):
     before: ReplicaState | None
     after: ReplicaState
     verb: str
-    """The verb of the table, or "seen" where an observation jumped."""
+    """The verb of the table, or "seen" if an observation skipped states."""
     reason: str
 
 
 class MountsSeen(Fact, frozen=True):
-    """An observation: what holds for all nodes now."""
+    """An observation: properties of the whole cluster."""
 
     facts: ClusterFacts

@@ -1,9 +1,8 @@
-"""Engine images on nodes: by which names they are known there, how large they are, and where one is. Pure.
+"""Engine images on nodes: their names, sizes and locations. Pure.
 
-Owns the names: people write `vllm/vllm-openai:v1`, nodes say `docker.io/vllm/vllm-openai:v1`, and both are one. What a
-node has its kubelet tells (Node.status.images: the largest, with sizes), and its agent (all of them, without); each is
-a level, and neither takes back what the other says. It chooses nothing; `autoscaler.placement.index.locality` weighs
-it.
+Owns the names: people write `vllm/vllm-openai:v1`, nodes report `docker.io/vllm/vllm-openai:v1`; both are the same
+image. Kubelets report the largest images with their sizes (Node.status.images); agents report all images without sizes.
+Each report is a level, and neither replaces the other. `autoscaler.placement.index.locality` uses the locations.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from typing import Final, NamedTuple
 
 DOCKER: Final = "docker.io"
 SHARED_MAX: Final = 16_384
-"""Images of which nodes that have the same one keep one record; of more, some are kept more than once."""
+"""The number of images whose records nodes share. Beyond this, some records are stored more than once."""
 
 
 class Image(NamedTuple):
-    """An image as one node has it. Equal ones of many nodes are one record (`make_image`)."""
+    """An image on a node. Equal images of several nodes share one record (`make_image`)."""
 
     names: tuple[str, ...]
-    """In full (`normalize_image_name`), sorted."""
+    """Full names (`normalize_image_name`), sorted."""
     size_bytes: int = 0
-    """As its registry sends it; 0: not known."""
+    """The compressed size in the registry. 0: unknown."""
 
 
 class NodeImages(NamedTuple):
-    """Those of one node."""
+    """The images of one node."""
 
     seen: tuple[Image, ...] = ()
-    """By its kubelet."""
+    """Images that the kubelet reports."""
     told: tuple[Image, ...] = ()
-    """By its agent."""
+    """Images that the agent reports."""
 
 
 NONE: Final = NodeImages()
@@ -40,13 +39,13 @@ NONE: Final = NodeImages()
 
 @lru_cache(maxsize=SHARED_MAX)
 def make_image(names: tuple[str, ...], size_bytes: int = 0) -> Image:
-    """Of names as a node says them."""
+    """Return the image with these names, as a node reports them."""
     return Image(tuple(sorted({normalize_image_name(name) for name in names})), size_bytes)
 
 
 @lru_cache(maxsize=SHARED_MAX)
 def normalize_image_name(name: str) -> str:
-    """In full: with its registry, and its tag or its digest. What is no name stays as it is."""
+    """Return the full name: with the registry, and with the tag or digest. An invalid name is returned unchanged."""
     name, pinned, digest = name.partition("@")
     first, slash, rest = name.partition("/")
     if not slash or not ("." in first or ":" in first or first == "localhost"):
@@ -63,7 +62,7 @@ def normalize_image_name(name: str) -> str:
 
 
 def update_kubelet_images(before: dict[str, NodeImages], now: Mapping[str, tuple[Image, ...]]) -> dict[str, NodeImages]:
-    """With what all kubelets say now; the very same where that is nothing new."""
+    """Return `before` with the current reports of all kubelets; the same object if nothing changed."""
     if all(before.get(node, NONE).seen == now.get(node, ()) for node in before.keys() | now.keys()):
         return before
     after = {node: _kept(before.get(node, NONE), there) for node, there in now.items()}
@@ -71,7 +70,7 @@ def update_kubelet_images(before: dict[str, NodeImages], now: Mapping[str, tuple
 
 
 def update_agent_images(before: dict[str, NodeImages], node: str, names: Iterable[str]) -> dict[str, NodeImages]:
-    """With what the agent of one node says now; the very same where that is nothing new."""
+    """Return `before` with the current report of one node's agent; the same object if nothing changed."""
     known = before.get(node, NONE)
     one = NodeImages(known.seen, tuple(make_image((name,)) for name in names))
     if one == known:
@@ -85,17 +84,17 @@ def _kept(before: NodeImages, there: tuple[Image, ...]) -> NodeImages:
 
 
 class Whereabouts:
-    """Where each image is, kept in step: only nodes that are told anew are looked at."""
+    """An incrementally updated index of the nodes that have each image."""
 
     def __init__(self) -> None:
         self._nodes: Mapping[str, NodeImages] = {}
         self._on: dict[Image, set[str]] = {}
         self._called: dict[str, set[Image]] = {}
         self.version = 0
-        """Rises with every change."""
+        """Increases with every change."""
 
     def tell(self, nodes: Mapping[str, NodeImages]) -> None:
-        """All that there are now."""
+        """Update the index to the current images of all nodes."""
         if nodes is self._nodes:
             return
         before, self._nodes = self._nodes, nodes
@@ -121,9 +120,9 @@ class Whereabouts:
                 self._called.setdefault(name, set()).add(one)
 
     def of(self, name: str) -> frozenset[str]:
-        """The nodes that have the image of this name, as people write it."""
+        """Return the nodes that have the image of this name, in any spelling."""
         return frozenset(node for one in self._called.get(normalize_image_name(name), ()) for node in self._on[one])
 
     def size_bytes(self, name: str) -> int:
-        """The most that a node says of its size; 0: none does."""
+        """Return the largest size that a node reports for the image; 0: unknown."""
         return max((one.size_bytes for one in self._called.get(normalize_image_name(name), ())), default=0)

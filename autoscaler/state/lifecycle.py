@@ -1,9 +1,8 @@
-"""The states of a Replica and the one table of what may follow what.
+"""The states of a replica and the table of transitions.
 
-Owns the table, nothing else. Our own decisions (intents) that the table does not allow are bugs and raise; what the
-world reports (observations) is never judged here: the fold jumps to the state it implies.
-The diagram in docs/reference/replica-states.md is generated from TRANSITIONS by `render_state_diagram()`; a test
-keeps the two equal.
+Decisions (intents) that the table does not allow are bugs and raise. Observations are not checked: the fold moves the
+replica to the state that they imply. `render_state_diagram()` generates the diagram in docs/reference/replica-states.md from
+TRANSITIONS; a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from enum import StrEnum
 
 
 class ReplicaState(StrEnum):
-    """Where one Replica is in its life."""
+    """The state of one replica."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -31,7 +30,7 @@ class ReplicaState(StrEnum):
 S = ReplicaState
 
 STOP_GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL. No Call is left on the Replica, or its own grace is over."""
+"""The time between SIGTERM and SIGKILL, in seconds. No request runs on the replica, or its drain time is over."""
 
 TRANSITIONS: dict[tuple[ReplicaState, str], ReplicaState] = {
     (S.PENDING, "place"): S.STARTING,
@@ -52,20 +51,20 @@ TRANSITIONS: dict[tuple[ReplicaState, str], ReplicaState] = {
     (S.STOPPING, "gone"): S.SCRUBBING,
     (S.SCRUBBING, "memory-free"): S.GONE,
 }
-"""(state, verb) -> state. `unready`: probes fail, no new Calls. `stopping`: the stop order is out, no way back."""
+"""(state, verb) -> state. `unready`: probes fail, no new requests. `stopping`: the stop was ordered and is final."""
 
 HOLDS_SLICE = frozenset(S) - {S.PENDING, S.GONE}
-"""States in which a Replica's Slices are not free; asleep ones hold what their engine keeps."""
+"""States in which a replica holds its slices. A sleeping replica holds the memory that its engine keeps."""
 LEAVING = frozenset({S.DRAINING, S.STOPPING, S.SCRUBBING, S.FAILED})
-"""States in which its room is coming."""
+"""States in which a replica will release its slices."""
 
 
 class IllegalIntentError(Exception):
-    """A decision of ours that the table does not allow: a bug, never bad luck."""
+    """A decision that the table does not allow. This is always a bug."""
 
 
 def next_state(state: ReplicaState, verb: str) -> ReplicaState:
-    """The state after an intent; raises IllegalIntentError where the table has no such row."""
+    """Return the state after an intent. Raises IllegalIntentError if the table has no such row."""
     after = TRANSITIONS.get((state, verb))
     if after is None:
         raise IllegalIntentError(f"a Replica that is {state} cannot {verb}")
@@ -73,7 +72,7 @@ def next_state(state: ReplicaState, verb: str) -> ReplicaState:
 
 
 def render_state_diagram() -> str:
-    """The table as text, one line per target and verb, for docs/reference/replica-states.md."""
+    """Render the table as text, one line per target and verb, for docs/reference/replica-states.md."""
     rows: dict[tuple[str, ReplicaState], list[str]] = {}
     for (state, verb), after in TRANSITIONS.items():
         rows.setdefault((verb, after), []).append(state.value)

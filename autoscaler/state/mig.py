@@ -1,7 +1,7 @@
-"""Nodes whose GPUs we may cut anew (MIG), as the World keeps them, and the observations that bring them there.
+"""Nodes whose GPUs can be repartitioned (MIG), as the World keeps them, and the observations about them.
 
-Owns these types only. What follows from them is `autoscaler.rearrange.mig_repartition`'s, how they get into the World
-is `autoscaler.fold.mig`'s. Moments are seconds of the World's monotonic clock.
+Owns the types only. `autoscaler.rearrange.mig_repartition` decides, `autoscaler.fold.mig` folds the observations. Times
+are in seconds of the World's monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,42 +10,44 @@ from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import StateRecord
 
 SUCCESS, FAILED = "success", "failed"
-"""What NVIDIA's mig-manager says of a node when it is done; all else means that it is not, or does not run."""
+"""The states that NVIDIA's mig-manager reports at the end. Any other value: it has not finished, or it does not run."""
 
 
 class CutOrder(StateRecord, frozen=True):
-    """How the GPUs of a node are to be cut."""
+    """An order to repartition the GPUs of a node."""
 
     node: str
     config: str
-    """What it is called: made of what is in it, and unlike what the node was told before."""
+    """The name of the configuration. It is derived from the content and differs from the node's previous one."""
     cuts: tuple[tuple[str, ...], ...]
-    """Of each GPU, by its index: the profiles on it."""
+    """For each GPU, by index: the MIG profiles on it."""
     tries: int = 1
-    """How many orders about the node this makes in a row, those before it having failed."""
+    """The number of consecutive orders for the node including this one, if the earlier ones failed."""
     asked_s: float = 0.0
     before: str = ""
-    """What the node was told when this was decided: is it another by then, somebody else cuts it."""
+    """The node's configuration at the time of the decision. If it has changed, another program
+    repartitions the node.
+    """
 
 
 class MigNode(StateRecord, frozen=True):
-    """One node of which Settings say that we may cut it, as its object shows it."""
+    """A node that Settings allow to be repartitioned, as its object shows it."""
 
     name: str
     product: str
     gpus: int
     config: str = ""
-    """What it was told last, by whomever."""
+    """The last configuration that any program requested."""
     state: str = ""
-    """What is said of that; empty: nobody says anything."""
+    """The reported state of that configuration. Empty: none is reported."""
     strategy: str = ""
-    """How its device plug-in shows cuts; `single`: all of a node must be alike."""
+    """How the device plug-in exposes MIG devices. `single`: all partitions of a node must be equal."""
     usable: bool = True
-    """Ready, and open to new pods."""
+    """Whether the node is ready and schedulable."""
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
     order: CutOrder | None = None
-    """The last one of ours, as long as `config` is its."""
+    """Our last order, while `config` is its configuration."""
 
 
 class Intent(StateRecord, frozen=True):
@@ -54,22 +56,22 @@ class Intent(StateRecord, frozen=True):
     order: CutOrder
     since_s: float
     refused: str = ""
-    """Why it was not given after all; empty: it is on its way."""
+    """Why the order was not executed. Empty: it is in progress."""
     again_s: float = 0.0
-    """Refused: no other is given to the node before."""
+    """The time before which the node gets no other order after a rejection."""
 
 
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
 class CuttableSeen(StateRecord, frozen=True):
-    """All nodes that we may cut, as they are now."""
+    """All nodes that can be repartitioned."""
 
     nodes: tuple[MigNode, ...]
 
 
 class CutRefused(StateRecord, frozen=True):
-    """An order was not given: the node was not as it was thought to be, or could not be told."""
+    """An order was not executed: the node was in another state than expected, or its update failed."""
 
     node: str
     reason: str

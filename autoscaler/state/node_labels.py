@@ -1,15 +1,14 @@
-"""Labels that nobody can tell ahead: those that a node may come to have beside what is known of it.
+"""Labels that may appear on a node later, and taints that keep Models off nodes. Pure.
 
-Owns the two lists, by which the rulings about what is only on offer go: a selector by one of these may be met, one by
-any other label that is not told is not. Nothing is here that tells kinds of nodes or their groups apart (a type of
-machine, a pool, a product): what is bought would be any, and be bought again. Those the Settings or the pool tell.
+Labels: a new device or node brings labels that are not known in advance. A selector on a label in these lists may be
+met by offered capacity; a selector on any other unknown label is not. The lists contain no labels that distinguish
+kinds or groups of nodes (machine type, pool, product): any such node would count as a match, and it would be ordered
+again and again. The Settings or the pool must declare those labels.
 
-What keeps Models off nodes for a while: taints that a pod minds, and what a scheduler said lately. Pure.
-
-Owns the matching of taints, which is Kubernetes' own (an empty effect is any, `Exists` without a key is all). Only
-those that keep pods away count: NoSchedule and NoExecute. They come and go with the start of a node, so to be kept away
-is to wait, and not never to fit. Of those that do not, one kind is read all the same: who removes nodes says by them
-which it finds unneeded.
+Taints: owns the matching of taints, with the rules of Kubernetes (an empty effect matches any effect, `Exists` without
+a key matches all taints). Only NoSchedule and NoExecute keep pods off a node. Taints change while a node starts, so a
+Model that a taint keeps off waits; it does not count as unplaceable. One kind of other taint is read too: autoscalers
+mark unneeded nodes with it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from autoscaler.spec.pod import Pod, Toleration
 
 
 class PendingLabels(Enum):
-    """What comes to a node, and labels with it."""
+    """What is being added, which determines the labels that may appear."""
 
     NOTHING = ""
     DEVICES = "devices"
     NODE = "node"
-    """It comes itself."""
+    """The node itself is added."""
 
 
 MAKERS: Final = (
@@ -35,19 +34,19 @@ MAKERS: Final = (
     "kunlunxin.com", "vastaitech.com", "birentech.com", "cambricon.com", "mthreads.com", "iluvatar.ai",
     "aws.amazon.com",
 )  # fmt: skip
-"""Domains, and those within, of labels by which drivers and discovery tell what Devices a node has."""
+"""Domains, including subdomains, of labels by which drivers and discovery describe the devices of a node."""
 FEATURES: Final = "feature.node.kubernetes.io"
-"""The same of node feature discovery."""
+"""The domain of labels of node feature discovery."""
 OF_DEVICES: Final = frozenset({"node.kubernetes.io/npu.chip.name"})
 TOPOLOGY: Final = ("topology.", "failure-domain.beta.kubernetes.io")
-"""Domains of labels that tell where a node is begin so."""
+"""Prefixes of the domains of topology labels."""
 MACHINES: Final = frozenset(f"{beta}kubernetes.io/{of}" for beta in ("", "beta.") for of in ("os", "arch"))
 OF_NODES: Final = MACHINES | {"nvidia.com/gpu.present"}
-"""Kubelets and drivers set them on nearly every node."""
+"""Labels that kubelets and drivers set on nearly every node."""
 
 
 def can_label_appear(key: str, coming: PendingLabels) -> bool:
-    """Whether a node of which this label is not told may have it then."""
+    """Return whether a node without this label may get it."""
     domain, slash, _ = key.rpartition("/")
     if coming is PendingLabels.NOTHING or not slash:
         return False
@@ -57,8 +56,9 @@ def can_label_appear(key: str, coming: PendingLabels) -> bool:
 
 
 def filter_provisioning_labels(selector: Mapping[str, str]) -> dict[str, str]:
-    """Of these labels those by which who adds a node can choose one, as all know them: where it is, and what machine.
-    A node that has another of them would be of no use, and another be ordered after it.
+    """Return the labels by which any node autoscaler can select a node: topology and machine labels.
+
+    A new node with another value of these would be useless, and another node would be ordered after it.
     """
     return {key: of for key, of in selector.items() if key in MACHINES or key.rpartition("/")[0].startswith(TOPOLOGY)}
 
@@ -68,11 +68,11 @@ def _is_within(domain: str, of: str) -> bool:
 
 
 UNNEEDED = frozenset({"DeletionCandidateOfClusterAutoscaler"})
-"""Taints of nodes that would be removed if nothing changes. They go again when somebody needs the node."""
+"""Taints of nodes that will be removed if they stay unneeded. They are removed again when a pod needs the node."""
 
 
 class Taint(NamedTuple):
-    """Of a node."""
+    """A taint of a node."""
 
     key: str
     value: str
@@ -80,7 +80,7 @@ class Taint(NamedTuple):
 
     @property
     def keeps_away(self) -> bool:
-        """Whether pods that do not tolerate it are kept off."""
+        """Whether pods without a matching toleration are kept off the node."""
         return self.effect != "PreferNoSchedule"
 
     def __str__(self) -> str:
@@ -88,20 +88,22 @@ class Taint(NamedTuple):
 
 
 class NodeBackoff(NamedTuple):
-    """A Model is not placed on a node for a while: its Replica was kept off it (`autoscaler.queries.stranded_pods`)."""
+    """A time in which a Model is not placed on a node, because its pod was not scheduled
+    (`autoscaler.queries.stranded_pods`).
+    """
 
     until_s: float
     times: int
-    """In a row."""
+    """The number of consecutive back-offs."""
 
 
 def merge_tolerations(defaults: Pod | None, own: Pod) -> tuple[Toleration, ...]:
-    """What the Settings and a Model say, together: lists of both are laid over a pod."""
+    """Return the tolerations of the Settings and the Model together."""
     return own.tolerations if defaults is None else (*defaults.tolerations, *own.tolerations)
 
 
 def find_untolerated_taint(taints: Iterable[Taint], tolerated: Sequence[Toleration]) -> Taint | None:
-    """The first that keeps away who tolerates that; None: none does."""
+    """Return the first taint that keeps off a pod with these tolerations; None: there is no such taint."""
     hard = (taint for taint in taints if taint.keeps_away)
     return next((taint for taint in hard if not any(_covers(one, taint) for one in tolerated)), None)
 

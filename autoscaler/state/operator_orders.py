@@ -1,7 +1,7 @@
-"""What operators order and agents of nodes say, as the World keeps it, and the observations that bring it there.
+"""Orders of operators and reports of node agents, as the World keeps them, and the observations about them.
 
-Owns these types only. What an order means is `autoscaler.queries.cordons`'; how it gets into the World is
-`autoscaler.fold.operator_orders`'. Moments are seconds of the World's monotonic clock.
+Owns the types only. `autoscaler.queries.cordons` interprets orders; `autoscaler.fold.operator_orders` folds the
+observations. Times are in seconds of the World's monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,81 +14,86 @@ from autoscaler.contract import ModelName, NodeReport, PodDevices
 
 
 class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all of it."""
+    """Base of records in the World's state."""
 
 
 class CordonTarget(NamedTuple):
-    """A Device or a node, as an operator names it."""
+    """A device or a node, as an operator names it."""
 
     kind: Literal["device", "node"]
     name: str
 
 
 class Cordon(StateRecord, frozen=True):
-    """An operator's order about a Place: nothing new is put there. It holds until it is lifted, also over a restart."""
+    """An operator's order: nothing new is placed on a device or node.
+
+    It applies until it is removed, also over a restart.
+    """
 
     place: CordonTarget
     node: str
-    """Where the Place is."""
+    """The node of the target."""
     since_s: float
     drain: bool = False
-    """What runs there moves away, too."""
+    """Whether running replicas are moved away, too."""
     force: bool = False
-    """It does not wait for a Replica elsewhere, nor long for Calls."""
+    """Whether to stop replicas without waiting for a replacement and after a short time for running requests."""
     why: str = ""
-    """Not an operator's: the Place is taken away (`autoscaler.capacity.interruptions`); why, in words."""
+    """The reason if the order is not an operator's: the target is interrupted (`autoscaler.capacity.interruptions`)."""
     soon: bool = False
-    """That is under way: there is a little time for a successor, and no more."""
+    """Whether the interruption is in progress, with little time left for a replacement."""
     at_once: bool = False
-    """It does not wait for a Replica elsewhere, but for Calls."""
+    """Whether to drain without waiting for a replacement; running requests are still awaited."""
 
 
 class StopOrder(StateRecord, frozen=True):
-    """An operator stopped a Model. It holds until the Replicas that were there stop; then Calls wake it again."""
+    """An operator stopped a Model. The order applies until its replicas have stopped; then requests start it again."""
 
     since_s: float
     force: bool = False
 
 
 class NodeAgentStatus(StateRecord, frozen=True):
-    """What the agent of a node last said."""
+    """The last report of a node's agent."""
 
     report: NodeReport
     seen_s: float
     boots_before: tuple[str, ...] = ()
-    """Of its agents before, newest last, at most 8: what still comes from them is ignored."""
+    """Boots of earlier agents, newest last, at most 8. Their late reports are ignored."""
     looked_s: float = 0.0
-    """When the agent looked."""
+    """When the agent collected the report."""
     pods_before: tuple[PodDevices, ...] = ()
-    """Pods that are not in the report any more, and what they had, newest last (`autoscaler.fold.operator_orders`)."""
+    """Pods that are no longer in the report and the devices that they had, newest last
+    (`autoscaler.fold.operator_orders`).
+    """
 
     unhealthy: tuple[str, ...] = ()
-    """Derived from `report`: its Devices that are."""
+    """Derived from `report`: the unhealthy devices."""
 
 
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
 class CordonsSeen(StateRecord, frozen=True):
-    """All orders about Places, as they are now."""
+    """All current cordons."""
 
     cordons: tuple[Cordon, ...]
 
 
 class ModelWoken(StateRecord, frozen=True):
-    """An operator wants a Replica of the Model, as if a Call had been refused because it is cold."""
+    """An operator starts a Model. It has the effect of a request that was rejected because the Model is cold."""
 
     model: ModelName
 
 
 class ModelStopped(StateRecord, frozen=True):
-    """An operator wants all Replicas of the Model gone. `force`: those with Calls, too, after a short while."""
+    """An operator stops all replicas of a Model. `force`: replicas with running requests, too, after a short time."""
 
     model: ModelName
     force: bool = False
 
 
 class NodeReported(StateRecord, frozen=True):
-    """The agent of a node reported."""
+    """A node's agent reported."""
 
     report: NodeReport

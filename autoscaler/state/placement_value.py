@@ -1,7 +1,7 @@
-"""A PlacementValues: what room is worth, as it was learnt, with all that it was learnt from.
+"""Placement values: the learned value of free space, with the input from which it was learned.
 
-Owns the types only, which are plain values: the World has one, a file of the state directory keeps it, and it is told
-from one process to another. `autoscaler.placement.learning.training` says when to learn, makes one, and takes it as
+Owns the types only. They are plain values: part of the World, stored in the state directory, and sent between
+processes. `autoscaler.placement.learning.training` decides when to learn, creates the values and decodes them to
 tables.
 """
 
@@ -15,7 +15,7 @@ from autoscaler.state.resources import RequestFrequency, SliceClass
 
 
 class Alike(NamedTuple):
-    """Nodes that are alike when they are empty, and how many there are."""
+    """Nodes that are equal when they are empty, and their number."""
 
     lanes: tuple[SliceClass, ...]
     cpu_milli: int
@@ -24,7 +24,7 @@ class Alike(NamedTuple):
 
 
 class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one learns from: the same TrainingInput gives the same PlacementValues."""
+    """The input of learning. It determines the result: equal inputs give equal PlacementValues."""
 
     nodes: tuple[Alike, ...]
     demand: tuple[RequestFrequency, ...]
@@ -32,11 +32,11 @@ class TrainingInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What a TrainingInput taught."""
+    """The result of learning from a TrainingInput."""
 
     exercise: TrainingInput
     values: bytes
-    """As `autoscaler.placement.index.residual_waste.Tables` has them, each number in four bytes, the lowest first."""
+    """The tables of `autoscaler.placement.index.residual_waste.Tables`: each number in four bytes, little-endian."""
     prices: bytes
     learnt: bool = True
-    """By replays; False: it knows only how often which size is asked for."""
+    """Whether the values come from replays. False: they only contain how often each size is requested."""

@@ -1,12 +1,8 @@
-"""What nodes have beside their Devices: CPU and memory, and what of that is left.
+"""Resources of nodes and slices: CPU and host memory of nodes, amounts and classes of slices, shapes of requests. Pure.
 
-Owns the two records and their arithmetic. Amounts are thousandths of a core, and bytes. Knows no World.
-
-What of a Slice and of a PlacementRequest decides whether one holds the other, however many there are of either.
-
-Owns the two records that everything equal shares (Lane, Kind), and the two questions about them: how much a Kind takes
-of a Lane, and how much it likes the Lane's product. Memory is bytes, compute percent of one Device, CPU thousandths of
-a core. It knows no World and no node, and nothing of what is free.
+Owns the records and their arithmetic, and the matching of a request shape with a slice class: the amount that it takes,
+and its preference for the product. Equal slices share one SliceClass, and equal requests one RequestShape. Memory is in
+bytes, compute in percent of one device, CPU in thousandths of a core. Does not depend on the World.
 """
 
 from __future__ import annotations
@@ -17,36 +13,35 @@ from typing import Final, NamedTuple
 
 CPU_MAX: Final = 1 << 40
 BYTES_MAX: Final = 1 << 50
-"""More than any node has, and more bytes than any Slice: so much is also what a node has about which nothing is known.
-"""
+"""More than any node or slice has. It also stands for a node whose resources are unknown."""
 CORE: Final = 1000
 
 
 class Beside(NamedTuple):
-    """Amounts of a node's own."""
+    """CPU and host memory of a node."""
 
     cpu_milli: int = 0
     host_bytes: int = 0
 
     def holds(self, need: Beside) -> bool:
-        """Whether `need` fits in. What is not asked for need not be there: a node may have less than nothing left."""
+        """Return whether `need` fits. Resources that are not requested are ignored: less than zero may be left."""
         return all(not asked or asked <= has for has, asked in zip(self, need, strict=True))
 
     def lack(self, need: Beside) -> Beside:
-        """What of `need` does not fit in."""
+        """Return the part of `need` that does not fit."""
         cpu_milli, host_bytes = (max(0, asked - has) if asked else 0 for has, asked in zip(self, need, strict=True))
         return Beside(cpu_milli, host_bytes)
 
     def plus(self, more: Beside) -> Beside:
-        """Both together."""
+        """Return the sum."""
         return Beside(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
 
     def less(self, need: Beside) -> Beside:
-        """What is left; below nothing where more is taken than there is."""
+        """Return the difference. It is negative where more is taken than exists."""
         return Beside(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
 
     def most(self, other: Beside) -> Beside:
-        """The larger of each."""
+        """Return the maximum of each resource."""
         return Beside(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
 
 
@@ -54,8 +49,10 @@ NOTHING: Final = Beside()
 
 
 class HostResources(NamedTuple):
-    """What a node has beside its Devices, and what of that is left: in the World by pods of others, in a Yard by all.
-    `coming` is held by those who leave, and promised to nobody.
+    """The CPU and memory of a node, and what is left of them.
+
+    In the World only pods of others reduce what is left; in the search index all pods do. `coming` is held by replicas
+    that are stopping, and not promised to another replica yet.
     """
 
     cpu_milli: int = CPU_MAX
@@ -66,49 +63,49 @@ class HostResources(NamedTuple):
 
     @property
     def all(self) -> Beside:
-        """Of an empty one."""
+        """All resources of the node."""
         return Beside(self.cpu_milli, self.host_bytes)
 
     @property
     def left(self) -> Beside:
-        """Held by nobody, and promised to nobody."""
+        """Resources that are neither held nor promised."""
         return Beside(self.cpu_left_milli, self.left_bytes)
 
     @property
     def soon(self) -> Beside:
-        """With what those have who leave."""
+        """Resources that are left, including those of stopping replicas."""
         return self.left.plus(self.coming)
 
     @property
     def cores_milli(self) -> int:
-        """Its CPU in whole cores: what a system keeps for itself makes no two nodes differ."""
+        """The CPU in whole cores, so that small system reservations make no difference between nodes."""
         return min(-(-self.cpu_milli // CORE) * CORE, CPU_MAX)
 
     def without(self, taken: Beside) -> HostResources:
-        """`taken` is held by somebody."""
+        """Return the node after `taken` was allocated."""
         return self.having(self.left.less(taken))
 
     def promised(self, need: Beside) -> HostResources:
-        """To somebody: first of what is left, then of what is coming."""
+        """Return the node after `need` was promised: first from what is left, then from what is coming."""
         now = need.less(need.less(self.left.most(NOTHING)).most(NOTHING))
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 
     def kept(self, stays: Beside) -> HostResources:
-        """By who was to leave and stays: what is promised by now is of what else is coming or left."""
+        """Return the node if a stopping replica stays after all: what was promised comes from the other resources."""
         rest = stays.less(self.coming).most(NOTHING)
         return self.having(self.left.less(rest))._replace(coming=self.coming.less(stays.less(rest)))
 
     def having(self, left: Beside) -> HostResources:
-        """With so much left."""
+        """Return the node with this amount left."""
         return self._replace(cpu_left_milli=left.cpu_milli, left_bytes=left.host_bytes)
 
 
 EITHER = "|"
-"""Between globs of one rank: `*h100*|*h200*`."""
+"""The separator of globs of the same rank: `*h100*|*h200*`."""
 
 
 class Isolation(IntEnum):
-    """How well a Slice is kept apart from its neighbours, from worst to best."""
+    """How well a slice is isolated from its neighbours, from worst to best."""
 
     NONE = 0
     MEMORY = 1
@@ -116,24 +113,24 @@ class Isolation(IntEnum):
 
 
 class Link(IntEnum):
-    """What joins Devices of one node, from worst to best."""
+    """The link between devices of one node, from worst to best."""
 
     NODE = 0
-    """The node: nothing else is asked for."""
+    """The same node; no further link."""
     PCIE_ROOT = 1
     NVLINK = 2
 
 
 class ResourceAmount(NamedTuple):
-    """An amount of one Slice."""
+    """An amount of one slice."""
 
     memory_bytes: int
     compute_percent: int
     places: int = 0
-    """Of a Slice that takes only so many; of others nobody has any, and nobody needs one."""
+    """Places, for slices with a limited number of replicas; otherwise 0."""
 
     def holds(self, need: ResourceAmount) -> bool:
-        """Whether `need` fits in."""
+        """Return whether `need` fits."""
         return (
             need.memory_bytes <= self.memory_bytes
             and need.compute_percent <= self.compute_percent
@@ -141,7 +138,7 @@ class ResourceAmount(NamedTuple):
         )
 
     def plus(self, more: ResourceAmount) -> ResourceAmount:
-        """Both together."""
+        """Return the sum."""
         return ResourceAmount(
             self.memory_bytes + more.memory_bytes,
             self.compute_percent + more.compute_percent,
@@ -149,7 +146,7 @@ class ResourceAmount(NamedTuple):
         )
 
     def less(self, need: ResourceAmount) -> ResourceAmount:
-        """What is left, never below nothing."""
+        """Return the difference, at least zero."""
         return ResourceAmount(
             max(0, self.memory_bytes - need.memory_bytes),
             max(0, self.compute_percent - need.compute_percent),
@@ -161,43 +158,43 @@ NO_ROOM: Final = ResourceAmount(0, 0)
 
 
 class SliceClass(NamedTuple):
-    """What Slices that are alike have in common."""
+    """The common properties of equal slices."""
 
     memory_bytes: int
     product: str = ""
     compute_percent: int = 100
     isolation: Isolation = Isolation.NONE
     shared: bool = True
-    """Many may have a part of it; else one has all of it."""
+    """Whether several replicas can each use a part; otherwise one replica uses all of it."""
     whole: bool = True
-    """It is all of its Device."""
+    """Whether the slice is the whole device."""
     price: float = 0.0
-    """Of its Device, per hour; 0: nothing at the margin, or not known."""
+    """The price of the device per hour. 0: no marginal cost, or unknown."""
 
     @property
     def room(self) -> ResourceAmount:
-        """All of it."""
+        """The whole amount of the slice."""
         return ResourceAmount(self.memory_bytes, self.compute_percent)
 
 
 class RequestShape(NamedTuple):
-    """What of a request decides where it fits."""
+    """The properties of a request that decide where it fits."""
 
     devices: int = 1
-    """Whole devices if > 1; 0: it needs none."""
+    """The number of devices. Above 1: whole devices; 0: none."""
     memory_bytes: int = 0
-    """Per device; 0: the whole device."""
+    """The memory per device. 0: the whole device."""
     compute_percent: int = 0
     isolation: Isolation = Isolation.NONE
     products: tuple[str, ...] = ()
-    """Case-insensitive globs over the device's product, in order of preference, see `rank`; empty: any."""
+    """Globs over the product, see `rank`. Empty: any product."""
     cpu_milli: int = 0
     host_bytes: int = 0
     """CPU and memory of its node."""
     spare_bytes: int = 0
-    """The part of `memory_bytes` that it can do without."""
+    """The part of `memory_bytes` that the request can do without, on a part of one device."""
     link: Link = Link.NODE
-    """The least link that must join its devices, if it has several."""
+    """The minimum link between several devices."""
 
     @property
     def beside(self) -> Beside:
@@ -211,11 +208,11 @@ class RequestShape(NamedTuple):
 
     @property
     def least(self) -> RequestShape:
-        """With which it makes do."""
+        """The shape with the minimum memory."""
         return self._replace(memory_bytes=self.memory_bytes - self.spare_bytes, spare_bytes=0)
 
     def takes(self, lane: SliceClass) -> ResourceAmount | None:
-        """How much of it; None: it can never be there, however empty the Lane is."""
+        """Return the amount that the request takes of a slice; None: it does not fit even if the slice is empty."""
         room = ResourceAmount(self.memory_bytes, self.compute_percent)
         if not lane.room.holds(room):
             return None
@@ -224,8 +221,9 @@ class RequestShape(NamedTuple):
         return room if lane.shared else lane.room
 
     def rank(self, product: str) -> int | None:
-        """Position of the first entry that matches, 0 where none is named; None: no match. An entry is one glob, or
-        several between EITHER; letters count the same large and small.
+        """Return the position of the first matching entry, 0 if there are no entries, None if nothing matches.
+
+        An entry is one glob, or several separated by EITHER. Matching ignores case.
         """
         if not self.products:
             return 0
@@ -235,7 +233,7 @@ class RequestShape(NamedTuple):
 
 
 class RequestFrequency(NamedTuple):
-    """How often a Kind is asked for, beside the others."""
+    """How often a request shape occurs, relative to others."""
 
     kind: RequestShape
     weight: int
@@ -246,7 +244,7 @@ def _matches(globs: str, product: str) -> bool:
 
 
 class Growth(NamedTuple):
-    """How much more memory than it asks for a PlacementRequest makes use of, in steps."""
+    """The additional memory that a request can use beyond its size, in steps."""
 
     most_bytes: int = 0
     step_bytes: int = 1

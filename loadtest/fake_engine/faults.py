@@ -62,18 +62,20 @@ def parse_arguments(argv: list[str]) -> Knobs:
         prog="python -m loadtest.fake_engine", description="A fake engine that fails on demand.", allow_abbrev=False
     )
     add = parser.add_argument
-    add("--host", default="127.0.0.1")
-    add("--port", type=int, default=0, help="0: a free one, printed")
-    add("--name", default="fake")
-    add("--slots", type=int, default=4)
-    add("--tokens-per-s", type=float, default=200.0, help="per Call; 0: as fast as it can")
-    add("--tokens", type=int, default=0, help="of an answer; 0: once through the sentence")
-    add("--start-delay", type=float, default=0.0, help="seconds until ready")
-    add("--loading-503", action="store_true", help="listen at once, answer 503 until ready")
-    add("--sentence", default="", help="what it says; default: its name in a sentence")
-    add("--transcript", default="", metavar="FILE", help="append one JSON line per Call to this file")
+    add("--host", default="127.0.0.1", help="The address to listen on.")
+    add("--port", type=int, default=0, help="The port to listen on. 0: use a free port and print it.")
+    add("--name", default="fake", help="The name of the model.")
+    add("--slots", type=int, default=4, help="The number of concurrent requests.")
+    add("--tokens-per-s", type=float, default=200.0, help="The number of tokens per second and request. 0: no limit.")
+    add("--tokens", type=int, default=0, help="The number of tokens per response. 0: one repetition of the sentence.")
+    add("--start-delay", type=float, default=0.0, help="The time until the engine is ready, in seconds.")
+    add("--loading-503", action="store_true", help="Listen at once and return 503 until the engine is ready.")
+    add("--sentence", default="", help="The text of responses. Default: a sentence with the name.")
+    add("--transcript", default="", metavar="FILE", help="Append one JSON line per request to this file.")
     add("--fail", action="append", default=[], type=fault, metavar="MODE[:ARG]", help=", ".join(FAULTS))
-    add("--once", default="", metavar="FILE", help="a fault strikes only while FILE is absent, and creates it")
+    add(
+        "--once", default="", metavar="FILE", help="A fault occurs only while FILE does not exist, and then creates it."
+    )
     knobs = parser.parse_args(argv, namespace=Knobs())
     if knobs.slots < 1:
         parser.error("--slots must be at least 1")

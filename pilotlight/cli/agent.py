@@ -84,48 +84,53 @@ def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[st
 @click.command(epilog="Example: pilotlight agent --autoscaler https://autoscaler:8443 --token-file token")
 @click.option(
     "--node", default=lambda: os.environ.get("NODE_NAME") or socket.gethostname(),
-    show_default="$NODE_NAME, or the host's name", help="The node's name, as the cluster has it.",
+    show_default="$NODE_NAME, or the host's name", help="The name of the node in the cluster.",
 )  # fmt: skip
 @autoscalers_option
 @access_options
 @click.option(
     "--store", type=DIRECTORY, default=STORE, show_default=True,
-    help="Where weights of this node are kept, which autoscalers want there; pods of engines see it by this path.",
+    help="The folder of the node's weights. The agent pulls the weights that autoscalers request; engine pods mount"
+    " them from this path.",
 )  # fmt: skip
 @click.option(
     "--pull-secrets", metavar="NAMESPACE",
-    help="Where pull secrets of Models are read, by the service account; absent: they are not.",
+    help="The namespace whose pull secrets the agent reads with its service account. Default: none are read.",
 )  # fmt: skip
-@click.option("--kubeconfig", type=FILE, help="How the API server is reached for that, outside of a pod.")
+@click.option("--kubeconfig", type=FILE, help="Path to a kubeconfig file for reading pull secrets outside of a pod.")
 @click.option(
     "--pod-resources",
     type=SOCKET,
     default=POD_RESOURCES,
     show_default=True,
-    help="The kubelet's socket that tells which pod has which device; without it the agent goes on.",
+    help="The kubelet's socket that reports the devices of each pod. The agent also runs without it.",
 )
 @click.option(
     "--runtime",
     type=SOCKET,
-    help="The container runtime's socket (CRI), such as /run/containerd/containerd.sock: it tells of images, and pulls "
-    "those of engines ahead of a start.",
+    help="The container runtime's socket (CRI), for example /run/containerd/containerd.sock. The agent uses it to "
+    "report images and to pull engine images before a start.",
 )
 @click.option(
     "--fabric", is_flag=True,
-    help="Take GPUs of a fabric that are attached to the node, and let go of those that leave it. It needs all that "
-    "root of the node may, and its process ids.",
+    help="Make GPUs of a fabric usable when they are attached to the node, and release them before they are "
+    "detached. This requires all privileges of root on the node, and the host's process IDs.",
 )  # fmt: skip
 @click.option(
     "--restart", multiple=True, metavar="NAMESPACE/LABEL=VALUE", callback=_pods_of,
-    help="With --fabric: pods of the node that look for GPUs only when they start (device plug-in, DRA driver, dcgm).",
+    help="With --fabric: pods of the node that detect GPUs only when they start (device plug-in, DRA driver, dcgm),"
+    " which the agent restarts. Repeatable.",
 )  # fmt: skip
 @health_option
 @click.option(
     "--peer-listen", type=AddressType(),
-    help="Where agents of other nodes ask for weights that are here; absent: they do not, and are not asked.",
+    help="The address at which agents of other nodes fetch weights. Default: weights are not exchanged with other "
+    "nodes.",
 )  # fmt: skip
 @click.option(
-    "--peer-address", type=AddressType(), help="How they reach that; by default by $POD_IP, else as it listens."
+    "--peer-address",
+    type=AddressType(),
+    help="The address that other nodes use for --peer-listen. Default: $POD_IP, else the address of --peer-listen.",
 )
 @peer_access.peer_options
 def agent(  # noqa: PLR0917  click passes by keyword
@@ -136,8 +141,9 @@ def agent(  # noqa: PLR0917  click passes by keyword
     peer_listen: Address | None, peer_address: Address | None, peer_token_file: Path | None,
     peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
 ) -> None:  # fmt: skip
-    """The agent of one node: tells autoscalers of its devices, their memory and health, and who has them, and brings
-    the weights that they want there.
+    """Run the agent of one node: report devices, their memory, health and pods, and pull weights.
+
+    The agent reports to every autoscaler and pulls the weights that the leader requests for the node.
     """
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)

@@ -48,14 +48,17 @@ class Store(NamedTuple):
     type=click.Choice(["yaml", "json"]),
     default="yaml",
     show_default=True,
-    help="Documents, or all of it as JSON.",
+    help="The output format: yaml prints documents, json prints the complete result.",
 )
-@click.option("--name", default="", help="What clients call the model; of a Modelfile, which does not say it.")
+@click.option(
+    "--name", default="", help="The name of the model. Only for one Modelfile, which does not contain a name."
+)
 def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
-    """Print other programs' configuration as Pilotlight's documents.
+    """Convert other programs' configuration to Pilotlight's documents, and print them.
 
-    FILE: manifests of KubeAI's Models (and its chart's values) or of Deployments with Lingo's annotations, llama-swap's
-    config.yaml, a Modelfile or Ollama's folder; `-` reads standard input. Exit status 1: a model was not taken over.
+    FILE: manifests of KubeAI's Models (and its chart's values), manifests of Deployments with Lingo's annotations,
+    llama-swap's config.yaml, a Modelfile or Ollama's folder; `-` reads standard input. The exit status is 1 if a model
+    was not converted.
     """
     if name and (kind != "ollama" or len(files) != 1):
         raise click.UsageError("--name is for one Modelfile")

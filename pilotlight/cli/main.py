@@ -111,16 +111,18 @@ def format_error(error: click.ClickException) -> str:
 )
 @click.version_option(__version__ + " (compiled)" * COMPILED, message="pilotlight %(version)s")
 def cli() -> None:
-    """An LLM gateway with GPU-aware scale-to-zero: models start when they are called and stop when they are not."""
+    """LLM gateway with GPU-aware scale-to-zero: models start on request and stop when they are idle."""
 
 
 @cli.command(epilog=f"Example: {EXAMPLES['serve']}")
 @click.argument("models", nargs=-1, type=FILE, metavar="[FILE.gguf | DIR]...")
-@click.option("-c", "--config", multiple=True, type=FILE, help="Documents (YAML); may be repeated.")
+@click.option("-c", "--config", multiple=True, type=FILE, help="A file with documents (YAML). Repeatable.")
 @listen_option
 @operations_option
 @state_option
-@click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Gateway processes.")
+@click.option(
+    "--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="The number of gateway processes."
+)
 @keep_engines_option
 @grace_option
 @click.option("--print-config", is_flag=True, help="Print the equivalent documents and exit.")
@@ -128,7 +130,7 @@ def serve(  # noqa: PLR0917  click passes by keyword
     models: tuple[Path, ...], config: tuple[Path, ...], listen: Address, ops: Address, state: Path,
     gateways: int, keep_engines: bool, grace: float, print_config: bool,
 ) -> None:  # fmt: skip
-    """Serve models on this machine: each starts when it is called and goes back to zero when nobody asks any more."""
+    """Serve models on this machine. Each one starts on its first request and scales to zero when it is idle."""
     from pilotlight.processes.serve import ServeOptions, run_serve
 
     options = ServeOptions(
@@ -144,7 +146,7 @@ def serve(  # noqa: PLR0917  click passes by keyword
 @ops_option
 @output_option
 def status(model: str | None, watch: bool, ops: str, output: str) -> None:
-    """What runs, waits and sleeps, and why."""
+    """Show the state of each model: running, waiting or at zero, and the reason."""
     from pilotlight.cli import status as show
 
     show.print_status(ops, model, watch=watch, output=output)
@@ -164,7 +166,7 @@ class Explain(click.Group):
 
 @cli.group(cls=Explain, epilog=f"Example: {EXAMPLES['explain']}")
 def explain() -> None:
-    """Why things are as they are: reasons of the latest decisions, with times."""
+    """Explain the latest decisions: their reasons and times."""
 
 
 @explain.command("model", epilog=f"Example: {EXAMPLES['explain']}")
@@ -172,7 +174,7 @@ def explain() -> None:
 @ops_option
 @output_option
 def explain_model(name: str, ops: str, output: str) -> None:
-    """Why a model runs, waits or stopped."""
+    """Explain why a model runs, waits or is stopped."""
     from autoscaler.explain.model import Explanation
     from pilotlight.cli import status as show
 
@@ -184,7 +186,7 @@ def explain_model(name: str, ops: str, output: str) -> None:
 @ops_option
 @output_option
 def explain_fit(model: str, ops: str, output: str) -> None:
-    """How much memory a model needs, part by part, and where it would fit."""
+    """Explain how much memory a model needs, part by part, and where it fits."""
     from autoscaler.explain.fit import Fit
     from pilotlight.cli import status as show
 
@@ -195,7 +197,7 @@ def explain_fit(model: str, ops: str, output: str) -> None:
 @ops_option
 @output_option
 def explain_last(ops: str, output: str) -> None:
-    """The latest decisions."""
+    """List the latest decisions."""
     from autoscaler.queries.views import Sentences
     from pilotlight.cli import status as show
 
@@ -204,19 +206,20 @@ def explain_last(ops: str, output: str) -> None:
 
 @cli.group(epilog=f"Example: {EXAMPLES['key']}")
 def key() -> None:
-    """API keys."""
+    """Manage API keys."""
 
 
 @key.command("new", epilog=f"Example: {EXAMPLES['key']}")
-@click.option("--tenant", required=True, help="Whose key it is.")
+@click.option("--tenant", required=True, help="The Tenant of the key.")
 @click.option(
     "--role", type=click.Choice(["tenant", "viewer", "operator", "finance"]), default="tenant", show_default=True,
-    help="What it is for: a Tenant's calls, or also orders (operator); the others are not in force yet.",
+    help="The role of the key. tenant: requests to models. operator: requests and orders. The others are not "
+    "supported yet.",
 )  # fmt: skip
-@click.option("--name", default="key", show_default=True, help="What to call it.")
-@click.option("--state", type=DIRECTORY, help="Store it here for `serve`, too.")
+@click.option("--name", default="key", show_default=True, help="The name of the key.")
+@click.option("--state", type=DIRECTORY, help="The state folder of `serve`. The hash of the key is also stored there.")
 def key_new(tenant: str, role: str, name: str, state: Path | None) -> None:
-    """Make a new API key: printed once, with the `keys:` entry (its hash) to paste."""
+    """Create an API key. It is printed once, with the `keys:` entry (its hash) to paste into a Tenant."""
     from pilotlight.cli import keys
     from pilotlight.models import documents
 

@@ -24,12 +24,13 @@ from pilotlight.tables import Console
 LOOK_S = 0.5
 drain_force_option = click.option(
     "--force", is_flag=True,
-    help="End busy ones too, after 10 s. What a fabric has attached there is given back, and torn off where that gets "
-    "stuck: programs that have it open lose it, and may crash or hang their node.",
+    help="Stop replicas with running requests after 10 s. Devices that a fabric attached there are released, and "
+    "detached by force if their release hangs: programs that have them open lose them, and may crash or hang "
+    "their node.",
 )  # fmt: skip
-force_option = click.option("--force", is_flag=True, help="End busy ones too, after 10 s.")
+force_option = click.option("--force", is_flag=True, help="Stop replicas with running requests after 10 s.")
 kind_option = click.option(
-    "--kind", type=click.Choice(["device", "node"]), help="What NAME is, where a device and a node have the same."
+    "--kind", type=click.Choice(["device", "node"]), help="Whether NAME is a device or a node, if both exist."
 )
 
 
@@ -49,7 +50,7 @@ def order_options(*more: Callable[[Command], Command]) -> Callable[[Command], Co
 @click.argument("model")
 @order_options()
 def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
-    """Start a model now, as a call would; it stays for an idle window."""
+    """Start a model now, as a request would. It then stays for one idle window."""
     print_order_result(send_order(ops, f"models/{model}/wake", key_env), output)
 
 
@@ -57,7 +58,7 @@ def wake(model: str, ops: str, key_env: str | None, output: str) -> None:
 @click.argument("model")
 @order_options(force_option)
 def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) -> None:
-    """Stop a model now; running calls finish first. Calls wake it again unless it is paused."""
+    """Stop a model now, after its running requests. New requests start it again unless it is paused."""
     print_order_result(send_order(ops, f"models/{model}/stop", key_env, force=force), output)
 
 
@@ -65,7 +66,7 @@ def stop(model: str, force: bool, ops: str, key_env: str | None, output: str) ->
 @click.argument("name", metavar="DEVICE|NODE")
 @order_options(kind_option)
 def cordon(name: str, kind: str | None, ops: str, key_env: str | None, output: str) -> None:
-    """Put nothing new on a device or a node; what runs there goes on."""
+    """Place no new replicas on a device or node. Its replicas keep running."""
     print_order_result(send_order(ops, f"{resolve_target(ops, name, kind)}/cordon", key_env), output)
 
 
@@ -73,18 +74,18 @@ def cordon(name: str, kind: str | None, ops: str, key_env: str | None, output: s
 @click.argument("name", metavar="DEVICE|NODE")
 @order_options(kind_option)
 def uncordon(name: str, kind: str | None, ops: str, key_env: str | None, output: str) -> None:
-    """Open a device or a node again."""
+    """Allow new replicas on a device or node again."""
     print_order_result(send_order(ops, f"{resolve_target(ops, name, kind)}/uncordon", key_env), output)
 
 
 @click.command(epilog="Example: pilotlight drain gpu0")
 @click.argument("name", metavar="DEVICE|NODE")
-@click.option("--no-wait", is_flag=True, help="Do not wait until it is empty.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the device or node is empty.")
 @order_options(kind_option, drain_force_option)
 def drain(  # noqa: PLR0917  click passes by keyword
     name: str, no_wait: bool, kind: str | None, force: bool, ops: str, key_env: str | None, output: str
 ) -> None:
-    """Cordon a device or a node and move what runs there: elsewhere first where there is room."""
+    """Cordon a device or node, and move its replicas: a replacement starts elsewhere first if there is room."""
     where = resolve_target(ops, name, kind)
     told = send_order(ops, f"{where}/drain", key_env, force=force)
     if output == "text":

@@ -33,26 +33,29 @@ EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls tha
 
 
 @click.command(
-    epilog="Of what runs: pilotlight plan --live --demand demand.yaml\n\n"
+    epilog="For the running system: pilotlight plan --live --demand demand.yaml\n\n"
     "Example: pilotlight plan -c pilotlight.yaml --demand demand.yaml"
 )
-@click.option("-c", "--config", multiple=True, type=FILE, help="Documents (YAML); may be repeated.")
+@click.option("-c", "--config", multiple=True, type=FILE, help="A file with documents (YAML). Repeatable.")
 @click.option(
-    "--live", is_flag=True, help="Of the system that runs, instead of -c: as it is now, with these calls more."
+    "--live",
+    is_flag=True,
+    help="Use the current state of the running system instead of -c, with this demand in addition.",
 )
-@click.option("--ops", help=f"With --live: the operations port to ask.  [default: {OPS.url}]")
+@click.option("--ops", help=f"With --live: the address of the operations port.  [default: {OPS.url}]")
 @click.option(
     "--demand",
     required=True,
     type=FILE,
-    help="YAML: for each model how many calls wait, such as `llama: 3` or `llama: {waiting: 3, running: 1}`.",
+    help="A YAML file with the number of waiting requests of each model, for example `llama: 3` or `llama: "
+    "{waiting: 3, running: 1}`.",
 )
 @key_option
 @output_option
 def plan(  # noqa: PLR0917  click passes by keyword
     config: tuple[Path, ...], live: bool, ops: str | None, demand: Path, key_env: str | None, output: str
 ) -> None:
-    """What would be started where, if models were called so; starts nothing."""
+    """Show which replicas would start where for an assumed demand. Starts nothing."""
     if live == bool(config) or ((ops or key_env) and not live):
         raise click.UsageError(
             "say which: -c FILE for documents, or --live (with --ops, --key-env) for the system that runs"

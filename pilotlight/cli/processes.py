@@ -47,11 +47,13 @@ def _access(cert: Path | None, key: Path | None, ca: Path | None, token: Path | 
 @health_option
 @tls_options
 @access_options
-@click.option("--state", type=DIRECTORY, help="Keeps what it knows here.")
-@click.option("--id", "name", default="gateway-1", show_default=True, help="Its name among all gateways.")
+@click.option("--state", type=DIRECTORY, help="The folder for the gateway's state.")
+@click.option(
+    "--id", "name", default="gateway-1", show_default=True, help="The name of this gateway, unique among all gateways."
+)
 @grace_option
-@click.option("--limits", default="{}", help="Bounds of the inference port, as JSON.")
-@click.option("--events", type=FILE, help="Append one line per call to this file.")
+@click.option("--limits", default="{}", help="Limits of the inference port, as JSON.")
+@click.option("--events", type=FILE, help="Append one line per request to this file.")
 @click.option("--listen-fd", type=int, hidden=True)
 @click.option("--ops-socket", type=FILE, hidden=True)
 @parent_option
@@ -62,7 +64,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
     contract_cert_file: Path | None, contract_key_file: Path | None, contract_ca_file: Path | None,
     listen_fd: int | None, ops_socket: Path | None, parent: int | None,
 ) -> None:  # fmt: skip
-    """One gateway process."""
+    """Run one gateway process."""
     from pilotlight.net.certificates import Identity
     from pilotlight.processes import gateway as gateway_process
 
@@ -89,51 +91,71 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.command(
     epilog="Example: pilotlight autoscaler --driver local --documents docs.yaml --contract-socket run/autoscaler.sock"
 )
-@click.option("--driver", type=click.Choice(["local", "kubernetes"]), required=True, help="What runs Replicas.")
-@click.option("--namespace", default="default", show_default=True, help="Where pods are made (kubernetes).")
+@click.option(
+    "--driver",
+    type=click.Choice(["local", "kubernetes"]),
+    required=True,
+    help="What runs the replicas: this machine or a Kubernetes cluster.",
+)
+@click.option(
+    "--namespace", default="default", show_default=True, help="The namespace in which pods are created (kubernetes)."
+)
 @click.option(
     "--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
-    help="How far its rights reach: with namespace it reads no nodes and no Tenants (kubernetes).",
+    help="The scope of the permissions (kubernetes). namespace: nodes and Tenants are not read.",
 )  # fmt: skip
-@click.option("--home", default="", help="Where the lease and the gateways are (kubernetes); default: --namespace.")
-@click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
-@click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
-@click.option("--identity", default="", help="Its name in the lease; default: $POD_NAME, or the host's.")
+@click.option(
+    "--home", default="", help="The namespace of the Lease and the gateways (kubernetes). Default: --namespace."
+)
+@click.option(
+    "--kubeconfig",
+    type=FILE,
+    help="Path to a kubeconfig file. Default: the pod's service account, or kubectl's configuration.",
+)
+@click.option(
+    "--lease", default="pilotlight", show_default=True, help="Name of the leader-election Lease (kubernetes)."
+)
+@click.option(
+    "--identity", default="", help="The name of this process in the Lease. Default: $POD_NAME, or the host name."
+)
 @click.option(
     "--gateway-pods", default="app.kubernetes.io/component=gateway", show_default=True, metavar="SELECTOR",
-    help="Which pods are gateways, each named (--id) as its pod (kubernetes).",
+    help="The label selector of gateway pods. Each gateway has the name of its pod (--id) (kubernetes).",
 )  # fmt: skip
 @click.option(
     "--gateway-account", "gateway_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
-    help="A service account of gateways: its tokens, for the audience pilotlight, are valid for the endpoints of "
-    "gateways (kubernetes); repeatable.",
+    help="A service account of gateways. Its tokens for the audience pilotlight are valid for the endpoints of "
+    "gateways (kubernetes). Repeatable.",
 )  # fmt: skip
 @click.option(
     "--agent-account", "agent_accounts", multiple=True, metavar="[NAMESPACE:]NAME",
-    help="The same for agents of nodes; repeatable.",
+    help="A service account of node agents. Its tokens are valid for the endpoints of agents (kubernetes). "
+    "Repeatable.",
 )  # fmt: skip
 @click.option(
     "--account", "accounts", multiple=True, metavar="[NAMESPACE:]NAME",
-    help="Deprecated: a service account of gateways and agents alike; repeatable.",
+    help="Deprecated: a service account for both gateways and agents. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--adoption/--no-adoption", default=True, show_default=True,
-    help="Serves annotated Deployments and StatefulSets, too (kubernetes; docs/how-to/adopt-workloads.md).",
+    help="Also serve annotated Deployments and StatefulSets (kubernetes; docs/how-to/adopt-workloads.md).",
 )  # fmt: skip
-@click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="Only those of this namespace; repeatable.")
 @click.option(
-    "--watch-kubeai", is_flag=True, help="Serves KubeAI's Models, too (kubernetes; docs/tutorials/from-kubeai.md)."
+    "--adopt-in", multiple=True, metavar="NAMESPACE", help="Adopt workloads only in this namespace. Repeatable."
 )
+@click.option("--watch-kubeai", is_flag=True, help="Also serve KubeAI's Models (kubernetes; docs/tutorials/from-kubeai.md).")
 @click.option("--weights-store", default=STORE, show_default=True, metavar="PATH",
-              help="Where agents keep weights on their nodes (kubernetes).")  # fmt: skip
-@click.option("--documents", type=FILE, required=True, help="Documents (YAML).")
-@click.option("--contract-socket", type=FILE, help="Where gateways of this machine report.")
-@click.option("--contract-listen", type=AddressType(), help="Where gateways of other machines report.")
+              help="The folder in which agents keep weights on their nodes (kubernetes).")  # fmt: skip
+@click.option("--documents", type=FILE, required=True, help="A file with documents (YAML).")
+@click.option("--contract-socket", type=FILE, help="The Unix socket for gateways of this machine.")
+@click.option("--contract-listen", type=AddressType(), help="The address for gateways and agents of other machines.")
 @access_options
-@click.option("--agent-token-file", type=FILE, help="The tokens of agents; --token-file is then for gateways only.")
+@click.option(
+    "--agent-token-file", type=FILE, help="The file with the tokens of agents. --token-file is then for gateways only."
+)
 @click.option(
     "--agent-certificate-name", "agent_name", default="", metavar="NAME",
-    help="The DNS name in agents' certificates; all other certificates are then gateways'.",
+    help="The DNS name in agents' certificates. All other certificates are then gateways'.",
 )  # fmt: skip
 @operations_option
 @health_option
@@ -153,7 +175,7 @@ def autoscaler(  # noqa: PLR0917  click passes by keyword
     token_file: Path | None, ops: Address, health: Address | None, state: Path,
     gateway_sockets: tuple[Path, ...], keep_engines: bool, ops_fd: int | None, parent: int | None,
 ) -> None:  # fmt: skip
-    """One autoscaler process."""
+    """Run one autoscaler process."""
     from pilotlight.processes import autoscaler as autoscaler_process
     from pilotlight.processes.cluster import ClusterOptions
 

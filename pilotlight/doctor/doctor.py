@@ -30,27 +30,52 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.command(epilog="Example: pilotlight doctor --driver kubernetes --namespace engines")
 @click.option(
     "--driver", type=click.Choice(["local", "kubernetes"]), default="local", show_default=True,
-    help="What would run Replicas: this machine, or a cluster.",
+    help="What runs the replicas: this machine or a Kubernetes cluster.",
 )  # fmt: skip
-@click.option("--kubeconfig", type=FILE, help="The way to the API server; default: the pod's own, or kubectl's.")
-@click.option("--namespace", default="default", show_default=True,
-              help="Where engines run (kubernetes); the chart's `engines.namespace`.")  # fmt: skip
-@click.option("--home", default="", help="Where gateways and autoscalers run; default: the same.")
-@click.option("--lease", default="pilotlight", show_default=True, help="By which one autoscaler leads (kubernetes).")
-@click.option("--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
-              help="The chart's `scope`: which rights are needed.")  # fmt: skip
-@click.option("--adoption", is_flag=True, help="Everything that is annotated is to be served (`adoption.everywhere`).")
-@click.option("--adopt-in", multiple=True, metavar="NAMESPACE", help="What is annotated there; repeatable.")
-@click.option("--cordon", is_flag=True, help="Orders about nodes are to be kept on them (`cordon.enabled`).")
 @click.option(
-    "--cutting", default="", metavar="NAMESPACE/NAME", help="Nodes are cut anew by this ConfigMap (`cutting.enabled`)."
+    "--kubeconfig",
+    type=FILE,
+    help="Path to a kubeconfig file. Default: the pod's service account, or kubectl's configuration.",
 )
-@click.option("--volumes", is_flag=True, help="Engines see weights by volumes of their nodes (`agent.enabled`).")
+@click.option("--namespace", default="default", show_default=True,
+              help="The namespace of the engines (kubernetes); the chart's `engines.namespace`.")  # fmt: skip
+@click.option("--home", default="", help="The namespace of the gateways and autoscalers. Default: --namespace.")
+@click.option(
+    "--lease", default="pilotlight", show_default=True, help="Name of the leader-election Lease (kubernetes)."
+)
+@click.option("--scope", type=click.Choice(["cluster", "namespace"]), default="cluster", show_default=True,
+              help="The chart's `scope`, which determines the required permissions.")  # fmt: skip
+@click.option(
+    "--adoption", is_flag=True, help="Check the permissions to serve all annotated workloads (`adoption.everywhere`)."
+)
+@click.option(
+    "--adopt-in",
+    multiple=True,
+    metavar="NAMESPACE",
+    help="A namespace whose annotated workloads are served. Repeatable.",
+)
+@click.option("--cordon", is_flag=True, help="Check the permissions to store cordons on nodes (`cordon.enabled`).")
+@click.option(
+    "--cutting",
+    default="",
+    metavar="NAMESPACE/NAME",
+    help="The ConfigMap of mig-manager for MIG repartitioning (`cutting.enabled`).",
+)
+@click.option(
+    "--volumes",
+    is_flag=True,
+    help="Check the permissions for engines that mount weights as volumes of their nodes (`agent.enabled`).",
+)
 @click.option("--capacity", multiple=True, type=click.Choice(sorted({*KINDS, PUBLISH})),
-              help=f"A kind of provider that Settings `capacity` has, or {PUBLISH}; repeatable.")  # fmt: skip
+              help=f"A provider kind in Settings `capacity`, or {PUBLISH}. Repeatable.")  # fmt: skip
 @click.option("--settings", type=FILE,
-              help="Settings, or values of the chart (YAML), of whose `capacity` each entry is looked at.")  # fmt: skip
-@click.option("--account", default="", metavar="NAMESPACE:NAME", help="Whose rights to ask for; default: one's own.")
+              help="A file with Settings or chart values (YAML). Each entry of its `capacity` is checked.")  # fmt: skip
+@click.option(
+    "--account",
+    default="",
+    metavar="NAMESPACE:NAME",
+    help="The service account whose permissions are checked. Default: the current user.",
+)
 @listen_option
 @operations_option
 @state_option
@@ -61,7 +86,7 @@ def doctor(  # noqa: PLR0917  click passes by keyword
     settings: Path | None, account: str,
     listen: Address, ops: Address, state: Path, output: str,
 ) -> None:  # fmt: skip
-    """Check what Pilotlight needs here, and say how to fix what is missing."""
+    """Check the prerequisites of Pilotlight, and report how to fix missing ones."""
     if account and account.count(":") != 1:
         raise click.UsageError("--account: expected NAMESPACE:NAME of a service account")
     if cutting and cutting.count("/") != 1:

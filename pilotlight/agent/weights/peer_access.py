@@ -36,15 +36,16 @@ from pilotlight.output import write_stderr
 LISTEN = Address("127.0.0.1", 8484)
 _URL = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?")
 PEER_OPTIONS = {
-    "--peer-token-file": "The token that nodes show each other.",
-    "--peer-cert-file": "The certificate that this node shows to others (PEM).",
-    "--peer-key-file": "Its key (PEM).",
-    "--peer-ca-file": "Authorities that the other nodes' certificates must come from (PEM).",
+    "--peer-token-file": "The file with the token that nodes send to each other.",
+    "--peer-cert-file": "The certificate of this node for other nodes (PEM).",
+    "--peer-key-file": "The private key of --peer-cert-file (PEM).",
+    "--peer-ca-file": "The CAs for the certificates of other nodes (PEM).",
 }
 peer_options = file_options(PEER_OPTIONS)
 peer_option = click.option(
     "--peer", "peers", metavar="URL", multiple=True,
-    help="Another node's `weights serve`, https://HOST:PORT: asked for files before the registry; repeatable.",
+    help="Another node's `weights serve`, https://HOST:PORT. Files are fetched from it before the registry. "
+    "Repeatable.",
 )  # fmt: skip
 
 
@@ -132,21 +133,25 @@ def check_port(address: Address, shown: Access) -> None:
 @click.command("serve", epilog="Example: pilotlight weights serve --peer-token-file token")
 @store_option
 @click.option(
-    "--listen", type=AddressType(), default=LISTEN, show_default=LISTEN.text, help="Where other nodes ask for weights."
+    "--listen",
+    type=AddressType(),
+    default=LISTEN,
+    show_default=LISTEN.text,
+    help="The address at which other nodes fetch weights.",
 )
 @click.option(
     "--streams", type=click.IntRange(1, 1024), default=STREAMS_MAX, show_default=True,
-    help="Files given at once; who asks for more takes the registry.",
+    help="The maximum number of concurrent files. Further requests are rejected, and the peer uses the registry.",
 )  # fmt: skip
 @peer_options
 def serve_(  # noqa: PLR0917  click passes by keyword
     store: Path, listen: Address, streams: int, peer_token_file: Path | None, peer_cert_file: Path | None,
     peer_key_file: Path | None, peer_ca_file: Path | None,
 ) -> None:  # fmt: skip
-    """Give this node's weights to other nodes, until it is ended: `weights pull --peer URL` asks here first.
+    """Serve this node's weights to other nodes until interrupted. Use it with `weights pull --peer URL`.
 
-    Also while they are still being pulled. Without a token or certificate it gives only what was fetched without a
-    login, and only on this machine.
+    Weights are served even while they are still being pulled. Without a token or certificate, it serves only weights
+    that were fetched without a login, and only on this machine.
     """
     shown = build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     try:

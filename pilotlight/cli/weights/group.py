@@ -10,7 +10,7 @@ from pilotlight.cli.weights import inspect_push, login, pack, pull, store
 
 @click.group(epilog="Example: pilotlight weights ls")
 def weights() -> None:
-    """Weights as OCI artifacts: made here, brought here, and kept on this node."""
+    """Manage weights as OCI artifacts: pack and push them, pull them, and manage this node's store."""
 
 
 for command in (

@@ -58,14 +58,16 @@ class How(NamedTuple):
 
 @click.command("inspect", epilog="Example: pilotlight weights inspect oci://registry.example/models/llama:v1 --explain")
 @click.argument("what", metavar="REFERENCE|FOLDER")
-@click.option("--explain", is_flag=True, help="Each layer: what it is taken for, and why it is refused.")
-@click.option("--allow-unsafe", is_flag=True, help="As a Model with allowUnsafe: true would take it.")
+@click.option("--explain", is_flag=True, help="Explain each layer: its role, and why it is rejected.")
+@click.option(
+    "--allow-unsafe", is_flag=True, help="Accept code and pickled weights, as a Model with `allowUnsafe: true` does."
+)
 @registry_options
 @output_option
 def inspect(  # noqa: PLR0917  click passes by keyword
     what: str, explain: bool, allow_unsafe: bool, ca_file: Path | None, plain_http: bool, output: str
 ) -> None:
-    """What an artifact consists of, and whether it would be taken. No weights are fetched."""
+    """Show the contents of an artifact, and whether it would be accepted. Weights are not fetched."""
     try:
         if is_path_too_long(Path(what)):
             raise click.UsageError(f"{what}: File name too long")
@@ -103,10 +105,15 @@ def inspect(  # noqa: PLR0917  click passes by keyword
 @click.argument("what", metavar="FOLDER|hf://...|s3://...")
 @click.argument("ref", metavar="REFERENCE")
 @click.option(
-    "--mount-from", metavar="REPOSITORY", default="", help="Have the registry take what this repository of it has."
+    "--mount-from",
+    metavar="REPOSITORY",
+    default="",
+    help="A repository of the same registry from which the registry copies existing blobs.",
 )
 @click.option(
-    "--chunk-bytes", metavar="SIZE", help="Send blobs in chunks of this size, such as 64Mi; without it each in one go."
+    "--chunk-bytes",
+    metavar="SIZE",
+    help="Upload blobs in chunks of this size, for example 64Mi. Default: one request per blob.",
 )
 @store_option
 @registry_options
@@ -115,10 +122,10 @@ def push(  # noqa: PLR0917  click passes by keyword
     what: str, ref: str, mount_from: str, chunk_bytes: str | None, store: Path, ca_file: Path | None, plain_http: bool,
     output: str,
 ) -> None:  # fmt: skip
-    """Push a model to a registry: what `weights pack` has made, or what lies at hf:// or s3://.
+    """Push a model to a registry, from a folder of `weights pack` or from hf:// or s3://.
 
-    The latter is brought into this node's store and packed, for which it takes its room twice until it is pushed. What
-    the registry has already is not sent.
+    A remote source is first pulled into this node's store and packed; until it is pushed, it uses twice its size. Blobs
+    that the registry already has are not uploaded.
     """
     how = How(mount_from, _chunk_bytes(chunk_bytes))
     try:

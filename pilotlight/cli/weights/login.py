@@ -32,14 +32,14 @@ registry_argument = click.argument("name", metavar="REGISTRY")
 
 @click.command(epilog="Example: pilotlight weights login ghcr.io -u robot --password-stdin")
 @registry_argument
-@click.option("-u", "--username", help="Asked for where it is missing.")
-@click.option("--password-stdin", is_flag=True, help="The password, or a token, is what comes on standard input.")
+@click.option("-u", "--username", help="The user name. Default: it is prompted for.")
+@click.option("--password-stdin", is_flag=True, help="Read the password or token from standard input.")
 @registry_options
 @output_option
 def login(  # noqa: PLR0917  click passes by keyword
     name: str, username: str | None, password_stdin: bool, ca_file: Path | None, plain_http: bool, output: str
 ) -> None:
-    """Keep a login for a registry, after the registry has taken it: for `pull`, `push`, `serve`, Docker and Podman."""
+    """Verify a login with a registry and store it for `pull`, `push`, `serve`, Docker and Podman."""
     host = _host(name)
     given = _given(host, username, password_stdin=password_stdin)
     site = Site(host, plain_http=True if plain_http else None, ca=ca_file)
@@ -60,7 +60,7 @@ def login(  # noqa: PLR0917  click passes by keyword
 @registry_argument
 @output_option
 def logout(name: str, output: str) -> None:
-    """Forget the login for a registry, wherever Docker, Podman and Pilotlight look."""
+    """Delete the login for a registry from all files of Docker, Podman and Pilotlight."""
     host = _host(name)
     try:
         gone = asyncio.run(logins.remove_login(list_login_files(), host))

@@ -34,19 +34,20 @@ KNOWN = (*modelfile.KNOWN, *packfile.MODCTL)
 
 @click.command("pack", epilog=f"Example: {EXAMPLE}")
 @click.argument("source", type=FILE, metavar="MODELFILE|FOLDER|FILE")
-@click.option("--to", type=FILE, required=True, help="The folder to make: an OCI image layout.")
-@click.option("--tag", default="latest", show_default=True, help="What the artifact is called in the layout.")
+@click.option("--to", type=FILE, required=True, help="The folder to create: an OCI image layout.")
+@click.option("--tag", default="latest", show_default=True, help="The tag of the artifact in the layout.")
 @click.option(
     "--format", "form", type=click.Choice(["modelpack", "modelpack-raw"]), default="modelpack", show_default=True,
-    help="modelpack: also an image, which mounts as an image volume; modelpack-raw: the files as they are.",
+    help="The format. modelpack: also an image, which can be mounted as an image volume. modelpack-raw: the "
+    "unchanged files.",
 )  # fmt: skip
-@click.option("--allow-unsafe", is_flag=True, help="Pack code and pickled weights too.")
+@click.option("--allow-unsafe", is_flag=True, help="Also pack code and pickled weights.")
 @output_option
 def pack(source: Path, to: Path, tag: str, form: Form, allow_unsafe: bool, output: str) -> None:  # noqa: PLR0917  click passes by keyword
-    """Pack a model as an OCI artifact, into a folder.
+    """Pack a model as an OCI artifact into a folder.
 
-    Of a Modelfile (Ollama's or modctl's), a folder with safetensors or GGUF files (with a Modelfile in it, that one
-    counts), or one such file. The same files always make the same digest.
+    The source is a Modelfile (Ollama's or modctl's), a folder with safetensors or GGUF files, or one such file. A
+    Modelfile in the folder determines the files. The same files always produce the same digest.
     """
     try:
         plan = plan_artifact(source, allow_unsafe=allow_unsafe)

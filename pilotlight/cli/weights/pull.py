@@ -43,9 +43,11 @@ FAILURES = (RegistryError, BadManifestError, StoreError, DiskError)
 
 def registry_options(command: Command) -> Command:
     """Add the options for registry access."""
-    command = click.option("--ca-file", type=FILE, help="Authorities beside the system's (PEM).")(command)
+    command = click.option(
+        "--ca-file", type=FILE, help="A file with additional CAs for the certificate of the registry (PEM)."
+    )(command)
     return click.option(
-        "--plain-http", is_flag=True, help="Speak HTTP, not HTTPS, with a registry that is not this machine."
+        "--plain-http", is_flag=True, help="Use HTTP instead of HTTPS for a registry that is not on this machine."
     )(command)
 
 
@@ -59,7 +61,9 @@ def build_fetch_access(plain_http: bool, ca_file: Path | None, among: Peering | 
 @click.command("pull", epilog="Example: pilotlight weights pull oci://ghcr.io/acme/llama:8b")
 @click.argument("artifact", metavar="REFERENCE")
 @click.option(
-    "--allow-unsafe", is_flag=True, help="Take code and pickled weights, too. Only who allows them gets them from here."
+    "--allow-unsafe",
+    is_flag=True,
+    help="Also accept code and pickled weights. Such a copy is only used where they are allowed.",
 )
 @store_option
 @registry_options
@@ -71,10 +75,11 @@ def pull(  # noqa: PLR0917  click passes by keyword
     peer_token_file: Path | None, peer_cert_file: Path | None, peer_key_file: Path | None, peer_ca_file: Path | None,
     output: str,
 ) -> None:  # fmt: skip
-    """Bring weights into this node's store, verified. What is there already is not fetched again.
+    """Pull weights into this node's store and verify them. Stored weights are not fetched again.
 
-    REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins are those of `weights
-    login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is asked for anew.
+    REFERENCE: oci://..., hf://owner/name@revision?include=PATTERN, or s3://bucket/key. Logins come from `weights
+    login`, Docker, Podman and this machine's cloud, HF_TOKEN, and AWS's keys. A tag or a revision is always resolved
+    again.
     """
     access = peer_access.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
     among = peer_access.build_static_peering(peers, access) if peers else None
@@ -145,11 +150,11 @@ def _say_pulled(done: _Done, output: str) -> None:
 
 @click.command("verify", epilog="Example: pilotlight weights verify --drop")
 @click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
-@click.option("--drop", is_flag=True, help="Remove Copies that are not as they came; the next pull fetches them.")
+@click.option("--drop", is_flag=True, help="Remove corrupt copies. The next pull fetches them again.")
 @store_option
 @output_option
 def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> None:
-    """Read Copies again, all or those named, and hold them against their manifest. Exit 1 where one is bad."""
+    """Read all or the named copies again and compare them with their manifests. Exit 1 if one is corrupt."""
     rows, told, kept = list[Row](), list[dict[str, object]](), 0
     with open_store(store) as there:
         rows, rest = resolve_copies(there, names) if names else (there.rows(), False)

@@ -41,7 +41,7 @@ names_argument = click.argument("names", metavar="DIGEST|ARTIFACT...", nargs=-1,
 @store_option
 @output_option
 def list_(store: Path, output: str) -> None:
-    """All Copies with their size and age, whether they are pinned or in use; the latest used first."""
+    """List all copies with their size and age, and whether they are pinned or in use; last used first."""
     with open_store(store) as opened:
         rows, stored_bytes = opened.rows(), opened.stored_bytes()
     if output == "json":
@@ -56,7 +56,9 @@ def list_(store: Path, output: str) -> None:
 @names_argument
 @store_option
 def pin(names: tuple[str, ...], store: Path) -> None:
-    """Keep weights on this node, whatever else needs room. A whole DIGEST may be pinned before it is here."""
+    """Keep weights on this node regardless of other demand for space. A full DIGEST can be pinned
+    before it is pulled.
+    """
     with open_store(store) as opened:
         for digest in resolve_digests(opened, names):
             opened.pin(digest)
@@ -67,7 +69,7 @@ def pin(names: tuple[str, ...], store: Path) -> None:
 @names_argument
 @store_option
 def unpin(names: tuple[str, ...], store: Path) -> None:
-    """Let weights go again when room is needed."""
+    """Allow the eviction of weights again."""
     with open_store(store) as opened:
         for digest in resolve_digests(opened, names):
             opened.unpin(digest)
@@ -76,10 +78,12 @@ def unpin(names: tuple[str, ...], store: Path) -> None:
 
 @click.command(epilog="Example: pilotlight weights evict --free 40Gi")
 @click.argument("names", metavar="[DIGEST|ARTIFACT]...", nargs=-1)
-@click.option("--free", metavar="SIZE", help="Instead of names: those that are missed least, until so much has gone.")
+@click.option(
+    "--free", metavar="SIZE", help="Evict the least valuable copies instead of named ones, until this size is freed."
+)
 @store_option
 def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
-    """Remove Copies now. None goes that is pinned or in use."""
+    """Remove copies now, except those that are pinned or in use."""
     if bool(names) == (free is not None):
         raise click.UsageError("say which Copies go, or how much is to go with --free SIZE")
     with open_store(store) as opened:

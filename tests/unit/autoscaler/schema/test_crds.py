@@ -12,12 +12,13 @@ import msgspec
 import pytest
 import yaml
 
+from autoscaler.documents.load import ModelDocument
 from autoscaler.documents.validation import KEYS
 from autoscaler.schema.cel_rules import RULES
 from autoscaler.schema.crds import LATER, MODEL, TENANT, CrdKind, render_crds
 from autoscaler.schema.structural import Schema
 from autoscaler.schema.write_crds import field_docs
-from autoscaler.spec.model import Gpu, ModelSpec
+from autoscaler.spec.model import ModelSpec
 
 FOLDER = Path(__file__).parents[4] / "charts" / "pilotlight" / "crds"
 
@@ -91,10 +92,10 @@ def test_fields_of_a_later_version_are_listed_as_not_yet_supported() -> None:
 
 
 def test_descriptions_come_from_the_field_documentation() -> None:
-    assert field_docs(ModelSpec)["slots"] == "Calls at once on one Replica; absent = the engine's default."
-    assert field_docs(Gpu) == {}
+    assert field_docs(ModelSpec)["slots"] == "Concurrent requests per replica. None: the engine's default."
+    assert field_docs(ModelDocument) == {}
     shown = {path: schema.get("description") for path, schema in schemas(MODEL)}
-    assert shown[".spec.tls"] == "Absent: the engine speaks plain HTTP."
+    assert shown[".spec.tls"] == "TLS of the engine. Absent: the engine uses plain HTTP."
     assert "pullSecret" in str(shown[".spec.image"]), "keys are called what they are called in documents"
 
 
