@@ -38,8 +38,8 @@ from pilotlight.doctor.finding import Finding
 from pilotlight.models import capacity_providers
 
 NODES = "/api/v1/nodes"
-NO_MOST = "no node that is ready says by an annotation how many GPUs it can have"
-NO_MOST_FIX = f"say it in Settings, `nodes[].devicesMax`, or on the nodes or their MachineSet: {GPU_COUNT}"
+NO_MOST = "no ready node has an annotation with its maximum number of GPUs"
+NO_MOST_FIX = f"set `nodes[].devicesMax` in Settings, or the annotation {GPU_COUNT} on the nodes or their MachineSet"
 CLASSES = (objects.CHECK, objects.ATOMIC, objects.GKE)
 """ProvisioningRequest classes that are known to be served."""
 NAMES_TOLD = 4
@@ -102,8 +102,8 @@ async def check_capacity(place: Place) -> list[Finding]:
         try:
             found.append(await find_missing_api(at, kind) or await _JUDGES[kind](at))
         except AnswerError as error:
-            fix = "give the kubeconfig's user the right to look, or ask an admin"
-            found.append(at.wrong(f"cannot be looked at: {error.reason}: {error.message}", fix, blocks=False))
+            fix = "grant the kubeconfig's user this permission, or ask an administrator to run the check"
+            found.append(at.wrong(f"the check failed: {error.reason}: {error.message}", fix, blocks=False))
     return found
 
 
@@ -121,7 +121,7 @@ async def find_missing_api(at: _At, kind: str) -> Finding | None:
     if not missing:
         return None
     says = f"{wanted.title}: {', '.join(missing)} of {wanted.group}/{wanted.versions[0]} are not served"
-    return at.wrong(says, f"install it with its definitions, or leave out `capacity[].{kind}`")
+    return at.wrong(says, f"install it with its CustomResourceDefinitions, or remove `capacity[].{kind}`")
 
 
 async def _offering(at: _At, fix: str) -> Finding:
@@ -138,10 +138,8 @@ async def _offering(at: _At, fix: str) -> Finding:
             return at.wrong(str(error), fix)
     names = sorted({one.name for one in offers})
     if not names:
-        return Finding(
-            f"capacity {at.entry.name}", "info", "it offers nothing just now: all that it may have is had", fix
-        )
-    return at.found(f"it offers {_some(names)}")
+        return Finding(f"capacity {at.entry.name}", "info", "no capacity available: the quota is in use", fix)
+    return at.found(f"available: {_some(names)}")
 
 
 def _some(names: list[str]) -> str:
@@ -154,7 +152,7 @@ def _some(names: list[str]) -> str:
 
 async def _karpenter(at: _At) -> Finding:
     return await _offering(
-        at, "kubectl get nodepools: name one that is Ready in `capacity[].karpenter.nodePool`, and describe its nodes "
+        at, "set `capacity[].karpenter.nodePool` to a Ready NodePool (kubectl get nodepools), and describe its nodes "
         "in Settings `nodes`",
     )  # fmt: skip
 
@@ -169,17 +167,17 @@ async def _cluster_autoscaler(at: _At) -> Finding:
         if not there:
             raise
     if not there:
-        fix = "make it, lower than that of engines, or name another in `capacity[].clusterAutoscaler.priorityClass`"
-        return at.wrong(f"there is no PriorityClass {name}: no pod could wait for a node", fix)
-    return await _offering(at, "describe the group's nodes in Settings `nodes`, by its `nodeLabels`")
+        fix = "create it below that of engines, or set `capacity[].clusterAutoscaler.priorityClass` to another one"
+        return at.wrong(f"PriorityClass {name} does not exist, so placeholder pods cannot be created", fix)
+    return await _offering(at, "describe the group's nodes in Settings `nodes`, with its `nodeLabels` as selector")
 
 
 async def _provisioning(at: _At) -> Finding:
     of = at.entry.provisioning_request
-    found = await _offering(at, "describe its nodes in Settings `nodes`, so that `provisioningRequest.selector` agrees")
+    found = await _offering(at, "describe its nodes in Settings `nodes`, matching `provisioningRequest.selector`")
     if found.grade == "ok" and of is not None and of.class_name not in CLASSES:
-        fix = f"known are: {', '.join(CLASSES)}"
-        return at.wrong(f"{found.says}; whether somebody serves class {of.class_name} is not known", fix, blocks=False)
+        fix = f"check that a controller serves the class; known classes: {', '.join(CLASSES)}"
+        return at.wrong(f"{found.says}; unknown provisioning class {of.class_name}", fix, blocks=False)
     return found
 
 
@@ -189,9 +187,11 @@ async def _kueue(at: _At) -> Finding:
     version = choose_served_version(await at.place.server.find(f"/apis/{workload.API}"), workload.VERSIONS)
     found = await at.place.server.find(f"/apis/{workload.API}/{version}/namespaces/{where}/localqueues/{queue}")
     if found is None:
-        fix = "make it there, or name another in `capacity[].kueue.localQueue`: kubectl get localqueues -n " + where
-        return at.wrong(f"there is no LocalQueue {queue} in namespace {where}", fix)
-    return await _offering(at, f"kubectl describe localqueue {queue} -n {where}; Settings `nodes` say what it brings")
+        fix = "create it, or set `capacity[].kueue.localQueue` to another one: kubectl get localqueues -n " + where
+        return at.wrong(f"LocalQueue {queue} does not exist in namespace {where}", fix)
+    return await _offering(
+        at, f"check kubectl describe localqueue {queue} -n {where}, and describe its nodes in Settings `nodes`"
+    )
 
 
 async def _cro(at: _At) -> Finding:
@@ -204,11 +204,11 @@ async def _cro(at: _At) -> Finding:
         return at.wrong(NO_MOST, NO_MOST_FIX, blocks=False)
     model = "" if at.entry.cro is None else at.entry.cro.model
     if find_device_memory(model, World(epoch=0, settings=settings, leadership=Leadership(leads=False))) is None:
-        says = f"nobody says how much memory a {model} has: none is offered while none is seen on a node"
+        says = f"unknown GPU memory of {model}: no GPU of this model is ordered until a node has one"
         return at.wrong(
-            says, f"add it to Settings `nodes`, as `device: {{model: {model}, memory: 80Gi}}`", blocks=False
+            says, f"add it to Settings `nodes`, for example `device: {{model: {model}, memory: 80Gi}}`", blocks=False
         )
-    return at.found(f"its definitions are there; more may be attached to {_some(sorted(open_))}")
+    return at.found(f"the CustomResourceDefinitions are installed; GPUs can be attached to {_some(sorted(open_))}")
 
 
 async def groups_of(server: Server) -> Groups:
@@ -231,18 +231,18 @@ async def _redfish(at: _At) -> Finding:
     try:
         return await _composes(at, Reading(service, told.systems, at.entry.name), told, secret)
     except RedfishCredentialsError as error:
-        keys = "username, password and, of a private authority, ca.crt"
-        return at.wrong(str(error), f"put these keys into {secret}: {keys}")
+        keys = "username, password and, for a private CA, ca.crt"
+        return at.wrong(str(error), f"add these keys to {secret}: {keys}")
     except StatusError as error:
         if error.status not in NOT_LET_IN:
-            return at.wrong(f"the service refuses: {error}", "look at `capacity[].redfish.url`")
-        fix = f"put a user that the fabric knows into {secret}, with the right to compose"
-        return at.wrong(f"the service does not let it in: {error}", fix)
+            return at.wrong(f"the Redfish service rejects the request: {error}", "check `capacity[].redfish.url`")
+        fix = f"set a user in {secret} that the service knows and that may compose systems"
+        return at.wrong(f"the Redfish service rejects the login: {error}", fix)
     except NoAnswerError as error:
-        fix = f"look at `capacity[].redfish.url`, the way there from here, and ca.crt of {secret}"
-        return at.wrong(f"the service gives no answer from here ({error})", fix, blocks=False)
+        fix = f"check `capacity[].redfish.url`, the network path from this machine, and ca.crt of {secret}"
+        return at.wrong(f"the Redfish service cannot be reached from this machine ({error})", fix, blocks=False)
     except RedfishDocumentError as error:
-        return at.wrong(f"the service is none that composes: {error}", "look at `capacity[].redfish.url`")
+        return at.wrong(f"the service does not support composition: {error}", "check `capacity[].redfish.url`")
     finally:
         await service.close()
 
@@ -259,10 +259,12 @@ async def _composes(at: _At, reading: Reading, told: Redfish, secret: str) -> Fi
                 raise
             missing.append(node)
     if missing:
-        fix = "look at its Systems, and mend `capacity[].redfish.systems`"
-        return at.wrong(f"the service has no such system for {_some(missing)}", fix)
-    entered = f"lets in the user of {secret}" if told.secret_ref else "wants no login"
-    return at.found(f"the service {entered}; it has {len(fabric.gpus)} GPUs and {len(told.systems)} of our nodes")
+        fix = "list its Systems, and correct `capacity[].redfish.systems`"
+        return at.wrong(f"the configured system of {_some(missing)} does not exist in the Redfish service", fix)
+    entered = f"accepts the user of {secret}" if told.secret_ref else "requires no login"
+    return at.found(
+        f"the Redfish service {entered}; it has {len(fabric.gpus)} GPUs and {len(told.systems)} of our nodes"
+    )
 
 
 def _asked(place: Place, secret: str) -> Key:

@@ -37,11 +37,11 @@ VERSION_MIN = (1, 30)
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRDS_FIX = "kubectl apply --server-side --force-conflicts -f charts/pilotlight/crds"
 INGRESS = (
-    "load balancers cut silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
+    "load balancers close silent connections, most after 60 s: an Ingress in front of the gateway needs a read timeout "
     "above 600 s and no response buffering"
 )
 SKIPPED_FIX = "delete the object, or reduce its nesting"
-INGRESS_FIX = "check: curl -N a stream of a model at zero through it; `settings.silentSecondsMax` bounds silence"
+INGRESS_FIX = "test a stream of a model at zero with curl -N; `settings.silentSecondsMax` limits the silent time"
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +83,12 @@ async def check_cluster(api: Api, scene: Scene) -> list[Finding]:
         except ApiError as error:
             name, fix = (
                 check.__name__.replace("_", " "),
-                "give the kubeconfig's user the right to look, or ask an admin",
+                "grant the kubeconfig's user this permission, or ask an administrator to run the check",
             )
-            findings.append(Finding(name, "warning", f"cannot be looked at: {error.reason}: {error.message}", fix))
+            findings.append(Finding(name, "warning", f"the check failed: {error.reason}: {error.message}", fix))
         except UnreachableError as error:
             name = check.__name__.replace("_", " ")
-            findings.append(Finding(name, "warning", f"no answer: {error}", "try again"))
+            findings.append(Finding(name, "warning", f"no response from the API server: {error}", "try again"))
     return findings
 
 
@@ -97,8 +97,8 @@ async def check_server(api: Api, _: Scene) -> list[Finding]:
     try:
         version = await api.get("/version")
     except (UnreachableError, ApiError) as error:
-        fix = "look at --kubeconfig: its server, certificate and user"
-        return [Finding("API server", "blocker", f"it does not answer: {error}", fix)]
+        fix = "check the server, certificate and user in --kubeconfig"
+        return [Finding("API server", "blocker", f"it does not respond: {error}", fix)]
     told = str(version.get("gitVersion", "?"))
     numbers = re.match(r"v?(\d+)\.(\d+)", told)
     if numbers is not None and (0, 0) < (int(numbers[1]), int(numbers[2])) < VERSION_MIN:  # 0.0: a custom build
@@ -121,13 +121,15 @@ async def _definition(api: Api, kind: CrdKind) -> Finding:
             return Finding(check, "blocker", f"{name} is not installed", CRDS_FIX)
         served = {one["name"] for one in (await _resources(api, f"/apis/{GROUP}/v1alpha1"))}
         if kind.plural in served:
-            return Finding(check, "ok", "installed (of which version may not be read)")
+            return Finding(check, "ok", "installed (no permission to read its version)")
         return Finding(check, "blocker", f"{name} is not installed", CRDS_FIX)
     lacking = sorted(set(_keys(build_crd(kind, lambda _: {}))) - set(_keys(found)))
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        return Finding(check, "warning", f"it is of another version: it lacks {', '.join(lacking[:3])}{more}", CRDS_FIX)
-    return Finding(check, "ok", "of this version")
+        return Finding(
+            check, "warning", f"another version is installed, without {', '.join(lacking[:3])}{more}", CRDS_FIX
+        )
+    return Finding(check, "ok", "installed in this version")
 
 
 def _keys(crd: Mapping[str, Any]) -> Iterator[str]:
@@ -158,7 +160,7 @@ async def rights_given(api: Api, scene: Scene) -> list[Finding]:
         if lacks:
             missing.append(_missing(scene, right, lacks))
     who = scene.account or "this user"
-    return missing or [Finding("rights", "ok", f"{who} has all {sum(len(one.verbs) for one in asked)}")]
+    return missing or [Finding("rights", "ok", f"{who} has all {sum(len(one.verbs) for one in asked)} permissions")]
 
 
 def _rights(scene: Scene) -> Sequence[Right]:
@@ -177,7 +179,7 @@ def _missing(scene: Scene, right: Right, lacks: list[str]) -> Finding:
         f"add to the {kind}: "
         f'{{apiGroups: ["{right.group}"], resources: [{right.resource}], verbs: [{", ".join(lacks)}]}}'
     )
-    says = f"may not {', '.join(lacks)} {resource} {place}; without it not: {right.use}"
+    says = f"missing permission: {', '.join(lacks)} {resource} {place} (required so that {right.use})"
     return Finding("rights", "warning" if right.optional else "blocker", says, fix)
 
 
@@ -208,12 +210,16 @@ async def pod_security(api: Api, scene: Scene) -> list[Finding]:
     except ApiError as error:
         if error.status == 404:
             fix = f"kubectl create namespace {scene.engines}"
-            return [Finding(check, "blocker", f"there is no namespace {scene.engines}", fix)]
-        fix = "look at the namespace's pod-security labels, its ResourceQuota and LimitRange, and admission webhooks"
+            return [Finding(check, "blocker", f"namespace {scene.engines} does not exist", fix)]
+        fix = "check the namespace's pod-security labels, its ResourceQuota and LimitRange, and admission webhooks"
         if "forbidden: User" in error.message:
-            return [Finding(check, "info", "this user may not try one", "run as one who may create pods there")]
-        return [Finding(check, "blocker", f"one is refused in {scene.engines}: {error.message}", fix)]
-    return [Finding(check, "ok", f"admitted in namespace {scene.engines}")]
+            return [
+                Finding(
+                    check, "info", "no permission to test an engine pod", "run it as a user who may create pods there"
+                )
+            ]
+        return [Finding(check, "blocker", f"a test pod is rejected in namespace {scene.engines}: {error.message}", fix)]
+    return [Finding(check, "ok", f"accepted in namespace {scene.engines}")]
 
 
 def _engine_pod() -> Object:
@@ -228,7 +234,7 @@ def _engine_pod() -> Object:
 async def nodes(api: Api, scene: Scene) -> list[Finding]:
     """Check the GPUs that nodes offer: device plug-in or DRA, labels, taints, sharing."""
     if scene.scope == "namespace":
-        return [Finding("GPUs", "info", "not looked at: devices come from `nodes:` in Settings with scope namespace")]
+        return [Finding("GPUs", "info", "not checked: with scope namespace, devices come from `nodes` in Settings")]
     found = [node async for page in api.pages("/api/v1/nodes") for node in page.items]
     classes = {one["name"] for one in await _resources(api, "/apis/resource.k8s.io/v1")}
     return checks_nodes.check_gpu_nodes(found, dra="deviceclasses" in classes)
@@ -297,14 +303,14 @@ async def providers(api: Api, scene: Scene) -> list[Finding]:
     groups = {one["name"] for one in (await api.get("/apis"))["groups"]}
     apis = checks_capacity.APIS
     there = [one.title for one in apis.values() if one.group in groups]
-    says = f"found: {', '.join(there)}" if there else "none found; capacity is what the nodes have"
+    says = f"found: {', '.join(there)}" if there else "none found; capacity is limited to the existing nodes"
     findings = [Finding("capacity providers", "info", says)]
     looked_at = {entry.kinds[0] for entry in scene.settings.capacity}
     for kind, one in apis.items():
         if kind in scene.capacity and kind not in looked_at and one.group not in groups:
             says, fix = (
                 f"{one.title}: the API group {one.group} is not served",
-                f"install it, or leave out `capacity[].{kind}`",
+                f"install it, or remove `capacity[].{kind}`",
             )
             findings.append(Finding("capacity providers", "blocker", says, fix))
     asks = "cro" in scene.capacity and "cro" not in looked_at

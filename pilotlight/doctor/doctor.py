@@ -110,9 +110,7 @@ def _alone(**clusters: object) -> None:
     """Reject options that apply only to a cluster, which would otherwise be ignored silently."""
     for name, given in clusters.items():
         if given:
-            raise click.UsageError(
-                f"--{name}: add --driver kubernetes: on one machine there is nothing to look at for it"
-            )
+            raise click.UsageError(f"--{name}: only for clusters: add --driver kubernetes")
 
 
 async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:

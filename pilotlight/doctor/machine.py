@@ -49,8 +49,8 @@ def check_system(platform: str) -> Finding:
     if platform == "linux":
         return Finding("system", "ok", "Linux")
     if platform == "darwin":
-        return Finding("system", "info", "macOS: `serve` works, engines are not limited in memory")
-    return Finding("system", "blocker", f"{platform} is not supported", "use Linux; on Windows WSL 2")
+        return Finding("system", "info", "macOS: `serve` works, without memory limits for engines")
+    return Finding("system", "blocker", f"{platform} is not supported", "use Linux, or WSL 2 on Windows")
 
 
 def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> Finding:
@@ -59,20 +59,18 @@ def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> F
         nvml = opener()
         gpus: tuple[NvmlGpu, ...] = nvml.gpus() if nvml is not None else ()
     except NvmlError as error:
-        return Finding(
-            "driver", "warning", f"NVML failed: {error}", "look at `nvidia-smi`; reload the driver or reboot"
-        )
+        return Finding("driver", "warning", f"NVML failed: {error}", "check `nvidia-smi`; reload the driver or reboot")
     if gpus:
         ill = [gpu.uuid for gpu in gpus if not gpu.healthy]
         if ill:
             return Finding(
-                "driver", "warning", f"lost: {', '.join(ill)}", "look at `dmesg` for Xid errors; reset the GPU"
+                "driver", "warning", f"unhealthy GPUs: {', '.join(ill)}", "check `dmesg` for Xid errors; reset the GPU"
             )
         told = ", ".join(f"{gpu.product} {format_size(gpu.memory_bytes)}" for gpu in gpus)
         return Finding("driver", "ok", f"{format_count(len(gpus), 'GPU')}: {told}")
     if any(Path(sign).exists() for sign in signs):
-        says = "there is an NVIDIA driver, and NVML tells of no GPU"
-        return Finding("driver", "warning", says, "look at `nvidia-smi`; in a container pass the GPUs in (--gpus all)")
+        says = "an NVIDIA driver is installed, but NVML reports no GPU"
+        return Finding("driver", "warning", says, "check `nvidia-smi`; start a container with its GPUs (--gpus all)")
     says = "no NVIDIA GPU: models share the host's memory"
     return Finding("driver", "info", says, "install the NVIDIA driver, or declare `devices` in Settings")
 
@@ -82,15 +80,15 @@ def check_engines(found: Mapping[str, str]) -> Finding:
     if found:
         return Finding("engines", "ok", ", ".join(sorted(found)))
     fix = "pip install 'pilotlight[llama]', or put llama-server, vllm or ollama on the PATH"
-    return Finding("engines", "blocker", "no engine is installed; only Models of engine `command` could start", fix)
+    return Finding("engines", "blocker", "no engine is installed; only Models of engine `command` can start", fix)
 
 
 def check_llama_on_gpu(found: Mapping[str, str], cpu_only: Callable[[str], bool] = computes_on_cpu_only) -> Finding:
     """Check that the installed llama.cpp can compute on the GPUs."""
     python = found.get("xllamacpp")
     if python is None or "llama-server" in found or not cpu_only(python):
-        return Finding("llama.cpp on GPU", "ok", "as far as can be told")
-    fix = "install an xllamacpp built for CUDA, or put a llama-server that is on the PATH"
+        return Finding("llama.cpp on GPU", "ok", "no problem found")
+    fix = "install an xllamacpp that is built for CUDA, or put such a llama-server on the PATH"
     return Finding("llama.cpp on GPU", "warning", "xllamacpp computes on the CPU only", fix)
 
 
@@ -98,8 +96,8 @@ def check_open_files(hard: int) -> Finding:
     """Check the hard limit of file descriptors, to which a gateway raises its own."""
     if hard in {resource.RLIM_INFINITY, -1} or hard >= FILES_MIN:
         return Finding("open files", "ok", "no limit" if hard in {resource.RLIM_INFINITY, -1} else f"{hard:,}")
-    fix = "raise it: LimitNOFILE=1048576 in a service, `nofile` in /etc/security/limits.conf"
-    return Finding("open files", "warning", f"at most {hard:,}: each running call needs two", fix)
+    fix = "raise the limit: LimitNOFILE=1048576 in a service, `nofile` in /etc/security/limits.conf"
+    return Finding("open files", "warning", f"at most {hard:,}: each running request needs two", fix)
 
 
 def check_port(check: str, option: str, address: Address, owner: str) -> Finding:
@@ -109,24 +107,26 @@ def check_port(check: str, option: str, address: Address, owner: str) -> Finding
             made.close()
     except click.ClickException as error:
         if owner:
-            return Finding(check, "info", f"{address.text} is taken, and `pilotlight serve` runs (pid {owner})")
-        return Finding(check, "blocker", error.message, f"choose another with {option}, or end what listens there")
+            return Finding(check, "info", f"{address.text} is in use, and `pilotlight serve` runs (pid {owner})")
+        return Finding(
+            check, "blocker", error.message, f"choose another with {option}, or stop the process that listens there"
+        )
     return Finding(check, "ok", f"{address.text} is free")
 
 
 def check_state_directory(state: Path) -> Finding:
     """Check that the state directory is writable or can be created."""
-    name, fix = "state directory", "name another with --state"
+    name, fix = "state directory", "choose another with --state"
     if len(os.fsencode(state.absolute())) > SOCKET_CHARACTERS_MAX:
-        return Finding(name, "blocker", f"{state} is too long for Unix sockets in it", f"{fix} of a shorter path")
+        return Finding(name, "blocker", f"{state} is too long for Unix sockets in it", f"{fix} and a shorter path")
     nearest = next(path for path in (state.absolute(), *state.absolute().parents) if path.exists())
     if not nearest.is_dir():
         return Finding(name, "blocker", f"{nearest} is not a folder", fix)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding(name, "blocker", f"{nearest} may not be written", f"{fix}, or change its owner")
+        return Finding(name, "blocker", f"{nearest} is not writable", f"{fix}, or change its owner")
     if (state / "installation").exists():
         try:
             StateDirectory.attach(state)
         except StateError as error:
             return Finding(name, "blocker", str(error), fix)
-    return Finding(name, "ok", str(state) if nearest == state.absolute() else f"{state} will be made")
+    return Finding(name, "ok", str(state) if nearest == state.absolute() else f"{state} will be created")

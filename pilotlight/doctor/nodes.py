@@ -33,7 +33,7 @@ def check_gpu_nodes(nodes: Sequence[Node], *, dra: bool) -> list[Finding]:
     if not with_gpus:
         says = f"none of {format_count(len(nodes), 'node')} offers {GPU}"
         if dra:
-            says += "; devices of DRA drivers are not counted here"
+            says += "; devices of DRA drivers are not included"
         fix = "install the NVIDIA GPU operator, or its device plug-in and GPU feature discovery"
         return [Finding("GPUs", "warning", says, fix)]
     total = sum(count_gpus(node) for node in with_gpus)
@@ -58,9 +58,9 @@ def check_gpu_labels(nodes: Sequence[Node]) -> list[Finding]:
     """Check that labels contain the GPUs' product and memory."""
     bare = [_name(node) for node in nodes if not {PRODUCT, MEMORY} <= _labels(node).keys()]
     if not bare:
-        return [Finding("GPU labels", "ok", f"{PRODUCT} and {MEMORY} on all")]
-    says = f"no {PRODUCT} and {MEMORY} on {_some(bare)}: their GPUs count for little"
-    fix = "install GPU feature discovery, or describe them in Settings `nodes`"
+        return [Finding("GPU labels", "ok", f"all nodes have {PRODUCT} and {MEMORY}")]
+    says = f"{_some(bare)} lacks the labels {PRODUCT} and {MEMORY}, so most Models are not placed there"
+    fix = "install GPU feature discovery, or describe these nodes in Settings `nodes`"
     return [Finding("GPU labels", "warning", says, fix)]
 
 
@@ -75,11 +75,11 @@ def check_taints(nodes: Sequence[Node]) -> list[Finding]:
             kept.setdefault(f"{key}:{taint['effect']}", []).append(_name(node))
     return [
         Finding(
-            "taints", "warning", f"{taint} on {_some(names)} is not tolerated by engine pods",
+            "taints", "warning", f"engine pods do not tolerate {taint} on {_some(names)}",
             f"add to `pod.tolerations` of a Model or of Settings: {{key: {taint.partition(':')[0]}, operator: Exists}}",
         )
         for taint, names in sorted(kept.items())
-    ] or [Finding("taints", "ok", "all tolerated")]  # fmt: skip
+    ] or [Finding("taints", "ok", "engine pods tolerate all taints")]  # fmt: skip
 
 
 def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
@@ -88,8 +88,12 @@ def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
     told = ", ".join(f"{name} on {format_count(count, 'node')}" for name, count in sorted(kinds.items()))
     untold = [_name(node) for node in nodes if read_sharing_kind(node) == UNTOLD]
     if untold:
-        fix = "label them by GPU feature discovery, or say it in Settings `nodes`, by `slicing`; else they get nothing"
-        return [Finding("sharing", "warning", f"{told}: labels do not tell how {_some(untold)} shares GPUs", fix)]
+        fix = "install GPU feature discovery, or set `slicing` in Settings `nodes`; until then nothing is placed there"
+        return [
+            Finding(
+                "sharing", "warning", f"{told}: the labels of {_some(untold)} do not describe how GPUs are shared", fix
+            )
+        ]
     return [Finding("sharing", "ok", told)]
 
 
@@ -109,8 +113,8 @@ def check_mps_daemon(nodes: Sequence[Node]) -> list[Finding]:
     without = [_name(n) for n in nodes if read_sharing_kind(n) == "mps" and _labels(n).get(MPS_CAPABLE) != "true"]
     if not without:
         return []
-    says = f"GPUs are shared by MPS, and its daemon does not run, on {_some(without)}"
-    return [Finding("MPS daemon", "warning", says, "look at the DaemonSet of the MPS control daemon on these nodes")]
+    says = f"the MPS daemon does not run on {_some(without)}, where GPUs are shared by MPS"
+    return [Finding("MPS daemon", "warning", says, "check the DaemonSet of the MPS control daemon on these nodes")]
 
 
 def _amounts(node: Node) -> dict[str, str]:

@@ -228,7 +228,7 @@ async def test_onprem_example_detaches_a_stuck_gpu_by_force_on_drain(release: Re
     await one.install()
     async with asyncio.timeout(WAIT_S_MAX), both_keys(release) as (key, operator), fabric(api, bed) as cro:
         told = (await one.doctor())["capacity rack-1"]
-        says = f"its definitions are there; more may be attached to {bed.name}"
+        says = f"the CustomResourceDefinitions are installed; GPUs can be attached to {bed.name}"
         assert (told["grade"], told["says"]) == ("ok", says)
         await applied(release, release.engines, gpu={"memory": "20Gi", "models": ["*A100*"]})
         await one.answered(key)

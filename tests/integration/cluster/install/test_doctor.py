@@ -59,7 +59,7 @@ async def test_doctor_finds_no_blocker_with_admin_rights(api: Api, namespace: st
     assert found["API server"].says.startswith("Kubernetes v")
     for check in ("Model definition", "Tenant definition", "rights", "engine pods", "GPUs"):
         assert found[check].grade == "ok", found[check]
-    assert found["Model definition"].says == "of this version"
+    assert found["Model definition"].says == "installed in this version"
     assert found["GPU labels"].grade == "warning", "the node has none"
     assert node.name in found["GPU labels"].says
     assert not (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"], "the pod was a dry run"
@@ -82,7 +82,7 @@ async def test_each_missing_right_of_a_service_account_is_reported(
         assert one.grade == ("warning" if right.optional else "blocker")
     assert [one for one in asked_by_admin if one.check == "rights"] == missing, "an admin may ask for it"
     assert by_check(findings)["Model definition"].grade == "ok", "what may be seen is seen"
-    assert by_check(findings)["nodes"].says.startswith("cannot be looked at")
+    assert by_check(findings)["nodes"].says.startswith("the check failed")
 
 
 @pytest.mark.usefixtures("served")
@@ -170,13 +170,16 @@ async def test_each_capacity_provider_in_the_settings_is_checked(
     found = {one["check"]: one for one in json.loads(done.output)}
     told = {name: (found[f"capacity {name}"]["grade"], found[f"capacity {name}"]["says"]) for name in NAMED}
     assert told == {
-        "rack": ("ok", f"its definitions are there; more may be attached to {node.name}"),
+        "rack": ("ok", f"the CustomResourceDefinitions are installed; GPUs can be attached to {node.name}"),
         "dws": ("ok", told["dws"][1]),
         "pool": ("blocker", told["pool"][1]),
-        "group": ("blocker", "there is no PriorityClass nobodys: no pod could wait for a node"),
+        "group": ("blocker", "PriorityClass nobodys does not exist, so placeholder pods cannot be created"),
         "pod2": (
             "ok",
-            f"the service lets in the user of Secret fabric of namespace {namespace}; it has 3 GPUs and 1 of our nodes",
+            (
+                f"the Redfish service accepts the user of Secret fabric of namespace {namespace}; "
+                "it has 3 GPUs and 1 of our nodes"
+            ),
         ),
     }
     assert told["pool"][1].startswith(("Karpenter: nodepools", "there is no NodePool nobodys"))

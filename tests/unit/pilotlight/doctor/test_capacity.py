@@ -13,7 +13,7 @@ import pytest
 from autoscaler.documents.load import parse_documents
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.spec.settings import Settings
-from pilotlight.doctor.capacity import APIS, Place, check_capacity
+from pilotlight.doctor.capacity import APIS, NO_MOST, Place, check_capacity
 from pilotlight.doctor.finding import Finding
 from tests.support.fakes.kubernetes.karpenter import node_pool
 from tests.support.fakes.kubernetes.kube_objects import PlayedServer
@@ -82,7 +82,8 @@ CRO = "    cro: {model: A100}"
 def test_missing_provider_crds_are_a_blocker(entry: str, says: str) -> None:
     one = found(cluster(), settings(entry))
     assert (one.grade, one.says) == ("blocker", says)
-    assert one.fix.startswith("install it with its definitions, or leave out `capacity[].")
+    assert "CustomResourceDefinitions" in one.fix
+    assert "`capacity[]." in one.fix
 
 
 def test_crd_missing_from_a_served_api_group_is_named_in_the_finding() -> None:
@@ -109,17 +110,18 @@ def test_node_pool_that_can_add_nodes_passes() -> None:
     pool["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})["example.com/group"] = "g4"
     played.objects["/apis/karpenter.sh/v1/nodepools/g4-nodepool"] = pool
     one = found(played, settings(KARPENTER))
-    assert (one.grade, one.says[:12]) == ("ok", "it offers g4")
+    assert one.grade == "ok"
+    assert "g4" in one.says
 
 
 def test_missing_or_stopped_local_queue_is_a_blocker() -> None:
     played, path = cluster("kueue"), f"/apis/{NEWEST}/namespaces/engines/localqueues/gpus"
     missing = found(played, settings(QUEUE))
-    assert (missing.grade, missing.says) == ("blocker", "there is no LocalQueue gpus in namespace engines")
+    assert (missing.grade, missing.says) == ("blocker", "LocalQueue gpus does not exist in namespace engines")
     played.objects[path] = {"metadata": {"name": "gpus"}, "spec": {"stopPolicy": "Hold"}}
     stopped = found(played, settings(QUEUE))
     assert (stopped.grade, stopped.says) == ("blocker", "its LocalQueue is stopped (Hold)")
-    assert stopped.fix.startswith("kubectl describe localqueue gpus -n engines")
+    assert "kubectl describe localqueue gpus -n engines" in stopped.fix
     played.objects[path]["spec"] = {}
     assert found(played, settings(QUEUE)).grade == "ok"
 
@@ -127,7 +129,7 @@ def test_missing_or_stopped_local_queue_is_a_blocker() -> None:
 def test_cluster_autoscaler_group_needs_priority_class_and_node_entry() -> None:
     played = cluster()
     missing = found(played, settings(GROUP))
-    assert missing.says == "there is no PriorityClass pilotlight-placeholder: no pod could wait for a node"
+    assert "PriorityClass pilotlight-placeholder does not exist" in missing.says
     played.objects["/apis/scheduling.k8s.io/v1/priorityclasses/pilotlight-placeholder"] = {"metadata": {"name": "x"}}
     assert found(played, settings(GROUP)).grade == "ok"
     unread = cluster()
@@ -141,7 +143,7 @@ def test_unknown_provisioning_class_is_a_warning() -> None:
     known = found(played, settings(DWS % "queued-provisioning.gke.io"))
     assert known.grade == "ok"
     other = found(played, settings(DWS % "flex.example.com"))
-    assert (other.grade, other.says.endswith("whether somebody serves class flex.example.com is not known")) == (
+    assert (other.grade, other.says.endswith("unknown provisioning class flex.example.com")) == (
         "warning", True
     )  # fmt: skip
     assert "queued-provisioning.gke.io" in other.fix
@@ -168,10 +170,10 @@ def test_queue_without_node_description_in_settings_is_a_blocker(kind: str, entr
 def test_cro_check_lists_nodes_that_can_attach_more_devices() -> None:
     played = cluster("cro")
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
-    assert found(played, settings(CRO)).says == "no node that is ready says by an annotation how many GPUs it can have"
+    assert found(played, settings(CRO)).says == NO_MOST
     more = NODES.replace("    device:", "    devicesMax: 4\n    device:")
     one = found(played, settings(CRO.replace("A100", "NVIDIA-L4"), more))
-    assert (one.grade, one.says) == ("ok", "its definitions are there; more may be attached to w1")
+    assert (one.grade, one.says) == ("ok", "the CustomResourceDefinitions are installed; GPUs can be attached to w1")
     assert found(played, settings(CRO.replace("A100", "A100-PCIE-40GB"), more)) == one, "its name says how much it has"
 
 
@@ -179,9 +181,9 @@ def test_unknown_memory_of_a_cro_gpu_model_is_a_warning() -> None:
     played = cluster("cro")
     played.objects["/api/v1/nodes/w1"] = node("w1", "g4")
     one = found(played, settings(CRO, NODES.replace("    device:", "    devicesMax: 4\n    device:")))
-    says = "nobody says how much memory a A100 has: none is offered while none is seen on a node"
-    assert (one.grade, one.says) == ("warning", says)
-    assert "Settings `nodes`, as `device: {model: A100, memory: " in one.fix
+    assert one.grade == "warning"
+    assert "unknown GPU memory of A100" in one.says
+    assert "Settings `nodes`, for example `device: {model: A100, memory: " in one.fix
 
 
 def node(name: str, group: str) -> Object:
@@ -194,7 +196,7 @@ def test_forbidden_api_read_is_a_warning() -> None:
     played = cluster("kueue")
     played.refused["GET"] = AnswerError(403, "Forbidden", "User x cannot get")
     one = found(played, settings(QUEUE))
-    assert (one.grade, one.says) == ("warning", "cannot be looked at: Forbidden: User x cannot get")
+    assert (one.grade, one.says) == ("warning", "the check failed: Forbidden: User x cannot get")
 
 
 # --- Redfish ----------------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def redfish(
 @pytest.mark.standard
 def test_redfish_login_accepts_secret_from_api_server_or_mount(tmp_path: Path) -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}))
-    says = "the service lets in the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
+    says = "the Redfish service accepts the user of Secret fabric of namespace home; it has 3 GPUs and 1 of our nodes"
     assert (one.grade, one.says) == ("ok", says)
     (tmp_path / "fabric").mkdir()
     for key, text in (("username", USER), ("password", PASSWORD), ("ca.crt", authority())):
@@ -249,7 +251,7 @@ def test_missing_or_incomplete_redfish_secret_is_a_blocker() -> None:
     for data in (None, secret(**{"username": USER, "ca.crt": authority()})):
         one, fabric = redfish(data)
         assert (one.grade, one.says) == ("blocker", "Secret fabric is not there, or has no username and password")
-        assert one.fix.startswith("put these keys into Secret fabric of namespace home: username, password")
+        assert "Secret fabric of namespace home: username, password" in one.fix
         assert not fabric.asked
 
 
@@ -257,7 +259,7 @@ def test_missing_or_incomplete_redfish_secret_is_a_blocker() -> None:
 def test_rejected_redfish_password_is_a_blocker() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": "another", "ca.crt": authority()}))
     assert one.grade == "blocker"
-    assert one.says.startswith("the service does not let it in: the fabric answers 401")
+    assert one.says.startswith("the Redfish service rejects the login: the fabric answers 401")
     assert "another" not in one.says + one.fix
 
 
@@ -265,7 +267,7 @@ def test_rejected_redfish_password_is_a_blocker() -> None:
 def test_finding_for_a_wrong_or_invalid_redfish_ca_names_ca_crt() -> None:
     other = certificates.pem("somebody else")
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": other}))
-    assert one.says == "the service gives no answer from here (ClientConnectorCertificateError)"
+    assert "ClientConnectorCertificateError" in one.says
     assert "ca.crt of Secret fabric" in one.fix
     none, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": "x"}))
     says = "ca.crt of Secret fabric has no certificates (PEM) that can be read: put its authority's there, or leave it "
@@ -286,7 +288,8 @@ def test_ca_certificate_with_comments_is_accepted() -> None:
 def test_unreachable_redfish_is_a_warning_missing_composition_a_blocker() -> None:
     good = secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()})
     away, _ = redfish(good, url="https://127.0.0.1:1")
-    assert (away.grade, away.says) == ("warning", "the service gives no answer from here (ClientConnectorError)")
+    assert away.grade == "warning"
+    assert away.says == "the Redfish service cannot be reached from this machine (ClientConnectorError)"
     other, _ = redfish(good, raw=b"{}", login="none")
     assert other.grade == "blocker"
     assert "CompositionService" in other.says
@@ -295,5 +298,6 @@ def test_unreachable_redfish_is_a_warning_missing_composition_a_blocker() -> Non
 @pytest.mark.standard
 def test_unknown_redfish_system_is_a_blocker_that_names_the_node() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": authority()}), systems=("1", "7"))
-    assert (one.grade, one.says) == ("blocker", "the service has no such system for w7")
+    assert one.grade == "blocker"
+    assert "the configured system of w7 does not exist" in one.says
     assert "capacity[].redfish.systems" in one.fix
