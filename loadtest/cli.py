@@ -84,7 +84,7 @@ def _texts(context: click.Context, parameter: click.Parameter, value: tuple[str,
 def _from(_context: click.Context, _parameter: click.Parameter, value: str) -> Beginning:
     """Reject `asleep`: no version puts an engine to sleep yet."""
     if value == "asleep":
-        raise click.UsageError("--from asleep: is not in force yet in this version")
+        raise click.UsageError("--from asleep is not supported yet in this version")
     return cast("Beginning", value)
 
 

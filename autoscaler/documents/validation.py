@@ -30,7 +30,7 @@ from autoscaler.spec.pod import EnvSource, check_labels, check_object_name, chec
 from autoscaler.spec.settings import NodeKind, Settings, Signatures, Tls
 from autoscaler.spec.tenant import TenantSpec, unix_seconds
 
-MESSAGE = "is not in force yet in this version"
+MESSAGE = "is not supported yet in this version"
 
 LATER_ENGINES = frozenset({"triton", "tei", "transformers", "external"})
 SCHEMES = frozenset({"pvc", *STORED})
@@ -85,8 +85,8 @@ def check_namespace_access(model: Model, namespace: str) -> None:
     if model.namespace == namespace:
         return
     for path in _reaching(model.spec):
-        fix = f"put the Model into namespace {namespace}, or leave this out"
-        raise WrongKeyError(("spec", *path), f"is of the pods' namespace, which is not this Model's: {fix}")
+        fix = f"create the Model in namespace {namespace}, or remove this key"
+        raise WrongKeyError(("spec", *path), f"uses the pods' namespace, which is not the Model's: {fix}")
 
 
 def _reaching(spec: ModelSpec) -> Iterator[Path]:
@@ -114,7 +114,7 @@ def _reaching(spec: ModelSpec) -> Iterator[Path]:
 __all__ = ["NAME", "NAME_CHARS_MAX", "check_name"]  # re-exported names
 
 AMOUNT_RESERVED = "is set by Pilotlight: use spec.gpu"
-CHOICE_RESERVED = "is set by Pilotlight, which chooses the devices: leave it out"
+CHOICE_RESERVED = "is set by Pilotlight, which selects the devices: remove it"
 ADAPTERS_MAX = 64
 """The maximum number of adapters per Model."""
 OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
@@ -122,12 +122,12 @@ OPERATORS_OWN = {"default-mig-parted-config", "custom-mig-parted-config"}
 REPLICATED = {"timeslice", "mps"}
 """Sharing modes for which Settings set the number of parts of a device."""
 SET_BY_DRIVER = {
-    "CUDA_VISIBLE_DEVICES": "to the devices that it gives",
-    "PILOTLIGHT_REPLICA": "to know the engine's processes by it",
-    "POD_IP": "to where an engine in a pod listens",
+    "CUDA_VISIBLE_DEVICES": "to the allocated devices",
+    "PILOTLIGHT_REPLICA": "to identify the engine's processes",
+    "POD_IP": "to the address that an engine in a pod listens on",
 }
 """Variables that drivers always set in the environment of an engine, and the reason."""
-DEVICES_CHOSEN = "chooses devices or lifts one of their limits, which only Pilotlight does: leave it out"
+DEVICES_CHOSEN = "selects devices or changes their limits, which only Pilotlight may do: remove it"
 CHOICES_END = "_VISIBLE_DEVICES"
 CHOICES_BEGIN = (
     "CUDA_DEVICE_MEMORY_", "CUDA_DEVICE_SM_LIMIT", "CUDA_DISABLE_CONTROL", "CUDA_MPS_", "CUDA_OVERSUBSCRIBE",
@@ -150,7 +150,7 @@ CLAIM = re.compile(
 MIRROR = re.compile(r"[A-Za-z0-9.:\[\]-]+(/[a-z0-9._-]+)*")
 
 CLAIM_WANTED = "expected pvc://claim/path, without .. and without parts that begin with a dot"
-PRODUCT_WANTED = "expected a product's name or a part of it, such as *h100*; leave models out for any device"
+PRODUCT_WANTED = "expected a product name or a glob such as *h100*; omit models to accept any device"
 
 
 def check_own_names(name: str, spec: ModelSpec) -> None:
@@ -173,7 +173,7 @@ def check_served_name(name: str, spec: ModelSpec) -> None:
     if ":" in name and not ENGINES[spec.engine].colon_in_name:
         at = ("metadata", "name")
         raise WrongKeyError(
-            at, f"engine {spec.engine} serves no name with a `:`; such a name may be one of spec.aliases"
+            at, f"engine {spec.engine} does not support a name with `:`; use it in spec.aliases instead"
         )
 
 
@@ -210,13 +210,13 @@ def check_model(spec: ModelSpec) -> None:
         if isinstance(value, EnvSource):
             check_source(value, ("spec", "env", key))
         if not key or "=" in key or "\0" in key + (value if isinstance(value, str) else ""):
-            raise WrongKeyError(("spec", "env", key), "expected a variable's name without `=`, and no NUL in its value")
+            raise WrongKeyError(("spec", "env", key), "expected a variable name without `=`, and a value without NUL")
         if key in SET_BY_DRIVER:
-            raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: leave it out")
+            raise WrongKeyError(("spec", "env", key), f"is set by Pilotlight {SET_BY_DRIVER[key]}: remove it")
         if key.endswith(CHOICES_END) or key.startswith(CHOICES_BEGIN):
             raise WrongKeyError(("spec", "env", key), DEVICES_CHOSEN)
         if "{port}" in ENGINES[spec.engine].env.get(key, ""):
-            raise WrongKeyError(("spec", "env", key), "is set by Pilotlight, for it says where to listen: leave it out")
+            raise WrongKeyError(("spec", "env", key), "is set by Pilotlight to the listening address: remove it")
     if spec.tls is not None and spec.tls.server_name is not None and not _is_host(spec.tls.server_name):
         raise WrongKeyError(("spec", "tls", "serverName"), "expected a host name such as engine.example")
     for position, products in enumerate(spec.gpu.models):
@@ -229,7 +229,7 @@ def check_model(spec: ModelSpec) -> None:
         if label is not None:
             check_labels({label: ""}, ("spec", key))
     if spec.gpu.link != "any" and spec.gpu.count <= 1:
-        raise WrongKeyError(("spec", "gpu", "link"), "joins several devices: set gpu.count above 1, or leave it out")
+        raise WrongKeyError(("spec", "gpu", "link"), "applies to several devices: set gpu.count above 1, or remove it")
     if spec.installation is not None and not TITLE.fullmatch(spec.installation):
         raise WrongKeyError(("spec", "installation"), TITLE_WANTED)
     if spec.pull_secret is not None:
@@ -268,7 +268,10 @@ def _check_adapters(spec: ModelSpec) -> None:
     if not spec.adapters:
         return
     if told is None:
-        raise WrongKeyError(("spec", "adapters"), f"engine {spec.engine} takes none: name a Model that has it built in")
+        raise WrongKeyError(
+            ("spec", "adapters"),
+            f"engine {spec.engine} does not support adapters: use a model that includes the adapter",
+        )
     if len(spec.adapters) > ADAPTERS_MAX:
         raise WrongKeyError(("spec", "adapters"), f"expected at most {ADAPTERS_MAX}")
     for position, adapter in enumerate(spec.adapters):
@@ -293,18 +296,20 @@ def _check_adapters(spec: ModelSpec) -> None:
             raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
     for position, arg in enumerate(spec.args):
         if arg.partition("=")[0].replace("_", "-") in told.excludes:
-            raise WrongKeyError(("spec", "args", position), "not together with spec.adapters: it would mix them up")
+            raise WrongKeyError(
+                ("spec", "args", position), "not allowed with spec.adapters: it would mix up the adapters"
+            )
 
 
 def _check_command(spec: ModelSpec) -> None:
     at: Path = ("spec", "command")
     if spec.engine != "command":
         if spec.command:
-            raise WrongKeyError(at, f"only engine `command` takes one; engine {spec.engine} takes `args`")
+            raise WrongKeyError(at, f"only engine `command` supports it; use `args` for engine {spec.engine}")
         return
     used = {name for word in spec.command for name in PLACEHOLDER.findall(word)}
     if "port" not in used:
-        raise WrongKeyError(at, "expected a list of words of which one contains {port}: where it must listen")
+        raise WrongKeyError(at, "expected a list of words, one of which contains {port}, the port to listen on")
     for name in sorted(used - PLACEHOLDERS):
         raise WrongKeyError(at, f"unknown placeholder {{{name}}}{suggest_nearest(name, PLACEHOLDERS)}")
     if "model_path" in used and spec.artifact is None:
@@ -318,19 +323,21 @@ def _check_sized(spec: ModelSpec, key: str, other: str) -> None:
     at: Path = ("spec", "gpu", key)
     engine = ENGINES[spec.engine]
     if spec.gpu.count != 1:
-        raise WrongKeyError(at, f"only a part of one device can be {other}: leave it out, or say gpu.count 1")
+        raise WrongKeyError(at, f"only a part of one device can be {other}: remove it, or set gpu.count to 1")
     if engine.sizes_itself:
-        raise WrongKeyError(at, f"engine {spec.engine} cannot be told how large its cache is to be: leave it out")
+        raise WrongKeyError(at, f"the cache size of engine {spec.engine} cannot be configured: remove it")
     if engine.pages and spec.gpu.memory_bytes is None:
-        raise WrongKeyError(at, f"needs gpu.memory, since engine {spec.engine} takes what it is given")
+        raise WrongKeyError(at, f"requires gpu.memory, because engine {spec.engine} uses all memory that it is given")
     if spec.engine == "command" and not any("{memory_bytes}" in word for word in spec.command):
-        raise WrongKeyError(at, "needs {memory_bytes} in spec.command, by which it is told what it was given")
+        raise WrongKeyError(
+            at, "requires {memory_bytes} in spec.command, which passes the granted memory to the engine"
+        )
     _check_unsized(spec, key)
 
 
 def _check_unsized(spec: ModelSpec, key: str) -> None:
     """Check that arguments and variables do not set the memory, because `gpu.<key>` does."""
-    engine, named = ENGINES[spec.engine], f"not together with gpu.{key}: it says how much to take"
+    engine, named = ENGINES[spec.engine], f"not allowed with gpu.{key}, which sets the memory: remove it"
     for position, arg in enumerate(spec.args):
         if arg.partition("=")[0].replace("_", "-") in engine.sized_by:
             raise WrongKeyError(("spec", "args", position), named)
@@ -356,7 +363,7 @@ def _check_tls(tls: Tls) -> None:
             raise WrongKeyError(("tls", name), "expected an absolute path")
     for name, other in (("certFile", "keyFile"), ("keyFile", "certFile")):
         if files[name] is None and files[other] is not None:
-            raise WrongKeyError(("tls", name), f"missing; {other} is given, and they are needed together")
+            raise WrongKeyError(("tls", name), f"missing; it is required with {other}")
 
 
 def _check_devices(spec: ModelSpec) -> None:
@@ -387,7 +394,7 @@ def check_settings(settings: Settings) -> None:
         if device.name in seen:
             raise WrongKeyError(("devices", position, "name"), f"`{device.name}` occurs twice")
         if not device.memory_bytes:
-            raise WrongKeyError(("devices", position, "memory"), "expected more than nothing")
+            raise WrongKeyError(("devices", position, "memory"), "expected a size above 0")
         seen.add(device.name)
     for position, mirror in enumerate(settings.weights.mirrors):
         if not MIRROR.fullmatch(mirror.host):
@@ -401,7 +408,10 @@ def check_settings(settings: Settings) -> None:
             raise WrongKeyError(("prices", position, "device"), "expected the name of a product, such as T4")
         if price.currency != settings.prices[0].currency:
             first = settings.prices[0].currency
-            raise WrongKeyError(("prices", position, "currency"), f"expected {first} as in the first: one for all")
+            raise WrongKeyError(
+                ("prices", position, "currency"),
+                f"expected {first}, as in the first entry: all prices use one currency",
+            )
         if any(
             (price.device.lower(), price.bought) == (other.device.lower(), other.bought)
             for other in settings.prices[:position]
@@ -414,7 +424,7 @@ def check_settings(settings: Settings) -> None:
         if not kind.device.model:
             raise WrongKeyError(("nodes", position, "device", "model"), "expected the name of a product, such as T4")
         if not kind.device.memory_bytes:
-            raise WrongKeyError(("nodes", position, "device", "memory"), "expected more than nothing")
+            raise WrongKeyError(("nodes", position, "device", "memory"), "expected a size above 0")
         _check_slicing(kind, ("nodes", position, "slicing", "replicas"))
         _check_cut(kind, ("nodes", position, "slicing", "cut"))
         _check_giver(kind, ("nodes", position, "slicing"))
@@ -426,44 +436,44 @@ def check_settings(settings: Settings) -> None:
 
 def _check_signatures(signatures: Signatures, at: Path) -> None:
     if signatures.policy != "off" and not (signatures.keys or signatures.identities):
-        raise WrongKeyError((*at, "keys"), f"missing; policy {signatures.policy} needs keys or identities to check by")
+        raise WrongKeyError((*at, "keys"), f"missing; policy {signatures.policy} requires keys or identities")
     root = signatures.trusted_root
     if bool(signatures.identities) != (root is not None):
-        raise WrongKeyError((*at, "trustedRoot"), "identities and what they are checked by go together")
+        raise WrongKeyError((*at, "trustedRoot"), "identities and trustedRoot must be set together")
     if root is not None and not root.startswith("/"):
         raise WrongKeyError((*at, "trustedRoot"), "expected an absolute path")
     for position, key in enumerate(signatures.keys):
         where = (*at, "keys", position)
         if "PRIVATE KEY" in key:
-            raise WrongKeyError(where, "this is a private key, which belongs to who signs alone: give its public key")
+            raise WrongKeyError(where, "this is a private key, which only the signer may have: set the public key")
         if not key.startswith(("/", BEGIN)):
             raise WrongKeyError(where, f"expected a public key in PEM, which begins with {BEGIN}, or an absolute path")
 
 
 def _check_cut(kind: NodeKind, at: Path) -> None:
     if kind.slicing is not None and kind.slicing.cut and kind.slicing.kind not in {"mig", "dra"}:
-        raise WrongKeyError(at, "only devices of kind mig or dra can be cut: leave it out, or say one of them")
+        raise WrongKeyError(at, "requires slicing kind mig or dra: remove it, or change the kind")
 
 
 def _check_giver(kind: NodeKind, at: Path) -> None:
     """Check keys that only some sharing modes support."""
     slicing = kind.slicing
     if slicing is not None and not slicing.overcommit and slicing.kind not in {"hami", "volcano"}:
-        raise WrongKeyError((*at, "overcommit"), "only devices of kind hami or volcano are overcommitted: leave it out")
+        raise WrongKeyError((*at, "overcommit"), "requires slicing kind hami or volcano: remove it, or change the kind")
     if slicing is not None and slicing.template:
         if slicing.kind != "hami":
-            raise WrongKeyError((*at, "template"), "only HAMi cuts NPUs by templates: leave it out, or say kind hami")
+            raise WrongKeyError((*at, "template"), "requires slicing kind hami: remove it, or change the kind")
         if slicing.template not in TEMPLATES:
             raise WrongKeyError((*at, "template"), f"expected one of {', '.join(TEMPLATES)}")
     if slicing is not None and slicing.alternatives and slicing.kind != "dra":
-        raise WrongKeyError((*at, "alternatives"), "only claims have them: leave it out, or say kind dra")
+        raise WrongKeyError((*at, "alternatives"), "requires slicing kind dra: remove it, or change the kind")
 
 
 def _check_cutting(settings: Settings) -> None:
     check_object_name(settings.cutting.namespace, ("cutting", "namespace"))
     check_object_name(settings.cutting.config_map, ("cutting", "configMap"))
     if settings.cutting.config_map in OPERATORS_OWN:
-        raise WrongKeyError(("cutting", "configMap"), "the GPU operator writes this one itself: name one of your own")
+        raise WrongKeyError(("cutting", "configMap"), "the GPU operator overwrites this ConfigMap: use another one")
 
 
 def _check_slicing(kind: NodeKind, at: Path) -> None:
@@ -472,13 +482,13 @@ def _check_slicing(kind: NodeKind, at: Path) -> None:
         return
     if slicing.kind not in REPLICATED:
         why = {
-            "whole": "a whole device has none",
+            "whole": "a whole device is not shared",
             "kai": "KAI shares a device by memory",
-            "dra": "only a GPU with `sharing` has them",
+            "dra": "kind dra requires `sharing`",
         }
-        what = why.get(slicing.kind, f"nodes tell the parts of kind {slicing.kind}")
-        raise WrongKeyError(at, f"{what}: leave it out, or say kind timeslice or mps")
-    raise WrongKeyError(at, f"missing; kind {slicing.kind} needs how many times each device is offered")
+        what = why.get(slicing.kind, f"nodes report the parts of kind {slicing.kind}")
+        raise WrongKeyError(at, f"{what}: remove it, or set kind timeslice or mps")
+    raise WrongKeyError(at, f"missing; kind {slicing.kind} requires how many times each device is offered")
 
 
 def _check_sharing(kind: NodeKind, at: Path) -> None:
@@ -487,9 +497,9 @@ def _check_sharing(kind: NodeKind, at: Path) -> None:
     if slicing is None or slicing.sharing is None:
         return
     if slicing.kind != "dra":
-        raise WrongKeyError((*at, "sharing"), "only a DRA driver is told how to share: leave it out, or say kind dra")
+        raise WrongKeyError((*at, "sharing"), "requires slicing kind dra: remove it, or change the kind")
     for key, said in (("cut", slicing.cut), ("alternatives", slicing.alternatives)):
         if said:
             raise WrongKeyError(
-                (*at, key), "a GPU that is shared has one claim, for all of it: leave this or sharing out"
+                (*at, key), "not allowed with sharing, which claims the whole GPU: remove one of the two"
             )

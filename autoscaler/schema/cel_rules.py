@@ -97,7 +97,7 @@ def _excludes() -> tuple[Rule, ...]:
         Rule(
             f"self.engine != '{name}' || size(self.adapters) == 0 || !self.args.exists(arg, "
             f"{_list(_spelt(flags))}.exists(flag, arg == flag || arg.startsWith(flag + '=')))",
-            "not together with spec.adapters: it would mix them up",
+            "not allowed with spec.adapters: it would mix up the adapters",
             ".args",
         )
         for name, flags in found.items()
@@ -150,13 +150,13 @@ _ARTIFACT = (
 _COMMAND = (
     Rule(
         "self.engine == 'command' || size(self.command) == 0",
-        "'only engine `command` takes one; engine ' + self.engine + ' takes `args`'",
+        "'only engine `command` supports it; use `args` for engine ' + self.engine",
         ".command",
         says=True,
     ),
     Rule(
         "self.engine != 'command' || self.command.exists(word, word.contains('{port}'))",
-        "expected a list of words of which one contains {port}: where it must listen",
+        "expected a list of words, one of which contains {port}, the port to listen on",
         ".command",
     ),
     *(
@@ -183,7 +183,7 @@ _SPEC = (
     *_ARTIFACT,
     Rule(
         f"size(self.adapters) == 0 || self.engine in {_ADAPTED}",
-        "'engine ' + self.engine + ' takes none: name a Model that has it built in'",
+        "'engine ' + self.engine + ' does not support adapters: use a model that includes the adapter'",
         ".adapters",
         says=True,
     ),

@@ -170,7 +170,7 @@ def provider_keep_seconds(providers: Sequence[ProviderSettings], name: str) -> f
 def check_providers(providers: Sequence[ProviderSettings]) -> None:
     """Check all providers. Raises WrongKeyError."""
     if len(providers) > PROVIDERS_MAX:
-        raise WrongKeyError(("capacity",), f"expected at most {PROVIDERS_MAX}")
+        raise WrongKeyError(("capacity",), f"expected at most {PROVIDERS_MAX} providers")
     seen: set[str] = set()
     for position, one in enumerate(providers):
         at: Path = ("capacity", position)
@@ -180,7 +180,7 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
         seen.add(one.name)
         if len(one.kinds) != 1:
             told = " and ".join(one.kinds) or "none"
-            raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; there is {told}")
+            raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; found {told}")
         _check_kind(one, at)
     _check_writers(providers)
 
@@ -194,7 +194,7 @@ def _check_writers(providers: Sequence[ProviderSettings]) -> None:
     for position, one in enumerate(providers):
         for node, system in ({} if one.redfish is None or one.closing else one.redfish.places).items():
             if system in writers:
-                fix = f"`{writers[system]}` has that system: name it in one entry, or say in the other `closing: true`"
+                fix = f"`{writers[system]}` has this system, too: list it once, or set `closing: true` in one entry"
                 raise WrongKeyError(("capacity", position, "redfish", "systems", node), fix)
             writers[system] = one.name
 
@@ -203,7 +203,7 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
     if one.redfish is not None:
         if not re.fullmatch(NOTES_KEY, one.name):
             raise WrongKeyError(
-                (*at, "name"), "expected letters, digits, `.`, `_` and `-`: it is a ConfigMap's key, too"
+                (*at, "name"), "expected only letters, digits, `.`, `_` and `-`: the name is also a ConfigMap key"
             )
         _check_redfish(one.redfish, (*at, "redfish"))
         if one.redfish.publish:
@@ -216,7 +216,9 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
         check_labels(one.cluster_autoscaler.node_labels, (*at, "clusterAutoscaler", "nodeLabels"))
         check_object_name(one.cluster_autoscaler.priority_class, (*at, "clusterAutoscaler", "priorityClass"))
     if one.headroom and (queue := next((kind for kind in one.kinds if kind in QUEUES), None)) is not None:
-        raise WrongKeyError((*at, "headroom"), f"expected 0: `{queue}` asks for one Model's room, and keeps none free")
+        raise WrongKeyError(
+            (*at, "headroom"), f"expected 0: `{queue}` orders capacity for one Model and cannot keep devices free"
+        )
     if one.provisioning_request is not None:
         _check_provisioning(one.provisioning_request, (*at, "provisioningRequest"))
     if one.kueue is not None:
@@ -246,4 +248,6 @@ def _check_redfish(told: Redfish, at: Path) -> None:
         if not path.startswith("/redfish/v1/Systems/"):
             raise WrongKeyError((*at, "systems", node), "expected a path such as /redfish/v1/Systems/1")
         if owners.setdefault(path, node) != node:
-            raise WrongKeyError((*at, "systems", node), f"is the system of {owners[path]}, too: one node each")
+            raise WrongKeyError(
+                (*at, "systems", node), f"is already the system of {owners[path]}: each node needs its own system"
+            )

@@ -64,7 +64,9 @@ def _field(text: str, what: str, low: int, high: int) -> frozenset[int]:
         span = None if match is None else _span(match[1], what, low, high, stepped=match[2] is not None)
         step = int(match[2]) if match is not None and match[2] else 1
         if span is None or not step:
-            raise ValueError(f"expected as {what} `*`, numbers from {low} to {high}, ranges or steps such as `*/2`")
+            raise ValueError(
+                f"expected for the {what} `*`, numbers from {low} to {high}, ranges or steps such as `*/2`"
+            )
         found.update(range(span[0], span[1] + 1, step))
     return frozenset(found)
 
@@ -121,4 +123,4 @@ def zone_of(name: str) -> tzinfo:
     except (OSError, ValueError) as error:  # ZoneInfoNotFoundError is a KeyError
         raise ValueError("expected a time zone such as Europe/Berlin") from error
     except KeyError:
-        raise ValueError("expected a time zone that this machine knows, such as Europe/Berlin") from None
+        raise ValueError("expected a time zone that is installed on this machine, such as Europe/Berlin") from None

@@ -115,7 +115,7 @@ def fill_template(template: tuple[Word, ...], values: Mapping[str, str | None]) 
             continue
         for name in PLACEHOLDER.findall(word):
             if values.get(name) is None:
-                raise EngineError(f"its command line needs {{{name}}}, which the Model does not say")
+                raise EngineError(f"its command line requires {{{name}}}, which the Model does not set")
         yield PLACEHOLDER.sub(lambda match: values[match[1]] or "", word)
 
 

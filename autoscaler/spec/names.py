@@ -47,7 +47,7 @@ def resolve_model_conflicts(files: Sequence[Model], others: Mapping[Origin, Mode
 
     A Model that keeps all its names is returned as the same object.
     """
-    owners = {name: f"Model {model.name} of the files" for model in files for name in _all(model)}
+    owners = {name: f"Model {model.name} in the configuration files" for model in files for name in _all(model)}
     models, names, taken = list(files), dict[Origin, ModelName](), dict[Origin, str]()
     for origin, model in sorted(others.items(), key=_age):
         settled, lost = _settled(origin, model, owners)
@@ -70,11 +70,11 @@ def resolve_tenant_conflicts(
     taken: dict[TenantName, str] = {}
     for tenant in others:
         if tenant.name in tenants:
-            taken[tenant.name] = f"a Tenant {tenant.name} is in the files, and that one counts"
+            taken[tenant.name] = f"Tenant {tenant.name} in the configuration files has precedence"
             continue
         lost = [key for key in tenant.spec.keys if owners.setdefault(key.sha256, tenant.name) != tenant.name]
         if lost:
-            taken[tenant.name] = "; ".join(f"key {_shown(key)} is one of Tenant {owners[key.sha256]}" for key in lost)
+            taken[tenant.name] = "; ".join(f"key {_shown(key)} belongs to Tenant {owners[key.sha256]}" for key in lost)
             kept = tuple(key for key in tenant.spec.keys if key not in lost)
             tenant = replace(tenant, spec=replace(tenant.spec, keys=kept))  # noqa: PLW2901  without the conflicting keys
         tenants[tenant.name] = tenant
@@ -87,9 +87,9 @@ def _settled(origin: Origin, model: Model, owners: dict[str, str]) -> tuple[Mode
     named = model
     if owner := _claim(model, model.name, me, owners):
         called = f"{model.namespace}/{model.name}"
-        lost.append(f"`{model.name}` belongs to {owner}, so this one is called `{called}`")
+        lost.append(f"name `{model.name}` belongs to {owner}; this Model is renamed to `{called}`")
         if owner := _claim(model, called, me, owners):
-            return None, [f"`{model.name}` and `{called}` belong to others: {owner} has the latter"]
+            return None, [f"names `{model.name}` and `{called}` belong to other Models; {owner} has `{called}`"]
         named = replace(model, name=ModelName(called), served_name=model.name)
     aliases = []
     for alias in model.spec.aliases:

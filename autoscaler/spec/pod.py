@@ -33,7 +33,7 @@ _QUANTITY = re.compile(r"[0-9]{1,19}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-THE_PLAN = "is set by Pilotlight: leave it out"
+THE_PLAN = "is set by Pilotlight: remove it"
 THE_PLANS_NODE = (
     "is set by Pilotlight, which chooses the node: select devices with spec.gpu.models or nodes with nodeSelector"
 )
@@ -43,7 +43,7 @@ SELECTS = frozenset({"app.kubernetes.io/name", "app.kubernetes.io/instance", "ap
 """Labels by which Services, NetworkPolicies and the autoscaler select Pilotlight's own pods."""
 OWN_SELECTORS = "selects Pilotlight's own pods: use another label"
 VOLUME_RESERVED = f"names that begin with {VOLUMES_BEGIN} are reserved: rename it"
-VOLUME_WANTED = "expected the name of one of the volumes here"
+VOLUME_WANTED = "expected the name of a volume in `volumes`"
 SOURCE_WANTED = "expected the source of a volume, such as emptyDir: {}"
 
 
@@ -194,13 +194,13 @@ def check_labels(labels: Mapping[str, str], at: Path) -> None:
     """Check Kubernetes labels. Raises WrongKeyError."""
     for label, value in labels.items():
         if not _LABEL.fullmatch(label) or not _LABEL_VALUE.fullmatch(value):
-            raise WrongKeyError((*at, label), "expected a label of Kubernetes: at most 63 of A-Za-z0-9._-")
+            raise WrongKeyError((*at, label), "expected a Kubernetes label: at most 63 of A-Za-z0-9._-")
 
 
 def check_label_value(text: str, at: Path) -> None:
     """Check the value of a Kubernetes label, which must not be empty. Raises WrongKeyError."""
     if not text or not _LABEL_VALUE.fullmatch(text):
-        raise WrongKeyError(at, "expected 1 to 63 of A-Za-z0-9._- that begin and end with a letter or digit")
+        raise WrongKeyError(at, "expected 1 to 63 characters of A-Za-z0-9._- that begin and end with a letter or digit")
 
 
 def check_resources(resources: Resources, at: Path) -> None:
@@ -224,7 +224,7 @@ def check_source(source: EnvSource, at: Path) -> None:
 def check_object_name(name: str, at: Path) -> None:
     """Check the name of a Kubernetes object. Raises WrongKeyError."""
     if not _NAME.fullmatch(name):
-        raise WrongKeyError(at, "expected the name of an object: lower-case letters, digits, - and .")
+        raise WrongKeyError(at, "expected a Kubernetes object name: lower-case letters, digits, - and .")
 
 
 def _check_notes(notes: Iterable[str], at: Path) -> None:

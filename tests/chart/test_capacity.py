@@ -50,12 +50,12 @@ def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ([{"name": "a"}], "a: expected exactly one of cro, redfish, karpenter, .*; there is none"),
-        ([{**CRO, "kueue": TOLD["kueue"]}], "a: expected exactly one of .*; there is cro and kueue"),
+        ([{"name": "a"}], "a: expected exactly one of cro, redfish, karpenter, .*; found none"),
+        ([{**CRO, "kueue": TOLD["kueue"]}], "a: expected exactly one of .*; found cro and kueue"),
         ([{**CRO, "name": ""}], '"": each entry needs a name of its own'),
         ([CRO, {**CRO, "cro": {"model": "B"}}], '"a": each entry needs a name of its own'),
         ([{"name": "q", "kueue": TOLD["kueue"], "headroom": 2}], "q: headroom: a queue keeps none free"),
-        ([{**FABRIC, "name": "rack/a"}], "rack/a: name: expected letters, digits, "),
+        ([{**FABRIC, "name": "rack/a"}], "rack/a: name: expected only letters, digits, "),
         *(
             ([{**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}], "f: redfish.url: expected https://HOST ")
             for url in NO_URLS

@@ -33,11 +33,11 @@ cro redfish karpenter clusterAutoscaler provisioningRequest kueue
 {{- $kinds := list -}}
 {{- range $key := keys . | sortAlpha -}}{{- if has $key $known -}}{{- $kinds = append $kinds $key -}}{{- end -}}{{- end -}}
 {{- if ne (len $kinds) 1 -}}
-{{- fail (printf "settings.capacity: %s: expected exactly one of %s; there is %s" $name (join ", " $known) (join " and " $kinds | default "none")) -}}
+{{- fail (printf "settings.capacity: %s: expected exactly one of %s; found %s" $name (join ", " $known) (join " and " $kinds | default "none")) -}}
 {{- end -}}
 {{- if hasKey . "redfish" -}}
 {{- if not (regexMatch "^[A-Za-z0-9._-]+$" $name) -}}
-{{- fail (printf "settings.capacity: %s: name: expected letters, digits, '.', '_' and '-': it is a ConfigMap's key, too" $name) -}}
+{{- fail (printf "settings.capacity: %s: name: expected only letters, digits, '.', '_' and '-': the name is also a ConfigMap key" $name) -}}
 {{- end -}}
 {{- if not (regexMatch "^https://([A-Za-z0-9][A-Za-z0-9._-]*|\\[[0-9A-Fa-f:.]+\\])(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?/?$" (dig "redfish" "url" "" .)) -}}
 {{- fail (printf "settings.capacity: %s: redfish.url: expected https://HOST or https://HOST:PORT, without a user, a path or a query" $name) -}}

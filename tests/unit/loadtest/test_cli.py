@@ -146,7 +146,7 @@ def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, mo
         (["coldstart", "--url", "http://h"], "--model"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached: needs --ops"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "gone"], "--from gone: needs --ops"),
-        (["coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"], "--from asleep: is not in force yet"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"], "--from asleep is not supported yet"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'zero', 'gone', 'cached', 'asleep'"),
     ],
 )

@@ -136,7 +136,7 @@ def wrong(what: str, folder: Path) -> tuple[list[Document] | str, str]:
         "duplicate name": ([ada, fake(folder, "ada")], "metadata.name"),
         "alias of another's name": ([ada, fake(folder, "bob", aliases=["ada"])], "spec.aliases"),
         "alias twice": ([fake(folder, "ada", aliases=["gpt"]), fake(folder, "bob", aliases=["gpt"])], "spec.aliases"),
-        "not yet in force": ([fake(folder, "ada", fallbacks=["bob"]), bob], "not in force yet"),
+        "not yet in force": ([fake(folder, "ada", fallbacks=["bob"]), bob], "not supported yet"),
         "no port": ([model("ada", engine="command", command=["sleep", "1"])], "spec.command"),
         "unknown engine": ([model("ada", engine="vlmm")], "spec.engine"),
         "unknown kind": ([{**ada, "kind": "Modell"}], "kind"),

@@ -119,22 +119,22 @@ def test_example_documents_load_with_two_models() -> None:
         ("resources: {requests: {cpu: few}}", "spec.resources.requests.cpu: expected a quantity such as 500m or 16Gi"),
         (
             "pullSecret: Reg_Cred",
-            "spec.pullSecret: expected the name of an object: lower-case letters, digits, - and .",
+            "spec.pullSecret: expected a Kubernetes object name: lower-case letters, digits, - and .",
         ),
         ("rollout: {surge: -1}", "spec.rollout.surge: expected a whole number, at least 0 and at most 100"),
         ("pod: {restartPolicy: Always}", "spec.pod.restartPolicy: unknown key"),
         (
             "env: {CUDA_VISIBLE_DEVICES: '0'}",
-            f"spec.env.CUDA_VISIBLE_DEVICES: {OURS} to the devices that it gives: leave it out",
+            f"spec.env.CUDA_VISIBLE_DEVICES: {OURS} to the allocated devices: remove it",
         ),
         (
             "env: {PILOTLIGHT_REPLICA: x}",
-            f"spec.env.PILOTLIGHT_REPLICA: {OURS} to know the engine's processes by it: leave it out",
+            f"spec.env.PILOTLIGHT_REPLICA: {OURS} to identify the engine's processes: remove it",
         ),
         ("paused: 1", "spec.paused: expected true or false"),
         ("replicas: {min: 2}", "spec.replicas.min: expected at most replicas.max, which is 1"),
         ("readinessPath: health", "spec.readinessPath: expected a path such as /health"),
-        ("command: [x]", "spec.command: only engine `command` takes one; engine llama.cpp takes `args`"),
+        ("command: [x]", "spec.command: only engine `command` supports it; use `args` for engine llama.cpp"),
     ],
 )
 def test_invalid_model_key_is_rejected_with_the_expected_value(spec: str, line: str) -> None:
@@ -144,12 +144,12 @@ def test_invalid_model_key_is_rejected_with_the_expected_value(spec: str, line: 
 @pytest.mark.parametrize(
     ("engine", "artifact", "line"),
     [
-        ("triton", "file:///a", "spec.engine: is not in force yet in this version"),
+        ("triton", "file:///a", "spec.engine: is not supported yet in this version"),
         ("vlm", "file:///a", "spec.engine: expected one of command, llama.cpp, ollama, sglang, vllm"),
-        ("ollama", "oci://r.io/a:1", "spec.artifact: oci:// is not in force yet in this version for engine ollama"),
+        ("ollama", "oci://r.io/a:1", "spec.artifact: oci:// is not supported yet in this version for engine ollama"),
         ("llama.cpp", "oci://r.io/A:1", f"spec.artifact: {IMAGE_WANTED}"),
         ("vllm", "oci://r.io/a@sha256:1", f"spec.artifact: {IMAGE_WANTED}"),
-        ("ollama", "hf://a/b", "spec.artifact: hf:// is not in force yet in this version for engine ollama"),
+        ("ollama", "hf://a/b", "spec.artifact: hf:// is not supported yet in this version for engine ollama"),
         ("llama.cpp", "s3://Bucket/a", "spec.artifact: expected s3://bucket/key or s3://bucket/prefix/"),
         ("llama.cpp", "hf://a/b?exclude=c", "spec.artifact: expected hf://org/name@revision"),
         ("vllm", "hf://a/b/c", "spec.artifact: expected hf://org/name@revision"),
@@ -169,7 +169,7 @@ def test_artifact_that_its_engine_cannot_read_is_rejected(engine: str, artifact:
 def test_variable_that_sets_the_listen_address_is_rejected() -> None:
     text = model("env: {OLLAMA_HOST: 'x:1'}", engine="ollama", artifact="")
     assert wrong(text) == (
-        "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight, for it says where to listen: leave it out"
+        "a.yaml: Model a: spec.env.OLLAMA_HOST: is set by Pilotlight to the listening address: remove it"
     )
     parse_documents([("x", model("env: {OLLAMA_HOST: 'x:1'}")), ("y", model("env: {A: b}", name="b"))])
 
@@ -177,7 +177,7 @@ def test_variable_that_sets_the_listen_address_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        ("[run]", "expected a list of words of which one contains {port}: where it must listen"),
+        ("[run]", "expected a list of words, one of which contains {port}, the port to listen on"),
         ("['{port}', '{model_pat}']", "unknown placeholder {model_pat} (did you mean model_path?)"),
         ("['{port}', '{model_path}']", "{model_path} needs spec.artifact"),
         ("['{port}', '{context_tokens}']", "{context_tokens} needs spec.contextTokens"),
@@ -217,7 +217,7 @@ def test_duplicate_names_and_aliases_across_files_are_rejected() -> None:
     assert wrong(a, model(name="x")) == "b.yaml: Model x: metadata.name: `x` is already an alias of Model a in a.yaml"
     assert "Model b: spec.aliases[0]: `a` is already the name" in wrong(a, model("aliases: [a]", name="b"))
     assert "spec.aliases[1]: `y` is already spec.aliases[0]" in wrong(model("aliases: [y, y]", name="b"))
-    assert "Settings: kind: `Settings` is already given in a.yaml" in wrong(config(), config())
+    assert "Settings: kind: `Settings` is already defined in a.yaml" in wrong(config(), config())
     assert "Tenant acme: metadata.name: `acme` is already the name" in wrong(tenant(), tenant())
 
 
@@ -294,7 +294,7 @@ def test_tls_requires_certificate_and_key_with_absolute_paths() -> None:
     assert f"Settings: tls.caFile: {lone}" in wrong(config("tls: {caFile: ''}"))
     for there, missing in (("certFile", "keyFile"), ("keyFile", "certFile")):
         line = wrong(config(f"tls: {{{there}: /a}}"))
-        assert f"Settings: tls.{missing}: missing; {there} is given, and they are needed together" in line
+        assert f"Settings: tls.{missing}: missing; it is required with {there}" in line
     environ = {"PILOTLIGHT_TLS_CERT_FILE": "/a.pem", "PILOTLIGHT_TLS_KEY_FILE": "/a.key"}
     assert parse_documents([], environ).settings.tls == Tls(cert_file="/a.pem", key_file="/a.key")
 
@@ -319,7 +319,7 @@ def test_keys_not_yet_supported_are_rejected_with_that_reason(kind: str) -> None
         metadata = "" if kind == "Settings" else "metadata: {name: a}\n"
         line = wrong(f"{HEAD}{kind}\n{metadata}{value[1:-1]}")
         label = kind if kind == "Settings" else f"{kind} a"
-        assert line == f"a.yaml: {label}: {path.replace('*', 'A')}: is not in force yet in this version"
+        assert line == f"a.yaml: {label}: {path.replace('*', 'A')}: is not supported yet in this version"
 
 
 def aliases(form: str, count: int, times: int) -> str:

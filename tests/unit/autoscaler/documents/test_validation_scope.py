@@ -58,7 +58,7 @@ def volume(**source: object) -> dict[str, object]:
     ],
 )
 def test_model_outside_the_pod_namespace_cannot_use_its_secrets_or_claims(path: str, spec: dict[str, object]) -> None:
-    with pytest.raises(WrongKeyError, match="put the Model into namespace engines, or leave this out") as caught:
+    with pytest.raises(WrongKeyError, match="create the Model in namespace engines, or remove this key") as caught:
         validation.check_namespace_access(model("team-a", **spec), "engines")
     assert format_path(caught.value.path) == path
     validation.check_namespace_access(model("engines", **spec), "engines")
@@ -87,4 +87,4 @@ def test_kubeai_model_of_another_namespace_gets_no_token_and_no_claim() -> None:
     assert note.startswith("HF_TOKEN: KubeAI's Secret is only for Models of the pods' namespace")
     none, wrong, _ = decode_kubeai_model("engines", kubeai("kubeai", "pvc://weights/a"))
     assert none is None
-    assert wrong.startswith("spec.pod.volumes[0].persistentVolumeClaim: is of the pods' namespace")
+    assert wrong.startswith("spec.pod.volumes[0].persistentVolumeClaim: uses the pods' namespace")

@@ -175,7 +175,7 @@ def test_only_known_placeholders_of_command_are_replaced() -> None:
 
 def test_command_with_undefined_placeholder_value_is_rejected() -> None:
     with pytest.raises(
-        EngineError, match=r"^Model m: its command line needs \{memory_bytes\}, which the Model does not"
+        EngineError, match=r"^Model m: its command line requires \{memory_bytes\}, which the Model does not"
     ):
         start(model("command", command=("run", "{memory_bytes}", "{port}")))
 

@@ -377,9 +377,12 @@ def test_invalid_growth_setting_is_rejected_with_the_field_path() -> None:
     assert document(**file, gpu={"growth": 50}).spec.gpu == Gpu(growth_percent=50)
     for spec, says in (
         ({**file, "gpu": {"growth": 50, "count": 2}}, "spec.gpu.growth: only a part of one device can be larger"),
-        ({**file, "gpu": {"growth": 50}, "args": ["--parallel=9"]}, "spec.args[0]: not together with gpu.growth"),
-        ({"engine": "ollama", "gpu": {"growth": 50, "memory": "8Gi"}}, "spec.gpu.growth: engine ollama cannot"),
-        ({"engine": "vllm", "artifact": "hf://o/m", "gpu": {"growth": 50}}, "spec.gpu.growth: needs gpu.memory"),
+        ({**file, "gpu": {"growth": 50}, "args": ["--parallel=9"]}, "spec.args[0]: not allowed with gpu.growth"),
+        (
+            {"engine": "ollama", "gpu": {"growth": 50, "memory": "8Gi"}},
+            "spec.gpu.growth: the cache size of engine ollama cannot",
+        ),
+        ({"engine": "vllm", "artifact": "hf://o/m", "gpu": {"growth": 50}}, "spec.gpu.growth: requires gpu.memory"),
         ({**file, "gpu": {"growth": 1001}}, "spec.gpu.growth: expected"),
     ):
         with pytest.raises(DocumentError) as error:

@@ -225,17 +225,17 @@ VLLM = {"engine": "vllm", "artifact": "hf://org/m"}
     [
         ({**FILE, "gpu": {"elastic": 51}}, "spec.gpu.elastic: expected"),
         ({**FILE, "gpu": {"elastic": 10, "count": 2}}, "spec.gpu.elastic: only a part of one device can be smaller"),
-        ({**FILE, "gpu": {"elastic": 10}, "args": ["--slots=3"]}, "spec.args[0]: not together with gpu.elastic"),
+        ({**FILE, "gpu": {"elastic": 10}, "args": ["--slots=3"]}, "spec.args[0]: not allowed with gpu.elastic"),
         ({**FILE, "gpu": {"elastic": 10}, "env": {"LLAMA_ARG_CTX_SIZE": "9"}},
-         "spec.env.LLAMA_ARG_CTX_SIZE: not together with gpu.elastic"),
+         "spec.env.LLAMA_ARG_CTX_SIZE: not allowed with gpu.elastic"),
         ({**VLLM, "gpu": {"elastic": 10}},
-         "spec.gpu.elastic: needs gpu.memory, since engine vllm takes what it is given"),
+         "spec.gpu.elastic: requires gpu.memory, because engine vllm uses all memory that it is given"),
         ({**VLLM, "gpu": {"elastic": 10, "memory": "8Gi"}, "args": ["--gpu_memory_utilization", "0.5"]},
-         "spec.args[0]: not together with gpu.elastic"),
+         "spec.args[0]: not allowed with gpu.elastic"),
         ({"engine": "ollama", "gpu": {"elastic": 10, "memory": "8Gi"}},
-         "spec.gpu.elastic: engine ollama cannot be told how large its cache is to be: leave it out"),
+         "spec.gpu.elastic: the cache size of engine ollama cannot be configured: remove it"),
         ({"engine": "command", "command": ["x", "{port}"], "gpu": {"elastic": 10, "memory": "8Gi"}},
-         "spec.gpu.elastic: needs {memory_bytes} in spec.command, by which it is told what it was given"),
+         "spec.gpu.elastic: requires {memory_bytes} in spec.command, which passes the granted memory to the engine"),
     ],
 )  # fmt: skip
 def test_invalid_elastic_setting_is_rejected_with_its_path(spec: dict[str, object], says: str) -> None:

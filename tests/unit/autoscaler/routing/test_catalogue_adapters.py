@@ -98,7 +98,7 @@ def test_adapter_change_changes_the_spec_hash() -> None:
             "spec.adapters[0].artifact: expected oci://registry/repository:tag",
         ),
         ("[{name: a, artifact: 'hf://org/a/b'}]", "spec.adapters[0].artifact: expected hf://org/name@revision"),
-        ("[{name: a, artifact: 'pvc://a/b'}]", "spec.adapters[0].artifact: pvc:// is not in force yet"),
+        ("[{name: a, artifact: 'pvc://a/b'}]", "spec.adapters[0].artifact: pvc:// is not supported yet"),
         ("[{name: a, artifact: 's3://a/b'}]", "spec.adapters[0].artifact: expected s3://bucket/key"),
         ("[{name: a, artifact: /a}]", "spec.adapters[0].artifact: expected an absolute path such as file:///models/"),
         ("[{name: a, artifact: 'file:///a,b'}]", "without any of , : = and quotes"),
@@ -126,7 +126,7 @@ def test_model_name_equal_to_an_adapter_name_is_rejected() -> None:
 
 
 def test_adapters_are_rejected_for_an_engine_without_adapter_support() -> None:
-    assert "spec.adapters: engine ollama takes none" in wrong(
+    assert "spec.adapters: engine ollama does not support adapters" in wrong(
         document("[{name: a, artifact: 'file:///a'}]", engine="ollama")
     )
 
@@ -135,13 +135,13 @@ def test_adapters_are_rejected_for_an_engine_without_adapter_support() -> None:
 def test_llama_cpp_flags_that_conflict_with_adapters_are_rejected(arg: str) -> None:
     one = "[{name: a, artifact: 'file:///a'}]"
     said = wrong(document(one, engine="llama.cpp", rest=f"args: ['{arg}', '100'], "))
-    assert "spec.args[0]: not together with spec.adapters" in said
+    assert "spec.args[0]: not allowed with spec.adapters" in said
     assert loaded(document("[]", engine="llama.cpp", rest=f"args: ['{arg}', '100'], ")).models
 
 
 def test_model_name_with_a_colon_is_rejected_for_sglang() -> None:
     """SGLang would take the part after the colon for an adapter, and fail to start."""
-    assert "metadata.name: engine sglang serves no name with a `:`" in wrong(
+    assert "metadata.name: engine sglang does not support a name with `:`" in wrong(
         document("[]", name="qwen:7b", engine="sglang")
     )
     assert loaded(document("[]", name="qwen", engine="sglang", rest="aliases: ['qwen:7b'], ")).models

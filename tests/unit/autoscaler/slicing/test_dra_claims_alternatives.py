@@ -163,7 +163,7 @@ def part_of(one: Slice) -> SliceShare:
     [
         (
             "{kind: mig, alternatives: 2}",
-            "nodes[0].slicing.alternatives: only claims have them: leave it out, or say kind dra",
+            "nodes[0].slicing.alternatives: requires slicing kind dra: remove it, or change the kind",
         ),
         (
             "{kind: dra, alternatives: 8}",

@@ -35,7 +35,7 @@ def test_older_of_two_models_keeps_the_name_and_the_other_gets_a_prefix() -> Non
     assert [one.name for one in found.models] == ["x", "a/x"]
     assert found.models[0] is old
     assert dict(found.names) == {origin(old): "x", origin(young): "a/x"}
-    assert dict(found.taken) == {origin(young): "`x` belongs to Model b/x, so this one is called `a/x`"}
+    assert dict(found.taken) == {origin(young): "name `x` belongs to Model b/x; this Model is renamed to `a/x`"}
 
 
 def test_models_of_equal_age_are_ordered_by_namespace() -> None:
@@ -66,14 +66,14 @@ def test_older_alias_takes_precedence_over_a_younger_model_name() -> None:
 def test_model_from_a_file_keeps_its_name_over_an_older_model() -> None:
     found = settled(model("x", at_s=1), files=(model("x", at_s=9),))
     assert [one.name for one in found.models] == ["x", "a/x"]
-    assert found.taken[Origin("customs", "a", "x")].startswith("`x` belongs to Model x of the files")
+    assert found.taken[Origin("customs", "a", "x")].startswith("name `x` belongs to Model x in the configuration files")
 
 
 def test_model_without_a_free_name_is_dropped_with_a_reason() -> None:
     found = settled(model("x", at_s=2), files=(model("x", "a/x"),))
     assert [one.name for one in found.models] == ["x"]
     assert found.taken[Origin("customs", "a", "x")] == (
-        "`x` and `a/x` belong to others: Model x of the files has the latter"
+        "names `x` and `a/x` belong to other Models; Model x in the configuration files has `a/x`"
     )
     assert not found.names
 
@@ -134,11 +134,11 @@ def test_shared_key_is_kept_only_by_the_oldest_tenant() -> None:
     files, old, young = tenant("f", key("a")), tenant("o", key("a"), key("b")), tenant("y", key("b", "ci"), key("c"))
     tenants, taken = resolve_tenant_conflicts([files], [old, young])
     assert tenants == (files, tenant("o", key("b")), tenant("y", key("c")))
-    assert taken == {"o": "key aaaaaaaa... is one of Tenant f", "y": "key `ci` is one of Tenant o"}
+    assert taken == {"o": "key aaaaaaaa... belongs to Tenant f", "y": "key `ci` belongs to Tenant o"}
 
 
 def test_tenant_from_files_takes_precedence_over_its_namesake() -> None:
     of_files = tenant("x", key("a"))
     tenants, taken = resolve_tenant_conflicts([of_files], [replace(of_files, spec=TenantSpec())])
     assert tenants == (of_files,)
-    assert taken == {"x": "a Tenant x is in the files, and that one counts"}
+    assert taken == {"x": "Tenant x in the configuration files has precedence"}

@@ -94,11 +94,11 @@ def test_version_option_prints_the_version() -> None:
         (("gateway", "--autoscaler", "unix:x", "--limits", "{"), "--limits: "),
         (("gateway", "--autoscaler", "unix:x", "--limits", "\udcff"), "--limits: not valid JSON"),
         (("gateway", "--autoscaler", "unix:x", "--ops", ":8081"), "--ops 0.0.0.0:8081: others could reach"),
-        (("key", "new", "--tenant", "a", "--role", "finance"), "--role finance: is not in force yet"),
+        (("key", "new", "--tenant", "a", "--role", "finance"), "--role finance: is not supported yet"),
         (("key", "new", "--tenant", "a", "--role", "king"), "'tenant', 'viewer', 'operator', 'finance'"),
         (
             ("load", "coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"),
-            "--from asleep: is not in force",
+            "--from asleep is not supported",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def test_memory_auto_sets_the_memory_fraction_of_the_engine(tmp_path: Path) -> N
 def test_memory_auto_rejects_an_explicit_utilization_flag() -> None:
     at = {"engine": "vllm", "artifact": "file:///a", "gpu": {"memory": "auto"}}
     check_model(decode_value(at, ModelSpec))
-    with pytest.raises(WrongKeyError, match=r"gpu.memory: auto: it says how much to take"):
+    with pytest.raises(WrongKeyError, match=r"gpu.memory: auto, which sets the memory"):
         check_model(decode_value({**at, "args": ["--gpu-memory-utilization=0.5"]}, ModelSpec))
     check_model(decode_value({**at, "gpu": {"memory": "auto", "growth": 50}}, ModelSpec))
     elastic = decode_value({**at, "gpu": {"memory": "auto", "elastic": 10}}, ModelSpec)

@@ -155,7 +155,7 @@ async def test_name_of_a_deleted_model_passes_to_another_model_that_claims_it(se
         await found.until(lambda: found.names == ["of-files", "x", f"{other}/x"])
         late = Origin(CUSTOMS, other, "x")
         assert found.installation.settled.taken == {
-            late: f"`x` belongs to Model {namespace}/x, so this one is called `{other}/x`"
+            late: f"name `x` belongs to Model {namespace}/x; this Model is renamed to `{other}/x`"
         }
         await served.delete(f"{models(namespace)}/x")
         await found.until(lambda: found.names == ["of-files", "x"])

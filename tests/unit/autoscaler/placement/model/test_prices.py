@@ -168,5 +168,5 @@ def test_product_may_have_separate_on_demand_and_spot_prices() -> None:
 
 def test_prices_in_two_currencies_are_rejected() -> None:
     entries = "[{device: T4, perHour: 1, currency: EUR}, {device: L4, perHour: 1}]"
-    with pytest.raises(DocumentError, match=r"prices\[1\].currency: expected EUR as in the first: one for all"):
+    with pytest.raises(DocumentError, match=r"prices\[1\].currency: expected EUR, as in the first entry"):
         parse_documents([("s.yaml", f"apiVersion: {API_VERSION}\nkind: Settings\nprices: {entries}")], {})

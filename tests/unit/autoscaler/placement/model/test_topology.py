@@ -129,5 +129,5 @@ def test_invalid_label_in_spread_or_near_is_rejected_with_the_field_path() -> No
     for key in ("spread", "near"):
         spec = f"{{engine: vllm, {key}: a b}}"
         text = f"apiVersion: pilotlight.dev/v1alpha1\nkind: Model\nmetadata: {{name: ada}}\nspec: {spec}"
-        with pytest.raises(DocumentError, match=rf"spec\.{key}.*expected a label of Kubernetes"):
+        with pytest.raises(DocumentError, match=rf"spec\.{key}.*expected a Kubernetes label"):
             parse_documents([("a.yaml", text)])

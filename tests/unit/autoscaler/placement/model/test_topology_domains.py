@@ -232,7 +232,7 @@ def test_link_changes_the_spec_hash_unless_the_link_is_any() -> None:
 @pytest.mark.parametrize(
     ("gpu", "line"),
     [
-        ("{link: nvlink}", "spec.gpu.link: joins several devices: set gpu.count above 1, or leave it out"),
+        ("{link: nvlink}", "spec.gpu.link: applies to several devices: set gpu.count above 1, or remove it"),
         ("{count: 2, link: fast}", "spec.gpu.link: expected one of any, nvlink, pcieRoot"),
     ],
 )

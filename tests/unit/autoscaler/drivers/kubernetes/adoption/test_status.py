@@ -22,7 +22,7 @@ from tests.support.builders.adoption_workload import annotated
 SET = WorkloadKey("StatefulSet", "default", "ada")
 BY_HAND = Others("", Hand(3, "kubectl", 0.0), 600.0)
 BY_HPA = Others("HorizontalPodAutoscaler ada")
-TAKEN = "`ada` belongs to Model x/ada, so this one is called `default/ada`"
+TAKEN = "name `ada` belongs to Model x/ada; this Model is renamed to `default/ada`"
 
 
 def shown(

@@ -229,7 +229,7 @@ def test_priority_selects_the_class_with_the_highest_threshold_reached(priority:
     ("table", "line"),
     [
         ("[{least: 1, name: a}, {least: 1, name: b}]", "priorityClasses[1].least: 1 occurs twice"),
-        ("[{least: 1, name: A_}]", "priorityClasses[0].name: expected the name of an object"),
+        ("[{least: 1, name: A_}]", "priorityClasses[0].name: expected a Kubernetes object name"),
         ("[{least: 1, name: a, hamiPriority: 2}]", "priorityClasses[0].hamiPriority: expected"),
     ],
 )
