@@ -95,7 +95,7 @@ def _page(_context: click.Context, _parameter: click.Parameter, value: Path | No
     if not os.path.isdir(value.parent):  # noqa: PTH112  Path's raises for a name that is too long
         raise click.BadParameter(f"{value.parent} is not a folder")
     if not os.access(value if os.path.exists(value) else value.parent, os.W_OK):  # noqa: PTH110  as above
-        raise click.BadParameter(f"{value} may not be written")
+        raise click.BadParameter(f"{value} is not writable")
     return value
 
 
@@ -157,7 +157,7 @@ def coldstart(
     """Measure cold starts: wait until MODEL is at zero, send one request, and report the phases; repeat."""
     key, stop = _key_from(key_env), Stop()
     if since != "zero" and ops is None:
-        raise click.UsageError(f"--from {since}: needs --ops, which says where weights are")
+        raise click.UsageError(f"--from {since} requires --ops, which reports where weights are")
     ask = functools.partial(
         measure, since=since, timeout_s=timeout_s, say=functools.partial(click.echo, err=True), stop=stop
     )
@@ -264,7 +264,7 @@ def run(
         moments, plan = arrivals.burst_arrivals(burst, within), f"a burst of {burst} calls within {within:g} s"
     elif rate is not None and burst is None:
         if rate * seconds > SHOTS_MAX:
-            raise click.UsageError(f"--rate x --seconds is more than {SHOTS_MAX} calls; run in parts")
+            raise click.UsageError(f"--rate x --seconds is more than {SHOTS_MAX} requests: run several shorter tests")
         draw = random.Random(seed).random  # noqa: S311 - a load, not a secret
         moments = (
             arrivals.poisson_arrivals(rate, seconds, draw)
@@ -302,7 +302,7 @@ def _write(page: Path, text: str) -> None:
     try:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"--report {page}: {error.strerror}; the verdict above is whole") from None
+        raise click.ClickException(f"--report {page}: {error.strerror}; the verdict above is complete") from None
 
 
 def request_body(model: str, max_tokens: int, prompt_bytes: int, *, stream: bool) -> bytes:
@@ -319,7 +319,9 @@ def _key_from(name: str | None) -> str | None:
     if not key:
         raise click.UsageError(f"--key-env: the environment variable {name} is not set")
     if not (key.isascii() and key.isprintable()):
-        raise click.UsageError(f"--key-env: the environment variable {name} holds no key: expected printable ASCII")
+        raise click.UsageError(
+            f"--key-env: the value of the environment variable {name} is not a key: expected printable ASCII"
+        )
     return key
 
 

@@ -125,5 +125,7 @@ def key_of(key_env: str | None) -> str | None:
     if key_env is not None and not key:
         raise click.UsageError(f"--key-env: the environment variable {key_env} is not set")
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise click.UsageError(f"--key-env: the environment variable {key_env} holds no key: expected printable ASCII")
+        raise click.UsageError(
+            f"--key-env: the value of the environment variable {key_env} is not a key: expected printable ASCII"
+        )
     return key

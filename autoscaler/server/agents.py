@@ -36,22 +36,26 @@ def add_node_route(app: web.Application, loop: Loop) -> None:
     async def node(request: web.Request) -> web.Response:
         length = request.content_length
         if length is None or length > NODE_BYTES_MAX:
-            error = f"a node's report says its length and has at most {NODE_BYTES_MAX} bytes"
+            error = f"invalid node report: it requires a Content-Length of at most {NODE_BYTES_MAX} bytes"
             return web.json_response({"error": error}, status=413)
         try:
             report = _decode(await request.read())
         except msgspec.DecodeError as wrong:
-            return web.json_response({"error": f"not a node's report: {wrong}"}, status=400)
+            return web.json_response({"error": f"invalid node report: {wrong}"}, status=400)
         if not report.node or len(report.node) > NODE_CHARS_MAX:
-            return web.json_response({"error": "which node? `node` is its name"}, status=400)
+            return web.json_response({"error": "invalid node report: `node` must be the name of the node"}, status=400)
         if (refused := check_token_node(request, report.node)) is not None:
             return refused
         if any(one.folder and not FOLDER.fullmatch(one.folder) for one in report.weights):
-            return web.json_response({"error": "`folder` is that of a Copy, below the store: copies/..."}, status=400)
+            return web.json_response(
+                {"error": "invalid node report: `folder` must be a folder of the store, such as copies/..."}, status=400
+            )
         if any(one.digest and not DIGEST.fullmatch(one.digest) for one in report.weights):
-            return web.json_response({"error": "`digest` is one such as sha256:..."}, status=400)
+            return web.json_response(
+                {"error": "invalid node report: `digest` must have the form sha256:..."}, status=400
+            )
         if len(report.peer) > PEER_CHARS_MAX:
-            error = f"`peer` is longer than {PEER_CHARS_MAX} characters: https://HOST:PORT"
+            error = f"invalid node report: `peer` must be https://HOST:PORT with at most {PEER_CHARS_MAX} characters"
             return web.json_response({"error": error}, status=400)
         known, seen = loop.world.nodes.agents.get(report.node), (NodeReported(report=report),)
         if known is not None and known.report.boot == report.boot and is_redundant_node_report(known.report, report):

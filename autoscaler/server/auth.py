@@ -126,7 +126,9 @@ def check_token_node(request: web.Request, node: str) -> web.Response | None:
         node[:NODE_CHARS_MAX],
         bound,
     )
-    return web.json_response({"error": "its token is of a pod on another node: --node is that of the pod"}, status=403)
+    return web.json_response(
+        {"error": "the token belongs to a pod on another node: set --node to the node of the pod"}, status=403
+    )
 
 
 def require_roles(endpoints: Mapping[str, Role]) -> Middleware:

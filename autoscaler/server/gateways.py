@@ -191,11 +191,11 @@ class ContractServer:
         try:
             report = _decode_report(await request.read())
         except msgspec.DecodeError as error:
-            return web.json_response({"error": f"not a report: {error}"}, status=400)
+            return web.json_response({"error": f"invalid report: {error}"}, status=400)
         if odd := find_invalid_name(report):
             return web.json_response({"error": f"invalid report: illegal name - at `{odd}`"}, status=400)
         if report.epoch == self._loop.world.epoch and report.version > self._loop.world.version:
-            why = "not a report: Routes of this version were never sent - at `$.version`"
+            why = "invalid report: routes of this version were never sent - at `$.version`"
             return web.json_response({"error": why}, status=400)
         if (refused := self._too_many(report.gateway)) is not None:
             return refused
@@ -206,9 +206,14 @@ class ContractServer:
     async def _routes(self, request: web.Request) -> web.StreamResponse:
         gateway, boot = GatewayId(request.query.get("gateway", "")), request.query.get("boot", "")
         if not _ID.search(gateway):
-            return web.json_response({"error": "which gateway? ?gateway=ID of letters, digits or ._-"}, status=400)
+            return web.json_response(
+                {"error": "invalid `gateway`: expected ?gateway=ID with at most 253 letters, digits or ._-"},
+                status=400,
+            )
         if boot and not _ID.search(boot):
-            return web.json_response({"error": "`boot` is longer than 253 letters, digits or ._-"}, status=400)
+            return web.json_response(
+                {"error": "`boot` is invalid: expected at most 253 letters, digits or ._-"}, status=400
+            )
         if (refused := self._too_many(gateway)) is not None:
             return refused
         pid = _peer(request)

@@ -115,7 +115,9 @@ class NodeTelling:
         """
         node, artifact = NodeId(request.query.get("node", "")), request.query.get("artifact", "")
         if not node or not artifact:
-            return web.json_response({"error": "whose, and of what? ?node=NAME&artifact=..."}, status=400)
+            return web.json_response(
+                {"error": "`node` or `artifact` is missing: expected ?node=NAME&artifact=..."}, status=400
+            )
         if (refused := check_token_node(request, node)) is not None:
             return refused
         now_s = asyncio.get_running_loop().time()
@@ -125,7 +127,7 @@ class NodeTelling:
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         node = NodeId(request.query.get("node", ""))
         if not node:
-            return web.json_response({"error": "which node? ?node=NAME"}, status=400)
+            return web.json_response({"error": "`node` is missing: expected ?node=NAME"}, status=400)
         if (refused := check_token_node(request, node)) is not None:
             return refused
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})

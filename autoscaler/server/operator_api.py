@@ -26,8 +26,8 @@ from autoscaler.state.world import World
 BODY_BYTES_MAX = 1024
 JSON = "application/json"
 NAMES_TOLD = 20
-FOREIGN = "orders come from programs and from this port's own pages only, not from a page of another origin"
-NOT_LEADING = "this autoscaler does not lead, so it gives no orders: ask the one that does (it may be another soon)"
+FOREIGN = "orders from pages of another origin are rejected: send them from a program or from this port's own page"
+NOT_LEADING = "this autoscaler does not lead: send the order to the leader, which may change at any time"
 
 log = logging.getLogger("pilotlight.autoscaler.operators")
 
@@ -59,7 +59,7 @@ class Commands:
         def order(world: World, wish: Wish) -> Order:
             known = api.find_model(world, request.match_info["name"])
             if known is None:
-                raise OrderError(404, f"no such model; there are: {format_names(world.models)}")
+                raise OrderError(404, f"no such model; existing: {format_names(world.models)}")
             return operator_orders.model_order(world, known, request.match_info["verb"], wish)
 
         return await self._act(request, order)
@@ -69,7 +69,7 @@ class Commands:
             kind, name = request.match_info["kind"].removesuffix("s"), request.match_info["name"]
             known = {place.name: place for place in list_cordon_targets(world) if place.kind == kind}
             if name not in known:
-                raise OrderError(404, f"no such {kind}; there are: {format_names(known)}")
+                raise OrderError(404, f"no such {kind}; existing: {format_names(known)}")
             return operator_orders.place_order(world, known[name], request.match_info["verb"], wish, self._now_s())
 
         return await self._act(request, order)
@@ -85,7 +85,7 @@ class Commands:
         except OrderError as error:
             return order_error_response(error)
         except CordonError as error:
-            return order_error_response(OrderError(500, f"nothing has changed: {error}"))
+            return order_error_response(OrderError(500, f"the order has no effect: {error}"))
         told = made.told
         log.warning(
             "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force=true" * wish.force
@@ -109,7 +109,7 @@ def check_leads(world: World) -> None:
     if not world.leadership.leads:
         raise OrderError(503, NOT_LEADING)
     if not world.leadership.synced:
-        raise OrderError(503, "what runs is still being listed: try again in a second")
+        raise OrderError(503, "the running replicas are still being listed: try again in a second")
 
 
 def is_same_origin(origin: str | None, site: str | None, host: str | None) -> bool:
@@ -133,7 +133,7 @@ async def read_order_body(request: web.Request, bytes_max: int) -> bytes:
     while len(body) <= bytes_max and (more := await request.content.read(bytes_max + 1 - len(body))):
         body += more
     if len(body) > bytes_max:
-        raise OrderError(413, f"an order has at most {bytes_max} bytes")
+        raise OrderError(413, f"the body is too large: at most {bytes_max} bytes are allowed")
     return body
 
 

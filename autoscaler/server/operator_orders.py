@@ -74,9 +74,13 @@ def authenticate_operator(world: World, authorization: str, now_unix_s: float, w
             if key.sha256 != digest or (key.expires_at and unix_seconds(key.expires_at) <= now_unix_s):
                 continue
             if key.role != ROLE:
-                raise OrderError(403, f"this key has the role {key.role}: {what} needs one of role {ROLE}")
+                raise OrderError(
+                    403, f"this API key has the role {key.role}: {what} requires a key with the role {ROLE}"
+                )
             return f"{tenant.name}/{key.name}"
-    raise OrderError(401, f"{what} needs a key of role {ROLE}: `pilotlight key new --tenant NAME --role {ROLE}`")
+    raise OrderError(
+        401, f"{what} requires an API key with the role {ROLE}: `pilotlight key new --tenant NAME --role {ROLE}`"
+    )
 
 
 def model_order(world: World, model: Model, verb: str, wish: Wish) -> Order:

@@ -165,7 +165,7 @@ class OperationsServer:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         if not self._world.leadership.synced:
-            return web.Response(status=503, text="what runs is still being listed\n")
+            return web.Response(status=503, text="the running replicas are still being listed\n")
         return web.Response(text="ok\n")
 
     async def _metrics_text(self, request: web.Request) -> web.Response:
@@ -227,7 +227,7 @@ class OperationsServer:
     def _no_model(self) -> web.Response:
         """Return a 404 that lists the names of Models."""
         names = sorted(self._world.models)[:NAMES_TOLD]
-        return error_response(404, f"no such model; there are: {', '.join(names) or 'none'}")
+        return error_response(404, f"no such model; existing: {', '.join(names) or 'none'}")
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -236,8 +236,8 @@ class OperationsServer:
 async def handle_unknown_path(request: web.Request) -> web.Response:
     """Answer any other path or method."""
     if request.method not in {"GET", "HEAD"}:
-        return error_response(405, f"nothing is posted there; {openapi.PATH} lists what takes an order")
-    return error_response(404, f"no such path; {openapi.PATH} lists all, / is for people")
+        return error_response(405, f"this path does not support the method; {openapi.PATH} lists all paths")
+    return error_response(404, f"no such path; {openapi.PATH} lists all paths, and / is the operator page")
 
 
 async def scrape_gateway(path: Path) -> bytes | None:

@@ -24,7 +24,7 @@ from autoscaler.state.world import World
 
 BODY_BYTES_MAX = 64 * 1024
 EXPECTED = f'expected {{"demand": {{"MODEL": {{"waiting": NUMBER, "running": NUMBER}}}}}}, from 0 to {CALLS_MAX}'
-BUSY = "another such question is being worked out: ask again in a moment"
+BUSY = "another simulation is running: try again in a moment"
 
 
 _decode = msgspec.json.Decoder(Question).decode
@@ -74,8 +74,8 @@ def _asked(world: World, question: Question) -> dict[ModelName, AssumedDemand]:
     for name, calls in question.demand.items():
         model = api.find_model(world, name)
         if model is None:
-            raise OrderError(404, f"{name[:100]}: no such model; there are: {format_names(world.models)}")
+            raise OrderError(404, f"{name[:100]}: no such model; existing: {format_names(world.models)}")
         if model.name in found:
-            raise OrderError(400, f"{name}: the Model {model.name} is given twice")
+            raise OrderError(400, f"{name}: Model {model.name} occurs twice")
         found[model.name] = AssumedDemand(calls.waiting, calls.running)
     return found

@@ -77,7 +77,9 @@ def _pods_of(context: click.Context, parameter: click.Parameter, value: tuple[st
         try:
             parse_pod_selector(one)
         except ValueError:
-            raise click.BadParameter(f"{one}: write NAMESPACE/LABEL=VALUE[,LABEL=VALUE]", context, parameter) from None
+            raise click.BadParameter(
+                f"{one}: expected NAMESPACE/LABEL=VALUE[,LABEL=VALUE]", context, parameter
+            ) from None
     return value
 
 

@@ -61,7 +61,7 @@ def import_(kind: str, files: tuple[Path, ...], output: str, name: str) -> None:
     was not converted.
     """
     if name and (kind != "ollama" or len(files) != 1):
-        raise click.UsageError("--name is for one Modelfile")
+        raise click.UsageError("--name requires exactly one Modelfile")
     try:
         takens = refuse_duplicate_names(_converted(kind, files, name))
     except DocumentError as error:
@@ -118,7 +118,7 @@ def _modelfile(path: Path, name: str, known: dict[str, str]) -> ConversionResult
     text = _text(path)
     called = name or modelfile.parse_name_comment(text) or _name_of(path)
     if not called:
-        raise click.UsageError(f"{_shown(path)}: a Modelfile does not say what its model is called: add --name")
+        raise click.UsageError(f"{_shown(path)}: a Modelfile does not contain the name of its model: add --name")
     folder = Path.cwd() if path == STDIN else path.absolute().parent
     return ollama.convert_modelfile(_shown(path), text, called, str(folder), known)
 
@@ -167,7 +167,7 @@ def _text(path: Path) -> str:
             return reading.read_text(path, FILE_BYTES_MAX)
         return reading.decode_text(sys.stdin.buffer.read(FILE_BYTES_MAX + 1), FILE_BYTES_MAX)
     except reading.TooLargeError as error:
-        raise click.UsageError(f"{_shown(path)}: {error}: this is no configuration") from None
+        raise click.UsageError(f"{_shown(path)}: {error}: not a configuration file") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{_shown(path)}: {reading.describe_error(error)}") from None
 

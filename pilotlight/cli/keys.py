@@ -60,7 +60,7 @@ def check_tenant_name(name: str) -> None:
 def check_role(role: str) -> None:
     """Raise click's usage error for a role that is not used yet: such a key would grant nothing."""
     if role not in {"tenant", "operator"}:
-        raise click.UsageError(f"--role {role}: {MESSAGE}; keys of role tenant make calls, operator also gives orders")
+        raise click.UsageError(f"--role {role}: {MESSAGE}; use tenant (requests) or operator (requests and orders)")
 
 
 def store_key(state: Path, tenant: str, entry: Key) -> Path:
@@ -88,7 +88,7 @@ def _locked(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= give_up_s:
                     raise click.ClickException(
-                        f"another process has held {path} for {LOCK_S_MAX:g} s: end it, and try again"
+                        f"another process has locked {path} for {LOCK_S_MAX:g} s: stop it, and try again"
                     ) from None
             time.sleep(LOCK_LOOK_S)
         yield
@@ -99,7 +99,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _add(path: Path, tenant: str, entry: Key) -> None:
     tenants = {known.name: known for known in (load_files([path]).tenants if path.exists() else ())}
     if sum(len(known.spec.keys) for known in tenants.values()) >= KEYS_MAX:
-        raise click.ClickException(f"{path} holds {KEYS_MAX} keys: move them into Tenant documents")
+        raise click.ClickException(f"{path} contains the maximum of {KEYS_MAX} keys: move them to Tenant documents")
     known = tenants.get(TenantName(tenant), Tenant(name=TenantName(tenant), spec=TenantSpec()))
     spec = msgspec.structs.replace(known.spec, keys=(*known.spec.keys, entry))
     tenants[known.name] = msgspec.structs.replace(known, spec=spec)

@@ -160,7 +160,7 @@ class Explain(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve as click does, but treat an unknown command as a Model's name."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(f"no such command {args[0]!r}; of a Model say `pilotlight explain model {args[0]}`")
+            raise click.UsageError(f"no such command {args[0]!r}; for a Model use `pilotlight explain model {args[0]}`")
         return super().resolve_command(ctx, args)
 
 

@@ -96,7 +96,7 @@ def drain(  # noqa: PLR0917  click passes by keyword
         try:
             left = wait_until_empty(ops, where, quiet=output == "json")
         except KeyboardInterrupt:
-            click.echo("pilotlight: the drain goes on; `pilotlight uncordon` ends it", err=True)
+            click.echo("pilotlight: the drain continues; `pilotlight uncordon` cancels it", err=True)
             raise click.Abort from None
     if output == "json":
         write_json({**msgspec.to_builtins(told), "empty": not left})
@@ -113,12 +113,12 @@ def resolve_target(ops: str, name: str, kind: str | None) -> str:
     nodes = {row.name for row in fetch(ops, "/api/v1/nodes", tuple[NodeView, ...])}
     found = [one for one, names in (("device", devices), ("node", nodes)) if name in names and kind in {None, one}]
     if len(found) > 1:
-        raise click.UsageError(f"{name} is a device and a node: say which with --kind")
+        raise click.UsageError(f"{name} is the name of a device and of a node: select one with --kind")
     if not found and kind is not None:
         return f"{kind}s/{name}"  # the autoscaler may have an order for a device or node that is gone
     if not found:
         known = f"devices {', '.join(sorted(devices)) or 'none'}; nodes {', '.join(sorted(nodes)) or 'none'}"
-        raise click.ClickException(f"there is no device or node {name}; there are: {known}")
+        raise click.ClickException(f"no device or node {name} exists; existing: {known}")
     return f"{found[0]}s/{name}"
 
 

@@ -29,7 +29,7 @@ from pilotlight.options import FILE, OPS, key_of, key_option, output_option
 from pilotlight.output import write_json
 
 LIVE_TIMEOUT_S = 60.0
-EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait"
+EXPECTED = "expected {waiting: NUMBER, running: NUMBER} or a number of waiting requests"
 
 
 @click.command(
@@ -58,7 +58,7 @@ def plan(  # noqa: PLR0917  click passes by keyword
     """Show which replicas would start where for an assumed demand. Starts nothing."""
     if live == bool(config) or ((ops or key_env) and not live):
         raise click.UsageError(
-            "say which: -c FILE for documents, or --live (with --ops, --key-env) for the system that runs"
+            "expected either -c FILE for documents, or --live (with --ops, --key-env) for the running system"
         )
     answer = fetch_live_plan(ops or OPS.url, demand, key_of(key_env)) if live else plan_from_files(config, demand)
     if output == "json":
@@ -95,7 +95,7 @@ def list_devices(documents: Documents) -> tuple[Slice, ...]:
     try:
         return asyncio.run(Devices(settings.devices).open())
     except NvmlError as error:
-        raise click.ClickException(f"NVML fails, so that this machine's GPUs are not known: {error}") from None
+        raise click.ClickException(f"NVML failed, so this machine's GPUs are unknown: {error}") from None
 
 
 def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelName, AssumedDemand]:
@@ -110,12 +110,12 @@ def read_demand(path: Path, models: Collection[ModelName] | None) -> dict[ModelN
         raise click.UsageError(f"{path}: {files.describe_error(error)}") from None
     found = documents[0] if len(documents) == 1 else None
     if not isinstance(found, dict) or not found:
-        raise click.UsageError(f"{path}: expected a line for each Model that is called, such as `llama: 3`")
+        raise click.UsageError(f"{path}: expected one line per requested Model, such as `llama: 3`")
     asked: dict[ModelName, AssumedDemand] = {}
     for name, said in found.items():
         if models is not None and name not in models:
             known = ", ".join(sorted(models)) or "none"
-            raise click.UsageError(f"{path}: {name}: no such Model in the documents; there are: {known}")
+            raise click.UsageError(f"{path}: {name}: no such Model in the documents; existing: {known}")
         asked[ModelName(name)] = _asked(f"{path}: {name}", said)
     return asked
 
@@ -143,7 +143,7 @@ def print_plan(answer: Answer) -> None:
     for unmet in answer.unmet:
         click.echo(f"unmet {unmet.model}: {unmet.reason}")
     if answer.more:
-        click.echo("and more: it was not followed to its end")
+        click.echo("and more: the simulation was stopped at its limit of steps")
     if not (answer.starts or answer.unmet or answer.stops or answer.orders):
         click.echo("nothing would be started")
     for left in answer.left:

@@ -186,7 +186,7 @@ def check_provider_modes(settings: Settings, mode: Mode) -> None:
             if mode not in works:
                 where = " or ".join(_WHERE[one] for one in ("cluster", "namespace", "machine") if one in works)
                 raise click.UsageError(
-                    f"Settings: capacity[{position}]: `{name}` works in {where} only: leave this entry out"
+                    f"Settings: capacity[{position}]: `{name}` is supported only in {where}: remove this entry"
                 )
 
 

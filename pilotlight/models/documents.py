@@ -51,7 +51,7 @@ TEXT_BYTES_MAX = 4 * yaml.TEXT_CHARS_MAX
 NONE_KNOWN: Mapping[ModelName, Model] = {}
 _COMES = "/weights"
 """Placeholder path for weights that are fetched before a start, used to check the start."""
-RENAME = "no Model can be named after this file: give it a name with letters or digits, or write a document for it"
+RENAME = "the file name contains no letters or digits for the name of a Model: rename it, or write a document"
 
 
 def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path) -> Documents:
@@ -102,7 +102,7 @@ def with_stored_keys(documents: Documents, path: Path) -> Documents:
         keys = tuple(key for key in stored.spec.keys if owners.get(key.sha256) != stored.name)
         taken = next((owners[key.sha256] for key in keys if key.sha256 in owners), None)
         if taken is not None:
-            raise click.UsageError(f"{path}: Tenant {stored.name}: a key is already one of Tenant {taken}")
+            raise click.UsageError(f"{path}: Tenant {stored.name}: a key already belongs to Tenant {taken}")
         if known is None:
             tenants[stored.name] = stored
         else:
@@ -234,7 +234,7 @@ def _gguf_files(path: Path) -> list[Path]:
     scheme, colon, rest = str(path).partition(":/")  # Path collapses two slashes into one
     if colon and scheme in STORED:
         artifact = f"{scheme}://{rest.removeprefix('/')}"
-        raise click.UsageError(f"{artifact}: name it in a document (`-c`), as spec.artifact of a Model")
+        raise click.UsageError(f"{artifact}: not a file: set it as spec.artifact of a Model in a document (`-c`)")
     if not _is_folder(path):
         if not model_name(path):
             raise click.UsageError(f"{path}: {RENAME}")

@@ -54,9 +54,7 @@ def check_autoscalers(urls: Sequence[str]) -> None:
     for url in urls:
         if url.startswith("unix:") and len(url) > len("unix:"):
             if len(os.fsencode(url.removeprefix("unix:"))) > SOCKET_PATH_MAX:
-                raise click.UsageError(
-                    f"--autoscaler {url}: a path of more than {SOCKET_PATH_MAX} bytes is no socket's"
-                )
+                raise click.UsageError(f"--autoscaler {url}: the path of a socket has at most {SOCKET_PATH_MAX} bytes")
             continue
         found = _URL.fullmatch(url)
         if found is None:
@@ -64,7 +62,7 @@ def check_autoscalers(urls: Sequence[str]) -> None:
                 f"--autoscaler {url}: expected unix:PATH, https://HOST:PORT or dns+https://NAME:PORT"
             )
         if found["scheme"] == "http" and not Address(found["host"].strip("[]"), 0).loopback:
-            raise click.UsageError(f"--autoscaler {url}: the contract would cross the network in clear: use https://")
+            raise click.UsageError(f"--autoscaler {url}: the connection would be unencrypted: use https://")
 
 
 class Ways:
@@ -107,14 +105,16 @@ def check_port(address: Address, access: Access, *, accounts: bool = False) -> N
     if access.agent_token is not None and access.token is None and not accounts:
         raise click.UsageError("--agent-token-file requires --token-file, or gateways cannot report")
     if access.agent_name and identity.ca is None:
-        raise click.UsageError("--agent-certificate-name: no client shows a certificate: give --contract-ca-file, too")
+        raise click.UsageError(
+            "--agent-certificate-name requires --contract-ca-file, which verifies client certificates"
+        )
     if access.token is None and identity.ca is None and not accounts:
         raise click.UsageError(
-            f"--contract-listen {address.text}: anybody could report: give --token-file, or --contract-ca-file to let "
-            "in whom it has certified"
+            f"--contract-listen {address.text}: any client could report: set --token-file, or --contract-ca-file to "
+            "require client certificates"
         )
     if identity.cert is None and (identity.ca is not None or not address.loopback):
-        raise click.UsageError(f"--contract-listen {address.text}: it needs TLS here: give {CERTIFICATES}")
+        raise click.UsageError(f"--contract-listen {address.text}: this address requires TLS: set {CERTIFICATES}")
 
 
 async def open_port(

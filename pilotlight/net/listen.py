@@ -76,8 +76,8 @@ def check_operations(ops: Address, auth: str) -> None:
     """Raise click's usage error if others could reach the operations port, unless Settings contain `auth: none`."""
     if not ops.loopback and auth != "none":
         raise click.UsageError(
-            f"--ops {ops.text}: others could reach the operations port, which can be read without a key: keep it on "
-            "127.0.0.1, behind an ssh tunnel or a reverse proxy, or say `auth: none` in Settings (PILOTLIGHT_AUTH=none)"
+            f"--ops {ops.text}: other machines could reach the operations port, which requires no key: keep it on "
+            "127.0.0.1, behind an ssh tunnel or a reverse proxy, or set `auth: none` in Settings (PILOTLIGHT_AUTH=none)"
         )
 
 
@@ -102,7 +102,7 @@ def open_listeners(address: Address, count: int) -> list[socket.socket]:
             made.append(one)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise click.ClickException(f"{address.text} is taken: name another port") from None
+            raise click.ClickException(f"{address.text} is already in use: choose another port") from None
         raise click.ClickException(f"cannot listen on {address.text}: {error.strerror}") from None
     return made
 

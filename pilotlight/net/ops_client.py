@@ -27,7 +27,7 @@ TIMEOUT_S = 5.0
 BYTES_MAX = 64 << 20
 """Maximum size of a response: more than 100,000 rows."""
 NOT_OURS = "--ops: no operations port of this version of Pilotlight answers there"
-INFERENCE = "--ops: this is the inference port; name the operations port"
+INFERENCE = "--ops: this is the inference port; use the address of the operations port"
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class NotOursError(click.UsageError):
     """The response comes from another server or another version."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"{NOT_OURS} ({why}); name the operations port of a running `pilotlight serve`")
+        super().__init__(f"{NOT_OURS} ({why}); use the address of the operations port of a running `pilotlight serve`")
 
 
 class _InferenceProblem(msgspec.Struct):
@@ -65,11 +65,11 @@ def fetch(
     except ValueError as error:
         raise click.UsageError(f"--ops {ops}: {error}: expected http://HOST:PORT") from None
     except socket.gaierror as error:
-        raise click.UsageError(f"--ops {ops}: the host name cannot be looked up: {error.strerror}") from None
+        raise click.UsageError(f"--ops {ops}: the host name cannot be resolved: {error.strerror}") from None
     except OSError as error:
         reason = error.strerror or error
         raise click.ClickException(
-            f"no answer from --ops {ops} ({reason}): start `pilotlight serve`, or correct --ops"
+            f"no response from --ops {ops} ({reason}): start `pilotlight serve`, or correct --ops"
         ) from None
     except http.client.HTTPException as error:
         raise NotOursError(f"its response is not HTTP/1.1: {type(error).__name__}") from None

@@ -287,7 +287,7 @@ def check_contract(options: AutoscalerOptions) -> None:
                 "use --gateway-account and --agent-account"
             )
     elif options.contract_socket is None:
-        raise click.UsageError("where shall gateways report? give --contract-socket or --contract-listen")
+        raise click.UsageError("no address for gateways: set --contract-socket or --contract-listen")
 
 
 def load_checked_documents(

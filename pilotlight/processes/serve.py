@@ -92,11 +92,11 @@ def run_serve(options: ServeOptions) -> int:
 def check_serve_options(options: ServeOptions, documents: Documents) -> None:
     """Raise click's usage error for anything that must be rejected before startup."""
     if not documents.models:
-        raise click.UsageError("nothing to serve: give a .gguf file, a folder of them, or -c DOCUMENTS")
+        raise click.UsageError("nothing to serve: pass a .gguf file, a folder with such files, or -c DOCUMENTS")
     if needs_tenant(documents, loopback=options.listen.loopback):
         raise click.UsageError(
-            f"{options.listen.host} can be reached by others and no Tenant has a key: make one with "
-            "`pilotlight key new --tenant NAME --state DIR`, or say `auth: none` in Settings"
+            f"{options.listen.host} can be reached from other machines and no Tenant has a key: create one with "
+            "`pilotlight key new --tenant NAME --state DIR`, or set `auth: none` in Settings"
         )
     check_operations(options.ops, documents.settings.auth)
     check_tls(documents.settings.tls)

@@ -123,11 +123,11 @@ def check_port(address: Address, shown: Access) -> None:
     identity = shown.identity
     if shown.token is None and identity.ca is None and not address.loopback:
         raise click.UsageError(
-            f"{address.text}: anybody could get weights: give --peer-token-file, or --peer-ca-file to let in whom it "
-            "has certified"
+            f"{address.text}: any client could fetch weights: set --peer-token-file, or --peer-ca-file to require "
+            "client certificates"
         )
     if identity.cert is None and (identity.ca is not None or not address.loopback):
-        raise click.UsageError(f"{address.text}: it needs TLS here: give --peer-cert-file and --peer-key-file")
+        raise click.UsageError(f"{address.text}: this address requires TLS: set --peer-cert-file and --peer-key-file")
 
 
 @click.command("serve", epilog="Example: pilotlight weights serve --peer-token-file token")

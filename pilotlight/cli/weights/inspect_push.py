@@ -73,7 +73,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
             raise click.UsageError(f"{what}: File name too long")
         if Path(what).is_file():
             raise click.UsageError(
-                f"{what} is a file: `pilotlight weights pack {what} --to FOLDER` makes an artifact of it"
+                f"{what} is a file: convert it to an artifact with `pilotlight weights pack {what} --to FOLDER`"
             )
         lies = None if Path(what).is_dir() else fetch.parse_remote_source(what)
         if isinstance(lies, Hub | Bucket):
@@ -131,7 +131,7 @@ def push(  # noqa: PLR0917  click passes by keyword
     try:
         to = _reference(ref)
         if to.digest is not None:
-            raise click.UsageError("REFERENCE is pushed under a tag: leave out what follows @")
+            raise click.UsageError("REFERENCE must have a tag and no digest: remove the text from @ on")
         with _layout(what, store, build_fetch_access(False, ca_file)) as layout:
             _send(layout, to, _site(to, ca_file, plain_http=plain_http), output, how)
     except (BadManifestError, BadReferenceError, PackError) as error:
@@ -148,7 +148,9 @@ def _layout(what: str, store: Path, by: Ways) -> Iterator[OciLayout]:
         return
     of = fetch.parse_remote_source(what)
     if isinstance(of, Reference):
-        raise click.UsageError(f"{what}: it lies in a registry already; `oras copy` and others bring it to another")
+        raise click.UsageError(
+            f"{what} is already in a registry: copy it to another one with a tool such as `oras copy`"
+        )
     with convert_pull_errors(), contextlib.ExitStack() as stack:
         with build_progress_bar("pulling", quiet=False) as progress:
             task = progress.add_task("pulling", total=None)

@@ -93,15 +93,17 @@ def _given(host: str, user: str | None, *, password_stdin: bool) -> Login:
     """Return the login from the options, the prompt or standard input."""
     if password_stdin:
         if user is None:
-            raise click.UsageError("--password-stdin needs --username: standard input has the password alone")
+            raise click.UsageError(
+                "--password-stdin requires --username, because standard input contains only the password"
+            )
         password = sys.stdin.read(PASSWORD_CHARS_MAX + 1).removesuffix("\n").removesuffix("\r")
     elif not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask for the password: give it with --password-stdin")
+        raise click.UsageError("the password cannot be prompted for without a terminal: use --password-stdin")
     else:
         user = user or click.prompt("Username", type=str)
         password = click.prompt(f"Password for {host}", type=str, hide_input=True)
     if not password or len(password) > PASSWORD_CHARS_MAX or not password.isprintable():
-        raise click.UsageError("the password is empty, far too long, or has more than one line")
+        raise click.UsageError("the password is empty, too long, or has more than one line")
     if not user or ":" in user or not user.isprintable():
-        raise click.UsageError("a user name has no : and no control characters")
+        raise click.UsageError("the user name is empty, or contains `:` or control characters")
     return Login(user, password)

@@ -159,7 +159,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
     with open_store(store) as there:
         rows, rest = resolve_copies(there, names) if names else (there.rows(), False)
         if rest:
-            raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
+            raise click.ClickException(f"the other names match no copy; {COPIES}")
         with build_progress_bar("reading", quiet=output == "json") as progress:
             task = progress.add_task("reading", total=sum(row.record.bytes for row in rows))
             for row in rows:
@@ -175,7 +175,7 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
         _say_verdict(row, verdict)
     if any(one["bad"] for one in told):
         hint = "; --drop removes them" if kept and not drop else ""
-        raise click.ClickException(f"{sum(bool(one['bad']) for one in told)} of {len(told)} are not as they came{hint}")
+        raise click.ClickException(f"{sum(bool(one['bad']) for one in told)} of {len(told)} copies are corrupt{hint}")
 
 
 def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Bad]:
@@ -226,8 +226,6 @@ def convert_pull_errors() -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise click.ClickException(
-            str(error).replace(file_policy.ALLOW, "--allow-unsafe takes it all the same")
-        ) from None
+        raise click.ClickException(str(error).replace(file_policy.ALLOW, "--allow-unsafe accepts it")) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or 'the store'}: {error.strerror}") from None

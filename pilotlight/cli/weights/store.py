@@ -85,7 +85,7 @@ def unpin(names: tuple[str, ...], store: Path) -> None:
 def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
     """Remove copies now, except those that are pinned or in use."""
     if bool(names) == (free is not None):
-        raise click.UsageError("say which Copies go, or how much is to go with --free SIZE")
+        raise click.UsageError("expected either names of copies or --free SIZE")
     with open_store(store) as opened:
         if free is not None:
             _free(opened, free)
@@ -95,7 +95,7 @@ def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
             opened.evict(row.record.key)
             click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is gone")
         if rest:
-            raise click.ClickException(f"there is no Copy of the rest; {COPIES}")
+            raise click.ClickException(f"the other names match no copy; {COPIES}")
 
 
 def _free(store: Store, text: str) -> None:
@@ -106,7 +106,7 @@ def _free(store: Store, text: str) -> None:
     found = store.free(needed_bytes)
     if found.lacking_bytes:
         raise click.ClickException(
-            f"nothing went: {format_size(found.lacking_bytes)} would still be missing, with "
+            f"nothing was evicted: {format_size(found.lacking_bytes)} could not be freed, with "
             f"{format_size(found.in_use_bytes)} in "
             f"use and {format_size(found.pinned_bytes)} pinned"
         )
@@ -118,14 +118,14 @@ def open_store(path: Path) -> Iterator[Store]:
     """Open an existing store; raise its errors as click's."""
     store = Store(path)
     if not store.layout.copies.is_dir():
-        raise click.UsageError(f"--store {path}: there is no store of weights; `pilotlight weights pull` makes one")
+        raise click.UsageError(f"--store {path}: no weights store exists there; `pilotlight weights pull` creates one")
     try:
         yield store
     except StoreError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise click.ClickException(f"--store {path}: {why}; run this as who owns the store") from None
+        raise click.ClickException(f"--store {path}: {why}; run the command as the owner of the store") from None
 
 
 def resolve_digests(store: Store, names: tuple[str, ...]) -> list[Digest]:

@@ -77,7 +77,7 @@ def test_full_disk_loses_the_report_but_not_the_verdict(tmp_path: Path, output: 
     assert done.exit_code == 1
     assert ("verdict holds: 3 calls" in done.stdout) is (output == "text")
     assert output == "text" or json.loads(done.stdout)["verdict"]["holds"]
-    assert done.stderr.endswith("--report /dev/full: No space left on device; the verdict above is whole\n")
+    assert done.stderr.endswith("--report /dev/full: No space left on device; the verdict above is complete\n")
 
 
 ENOUGH = 20
@@ -144,8 +144,8 @@ def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, mo
         (["run", "--url", "http://h", "--model", "m", "--burst", "1", "--key-env", "NO_SUCH"], "NO_SUCH is not set"),
         (["coldstart", "--url", "http://h", "--model", "m", "--ops", "nowhere"], "give http://HOST:PORT"),
         (["coldstart", "--url", "http://h"], "--model"),
-        (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached: needs --ops"),
-        (["coldstart", "--url", "http://h", "--model", "m", "--from", "gone"], "--from gone: needs --ops"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached requires --ops"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--from", "gone"], "--from gone requires --ops"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "asleep"], "--from asleep is not supported yet"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "warm"], "'zero', 'gone', 'cached', 'asleep'"),
     ],

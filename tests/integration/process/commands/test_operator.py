@@ -53,7 +53,7 @@ async def test_wake_and_stop_commands_start_and_drain_a_model(tmp_path: Path) ->
         await one.zero("ada")
         assert "event=operator who='local' verb=stop model=ada" in one.said()
         assert (await one.call("ada", tokens=1)).ending is Ending.COMPLETED, "a Call wakes it again"
-        assert "no such model; there are: ada" in await pilotlight(one, "wake", "nobody", status=1)
+        assert "no such model; existing: ada" in await pilotlight(one, "wake", "nobody", status=1)
 
 
 @pytest.mark.standard
@@ -104,8 +104,8 @@ async def test_live_plan_shows_starts_and_stops_without_executing_them(tmp_path:
         assert on(one) == {"ada": "gpu0"}
         assert "model=bob" not in one.said()
         (tmp_path / "demand.yaml").write_text("eve: 2\n")
-        assert "eve: no such model; there are: ada, bob" in await pilotlight(one, *words, status=1)
-    assert "no answer from --ops" in await pilotlight(one, *words, status=1)
+        assert "eve: no such model; existing: ada, bob" in await pilotlight(one, *words, status=1)
+    assert "no response from --ops" in await pilotlight(one, *words, status=1)
 
 
 async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_operator_commands_need_an_operator_key_when_tenants_exist(tmp_pat
     async with serving(tmp_path, fake(tmp_path, "ada"), acme) as one:
         assert "needs a key of role operator" in await pilotlight(one, "wake", "ada", status=1)
         told = await pilotlight(one, "wake", "ada", "--key-env", "OPS_KEY", status=1, OPS_KEY="pl-tenant")
-        assert "this key has the role tenant" in told
+        assert "this API key has the role tenant" in told
         (tmp_path / "demand.yaml").write_text("ada: 1\n")
         words = ("plan", "--live", "--demand", f"{tmp_path}/demand.yaml")
         assert "a what-if needs a key of role operator" in await pilotlight(one, *words, status=1)

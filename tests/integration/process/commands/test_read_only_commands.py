@@ -27,7 +27,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     end_s = time.monotonic() + WITHIN_S
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        if "no answer from --ops" not in done.stderr or time.monotonic() >= end_s:
+        if "no response from --ops" not in done.stderr or time.monotonic() >= end_s:
             return done
 
 
@@ -45,7 +45,7 @@ async def test_commands_accept_an_alias_instead_of_the_model_name(tmp_path: Path
         (row,) = json.loads(run("status", "al-ada", "--output", "json", "--ops", one.ops).stdout)
         assert row["model"] == "ada"
         unknown = run("status", "eve", "--ops", one.ops)
-        assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; there are: ada\n")
+        assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; existing: ada\n")
 
 
 @pytest.mark.standard
@@ -129,4 +129,4 @@ async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: P
         await until("its use is measured", lambda: fit()["used_bytes"] > 0, within_s=90)
         assert fit()["used_bytes"] < fit()["memory_bytes"]
         unknown = run("explain", "fit", "eve", "--ops", one.ops)
-        assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; there are: ada, paged\n")
+        assert (unknown.returncode, unknown.stderr) == (1, "pilotlight: no such model; existing: ada, paged\n")

@@ -30,7 +30,7 @@ def pilotlight(one: Serving, *words: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0:
             return done.stdout
-        assert "no answer from --ops" in done.stderr, done.stderr
+        assert "no response from --ops" in done.stderr, done.stderr
         assert time.monotonic() < end_s, done.stderr
 
 

@@ -89,7 +89,10 @@ async def test_autoscaler_rejects_a_public_operations_port_unless_auth_is_none(t
     nowhere = str(tmp_path / "file" / "state")
     words = ["autoscaler", "--driver", "local", "--documents", str(one.config), "--state", nowhere]
     command = [sys.executable, "-m", "pilotlight", *words, "--contract-socket", str(tmp_path / "a.sock"), "--ops"]
-    for auth, why in (("auto", "--ops 0.0.0.0:0: others could reach the operations port"), ("none", "cannot be used")):
+    for auth, why in (
+        ("auto", "--ops 0.0.0.0:0: other machines could reach the operations port"),
+        ("none", "cannot be used"),
+    ):
         done = subprocess.run(
             [*command, "0.0.0.0:0"], capture_output=True, text=True, timeout=REFUSED_S, check=False,
             env={**os.environ, "PILOTLIGHT_AUTH": auth},

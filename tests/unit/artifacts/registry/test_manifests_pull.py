@@ -141,7 +141,7 @@ LIES = {
     "10 urls of somebody else": Lie(foreign_urls, "there is no blob"),
     "16 a pickle": Lie(
         layer(GOOD, path="pytorch_model.bin"),
-        "can run programs when they are loaded; --allow-unsafe takes it all the same",
+        "can run programs when they are loaded; --allow-unsafe accepts it",
     ),
 }
 

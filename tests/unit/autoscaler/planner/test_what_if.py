@@ -251,17 +251,17 @@ def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("demand", "said"),
     [
-        ("smal: 1", "smal: no such Model in the documents; there are: big, small"),
+        ("smal: 1", "smal: no such Model in the documents; existing: big, small"),
         (
             "small: -1",
-            "small.waiting: expected {waiting: NUMBER, running: NUMBER} or a number of Calls that wait, from 0",
+            "small.waiting: expected {waiting: NUMBER, running: NUMBER} or a number of waiting requests, from 0",
         ),
         ("small: true", "small.waiting: expected"),
         ("small: {waiting: 1, now: 2}", "small: expected {waiting: NUMBER, running: NUMBER}"),
         ("small: 1\nsmall: 2", "line 2: key `small` occurs twice"),
         ("small: .nan", "expected a finite number"),
-        ("", "expected a line for each Model that is called"),
-        ("- small", "expected a line for each Model that is called"),
+        ("", "expected one line per requested Model"),
+        ("- small", "expected one line per requested Model"),
     ],
 )
 def test_invalid_demand_is_rejected_with_a_one_line_error(tmp_path: Path, demand: str, said: str) -> None:
@@ -288,7 +288,7 @@ def test_plan_command_requires_either_documents_or_live(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(cli, ["plan", "--demand", f"{tmp_path}/d.yaml", *words])
         assert (done.exit_code, done.stderr.partition(":")[0]) == (2, "pilotlight")
-        assert "say which: -c FILE for documents, or --live" in done.stderr
+        assert "expected either -c FILE for documents, or --live" in done.stderr
 
 
 def test_live_plan_sends_the_demand_and_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_live_plan_failure_is_reported_as_a_one_line_error(tmp_path: Path, monke
         unheard.bind(("127.0.0.1", 0))
         away = CliRunner().invoke(cli, [*words, "--ops", f"127.0.0.1:{unheard.getsockname()[1]}"])
     assert (away.exit_code, away.stdout, away.stderr.count("\n")) == (1, "", 1)
-    assert "no answer from --ops http://127.0.0.1:" in away.stderr
+    assert "no response from --ops http://127.0.0.1:" in away.stderr
     unset = CliRunner().invoke(cli, [*words, "--key-env", "NOT_THERE"])
     assert (unset.exit_code, "--key-env: the environment variable NOT_THERE is not set" in unset.stderr) == (2, True)
 

@@ -33,7 +33,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.standard
 
-WHICH = "which gateway? ?gateway=ID of letters, digits or ._-"
+WHICH = "invalid `gateway`: expected ?gateway=ID with at most 253 letters, digits or ._-"
 Client = TestClient[web.Request, web.Application]
 A = model("a")
 
@@ -138,7 +138,7 @@ async def test_invalid_report_is_rejected_with_400_and_changes_nothing(
     client = await aiohttp_client(ContractServer(loop.loop).application())
     status, answer = await post(client, body)
     assert status == 400
-    assert answer.startswith(b'{"error": "not a report: ')
+    assert answer.startswith(b'{"error": "invalid report: ')
     before = loop.loop.world
     assert loop.step() is before
 

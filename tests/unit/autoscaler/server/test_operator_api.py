@@ -321,7 +321,7 @@ async def test_order_that_cannot_be_stored_does_not_take_effect(
     port.kept.fails = "the disk is full"
     client = await port.client(aiohttp_client)
     response = await client.post("/api/v1/devices/gpu0/cordon", json={})
-    assert (response.status, await response.json()) == (500, {"error": "nothing has changed: the disk is full"})
+    assert (response.status, await response.json()) == (500, {"error": "the order has no effect: the disk is full"})
 
 
 def test_corrupt_cordon_file_is_moved_aside_and_reported(tmp_path: Path) -> None:

@@ -124,12 +124,12 @@ async def test_unknown_model_or_path_is_answered_with_the_available_ones(aiohttp
     client = await connect(aiohttp_client, *lived())
     for path in ("models/x", "explain/model/x"):
         response = await client.get(f"/api/v1/{path}")
-        assert (response.status, await response.json()) == (404, {"error": "no such model; there are: a, org/b"})
+        assert (response.status, await response.json()) == (404, {"error": "no such model; existing: a, org/b"})
     response = await client.get("/api/v2/status")
     assert response.status == 404
     assert openapi.PATH in (await response.json())["error"]
     response = await client.post("/api/v1/status", json={})
-    said = {"error": "nothing is posted there; /api/v1/openapi.json lists what takes an order"}
+    said = {"error": "this path does not support the method; /api/v1/openapi.json lists all paths"}
     assert (response.status, await response.json()) == (405, said)
 
 
@@ -137,7 +137,7 @@ async def test_server_is_healthy_but_not_ready_before_replicas_are_listed(aiohtt
     client = await connect(aiohttp_client, World(epoch=1))
     assert (await client.get("/healthz")).status == 200
     response = await client.get("/readyz")
-    assert (response.status, await response.text()) == (503, "what runs is still being listed\n")
+    assert (response.status, await response.text()) == (503, "the running replicas are still being listed\n")
     assert await (await client.get("/api/v1/devices")).json() == []
 
 

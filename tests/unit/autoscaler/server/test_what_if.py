@@ -69,8 +69,8 @@ async def test_what_if_query_returns_starts_and_stops_without_executing_them(aio
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b'{"demand": {"c": {"waiting": 1}}}', 404, "c: no such model; there are: a, org/b"),
-        (b'{"demand": {"a": {}, "small": {}}}', 400, "small: the Model a is given twice"),
+        (b'{"demand": {"c": {"waiting": 1}}}', 404, "c: no such model; existing: a, org/b"),
+        (b'{"demand": {"a": {}, "small": {}}}', 400, "small: Model a occurs twice"),
         (b'{"demand": {"a": {"waiting": -1}}}', 400, "expected {"),
         (b'{"demand": {"a": {"waiting": 1000001}}}', 400, "expected {"),
         (b'{"demand": {"a": {"wating": 1}}}', 400, "expected {"),
@@ -105,8 +105,11 @@ async def test_query_requires_an_operator_key_if_tenants_exist(aiohttp_client: A
         response = await client.post(PATH, json=question, headers=headers)
         found.append((response.status, (await response.json()).get("error", "")))
     assert found == [
-        (401, "a what-if needs a key of role operator: `pilotlight key new --tenant NAME --role operator`"),
-        (403, "this key has the role tenant: a what-if needs one of role operator"),
+        (
+            401,
+            "a what-if requires an API key with the role operator: `pilotlight key new --tenant NAME --role operator`",
+        ),
+        (403, "this API key has the role tenant: a what-if requires a key with the role operator"),
         (200, ""),
     ]
 

@@ -82,7 +82,7 @@ def test_storing_a_key_times_out_if_another_process_has_the_lock(
     monkeypatch.setattr(keys, "LOCK_S_MAX", 0.05)
     with (tmp_path / keys.LOCK_FILE).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(click.ClickException, match=r"another process has held .*keys\.lock for 0\.05 s"):
+        with pytest.raises(click.ClickException, match=r"another process has locked .*keys\.lock for 0\.05 s"):
             keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
     keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
 
@@ -103,7 +103,7 @@ def test_unwritable_state_directory_is_a_one_line_error(tmp_path: Path) -> None:
 def test_keys_over_the_file_limit_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "KEYS_MAX", 1)
     keys.store_key(tmp_path, "acme", keys.generate_key("tenant", "x")[1])
-    with pytest.raises(click.ClickException, match="move them into Tenant documents"):
+    with pytest.raises(click.ClickException, match="move them to Tenant documents"):
         keys.store_key(tmp_path, "lab", keys.generate_key("tenant", "y")[1])
 
 

@@ -89,11 +89,11 @@ def test_version_option_prints_the_version() -> None:
         (("key", "new"), "Missing option '--tenant'"),
         (("key", "new", "--tenant", "a b"), "--tenant: expected 1 to 253 letters"),
         (("explain", "model"), "Missing argument 'NAME'"),
-        (("explain", "llama"), "of a Model say `pilotlight explain model llama`"),
+        (("explain", "llama"), "for a Model use `pilotlight explain model llama`"),
         (("gateway",), "Missing option '--autoscaler'"),
         (("gateway", "--autoscaler", "unix:x", "--limits", "{"), "--limits: "),
         (("gateway", "--autoscaler", "unix:x", "--limits", "\udcff"), "--limits: not valid JSON"),
-        (("gateway", "--autoscaler", "unix:x", "--ops", ":8081"), "--ops 0.0.0.0:8081: others could reach"),
+        (("gateway", "--autoscaler", "unix:x", "--ops", ":8081"), "--ops 0.0.0.0:8081: other machines could reach"),
         (("key", "new", "--tenant", "a", "--role", "finance"), "--role finance: is not supported yet"),
         (("key", "new", "--tenant", "a", "--role", "king"), "'tenant', 'viewer', 'operator', 'finance'"),
         (

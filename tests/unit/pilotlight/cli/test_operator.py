@@ -75,8 +75,8 @@ def test_each_operator_command_posts_one_request(port: Port, words: tuple[str, .
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("cordon", "same"), 2, "same is a device and a node: say which with --kind"),
-        (("drain", "gpu9"), 1, "there is no device or node gpu9; there are: devices gpu0, same; nodes n0, same"),
+        (("cordon", "same"), 2, "same is the name of a device and of a node: select one with --kind"),
+        (("drain", "gpu9"), 1, "no device or node gpu9 exists; existing: devices gpu0, same; nodes n0, same"),
         (("wake", "a", "--key-env", "NOT_THERE"), 2, "--key-env: the environment variable NOT_THERE is not set"),
         (("wake",), 2, "Missing argument 'MODEL'"),
     ],

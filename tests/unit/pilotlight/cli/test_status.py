@@ -123,12 +123,12 @@ def test_status_shows_a_failed_reload(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_status_of_an_unknown_model_fails_with_the_known_names(capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = (404, b'{"error":"no such model; there are: ada, bob"}')
+    nobody = (404, b'{"error":"no such model; existing: ada, bob"}')
     with port(status=STATUS, **{"models/eve": nobody}) as url:
         show.print_status(url, "bob", watch=False, output="json")
         (row,) = json.loads(capsys.readouterr().out)
         assert row["model"] == "bob"
-        with pytest.raises(click.ClickException, match="no such model; there are: ada, bob"):
+        with pytest.raises(click.ClickException, match="no such model; existing: ada, bob"):
             show.print_status(url, "eve", watch=False, output="text")
 
 
@@ -212,7 +212,7 @@ def test_explain_last_without_decisions_prints_a_notice(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((404, b'{"error":"no such model; there are: ada"}'), "no such model; there are: ada"),
+        ((404, b'{"error":"no such model; existing: ada"}'), "no such model; existing: ada"),
         ((404, b'{"error":{"message":"no such path on the inference port"}}'), ops_client.INFERENCE),
     ],
 )

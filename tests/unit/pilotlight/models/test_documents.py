@@ -96,7 +96,7 @@ def test_invalid_model_file_error_names_the_file(folder: Path, name: str, conten
 
 def test_registry_reference_on_the_command_line_is_rejected(folder: Path) -> None:
     said = wrong(folder, Path("oci://r.example/a:1"))
-    assert said == "oci://r.example/a:1: name it in a document (`-c`), as spec.artifact of a Model"
+    assert said == "oci://r.example/a:1: not a file: set it as spec.artifact of a Model in a document (`-c`)"
 
 
 def test_unreadable_path_is_a_one_line_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_key_of_two_tenants_is_rejected(folder: Path) -> None:
     (folder / "state").mkdir()
     keys.store_key(folder / "state", "lab", entry)
     pasted = written(folder / "t.yaml", ACME.replace("a" * 64, entry.sha256))
-    assert wrong(folder, configs=(pasted,)).endswith(f"{KEYS_FILE}: Tenant lab: a key is already one of Tenant acme")
+    assert wrong(folder, configs=(pasted,)).endswith(f"{KEYS_FILE}: Tenant lab: a key already belongs to Tenant acme")
 
 
 @pytest.mark.parametrize(

@@ -355,11 +355,11 @@ async def test_renewed_autoscaler_certificate_is_used_for_new_connections(
 @pytest.mark.parametrize(
     ("address", "given", "says"),
     [
-        (LOOPBACK, Access(), "anybody could report: give --token-file"),
-        (Address("10.0.0.1", 1), Access(token=Path("t")), "it needs TLS here"),
-        (LOOPBACK, Access(identity=Identity(ca=Path("c"))), "it needs TLS here"),
+        (LOOPBACK, Access(), "any client could report: set --token-file"),
+        (Address("10.0.0.1", 1), Access(token=Path("t")), "this address requires TLS"),
+        (LOOPBACK, Access(identity=Identity(ca=Path("c"))), "this address requires TLS"),
         (LOOPBACK, Access(agent_token=Path("t")), "requires --token-file, or gateways cannot report"),
-        (LOOPBACK, Access(token=Path("t"), agent_name="a"), "no client shows a certificate: give --contract-ca-file"),
+        (LOOPBACK, Access(token=Path("t"), agent_name="a"), "--agent-certificate-name requires --contract-ca-file"),
     ],
 )
 def test_autoscaler_api_port_without_authentication_or_tls_is_rejected(

@@ -45,7 +45,7 @@ def test_invalid_listen_address_is_rejected_with_an_example(text: str) -> None:
 def test_operations_port_requires_loopback_unless_auth_is_none(auth: str) -> None:
     check_operations(Address("127.0.0.1", 8081), auth)
     check_operations(Address("0.0.0.0", 8081), "none")
-    with pytest.raises(click.UsageError, match=r"^--ops 0\.0\.0\.0:8081: others could reach"):
+    with pytest.raises(click.UsageError, match=r"^--ops 0\.0\.0\.0:8081: other machines could reach"):
         check_operations(Address("0.0.0.0", 8081), auth)
 
 
@@ -70,7 +70,7 @@ def test_taken_port_is_a_one_line_error() -> None:
             open_listeners(Address("127.0.0.1", port), 2)
     finally:
         made[0].close()
-    assert caught.value.message == f"127.0.0.1:{port} is taken: name another port"
+    assert caught.value.message == f"127.0.0.1:{port} is already in use: choose another port"
 
 
 def test_listening_on_a_non_local_address_is_a_one_line_error() -> None:

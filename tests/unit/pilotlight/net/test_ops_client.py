@@ -60,10 +60,10 @@ def test_response_of_another_server_exits_2_with_a_one_line_error(name: str) -> 
 
 
 def test_error_response_is_shown_with_exit_status_1() -> None:
-    body = sized(b'{"error":"no such model; there are: \\u001b]0;a"}', b"404 Not Found")
+    body = sized(b'{"error":"no such model; existing: \\u001b]0;a"}', b"404 Not Found")
     with serving(lambda link: link.sendall(body)) as url:
         done = CliRunner().invoke(cli, ["wake", "m", "--ops", url], prog_name="pilotlight")
-    assert (done.exit_code, done.stderr) == (1, "pilotlight: no such model; there are: \\u001b]0;a\n")
+    assert (done.exit_code, done.stderr) == (1, "pilotlight: no such model; existing: \\u001b]0;a\n")
 
 
 def test_explanation_is_escaped_in_text_output_and_unchanged_in_json() -> None:

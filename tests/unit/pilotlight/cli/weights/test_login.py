@@ -36,11 +36,11 @@ def host(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("words", "typed", "said"),
     [
-        (["reg.example", "--password-stdin"], "pw", "--password-stdin needs --username"),
-        (["reg.example", "-u", "me"], "pw", "there is no terminal to ask for the password"),
+        (["reg.example", "--password-stdin"], "pw", "--password-stdin requires --username"),
+        (["reg.example", "-u", "me"], "pw", "the password cannot be prompted for without a terminal"),
         (["reg.example", "-u", "me", "--password-stdin"], "", "the password is empty"),
         (["reg.example", "-u", "me", "--password-stdin"], "a\nb\n", "has more than one line"),
-        (["reg.example", "-u", "m:e", "--password-stdin"], "s3cret", "a user name has no :"),
+        (["reg.example", "-u", "m:e", "--password-stdin"], "s3cret", "the user name is empty, or contains `:`"),
         (["me:s3cret@reg.example", "-u", "me", "--password-stdin"], "pw", "'reg.example' is no registry"),
         (["reg.example/team", "-u", "me", "--password-stdin"], "pw", "is no registry: expected a host"),
         (["reg.example", "-p", "s3cret"], "", "No such option"),

@@ -104,7 +104,7 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
     store.pin(ONE.key.digest)
     refused = run(store, "evict", "--free", "4Ki")
     assert (refused.exit_code, len(left(store))) == (1, 2)
-    assert "nothing went: 1Ki would still be missing, with 0 bytes in use and 2Ki pinned" in refused.stderr
+    assert "nothing was evicted: 1Ki could not be freed, with 0 bytes in use and 2Ki pinned" in refused.stderr
     assert run(store, "evict", "--free", "3Ki").output == "1 went, 3Ki are freed\n"
     assert left(store) == [ONE.reference]
 
@@ -112,7 +112,7 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("evict",), "say which Copies go, or how much"),
+        (("evict",), "expected either names of copies or --free SIZE"),
         (("evict", "--free", "much"), "--free much: expected a size such as 16Gi"),
         (("evict", "oci://nowhere.io/a"), "'oci://nowhere.io/a': there is no such Copy"),
         (("pin", "abc"), "'abc': there is no such Copy"),
@@ -129,13 +129,13 @@ def test_digest_can_be_pinned_before_its_pull(store: Store) -> None:
     assert run(store, "pin", digest).exit_code == 0
     assert store.layout.pin(digest).exists()
     refused = run(store, "evict", digest)
-    assert (refused.exit_code, "no Copy of the rest" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "the other names match no copy" in refused.stderr) == (1, True)
 
 
 def test_directory_without_a_store_is_rejected_unchanged(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["weights", "ls", "--store", str(tmp_path)], prog_name="pilotlight")
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert "there is no store of weights" in result.stderr
+    assert "no weights store exists there" in result.stderr
 
 
 def test_unreadable_store_is_a_one_line_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +145,4 @@ def test_unreadable_store_is_a_one_line_error(store: Store, monkeypatch: pytest.
     monkeypatch.setattr(Store, "rows", refuses)
     result = run(store, "ls")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-    assert "Permission denied; run this as who owns the store" in result.stderr
+    assert "Permission denied; run the command as the owner of the store" in result.stderr
