@@ -75,7 +75,7 @@ def is_on_chosen_devices(world: World, replica: Replica) -> bool:
 
 
 def _suspects(world: World) -> list[SliceId]:
-    """Slices on which somebody else than the plan placed something, in order."""
+    """Slices on which other programs than the planner placed something, in order."""
     given = {id for one in world.replicas.values() if one.chosen for id in one.slices if id in world.nodes.slices}
     theirs = {id for id in world.by_slice if id in world.nodes.slices and world.nodes.slices[id].theirs}
     return sorted(given | theirs)

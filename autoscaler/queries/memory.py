@@ -99,14 +99,14 @@ def explain_rigid_memory(model: Model) -> str:
     if not model.spec.gpu.elastic_percent or spare_bytes(model):
         return ""
     if not model.memory_bytes:
-        return "nobody knows how much it needs; say gpu.memory"
+        return "its memory requirement is unknown; set gpu.memory"
     if is_memory_minimum(model):
-        return "gpu.memory: auto is what it needs; say a size that has more"
+        return "gpu.memory: auto is the minimum that it needs; set a larger size"
     if model.cache is None:
-        return "its artifact is not a file that can be read here, so that nobody knows what less cache would save"
+        return "its artifact cannot be read here, so the saving of a smaller cache is unknown"
     if model.spec.context_tokens is not None:
-        return "with contextTokens in force it could only have fewer slots, and it has one"
-    return "its cache is too small to give any of it"
+        return "contextTokens is set, so only the number of slots could shrink, and it has one slot"
+    return "its cache is too small to shrink"
 
 
 def compute_growth(model: Model) -> Growth:
@@ -126,12 +126,12 @@ def explain_no_growth(model: Model) -> str:
     if not model.spec.gpu.growth_percent or compute_growth(model).most_bytes:
         return ""
     if not model.memory_bytes:
-        return "nobody knows how much it needs; say gpu.memory"
+        return "its memory requirement is unknown; set gpu.memory"
     if model.cache is None and model.spec.engine == "llama.cpp":
-        return "its artifact is not a file that can be read here, so that nobody knows what more cache would take"
+        return "its artifact cannot be read here, so the cost of a larger cache is unknown"
     if model.spec.engine == "llama.cpp" and not _by_slots(model) and not _more(model):
-        return "its one slot has all of the model's own context"
-    return "that is too little for one slot more" if _by_slots(model) else "that is too little to make use of"
+        return "its only slot already has the full context of the model"
+    return "the growth is too small for another slot" if _by_slots(model) else "the growth is too small to be useful"
 
 
 def has_variable_memory(model: Model) -> bool:

@@ -21,7 +21,7 @@ TOGETHER = 2
 """Minimum number of replicas: one that ends alone ended for its own reason."""
 PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
 """Pause after the first failure and each failed start there since: the first value, doubled up to the second."""
-FELL = "all who were on its MPS server ended at once"
+FELL = "all replicas on its MPS server ended at once"
 _BEGINNING = frozenset({S.PENDING, S.STARTING})
 _LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
 Falls = dict[tuple[NodeId, DeviceId | None], MpsServerFailure]
@@ -73,9 +73,9 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
     for id, one in world.nodes.slices.items():
         at = find_mps_domain(one)
         if at in tried:
-            found[id] = f"{FELL}: one start is tried there first"
+            found[id] = f"{FELL}: another start there is being tried first"
         elif at in falls and now_s < falls[at].until_s:
-            found[id] = f"{FELL}: a start is tried there later"
+            found[id] = f"{FELL}: a start there is tried later"
     return found
 
 

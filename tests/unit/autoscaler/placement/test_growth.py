@@ -315,7 +315,8 @@ def test_growth_is_zero_with_a_reason_if_the_engine_cannot_grow() -> None:
     one_slot = replace(growing(), slots=1)
     unknown = model("c", 0, gpu=Gpu(growth_percent=50))
     for rigid, why in (
-        (unread, "can be read here"), (small, "one slot more"), (one_slot, "own context"), (unknown, "say gpu.memory"),
+        (unread, "cannot be read here"), (small, "another slot"), (one_slot, "full context"),
+        (unknown, "set gpu.memory"),
     ):  # fmt: skip
         assert compute_growth(rigid) == Growth()
         assert why in explain_no_growth(rigid)

@@ -160,7 +160,7 @@ def test_memory_auto_rejects_an_explicit_utilization_flag() -> None:
     elastic = decode_value({**at, "gpu": {"memory": "auto", "elastic": 10}}, ModelSpec)
     of = Model(name=ModelName("a"), spec=elastic, memory_bytes=1 << 30, estimated_bytes=1 << 30)
     assert spare_bytes(of) == 0, "it is the least with which it starts"
-    assert "say a size" in explain_rigid_memory(of)
+    assert "set a larger size" in explain_rigid_memory(of)
 
 
 def explained(of: Model, gib: int = 24) -> Fit:
