@@ -101,11 +101,11 @@ def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s:
     if known is not None and (known.drain, known.force) == (drain, force):
         cordon = known
     there = tuple(one for one in list_target_replicas(world, place) if one.state in STILL_THERE)
-    says = f"nothing new is put on {place.kind} {place.name}"
+    says = f"no new replica is placed on {place.kind} {place.name}"
     if drain:
         says += f"; {_leaves(world, there, force=force)}{_detaches(world, place) if force else ''}"
     elif there:
-        says += f"; {_who(there)} stays there until idle, or `pilotlight drain {place.name}`"
+        says += f"; {_who(there)} stays there until it is idle or drained (`pilotlight drain {place.name}`)"
     ids = tuple(one.id for one in there) if drain else ()
     told = Told(
         verb="drain" if verb == "drain" else "cordon", kind=place.kind, name=place.name, says=says, replicas=ids
@@ -141,17 +141,17 @@ def _stop(world: World, model: Model, wish: Wish) -> Order:
     name = model.name
     going = tuple(one for id in world.by_model.get(name, ()) if (one := world.replicas[id]).state in STILL_THERE)
     if not going:
-        says = f"nothing of {name} runs"
+        says = f"no replica of {name} runs"
     else:
         calls = count_running_calls(world)
         running = sum(calls.get(one.id, 0) for one in going)
         within = format_duration(FORCE_S if wish.force else model.spec.drain_seconds_max)
         says = (
-            f"{format_count(len(going), 'Replica')} of {name} drains"
+            f"{format_count(len(going), 'replica')} of {name} drains"
             if len(going) == 1
-            else f"{len(going)} Replicas of {name} drain"
+            else f"{len(going)} replicas of {name} drain"
         )
-        says += f"; {format_count(running, 'running Call')} may take {within} at most" if running else ""
+        says += f"; {format_count(running, 'running request')} may take {within} at most" if running else ""
     says += _again(model)
     told = Told(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
     return Order(told, ModelStopped(model=ModelName(name), force=wish.force))
@@ -164,19 +164,19 @@ def _again(model: Model) -> str:
         return "; it is paused, so it stays stopped"
     if model.spec.replicas.min:
         return f"; replicas.min is {model.spec.replicas.min}, so it starts again: set spec.paused to keep it stopped"
-    return "; a Call that waits or comes wakes it again, unless spec.paused is set"
+    return "; a waiting or new request starts it again, unless spec.paused is set"
 
 
 def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
     if not there:
-        return "nothing runs there"
+        return "no replica runs there"
     if force:
         return (
-            f"{_who(there)} ends within {format_duration(FORCE_S)} of its drain, and starts elsewhere where "
+            f"{_who(there)} stops within {format_duration(FORCE_S)} of its drain, and starts on another device if "
             f"there is room"
         )
-    coming = " (already on its way)" if all(find_drain_cordon(world, one) for one in there) else ""
-    return f"{_who(there)} moves elsewhere where there is room, and drains{coming}"
+    coming = " (already in progress)" if all(find_drain_cordon(world, one) for one in there) else ""
+    return f"{_who(there)} drains, and starts on another device if there is room{coming}"
 
 
 def _detaches(world: World, place: CordonTarget) -> str:
@@ -187,7 +187,7 @@ def _detaches(world: World, place: CordonTarget) -> str:
         if one.listed is not None and one.offer.node
         and (place == CordonTarget("node", one.offer.node) or place.name in one.listed.device_ids)
     ]  # fmt: skip
-    return f"; {', '.join(told)} is given back, by force where it does not go: who has it open loses it" if told else ""
+    return f"; {', '.join(told)} is released, by force if necessary: programs that have it open lose it" if told else ""
 
 
 def _who(there: tuple[Replica, ...]) -> str:

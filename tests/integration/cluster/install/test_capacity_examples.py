@@ -234,7 +234,7 @@ async def test_onprem_example_detaches_a_stuck_gpu_by_force_on_drain(release: Re
         await one.answered(key)
         resource = await online(api)
         cro.busy, cro.look_s = (lambda node, uuid: True), math.inf  # it looks again when this test has seen it stuck
-        assert f"1 x {A100} of rack-1 is given back, by force where it does not go" in await drained(bed, operator)
+        assert f"1 x {A100} of rack-1 is released, by force if necessary" in await drained(bed, operator)
         await until_stuck(api)
         cro.look_s, cro.due_s[resource] = 0.5, 0.0
         while (left := (await api.get(RESOURCES))["items"]) and not left[0]["spec"]["force_detach"]:

@@ -47,7 +47,7 @@ async def test_wake_and_stop_commands_start_and_drain_a_model(tmp_path: Path) ->
         await until("it runs", lambda: one.demand("ada")["running"] == 1 or runs.done())  # done: after a long pause
         told = json.loads(await pilotlight(one, "stop", "ada", "--output", "json"))
         assert (told["verb"], len(told["replicas"])) == ("stop", 1)
-        assert "wakes it again" in told["says"]
+        assert "starts it again" in told["says"]
         (result,) = await runs
         assert result.ending is Ending.COMPLETED, "what ran was finished"
         await one.zero("ada")

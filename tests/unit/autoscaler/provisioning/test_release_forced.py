@@ -184,5 +184,5 @@ def test_release_is_forced_only_under_a_forced_drain(
 def test_drain_response_warns_of_a_forced_release(place: CordonTarget, *, named: bool) -> None:
     begin = idle()
     forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).told.says for one in (True, False))
-    warning = "; 1 x A100 of rack is given back, by force where it does not go: who has it open loses it"
+    warning = "; 1 x A100 of rack is released, by force if necessary: programs that have it open lose it"
     assert (warning in forced, warning in plain) == (named, False)

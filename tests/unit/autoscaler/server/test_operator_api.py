@@ -116,11 +116,11 @@ async def test_operator_order_is_queued_and_answered_with_its_effect(aiohttp_cli
     assert await told(client, "models/a/wake") == "a is ready and stays for an idle window (60 s)"
     assert (await told(client, "models/org/b/wake")).startswith("org/b starts as soon as there is room")
     assert await told(client, "models/a/stop", force=True) == (
-        "1 Replica of a drains; 2 running Calls may take 10 s at most; "
-        "a Call that waits or comes wakes it again, unless spec.paused is set"
+        "1 replica of a drains; 2 running requests may take 10 s at most; "
+        "a waiting or new request starts it again, unless spec.paused is set"
     )
     assert await told(client, "models/org/b/stop") == (
-        "nothing of org/b runs; a Call that waits or comes wakes it again, unless spec.paused is set"
+        "no replica of org/b runs; a waiting or new request starts it again, unless spec.paused is set"
     )
     assert port.loop.observed == [
         ModelWoken(model=A.name), ModelWoken(model=B.name),
@@ -141,10 +141,10 @@ async def test_devices_and_nodes_can_be_cordoned_drained_and_uncordoned(aiohttp_
     port = Port(lived())
     client = await port.client(aiohttp_client)
     said = await told(client, "devices/gpu0/cordon")
-    assert said == "nothing new is put on device gpu0; a stays there until idle, or `pilotlight drain gpu0`"
-    assert await told(client, "devices/n0/gpu1/cordon") == "nothing new is put on device n0/gpu1"
+    assert said.startswith("no new replica is placed on device gpu0; a stays there until it is idle or drained")
+    assert await told(client, "devices/n0/gpu1/cordon") == "no new replica is placed on device n0/gpu1"
     said = await told(client, "nodes/n0/drain")
-    assert said == "nothing new is put on node n0; a moves elsewhere where there is room, and drains"
+    assert said == "no new replica is placed on node n0; a drains, and starts on another device if there is room"
     assert {(c.place.kind, c.place.name, c.node, c.drain) for c in port.kept.cordons.values()} == {
         ("device", "gpu0", "n0", False), ("device", "n0/gpu1", "n0", False), ("node", "n0", "n0", True),
     }  # fmt: skip
