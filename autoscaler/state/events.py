@@ -69,7 +69,7 @@ class CopiesSeen(Fact, frozen=True):
 
 
 class ImagesSeen(Fact, frozen=True):
-    """The container images on all nodes that one driver watches, as their kubelets report them. See World.nodes.images."""
+    """The images on all nodes that one driver watches, as their kubelets report them. See World.nodes.images."""
 
     images: dict[str, tuple[Image, ...]]
 

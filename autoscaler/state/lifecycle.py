@@ -1,8 +1,8 @@
 """The states of a replica and the table of transitions.
 
 Decisions (intents) that the table does not allow are bugs and raise. Observations are not checked: the fold moves the
-replica to the state that they imply. `render_state_diagram()` generates the diagram in docs/reference/replica-states.md from
-TRANSITIONS; a test keeps them equal.
+replica to the state that they imply. `render_state_diagram()` generates the diagram in
+docs/reference/replica-states.md from TRANSITIONS; a test keeps them equal.
 """
 
 from __future__ import annotations

@@ -143,7 +143,9 @@ def gateway(  # noqa: PLR0917  click passes by keyword
 @click.option(
     "--adopt-in", multiple=True, metavar="NAMESPACE", help="Adopt workloads only in this namespace. Repeatable."
 )
-@click.option("--watch-kubeai", is_flag=True, help="Also serve KubeAI's Models (kubernetes; docs/tutorials/from-kubeai.md).")
+@click.option(
+    "--watch-kubeai", is_flag=True, help="Also serve KubeAI's Models (kubernetes; docs/tutorials/from-kubeai.md)."
+)
 @click.option("--weights-store", default=STORE, show_default=True, metavar="PATH",
               help="The folder in which agents keep weights on their nodes (kubernetes).")  # fmt: skip
 @click.option("--documents", type=FILE, required=True, help="A file with documents (YAML).")
