@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from artifacts import safe_paths
-from artifacts.archives import member_filter, reassembly
-from artifacts.archives.reassembly import ArchivedFile, Recipe
+from artifacts.archives import archive_recipe, member_filter
+from artifacts.archives.archive_recipe import ArchivedFile, Recipe
 from artifacts.archives.tar import BadArchiveError
 from artifacts.dialects.contents import Contents, File, RefusedError
 from artifacts.digest import Digest
@@ -28,7 +28,7 @@ from artifacts.fetch import unpack
 from artifacts.fetch.unpack import Unpacked, Unpacking
 from artifacts.formats import magic
 from artifacts.registry.blobs import Blob
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 
@@ -153,12 +153,12 @@ def _recipe(archive: Path, laid: Sequence[Unpacked]) -> bytes | None:
     """Build the recipe of an archive; None if too many bytes are outside of its files."""
     size = archive.stat().st_size
     files = tuple(ArchivedFile(one.at, one.size, one.path) for one in laid if one.size)
-    between = reassembly.list_gaps(size, files)
-    if sum(one.end - one.first for one in between) > reassembly.REST_BYTES_MAX:
+    between = archive_recipe.list_gaps(size, files)
+    if sum(one.end - one.first for one in between) > archive_recipe.REST_BYTES_MAX:
         return None
     with archive.open("rb", buffering=0) as file:
         rest = b"".join(os.pread(file.fileno(), one.end - one.first, one.first) for one in between)
-    return reassembly.encode_recipe(Recipe(size, files, rest))
+    return archive_recipe.encode_recipe(Recipe(size, files, rest))
 
 
 async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:

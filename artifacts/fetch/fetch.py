@@ -28,7 +28,7 @@ from artifacts.registry.blobs import BlobSource
 from artifacts.source_uri import Bucket, Hub, Local
 from artifacts.sources import huggingface as hub
 from artifacts.sources import s3
-from artifacts.sources.http_files import FileHost, Lone, Rules
+from artifacts.sources.file_host_client import FileHost, Lone, Rules
 from artifacts.sources.huggingface import HubAccess
 from artifacts.sources.learned_sums import Sums
 from artifacts.sources.s3 import BucketAccess

@@ -32,7 +32,7 @@ from artifacts.peers.client import Peering, Swarm
 from artifacts.reference import Reference
 from artifacts.registry import manifests, resolve
 from artifacts.registry.client import Client
-from artifacts.registry.mirrors import Mirror, Mirrored
+from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.signatures.policy import Policy
 from artifacts.store.layout import CopyKey, origin_folder_name
 from artifacts.store.publish import Copy, CopySpec, Job

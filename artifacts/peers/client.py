@@ -38,8 +38,8 @@ from artifacts.registry import blobs, manifests
 from artifacts.registry.blobs import Blob, Moved, Sink
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import RawManifest
-from artifacts.registry.mirrors import Mirror, Mirrored
-from artifacts.sources.http_files import FileHost, Lone
+from artifacts.registry.mirrored_registry import Mirror, Mirrored
+from artifacts.sources.file_host_client import FileHost, Lone
 
 LIMITS = Limits(connect_s=2.0, head_s=5.0, read_s=5.0, whole_s=10.0, pace_s=10.0, pace_bytes=1 << 20)
 """A peer slower than this does not help: the registry is used instead."""

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from artifacts.archives import reassembly
-from artifacts.archives.reassembly import RECIPE_BYTES_MAX, Recipe
+from artifacts.archives import archive_recipe
+from artifacts.archives.archive_recipe import RECIPE_BYTES_MAX, Recipe
 from artifacts.digest import Digest
 from artifacts.disk.disk import Disk, list_entries
 from artifacts.download import progress_file
@@ -110,7 +110,7 @@ class Offers:
         number, said = opened
         try:
             recipe = (
-                reassembly.decode_recipe(os.pread(number, said.st_size, 0))
+                archive_recipe.decode_recipe(os.pread(number, said.st_size, 0))
                 if said.st_size <= RECIPE_BYTES_MAX
                 else None
             )

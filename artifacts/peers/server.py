@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from artifacts import digest as digests
-from artifacts.archives import reassembly
+from artifacts.archives import archive_recipe
 from artifacts.digest import Digest
 from artifacts.http.ranges import Part
 from artifacts.oci.manifest import MANIFEST_BYTES_MAX
@@ -149,7 +149,7 @@ async def _stepwise(request: web.Request, answer: web.StreamResponse, number: in
 
 async def _rebuild(request: web.Request, answer: web.StreamResponse, found: Rebuilt, part: Part) -> None:
     """Send the bytes of an archive. Raises OSError also if its Copy has been removed meanwhile."""
-    for piece in reassembly.iter_archive_range(found.recipe, part.first, part.end):
+    for piece in archive_recipe.iter_archive_range(found.recipe, part.first, part.end):
         if isinstance(piece, bytes):
             async with asyncio.timeout(STEP_S_MAX):
                 await answer.write(piece)

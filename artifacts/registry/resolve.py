@@ -18,7 +18,7 @@ from artifacts.oci.descriptor import Platform
 from artifacts.oci.manifest import Manifest
 from artifacts.reference import Reference
 from artifacts.registry.blobs import Blob
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 

@@ -32,7 +32,7 @@ from artifacts.http.origin import (
 )
 from artifacts.http.transport import REDIRECT_STATUSES
 from artifacts.source_uri import Hub
-from artifacts.sources.http_files import FileHost, FileHostResponse, Rules
+from artifacts.sources.file_host_client import FileHost, FileHostResponse, Rules
 
 ENDPOINT = "https://huggingface.co"
 INFO_BYTES_MAX = 16 << 20

@@ -27,7 +27,7 @@ from artifacts.http import xml
 from artifacts.http.origin import parse_untrusted_url
 from artifacts.http.xml import BadXmlError, Element
 from artifacts.source_uri import Bucket
-from artifacts.sources.http_files import Explain, FileHost, FileHostResponse, Rules
+from artifacts.sources.file_host_client import Explain, FileHost, FileHostResponse, Rules
 
 PAGES_MAX = 50
 AT_ONCE = 8

@@ -71,7 +71,7 @@ class Job:
     unpacked: list[File] = field(default_factory=list)
     """Output: the files extracted from archives, each with its own digest."""
     recipes: dict[Digest, bytes] = field(default_factory=dict)
-    """Output: recipes that rebuild archives from those files (`artifacts.archives.reassembly`)."""
+    """Output: recipes that rebuild archives from those files (`artifacts.archives.archive_recipe`)."""
 
     def blob(self, digest: Digest) -> Path:
         """Path of a raw file."""

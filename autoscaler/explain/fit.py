@@ -18,7 +18,7 @@ from autoscaler.placement.model.predicates import (
 )
 from autoscaler.placement.model.topology import link_shortage_reason
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest
-from autoscaler.queries import memory
+from autoscaler.queries import measured_memory
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Fact, SliceId, Used, World
 from autoscaler.text import format_count, format_size
@@ -88,7 +88,7 @@ def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
     """Explain the memory requirements and the places with the current knowledge."""
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     history = world.learned.histories.get(model.name)
-    used = None if history is None else memory.find_measured_memory(history, model)
+    used = None if history is None else measured_memory.find_measured_memory(history, model)
     places = () if want.kind.devices == 0 else tuple(_places(world, model, want, needs, now_s))
     told = [f"{place.slice}: {place.words}." for place in places[:PLACES_TOLD]]
     more = len(places) - len(told)
@@ -158,7 +158,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
     """Describe the measured memory."""
     if used is None:
         return []
-    if memory.is_memory_minimum(model):
+    if measured_memory.is_memory_minimum(model):
         return [
             f"It was seen to use {format_size(used.bytes - model.estimated_bytes)} beside what it was told to take."
         ]
@@ -168,7 +168,7 @@ def _measured(model: Model, used: Used | None) -> list[str]:
 
 def _manner(model: Model, needs: Needs) -> list[str]:
     """Describe how the engine uses the memory."""
-    if needs.share and memory.is_memory_minimum(model):
+    if needs.share and measured_memory.is_memory_minimum(model):
         alone = f"of a Slice of its own it takes {needs.share:.0%}"
         return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
     if needs.share:
@@ -181,7 +181,7 @@ def _manner(model: Model, needs: Needs) -> list[str]:
 
 def _elastic(model: Model, want: PlacementRequest) -> list[str]:
     """Describe the minimum memory."""
-    rigid = memory.explain_rigid_memory(model)
+    rigid = measured_memory.explain_rigid_memory(model)
     if rigid:
         return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
     if not want.kind.spare_bytes:
@@ -196,7 +196,7 @@ def _elastic(model: Model, want: PlacementRequest) -> list[str]:
 
 def _growth(model: Model, want: PlacementRequest) -> list[str]:
     """Describe the maximum memory."""
-    why = memory.explain_no_growth(model)
+    why = measured_memory.explain_no_growth(model)
     if why:
         return [f"It is never granted more than that (gpu.growth): {why}."]
     if not want.growth.most_bytes:
@@ -208,7 +208,7 @@ def _growth(model: Model, want: PlacementRequest) -> list[str]:
 def _granted(world: World, model: Model) -> list[str]:
     """Describe replicas that got less or more than requested."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
-    others = ((one.id, memory.describe_granted_memory(model, one)) for one in replicas)
+    others = ((one.id, measured_memory.describe_granted_memory(model, one)) for one in replicas)
     return [f"{id} was {words}." for id, words in others if words]
 
 
@@ -217,7 +217,9 @@ def _larger(model: Model) -> str:
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
-        most = memory.compute_slots(model, model.memory_bytes + memory.compute_growth(model).most_bytes)
+        most = measured_memory.compute_slots(
+            model, model.memory_bytes + measured_memory.compute_growth(model).most_bytes
+        )
         return f"its engine is given more slots, {most} at most"
     return "its slots share more context"
 
@@ -227,7 +229,7 @@ def _less(model: Model) -> str:
     if model.cache is None:
         return "its engine is told how much to take"
     if model.spec.context_tokens is not None:
-        least = memory.compute_slots(model, model.memory_bytes - memory.spare_bytes(model))
+        least = measured_memory.compute_slots(model, model.memory_bytes - measured_memory.spare_bytes(model))
         return f"its engine is given fewer slots, {least} at least"
     return "its slots share less context"
 
@@ -256,10 +258,10 @@ def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words
     fits = not apart and find_required_amount(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
-        told = memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
+        told = measured_memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
         given = want.kind.memory_bytes if told else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
-        each = want.kind.devices if memory.is_memory_minimum(model) else 1  # its parts are per device
+        each = want.kind.devices if measured_memory.is_memory_minimum(model) else 1  # its parts are per device
         given, rest = given * want.kind.devices, given * want.kind.devices - spent * each
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0

@@ -19,7 +19,7 @@ from autoscaler.placement.simulate import SimulationContext
 from autoscaler.provisioning.offer_filter import compute_deadline_s
 from autoscaler.provisioning.offer_selection import RatedOffer, choose_offer, rate_offer
 from autoscaler.provisioning.provisioner import evaluate_offers
-from autoscaler.queries.stranded_pods import list_avoided_nodes
+from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
 from autoscaler.state.capacity_orders import Lease, Offer

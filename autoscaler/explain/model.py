@@ -25,11 +25,11 @@ from autoscaler.placement.model.predicates import count_fitting_devices, group_o
 from autoscaler.placement.model.types import EvictionLevel
 from autoscaler.planner.reconcile import choose_eviction_level, model_absence_reason, start_after_s
 from autoscaler.provisioning.feasibility import Fitting
-from autoscaler.queries import memory
+from autoscaler.queries import measured_memory
 from autoscaler.queries.cordons import explain_closed_slice
 from autoscaler.queries.crowded_slices import explain_misplacement
 from autoscaler.queries.gateways import decide_stop, list_known_gateways, list_silent_gateways
-from autoscaler.queries.stranded_pods import list_avoided_nodes
+from autoscaler.queries.unschedulable_replicas import list_avoided_nodes
 from autoscaler.queries.views import Row
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import Plan
@@ -270,7 +270,7 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
         f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [explain_misplacement(replica)])]
     )
     model = world.models.get(replica.model)
-    cut = "" if model is None else memory.describe_granted_memory(model, replica)
+    cut = "" if model is None else measured_memory.describe_granted_memory(model, replica)
     where += f", {cut}" if cut else ""
     head = f"{replica.id} is {replica.state} since {format_duration(now_s - replica.since_s)} on {where}"
     drain = replica.drain

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from autoscaler.contract import GatewayId, ModelName, ReplicaId, TenantName
 from autoscaler.demand.desired_replicas import NO_LOAD
 from autoscaler.fold.indices import load_of, with_id
-from autoscaler.queries.memory import correct_memory_estimate
+from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.operator_orders import NodeAgentStatus

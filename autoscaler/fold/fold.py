@@ -2,7 +2,7 @@
 
 This module dispatches the observations of a batch in order and handles the simple ones. The others are in `replicas`,
 `gateway_reports`, `mig`, `capacity`, `faults` and `operator_orders` (with leadership and node reports);
-`autoscaler.demand.model_history` keeps what is learned about Models. Every write goes through `Draft`, which copies a
+`autoscaler.demand.history_updates` keeps what is learned about Models. Every write goes through `Draft`, which copies a
 map once per batch, if it changes. Observations never raise; our own Actions raise IllegalIntentError if the state table
 does not allow them. The version rises by one with each batch that gateways must be informed of.
 """
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from autoscaler.capacity import interruptions
-from autoscaler.demand import model_history as histories
+from autoscaler.demand import history_updates as histories
 from autoscaler.demand.desired_replicas import NO_HISTORY
 from autoscaler.fold import capacity, faults, gateway_reports, mig, operator_orders, replicas
 from autoscaler.fold.draft import Draft
-from autoscaler.queries.memory import correct_memory_estimate
+from autoscaler.queries.measured_memory import correct_memory_estimate
 from autoscaler.spec.model import Model
 from autoscaler.state import images
 from autoscaler.state.actions import AcquireLease, Acted, CutNode, ReleaseLease

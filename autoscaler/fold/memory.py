@@ -1,7 +1,7 @@
 """Folds the measured memory use of engines into the `World`: from the local driver, or in a cluster from node agents.
 
-Selects the measurements that count for a Model's next replica; `autoscaler.queries.memory` has the correction rule.
-Pods are identified by UID, so that a new pod of the same name is not mistaken for the old one.
+Selects the measurements that count for a Model's next replica; `autoscaler.queries.measured_memory` has the correction
+rule. Pods are identified by UID, so that a new pod of the same name is not mistaken for the old one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from autoscaler.contract import NodeReport, ReplicaId
 from autoscaler.demand.desired_replicas import has_activity_since
 from autoscaler.fold.draft import Draft
-from autoscaler.queries import memory
-from autoscaler.queries.memory import has_grown, has_shrunk, is_memory_minimum
+from autoscaler.queries import measured_memory
+from autoscaler.queries.measured_memory import has_grown, has_shrunk, is_memory_minimum
 from autoscaler.spec.model import Model
 from autoscaler.state.world import Replica
 
@@ -29,10 +29,14 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
         if used_bytes == 0:
             return
     history, ready_s = draft.history(model.name), replica.ready_s
-    served = ready_s is not None and draft.now_s >= ready_s + memory.SERVED_S and has_activity_since(history, ready_s)
+    served = (
+        ready_s is not None
+        and draft.now_s >= ready_s + measured_memory.SERVED_S
+        and has_activity_since(history, ready_s)
+    )
     room_bytes = [draft.world.nodes.slices[id].memory_bytes for id in replica.slices if id in draft.world.nodes.slices]
     served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # given more, it would use more
-    after = memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
+    after = measured_memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
         draft.put_history(model.name, after)
         draft.correct(model.name)

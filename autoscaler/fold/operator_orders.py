@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from autoscaler.agent_contract import WeightsRequest, collect_weights_requests, read_weights_request
 from autoscaler.contract import ModelName, NodeReport, PodDevices, WeightsReport
-from autoscaler.demand import model_history as histories
+from autoscaler.demand import history_updates as histories
 from autoscaler.demand.desired_replicas import idle_window_s
 from autoscaler.fold import capacity, faults, mig
 from autoscaler.fold.draft import Draft

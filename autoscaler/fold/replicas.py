@@ -10,11 +10,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.demand import model_history as histories
+from autoscaler.demand import history_updates as histories
 from autoscaler.demand.desired_replicas import residency_s
 from autoscaler.fold.draft import Draft
 from autoscaler.fold.memory import apply_memory_use
-from autoscaler.queries import crowded_slices, mps_failures, stranded_pods
+from autoscaler.queries import crowded_slices, mps_failures, unschedulable_replicas
 from autoscaler.queries.cordons import is_stop_ordered
 from autoscaler.queries.device_health import is_lost
 from autoscaler.spec.model import Model
@@ -108,7 +108,7 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         crowded=action.crowded,
     )
     if action.stranded or (action.crowded and before.chosen):
-        draft.change_nodes(backoffs=stranded_pods.add_node_backoffs(draft.world, before, draft.now_s))
+        draft.change_nodes(backoffs=unschedulable_replicas.add_node_backoffs(draft.world, before, draft.now_s))
     after = replace(before, state=next_state(before.state, "drain"), drain=drain)
     if before.ready_s is not None:
         draft.put_history(before.model, histories.clear_failures(draft.history(before.model)))
@@ -192,7 +192,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         found=True,
         pod=seen.pod,
         waits=seen.waits,
-        stranded_s=draft.now_s if stranded_pods.is_unschedulable(seen.waits) else None,
+        stranded_s=draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None,
         rank=seen.rank,
         weights=seen.weights,
         chosen=seen.slices if seen.actual else (),
@@ -209,11 +209,11 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     if before.started_s is None and started_s is not None:
         changes["started_s"] = started_s
         if draft.world.nodes.backoffs and not seen.actual:
-            draft.change_nodes(backoffs=stranded_pods.clear_node_backoffs(draft.world, before))
+            draft.change_nodes(backoffs=unschedulable_replicas.clear_node_backoffs(draft.world, before))
     if seen.waits != before.waits:
         changes["waits"] = seen.waits
-        if stranded_pods.is_unschedulable(seen.waits) != (before.stranded_s is not None):
-            changes["stranded_s"] = draft.now_s if stranded_pods.is_unschedulable(seen.waits) else None
+        if unschedulable_replicas.is_unschedulable(seen.waits) != (before.stranded_s is not None):
+            changes["stranded_s"] = draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None
     if seen.grew:
         changes["grown_s"] = draft.now_s
     if seen.address and seen.address != before.address:

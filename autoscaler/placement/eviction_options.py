@@ -28,10 +28,10 @@ from autoscaler.placement.eviction import (
     list_evictable_occupants,
 )
 from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.eviction_costs import EvictionCost
 from autoscaler.placement.index.node_arrays import Flags
 from autoscaler.placement.index.request import LACKS, NEVER
-from autoscaler.placement.index.residual_waste import Ints
-from autoscaler.placement.index.victims import EvictionCost
+from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.tenant_isolation import domain_of
 from autoscaler.placement.model.topology import Team, team_of
 from autoscaler.placement.model.types import (

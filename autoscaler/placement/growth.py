@@ -6,7 +6,7 @@ This is the last decision of a packer call, applied to what is then left of each
 2. Of what is left, now and once leaving replicas are gone, as much is kept as the replicas that may still be requested
    (`autoscaler.placement.learning.expected_demand.PossibleStarts`) could fill at most: every set of them that would fit
    without growth fits with it. Replicas evicted by the same plan, and replacements, count among them.
-3. If the value of room was learnt (`autoscaler.placement.index.residual_waste`), enough is kept that others are
+3. If the value of room was learnt (`autoscaler.placement.index.residual_waste_tables`), enough is kept that others are
    expected to use as much of the node as without growth.
 
 Growth is a whole number of the request's steps. All of a slice that is not shared is available to its replica. A

@@ -3,7 +3,7 @@
 Covers two cases that slices alone do not show. A GPU with parts in use becomes whole again when these end, so a request
 that needs all of it waits instead of being reported as never placeable. And a request that needs a part of an idle GPU
 claims that part, after which the driver offers the rest; other requests that could use the rest wait for it instead of
-taking another GPU. `autoscaler.placement.packer` chooses slices; `autoscaler.slicing.dra_claims` chooses the part.
+taking another GPU. `autoscaler.placement.packer` chooses slices; `autoscaler.slicing.dra` chooses the part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoscaler.placement.model.predicates import has_matching_labels, host_shor
 from autoscaler.placement.model.prices import Prices
 from autoscaler.placement.model.types import Bin, PackResult, Placement, PlacementRequest, Unplaced
 from autoscaler.slicing.base import SliceShare
-from autoscaler.slicing.dra_claims import claimed_mig_profile, find_whole_gpu
+from autoscaler.slicing.dra import claimed_mig_profile, find_whole_gpu
 from autoscaler.slicing.mig_geometry import geometry_of
 from autoscaler.slicing.mig_placement import Fleet, MigPlacement
 from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount

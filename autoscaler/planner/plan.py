@@ -28,7 +28,7 @@ from autoscaler.capacity import ordered_slices
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.demand import desired_replicas
 from autoscaler.demand.desired_replicas import NO_HISTORY, DesiredReplicas
-from autoscaler.demand.model_history import start_deadline_s
+from autoscaler.demand.history_updates import start_deadline_s
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.model.bins import ENDING, list_start_locks, stuck_s
@@ -50,7 +50,7 @@ from autoscaler.queries.cordons import STOPPED
 from autoscaler.queries.crowded_slices import list_excess_replicas
 from autoscaler.queries.device_health import ILL, list_lost_replicas
 from autoscaler.queries.gateways import count_running_calls, decide_stop, next_change_s
-from autoscaler.queries.memory import compute_slots
+from autoscaler.queries.measured_memory import compute_slots
 from autoscaler.rearrange import vacate_gpu
 from autoscaler.rearrange.consolidation import plan_consolidation
 from autoscaler.rearrange.defragmentation import defragment

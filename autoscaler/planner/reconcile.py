@@ -31,7 +31,7 @@ from autoscaler.placement.model.types import EvictionLevel, PlacementRequest, Ur
 from autoscaler.queries.cordons import explain_drain, find_drain_cordon, is_stop_ordered
 from autoscaler.queries.device_health import is_lost
 from autoscaler.queries.gateways import is_demand_complete
-from autoscaler.queries.stranded_pods import is_drain_final, list_avoided_nodes
+from autoscaler.queries.unschedulable_replicas import is_drain_final, list_avoided_nodes
 from autoscaler.spec.model import ADOPTED_HASH, Model
 from autoscaler.state.actions import DrainReplica, FailStart, ReviveReplica, StopReplica, Unmet
 from autoscaler.state.lifecycle import STOP_GRACE_S

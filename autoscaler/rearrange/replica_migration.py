@@ -8,7 +8,7 @@ PodDisruptionBudget allows no disruption stays. `autoscaler.planner.plan` starts
 
 A replica kept off its node for too long makes a relocation request. The packer considers these requests after all
 others, but they are never placed: if one has room, its replica drains and the next plan starts another there. Otherwise
-it keeps waiting where it is (`autoscaler.queries.stranded_pods`).
+it keeps waiting where it is (`autoscaler.queries.unschedulable_replicas`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autoscaler.placement.model.topology import add_spread_nodes
 from autoscaler.placement.model.types import EvictionLevel, Placement, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import compute_claimed_bytes
 from autoscaler.queries.cordons import is_stop_ordered
-from autoscaler.queries.stranded_pods import STRANDED_S, list_avoided_nodes, nodes_of, relocate_after_s
+from autoscaler.queries.unschedulable_replicas import STRANDED_S, list_avoided_nodes, nodes_of, relocate_after_s
 from autoscaler.spec.model import Model
 from autoscaler.state.actions import DrainReplica
 from autoscaler.state.lifecycle import ReplicaState as S

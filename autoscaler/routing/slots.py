@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, Level, ModelName, ReplicaId, TenantName
-from autoscaler.demand.slot_shares import Claimant, ShareDemand, max_min, split_share
+from autoscaler.demand.max_min_shares import Claimant, ShareDemand, max_min, split_share
 from autoscaler.fold.indices import is_report_expired
 from autoscaler.spec.tenant import weight_of
 from autoscaler.state.events import HoldsGranted

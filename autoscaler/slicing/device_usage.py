@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from autoscaler.slicing.dra_claims import Got, dra_device_name, dra_slice_id
+from autoscaler.slicing.dra import Got, dra_device_name, dra_slice_id
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.state.world import Slice, SliceId
 

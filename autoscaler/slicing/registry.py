@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.slicing import vendors
 from autoscaler.slicing.base import NodeFacts, PodFields, Slicer, SliceShare
 from autoscaler.slicing.device_plugin import Mps, TimeSlice, WholeGpu
-from autoscaler.slicing.dra_claims import Dra
+from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.hami import CORDON, HANDSHAKE, NVIDIA, Hami, HamiAllocation, parse_allocations
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import MIXED, Mig

@@ -89,7 +89,7 @@ class Taint(NamedTuple):
 
 class NodeBackoff(NamedTuple):
     """A time in which a Model is not placed on a node, because its pod was not scheduled
-    (`autoscaler.queries.stranded_pods`).
+    (`autoscaler.queries.unschedulable_replicas`).
     """
 
     until_s: float

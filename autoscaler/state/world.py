@@ -204,7 +204,7 @@ class Replica(Fact, frozen=True):
     waits: str = ""
     """Why its first process has not started yet, as the driver sees it; `start.secondsMax` does not count that."""
     stranded_s: float | None = None
-    """Since when a scheduler keeps it off its node; None: it does not (`autoscaler.queries.stranded_pods`)."""
+    """Since when a scheduler keeps it off its node; None: it does not (`autoscaler.queries.unschedulable_replicas`)."""
     chosen: tuple[SliceId, ...] = ()
     """Where it was placed, if a scheduler put it elsewhere; empty: it is there."""
     move: Move | None = None

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.placement.index.residual_waste import Taught
+from autoscaler.placement.index.residual_waste_tables import Taught
 from bench.packing import openb
 from bench.packing.arrivals import Round, arrange
 from bench.packing.cluster import Cluster

@@ -25,7 +25,7 @@ from artifacts.oci import manifest
 from artifacts.registry import manifests, push
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 from bench.weights.cost import Cost
 
 

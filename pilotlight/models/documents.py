@@ -22,7 +22,7 @@ from autoscaler.documents.load import DocumentError, Documents, parse_documents,
 from autoscaler.documents.validation import NAME_CHARS_MAX
 from autoscaler.drivers.driver import Launcher
 from autoscaler.engines.installed import find_installed_programs
-from autoscaler.queries.memory import AS_ASKED, Given
+from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec import yaml
 from autoscaler.spec.artifact import STORED
 from autoscaler.spec.model import Model, ModelSpec

@@ -2,7 +2,7 @@
 
 Decides when and how much; on cluster nodes `pilotlight.agent.weights.keeper` does. Only Models without a ready replica
 are read, once for each time that requests start to wait, and at most a share of the available memory, so that running
-engines keep theirs. `artifacts.disk.page_cache` does the reading.
+engines keep theirs. `artifacts.disk.page_cache_warmup` does the reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from artifacts.disk.disk import walk_folder
-from artifacts.disk.page_cache import warm_page_cache
+from artifacts.disk.page_cache_warmup import warm_page_cache
 from autoscaler.contract import ModelName
 from autoscaler.controller.loop import LoopStep
 from autoscaler.spec.model import Model

@@ -63,7 +63,7 @@ from pilotlight.processes import cluster
 from pilotlight.processes.cluster import Cluster, ClusterOptions
 from pilotlight.processes.console import Misfits, Narrator
 from pilotlight.processes.learner_runner import LearnerRunner
-from pilotlight.processes.preflight import Preflight
+from pilotlight.processes.model_start_checks import Preflight
 
 SAVE_S = 60.0
 """Interval at which histories are written; they are also written at shutdown."""

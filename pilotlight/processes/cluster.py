@@ -32,7 +32,7 @@ from autoscaler.drivers.driver import SharedDriver
 from autoscaler.fold import operator_orders
 from autoscaler.fold.fold import Observation
 from autoscaler.queries.device_health import is_device_memory_free
-from autoscaler.queries.memory import AS_ASKED, Given
+from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.server.auth import AGENT, BOTH, GATEWAY, Admits, Roles
 from autoscaler.spec import ownership
 from autoscaler.spec.model import Model

@@ -27,7 +27,7 @@ from artifacts.fetch.registry import Registries
 from artifacts.http.retry import Pace
 from artifacts.registry.blobs import Blob
 from artifacts.sources import s3 as bucket
-from artifacts.sources.http_files import FileHost, Lone
+from artifacts.sources.file_host_client import FileHost, Lone
 from artifacts.store.layout import ForbiddenError
 from artifacts.store.publish import Copy
 from artifacts.store.store import Store

@@ -85,7 +85,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "SIGTERM to SIGKILL": ("autoscaler.state.lifecycle.STOP_GRACE_S", "pilotlight.processes.autoscaler.ENGINE_GRACE_S"),
     "drain of a replica": ("autoscaler.queries.gateways.DRAIN_SECONDS_MAX",),
     "log of state changes": ("autoscaler.explain.decision_log.ROWS_MAX",),
-    "recorded start durations": ("autoscaler.demand.model_history.STARTS_MAX",),
+    "recorded start durations": ("autoscaler.demand.history_updates.STARTS_MAX",),
     "log of an engine; logs of ended engines": (
         "autoscaler.drivers.local.engine_logs.BYTES_MAX",
         "autoscaler.drivers.local.engine_logs.FILES_MAX",
@@ -260,8 +260,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "peer that does not read": ("artifacts.peers.server.STEP_BYTES", "artifacts.peers.server.STEP_S_MAX"),
     "archive that is rebuilt from its files for peers: bytes outside of files; recipe": (
-        "artifacts.archives.reassembly.REST_BYTES_MAX",
-        "artifacts.archives.reassembly.RECIPE_BYTES_MAX",
+        "artifacts.archives.archive_recipe.REST_BYTES_MAX",
+        "artifacts.archives.archive_recipe.RECIPE_BYTES_MAX",
     ),
     "header of a GGUF file in a registry": ("artifacts.fetch.remote_header.BYTES_MAX",),
     "names in all archives of an artifact": ("artifacts.fetch.blobs.NAMES_MAX",),

@@ -18,8 +18,8 @@ import msgspec
 from yarl import URL
 
 from artifacts.credentials.aws import AwsKeys
+from artifacts.credentials.clouds.aws_container_credentials import PodKeys
 from artifacts.credentials.clouds.cloud import ABSENT_S, Granted, Step, post_request
-from artifacts.credentials.clouds.pod_identity import PodKeys
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
 from artifacts.errors import DeniedError, RegistryError

@@ -24,8 +24,7 @@ from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers import probes
 from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
 from autoscaler.drivers.driver import Launcher, NodeSupply, Observe
-from autoscaler.drivers.kubernetes import cleanup
-from autoscaler.drivers.kubernetes.cleanup import Clearing
+from autoscaler.drivers.kubernetes import proof_of_clean
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
@@ -42,6 +41,7 @@ from autoscaler.drivers.kubernetes.pending_starts import VOLUMES, Bringing, Poli
 from autoscaler.drivers.kubernetes.pod_builder import PodBuilder
 from autoscaler.drivers.kubernetes.pod_events import PodEvents
 from autoscaler.drivers.kubernetes.pod_writer import Orders
+from autoscaler.drivers.kubernetes.proof_of_clean import Clearing
 from autoscaler.drivers.kubernetes.readiness import ReadinessProber
 from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
 from autoscaler.kubernetes.api import Api, ApiError, FencedError, Object, UnreachableError
@@ -77,8 +77,8 @@ class KubernetesDriver:
         image: Callable[[Model], str],
         clock: Callable[[], float] = time.monotonic,
         *,
-        assume_after_s: float = cleanup.ASSUME_AFTER_S,
-        measured: cleanup.Measured = cleanup.nothing_measured,
+        assume_after_s: float = proof_of_clean.ASSUME_AFTER_S,
+        measured: proof_of_clean.Measured = proof_of_clean.nothing_measured,
         settings: Callable[[], Settings] = Settings,
         inventory: bool = True,
         groups: Callable[[], Groups] = dict,
@@ -214,7 +214,7 @@ class KubernetesDriver:
         """Report the failed start: the replica has no pod and will get none."""
         self._begun.pop(replica.id, None)
         failed = build_podless_observation(replica, Seen.EXITED, reason=reason)
-        self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=cleanup.ASSUMED)))
+        self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
         """Delete the replica's pod with this grace period, which later orders can only shorten. Unknown: clean."""
@@ -246,7 +246,7 @@ class KubernetesDriver:
             return  # it had a pod: it is not yet proven that nothing is left of it
         self._stopping.discard(replica.id)
         self._begun.pop(replica.id, None)
-        self._observe((build_podless_observation(replica, Seen.CLEAN, proof=cleanup.ASSUMED),))
+        self._observe((build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED),))
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         """Report an exception; the order is retried."""
@@ -421,8 +421,8 @@ class KubernetesDriver:
         self._give_hope(pod.replica)
         ordered = pod.replica in self._stopping or (pod.leaving and pod.drain)
         ours = self._pods.gap and ordered  # a leader ordered its end, and the watch missed it
-        by_force = cleanup.is_force_deleted(pod) and not ours
-        self._see(pod, Seen.EXITED, reason=pod.ended or (cleanup.FORCED if by_force else "stopped"))
+        by_force = proof_of_clean.is_force_deleted(pod) and not ours
+        self._see(pod, Seen.EXITED, reason=pod.ended or (proof_of_clean.FORCED if by_force else "stopped"))
         self._cleared.add(pod.replica)
         report = fault_reporter(pod.model, self._observe)
         self._tasks.create_task(retry_until_success(partial(self._clear, pod, by_force=by_force), report))

@@ -16,7 +16,7 @@ from autoscaler.drivers.kubernetes.inventory import resource_claims as claims
 from autoscaler.drivers.kubernetes.inventory.inventory import Inventory
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.memory import compute_engine_limits
+from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import QUEUE, Pod

@@ -28,16 +28,16 @@ from autoscaler.contract import ReplicaId
 from autoscaler.drivers.contained import NO_MODEL, fault_reporter, retry_until_success, start_contained_task
 from autoscaler.drivers.driver import Launch, Launcher, Observe, Supply, WeightsHandle
 from autoscaler.drivers.local import disk_space, engine_logs, processes
-from autoscaler.drivers.local.cleanup import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.engine_process import EngineProcess, build_record, build_unknown_record
 from autoscaler.drivers.local.pidfd import ProcessWatch
 from autoscaler.drivers.local.ports import HOST, Ports
+from autoscaler.drivers.local.proof_of_clean import EXITED, kill_all, prove_clean
 from autoscaler.drivers.local.readiness import Readiness
 from autoscaler.drivers.local.state_directory import ReplicaRecord, StateDirectory
-from autoscaler.drivers.resource_shortage import retry_on_shortage
+from autoscaler.drivers.retry_on_shortage import retry_on_shortage
 from autoscaler.faults import Failure, attempt, describe_error, reraise_memory_error
-from autoscaler.queries.memory import compute_engine_limits
+from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.spec.model import Model
 from autoscaler.state.events import Seen, SlicesSeen, Synced
 from autoscaler.state.world import Placing, Replica

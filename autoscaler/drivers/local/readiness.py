@@ -22,7 +22,7 @@ from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.drivers.local.ports import HOST, has_open_socket, list_listening_sockets
 from autoscaler.drivers.local.processes import Reaper, find_processes
 from autoscaler.drivers.local.state_directory import ReplicaRecord
-from autoscaler.drivers.resource_shortage import retry_on_shortage
+from autoscaler.drivers.retry_on_shortage import retry_on_shortage
 from autoscaler.state.events import Seen
 from autoscaler.text import format_size
 

@@ -17,6 +17,7 @@ import numpy as np
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.index.device_links import SpreadCounts, number_links
 from autoscaler.placement.index.elastic import ElasticBudget
+from autoscaler.placement.index.eviction_costs import EvictionCostIndex
 from autoscaler.placement.index.locality import ArtifactLocality
 from autoscaler.placement.index.node_arrays import (
     LANES_MAX,
@@ -29,8 +30,7 @@ from autoscaler.placement.index.node_arrays import (
 )
 from autoscaler.placement.index.node_filter import Admitting
 from autoscaler.placement.index.request import EncodedRequest, encode_request
-from autoscaler.placement.index.residual_waste import Ints, Taught, build_untrained_estimate
-from autoscaler.placement.index.victims import EvictionCostIndex
+from autoscaler.placement.index.residual_waste_tables import Ints, Taught, build_untrained_estimate
 from autoscaler.placement.model.tenant_isolation import DomainOccupancy, TenantSet, domain_of, group_slices_by_domain
 from autoscaler.placement.model.topology import name_device_link
 from autoscaler.placement.model.types import Bin, NodeConstraints, Occupant, RequiredArtifacts, RestartCosts, Spread

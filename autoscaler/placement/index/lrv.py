@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.residual_waste import (
+from autoscaler.placement.index.residual_waste_tables import (
     BINS,
     FORGONE,
     GRAIN,

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from autoscaler.placement.index.node_arrays import Flags
-from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.predicates import can_tolerate_taints
 from autoscaler.placement.model.types import NodeConstraints
 from autoscaler.state.node_labels import PendingLabels, Taint, can_label_appear

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from autoscaler.placement.index.residual_waste import WHOLE, Ints
+from autoscaler.placement.index.residual_waste_tables import WHOLE, Ints
 from autoscaler.spec.quantity import SIZE_MAX
 from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from autoscaler.placement.index.elastic import Elastic
 from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
-from autoscaler.placement.index.residual_waste import (  # fmt: skip
+from autoscaler.placement.index.residual_waste_tables import (
     ABSENT,
     BINS,
     FORGONE,

@@ -21,7 +21,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.demand.desired_replicas import list_live_replicas
 from autoscaler.placement.model.types import PlacementRequest
 from autoscaler.queries.cordons import is_stop_ordered
-from autoscaler.queries.stranded_pods import nodes_of
+from autoscaler.queries.unschedulable_replicas import nodes_of
 from autoscaler.state.resources import Link
 from autoscaler.state.world import NodeId, Slice, World
 

@@ -24,7 +24,7 @@ from artifacts.formats import gguf
 from artifacts.reference import Reference
 from artifacts.registry import resolve
 from artifacts.registry.blobs import BlobSource
-from artifacts.sources.http_files import Lone
+from artifacts.sources.file_host_client import Lone
 from autoscaler.contract import WeightsReport
 from pilotlight.models import remote_header
 

@@ -32,7 +32,7 @@ from artifacts.reference import BadReferenceError, Reference
 from artifacts.registry import push as pushing
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 from artifacts.source_uri import Bucket, Hub
 from artifacts.store.store import Store
 from autoscaler.spec.quantity import parse_bytes

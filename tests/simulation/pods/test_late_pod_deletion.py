@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers.kubernetes.cleanup import FORCED_S
+from autoscaler.drivers.kubernetes.proof_of_clean import FORCED_S
 from autoscaler.spec.model import ReplicaRange
 from gateway.dispatch.call import Outcome
 from gateway.dispatch.slots import SUSPECT_S

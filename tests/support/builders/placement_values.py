@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoscaler.placement.index.residual_waste import BINS, LEVELS, UNITS, WHOLE
+from autoscaler.placement.index.residual_waste_tables import BINS, LEVELS, UNITS, WHOLE
 from autoscaler.placement.learning.training import build_training_input
 from autoscaler.state.placement_value import PlacementValues, TrainingInput
 from autoscaler.state.world import History, World

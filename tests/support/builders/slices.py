@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from autoscaler.slicing.base import NodeFacts, Slicer
-from autoscaler.slicing.dra_claims import Dra
+from autoscaler.slicing.dra import Dra
 from autoscaler.slicing.hami import Hami
 from autoscaler.slicing.kai import Kai
 from autoscaler.slicing.mig import Mig

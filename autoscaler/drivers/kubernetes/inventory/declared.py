@@ -23,7 +23,7 @@ from autoscaler.drivers.driver import Observe
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.resources.loop_step import Decided
 from autoscaler.kubernetes.watch import Change, Watched
-from autoscaler.queries.stranded_pods import is_unschedulable
+from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, PodFields, in_mib
 from autoscaler.slicing.hami import ALONE, NVIDIA, TASKS, Hami

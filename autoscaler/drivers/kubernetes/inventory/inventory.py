@@ -23,7 +23,7 @@ from autoscaler.kubernetes.watch import Change, ObjectKey, Watched
 from autoscaler.slicing import device_usage, dra_binding_conditions, registry
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.device_usage import resolve_actual_slices
-from autoscaler.slicing.dra_claims import common_claim_name, dra_device_name_of_id, list_alternatives
+from autoscaler.slicing.dra import common_claim_name, dra_device_name_of_id, list_alternatives
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.settings import PriorityClass, Settings, kind_of
 from autoscaler.state.device_claims import AwaitedSeen, sort_by_wait

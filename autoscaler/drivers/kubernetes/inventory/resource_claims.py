@@ -18,8 +18,8 @@ from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from autoscaler.kubernetes.constants import WRITER
 from autoscaler.slicing.base import PodFields
+from autoscaler.slicing.dra import API, NVIDIA, Got, read_allocations
 from autoscaler.slicing.dra_binding_conditions import Binding, read_bindings
-from autoscaler.slicing.dra_claims import API, NVIDIA, Got, read_allocations
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import MANAGED_BY, OURS
 from autoscaler.state import device_claims as awaited

@@ -30,7 +30,7 @@ from autoscaler.kubernetes.api import Object
 from autoscaler.queries.pod_requests import parse_resource_list
 from autoscaler.slicing import nvidia_sharing, registry
 from autoscaler.slicing.base import NodeFacts
-from autoscaler.slicing.dra_claims import Got, common_claim_name, dra_device_name
+from autoscaler.slicing.dra import Got, common_claim_name, dra_device_name
 from autoscaler.slicing.hami import HamiAllocation, drop_healthy_handshake
 from autoscaler.slicing.kai import RESERVES, count_kai_gpus
 from autoscaler.slicing.nvidia_sharing import KAI

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from autoscaler.contract import DeviceReport, NodeReport, PodDevices
-from autoscaler.drivers.kubernetes.cleanup import FORCED
+from autoscaler.drivers.kubernetes.proof_of_clean import FORCED
 from autoscaler.kubernetes.api import Api
 from tests.integration.cluster.support.installations.single_instance import House, model
 from tests.integration.cluster.support.kubelet.node import Node

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra_claims import read_allocations
+from autoscaler.slicing.dra import read_allocations
 from autoscaler.slicing.hami import SCHEDULER
 from tests.integration.cluster.conftest import next_number
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE

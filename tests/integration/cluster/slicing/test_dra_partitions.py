@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra_claims import read_allocations
+from autoscaler.slicing.dra import read_allocations
 from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, ours
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE
 from tests.integration.cluster.support.entry_points import held_engine

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.api import Api, ApiError
-from autoscaler.slicing.dra_claims import read_allocations
+from autoscaler.slicing.dra import read_allocations
 from tests.integration.cluster.slicing.test_device_allocation import SLICES, WAIT_S_MAX, explained, kept, noded, ours
 from tests.integration.cluster.slicing.test_dra_claims import RESOURCE
 from tests.integration.cluster.support.installations.single_instance import House

@@ -18,7 +18,7 @@ from autoscaler.drivers.kubernetes.objects.device_plugin_config import CHOICE
 from autoscaler.drivers.kubernetes.objects.node_facts import RESLICED
 from autoscaler.kubernetes.api import MERGE, Api, ApiError
 from autoscaler.kubernetes.constants import PLACES
-from autoscaler.queries.memory import AS_ASKED, Given
+from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import NodeDevice, NodeKind, NodeSlicing, Settings

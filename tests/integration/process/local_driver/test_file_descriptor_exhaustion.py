@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.contract import ReplicaId
-from autoscaler.drivers import resource_shortage
-from autoscaler.drivers.local.cleanup import kill_all
+from autoscaler.drivers import retry_on_shortage
 from autoscaler.drivers.local.ports import has_open_socket
 from autoscaler.drivers.local.processes import (
     MARK,
@@ -25,6 +24,7 @@ from autoscaler.drivers.local.processes import (
     read_process,
     read_process_mark,
 )
+from autoscaler.drivers.local.proof_of_clean import kill_all
 from autoscaler.drivers.probes import probe_engine
 from autoscaler.state.events import Seen
 from tests.support.harness.driver_events import running
@@ -39,9 +39,9 @@ A_WHILE_S = 0.1
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource_shortage, "TRY_EVERY_S", 0.01)
-    monkeypatch.setattr(resource_shortage, "_log", logging.getLogger("shortage"))
-    resource_shortage._log.addFilter(resource_shortage.Seldom())
+    monkeypatch.setattr(retry_on_shortage, "TRY_EVERY_S", 0.01)
+    monkeypatch.setattr(retry_on_shortage, "_log", logging.getLogger("shortage"))
+    retry_on_shortage._log.addFilter(retry_on_shortage.Seldom())
 
 
 @pytest.fixture

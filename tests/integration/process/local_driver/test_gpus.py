@@ -10,8 +10,8 @@ import pytest
 
 from autoscaler.contract import ReplicaId
 from autoscaler.drivers import probes
-from autoscaler.drivers.local import cleanup
 from autoscaler.drivers.local import driver as local
+from autoscaler.drivers.local import proof_of_clean
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.driver import LocalDriver
 from autoscaler.drivers.local.engine_process import EngineProcess
@@ -64,7 +64,7 @@ def test_engine_sees_only_the_gpu_of_its_slice(rig: LocalRig) -> None:
 def test_gpu_is_reusable_only_after_nvml_reports_its_memory_free(
     rig: LocalRig, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleanup, "ALARM_S", 0.05)
+    monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.05)
 
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
@@ -106,7 +106,7 @@ def test_gpu_memory_of_a_dead_worker_blocks_the_device_until_freed(
     """After SIGKILL of the main process, its worker is killed with its group, but NVML still reports the memory.
     This also happens while a driver is stuck. It is logged every ALARM_S; the device is not clean until it is free.
     """
-    monkeypatch.setattr(cleanup, "ALARM_S", 0.2)
+    monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.2)
     written = tmp_path / "worker"
 
     async def scenario() -> None:

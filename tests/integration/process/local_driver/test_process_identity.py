@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.drivers.local import cleanup, processes
-from autoscaler.drivers.local.cleanup import kill_all
+from autoscaler.drivers.local import processes, proof_of_clean
 from autoscaler.drivers.local.processes import (
     BLANK,
     MARK,
@@ -28,6 +27,7 @@ from autoscaler.drivers.local.processes import (
     read_process,
     read_process_mark,
 )
+from autoscaler.drivers.local.proof_of_clean import kill_all
 from tests.support.harness.local_rig import INSTANCE, R1, python
 
 pytestmark = pytest.mark.standard
@@ -137,10 +137,10 @@ def test_signal_is_not_sent_to_a_process_with_another_start_time(marked: subproc
 async def test_process_that_survives_sigkill_is_reported_and_waited_for(
     marked: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleanup, "ALARM_S", 0.02)
+    monkeypatch.setattr(proof_of_clean, "ALARM_S", 0.02)
     really_send, told = processes.send_signal, list[str]()
     monkeypatch.setattr(
-        cleanup, "send_signal", lambda _targets, _number: None
+        proof_of_clean, "send_signal", lambda _targets, _number: None
     )  # as with a process in an uninterruptible sleep
     reaper = Reaper(f"{INSTANCE}/")
     reaper.spare(marked.pid)
@@ -150,7 +150,7 @@ async def test_process_that_survives_sigkill_is_reported_and_waited_for(
             await asyncio.sleep(0.01)
     assert told[0] == f"processes {marked.pid} do not end after SIGKILL"
     assert not clearer.done()
-    monkeypatch.setattr(cleanup, "send_signal", really_send)
+    monkeypatch.setattr(proof_of_clean, "send_signal", really_send)
     async with asyncio.timeout(60):
         await clearer
     assert marked.wait(60) == -signal.SIGKILL
@@ -163,6 +163,6 @@ async def test_incomplete_process_scan_is_repeated_before_cleanup_ends(monkeypat
         looks.append(len(looks) == 1)
         return (), looks[-1]
 
-    monkeypatch.setattr(cleanup, "find_processes", partly)
+    monkeypatch.setattr(proof_of_clean, "find_processes", partly)
     await kill_all(ProcessSelector(R1), Reaper(f"{INSTANCE}/"), time.monotonic, pytest.fail)
     assert looks == [False, True]

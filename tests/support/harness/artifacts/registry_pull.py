@@ -21,7 +21,7 @@ from artifacts.http.transport import Limits, Site
 from artifacts.oci import spans
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, digest_of, part_of, raw
 from tests.support.net.certificates import OURS, leaf, write_authority
 

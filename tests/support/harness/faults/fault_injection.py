@@ -37,7 +37,7 @@ POINTS = (
     "autoscaler.placement.model.bins:evictable_s",
     "autoscaler.routing.slots:_divide_model",
     "autoscaler.fold.replicas:apply_replica_observation",
-    "autoscaler.demand.model_history:record_peak",
+    "autoscaler.demand.history_updates:record_peak",
     "autoscaler.routing.routes:model_entry",
     "autoscaler.routing.routes:_state",
     "tests.support.fakes.driver:FakeDriver.start",

@@ -19,7 +19,7 @@ from artifacts.http.transport import Limits, Site
 from artifacts.oci import spans as parts
 from artifacts.registry.blobs import Blob
 from artifacts.registry.client import Client
-from artifacts.registry.mirrors import Mirror, Mirrored
+from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from tests.support.fakes.registry import Answer, FakeRegistry, StillClock, keychain, part_of, raw, says, whole_head
 from tests.support.harness.artifacts.registry_pull import (
     CONTENT,

@@ -15,7 +15,7 @@ import pytest
 from artifacts.disk.disk import Disk, DiskError
 from artifacts.errors import UnreachableError
 from artifacts.registry.blobs import Blob, Sink
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 from tests.support.harness.artifacts.registry_pull import CONTENT, WAYS, answer_part, breaking, go, leave, place, small
 
 pytestmark = pytest.mark.standard

@@ -11,7 +11,7 @@ import pytest
 
 from artifacts.dialects.file_listing import ListedFile, Listing, SelectedFile
 from artifacts.fetch import files
-from artifacts.sources.http_files import Lone
+from artifacts.sources.file_host_client import Lone
 from artifacts.store.layout import digest_file_name
 from artifacts.store.publish import Job
 

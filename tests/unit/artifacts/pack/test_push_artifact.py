@@ -21,7 +21,7 @@ from artifacts.pack.oci_layout import LayoutEntry, OciLayout
 from artifacts.pack.pack import About, Form, Offered
 from artifacts.registry import resolve
 from artifacts.registry.client import Client
-from artifacts.registry.mirrors import Mirrored
+from artifacts.registry.mirrored_registry import Mirrored
 from pilotlight.cli.main import cli
 from tests.support.fakes.registry import FakeRegistry, StillClock, says
 

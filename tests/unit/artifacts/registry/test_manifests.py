@@ -23,7 +23,7 @@ from artifacts.registry.blobs import Blob
 from artifacts.registry.challenge import Challenge, parse_challenges
 from artifacts.registry.client import Client
 from artifacts.registry.manifests import INDEX, MANIFEST
-from artifacts.registry.mirrors import Mirror, Mirrored
+from artifacts.registry.mirrored_registry import Mirror, Mirrored
 from artifacts.registry.referrers import format_referrers_tag, list_referrers
 from tests.support.fakes.registry import FakeRegistry, StillClock, digest_of, index, raw, says, whole_head
 

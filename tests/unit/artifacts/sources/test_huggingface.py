@@ -20,7 +20,7 @@ from artifacts.fetch.fetch import Ways
 from artifacts.fetch.registry import Came, Registries
 from artifacts.http.transport import Limits
 from artifacts.sources import huggingface
-from artifacts.sources.http_files import Rules
+from artifacts.sources.file_host_client import Rules
 from artifacts.sources.huggingface import HubAccess
 from artifacts.store.layout import ForbiddenError, NoRoomError
 from artifacts.store.publish import Copy

@@ -13,7 +13,7 @@ from autoscaler.engines import ENGINES, EngineError, LaunchCommand, artifact_pat
 from autoscaler.engines.command_line import LAUNCHER
 from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.engines.xllamacpp_server import parse_flags
-from autoscaler.queries.memory import Given
+from autoscaler.queries.measured_memory import Given
 from autoscaler.spec.model import Adapter, EngineName, EngineTls, Gpu, Model, ModelSpec
 
 

@@ -24,12 +24,12 @@ from autoscaler.placement.growth import Taker, filled_bytes
 from autoscaler.placement.index import lrv
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.index.node_arrays import NodeArrays, NodeCapacity
-from autoscaler.placement.index.residual_waste import Taught, build_untrained_estimate
+from autoscaler.placement.index.residual_waste_tables import Taught, build_untrained_estimate
 from autoscaler.placement.model.types import Bin, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import Given, compute_growth, compute_slots, explain_no_growth
-from autoscaler.queries.memory import compute_engine_limits as told_of
+from autoscaler.queries.measured_memory import Given, compute_growth, compute_slots, explain_no_growth
+from autoscaler.queries.measured_memory import compute_engine_limits as told_of
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice

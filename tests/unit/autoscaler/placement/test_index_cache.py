@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from autoscaler.contract import ModelName, ReplicaId, TenantName
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.index.residual_waste import BINS, LEVELS
+from autoscaler.placement.index.residual_waste_tables import BINS, LEVELS
 from autoscaler.placement.index_cache import IndexCache
 from autoscaler.placement.learning.expected_demand import build_restart_costs
 from autoscaler.placement.learning.training import decode_placement_values

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.placement.index.index import SliceIndex
-from autoscaler.placement.index.residual_waste import build_untrained_estimate
+from autoscaler.placement.index.residual_waste_tables import build_untrained_estimate
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.state.resources import HostResources, Isolation

@@ -16,7 +16,7 @@ from autoscaler.placement.partitioned_gpus import REST_S, list_rejoinable_gpus
 from autoscaler.planner.plan import plan
 from autoscaler.provisioning.feasibility import list_unplaceable_models
 from autoscaler.slicing.base import Object, SliceShare
-from autoscaler.slicing.dra_claims import claimed_mig_profile
+from autoscaler.slicing.dra import claimed_mig_profile
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.settings import Price, Settings
@@ -28,7 +28,7 @@ from autoscaler.state.world import Copy, NodeId, Replica, Slice, World
 from tests.support.builders.resource_slices import DRIVER, cut_name, partitionable, partitionables
 from tests.support.builders.slices import NODE
 from tests.support.builders.worlds import GI, T0, gateway, level, model, replace_fields, replica, world
-from tests.unit.autoscaler.slicing.test_dra_claims_partitions import SETTINGS
+from tests.unit.autoscaler.slicing.test_dra_partitions import SETTINGS
 
 AT = f"{DRIVER}/{NODE}"
 

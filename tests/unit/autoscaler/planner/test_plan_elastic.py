@@ -18,8 +18,15 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.fit import explain_fit
 from autoscaler.explain.model import explain_model
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import AS_ASKED, Given, compute_slots, explain_rigid_memory, has_shrunk, spare_bytes
-from autoscaler.queries.memory import compute_engine_limits as told_of
+from autoscaler.queries.measured_memory import (
+    AS_ASKED,
+    Given,
+    compute_slots,
+    explain_rigid_memory,
+    has_shrunk,
+    spare_bytes,
+)
+from autoscaler.queries.measured_memory import compute_engine_limits as told_of
 from autoscaler.slicing import registry
 from autoscaler.spec.model import Cache, Gpu, Model, ModelSpec, ReplicaRange
 from autoscaler.spec.quantity import Bytes, BytesOrAuto

@@ -16,11 +16,11 @@ from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import Observation, fold
 from autoscaler.kubernetes.resources.event_log import ModelEvent, derive_step_events
 from autoscaler.planner.plan import plan
-from autoscaler.queries import stranded_pods
+from autoscaler.queries import unschedulable_replicas
 from autoscaler.queries.crowded_slices import list_crowded_slices, list_excess_replicas
 from autoscaler.slicing import device_usage, registry
 from autoscaler.slicing.device_usage import resolve_actual_slices
-from autoscaler.slicing.dra_claims import Got
+from autoscaler.slicing.dra import Got
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.state.actions import DrainReplica, StartReplica, StopReplica
 from autoscaler.state.events import Seen
@@ -171,12 +171,12 @@ def test_node_is_avoided_only_after_a_second_overcommit_eviction() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
     now, _ = after(there, *plan(there, T0).actions)
     assert not [one for one in plan(now, T0).actions if not isinstance(one, StartReplica)], "nor revived"
-    assert not stranded_pods.list_avoided_nodes(now, B.name, T0)
+    assert not unschedulable_replicas.list_avoided_nodes(now, B.name, T0)
     again = replica(B, "b2", ["n/x"], chosen=(SliceId("n/y"),), created_s=T0)
     later = replace(now, replicas={ReplicaId("a"): there.replicas[ReplicaId("a")], again.id: again})
     later = world((A, B), BIG, later.replicas.values(), gateways=there.gateways.values(), backoffs=now.nodes.backoffs)
     later, _ = after(later, *plan(later, T0).actions)
-    assert stranded_pods.list_avoided_nodes(later, B.name, T0) == ("n0",)
+    assert unschedulable_replicas.list_avoided_nodes(later, B.name, T0) == ("n0",)
 
 
 # --- foreign pods ----------------------------------------------------------------------------------------------------

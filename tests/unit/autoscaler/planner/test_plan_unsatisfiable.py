@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from autoscaler.contract import GatewayId, ModelName
-from autoscaler.demand.model_history import EPISODE_AFTER_S
+from autoscaler.demand.history_updates import EPISODE_AFTER_S
 from autoscaler.fold.fold import fold
 from autoscaler.fold.indices import rebuild_indices
 from autoscaler.planner.plan import plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.demand.model_history import start_deadline_s
+from autoscaler.demand.history_updates import start_deadline_s
 from autoscaler.drivers.kubernetes.objects.start_timing import StartTiming
 from autoscaler.queries.start_phases import PARTS, last_phases_ms, parts_s, phases_s, phases_with_parts_s
 from autoscaler.state.actions import StartReplica

@@ -7,7 +7,7 @@ import pytest
 from autoscaler import engines
 from autoscaler.documents.load import parse_documents
 from autoscaler.drivers.kubernetes.objects import replica_pod
-from autoscaler.queries.memory import compute_engine_limits
+from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.quantity import Bytes

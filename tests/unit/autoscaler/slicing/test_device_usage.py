@@ -17,7 +17,7 @@ from autoscaler.queries.device_health import OTHERS, list_closed_slices
 from autoscaler.slicing import device_usage, registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.slicing.device_usage import FULL, DeviceUsage
-from autoscaler.slicing.dra_claims import Dra, Got
+from autoscaler.slicing.dra import Dra, Got
 from autoscaler.slicing.hami import HANDSHAKE, NVIDIA, HamiAllocation
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica

@@ -9,7 +9,7 @@ import pytest
 from yarl import URL
 
 from artifacts.credentials.clouds.amazon import Amazon, Service, find_ecr_service
-from artifacts.credentials.clouds.pod_identity import FULL
+from artifacts.credentials.clouds.aws_container_credentials import FULL
 from artifacts.credentials.docker_config import Login
 from artifacts.credentials.sigv4 import Asked, Keys, Scope, sign_request
 from artifacts.errors import DeniedError, PolicyError

@@ -11,7 +11,7 @@ from autoscaler.drivers.kubernetes.objects.replica_pod import IMAGE_S_MAX, PodSe
 from autoscaler.drivers.kubernetes.pod_events import LOOK_S, LOOK_S_MAX, PodEvents, find_volume_failure
 from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.watch import ObjectKey, Watched
-from tests.unit.autoscaler.drivers.kubernetes.test_cleanup import RUNS
+from tests.unit.autoscaler.drivers.kubernetes.test_proof_of_clean import RUNS
 
 SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'
 WAITS = RUNS._replace(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.placement.index import device_links
-from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.index.residual_waste_tables import Ints
 from tests.support.example_budget import examples
 
 

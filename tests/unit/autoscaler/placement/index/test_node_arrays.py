@@ -18,7 +18,7 @@ from autoscaler.placement.index.node_arrays import (
     compute_request_usage,
 )
 from autoscaler.placement.index.request import CROWDS, encode_request
-from autoscaler.placement.index.residual_waste import (
+from autoscaler.placement.index.residual_waste_tables import (
     BINS,
     IDLE,
     LEVELS,

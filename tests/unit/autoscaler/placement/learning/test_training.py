@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from autoscaler.fold.fold import fold
-from autoscaler.placement.index.residual_waste import WHOLE, Face, Tables, Taught, build_untrained_estimate
+from autoscaler.placement.index.residual_waste_tables import WHOLE, Face, Tables, Taught, build_untrained_estimate
 from autoscaler.placement.learning import training
 from autoscaler.placement.learning.learner import SEED, Learner
 from autoscaler.placement.learning.training import (

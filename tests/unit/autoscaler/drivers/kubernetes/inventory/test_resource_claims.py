@@ -17,7 +17,7 @@ from autoscaler.kubernetes.api import STRATEGIC, Api, ApiError, Object, Unreacha
 from autoscaler.kubernetes.decoding import ListPage
 from autoscaler.kubernetes.watch import Watched
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
-from autoscaler.slicing.dra_claims import Dra, Got, common_claim_name
+from autoscaler.slicing.dra import Dra, Got, common_claim_name
 from autoscaler.spec.ownership import ANYBODYS
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import Bytes

@@ -13,7 +13,7 @@ from autoscaler.documents.load import DocumentError, parse_documents
 from autoscaler.drivers.kubernetes.objects import node_facts as nodes
 from autoscaler.drivers.kubernetes.objects import replica_pod as pods
 from autoscaler.drivers.kubernetes.objects.pod_overrides import apply_overrides, merge_resources
-from autoscaler.queries.stranded_pods import is_unschedulable
+from autoscaler.queries.unschedulable_replicas import is_unschedulable
 from autoscaler.slicing.base import PodFields
 from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.model import Model

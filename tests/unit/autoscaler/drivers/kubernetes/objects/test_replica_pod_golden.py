@@ -10,7 +10,7 @@ from autoscaler.contract import ModelName
 from autoscaler.drivers.kubernetes.inventory import resource_claims
 from autoscaler.drivers.kubernetes.objects import replica_pod
 from autoscaler.kubernetes.api import Object
-from autoscaler.queries.memory import compute_engine_limits
+from autoscaler.queries.measured_memory import compute_engine_limits
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts
 from autoscaler.spec.model import Gpu, Model, ModelSpec

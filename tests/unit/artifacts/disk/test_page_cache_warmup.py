@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.disk.page_cache import STEP_BYTES, warm_page_cache
+from artifacts.disk.page_cache_warmup import STEP_BYTES, warm_page_cache
 
 
 def sparse(path: Path, size: int) -> Path:

@@ -16,7 +16,7 @@ from autoscaler.kubernetes.api import Api, Object
 from autoscaler.kubernetes.constants import NODES
 from autoscaler.slicing.base import NodeFacts, PodFields, SliceShare
 from autoscaler.slicing.device_usage import resolve_actual_slices
-from autoscaler.slicing.dra_claims import Dra, Got, list_alternatives
+from autoscaler.slicing.dra import Dra, Got, list_alternatives
 from autoscaler.spec.settings import Settings
 from autoscaler.state.world import Slice, SliceId
 from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, partitionable, resource_slice

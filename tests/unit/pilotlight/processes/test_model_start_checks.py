@@ -11,9 +11,9 @@ from autoscaler.controller import loop
 from autoscaler.spec.model import Model
 from autoscaler.state.events import DocumentsSeen, Synced
 from autoscaler.state.world import World
-from pilotlight.processes import preflight
+from pilotlight.processes import model_start_checks
 from pilotlight.processes.console import SAID_MAX
-from pilotlight.processes.preflight import Preflight
+from pilotlight.processes.model_start_checks import Preflight
 from tests.support.builders.worlds import device, model, replace_fields, world
 from tests.support.harness.manual_loop import SteppedLoop
 from tests.support.waiting import until
@@ -65,7 +65,7 @@ class House:
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 0.01)
     return House()
 
 
@@ -86,7 +86,7 @@ def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: Hou
 
 
 def test_changed_documents_are_checked_immediately(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 3600.0)
 
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A,)))
@@ -99,7 +99,7 @@ def test_changed_documents_are_checked_immediately(house: House, monkeypatch: py
 
 def test_models_are_not_checked_before_devices_are_listed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of an engine depends on the devices."""
-    monkeypatch.setattr(preflight, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(model_start_checks, "LOOK_EVERY_S", 3600.0)
     house.stepped.loop.world = replace_fields(house.stepped.loop.world, synced=False)
 
     async def scenario() -> None:

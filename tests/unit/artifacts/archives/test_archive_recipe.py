@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.archives import reassembly, tar
-from artifacts.archives.reassembly import ArchivedFile, FileRange, Recipe
+from artifacts.archives import archive_recipe, tar
+from artifacts.archives.archive_recipe import ArchivedFile, FileRange, Recipe
 from artifacts.oci.spans import Span
 
 
@@ -31,12 +31,12 @@ def recipe_of(content: bytes, piece_bytes: int) -> Recipe:
         for event in reader.feed(content[at : at + piece_bytes]):
             if isinstance(event, tar.Member) and event.size:
                 places.append(ArchivedFile(reader.at, event.size, event.path))
-    rest = b"".join(content[one.first : one.end] for one in reassembly.list_gaps(len(content), places))
+    rest = b"".join(content[one.first : one.end] for one in archive_recipe.list_gaps(len(content), places))
     return Recipe(len(content), tuple(places), rest)
 
 
 def joined(recipe: Recipe, files: dict[str, bytes], first: int, end: int) -> bytes:
-    found = reassembly.iter_archive_range(recipe, first, end)
+    found = archive_recipe.iter_archive_range(recipe, first, end)
     return b"".join(files[one.path][one.first : one.end] if isinstance(one, FileRange) else one for one in found)
 
 
@@ -50,7 +50,7 @@ def test_any_archive_range_is_reassembled_byte_for_byte(
     files: dict[str, bytes], piece: int, data: st.DataObject
 ) -> None:
     content = archive(files)
-    recipe = reassembly.decode_recipe(reassembly.encode_recipe(recipe_of(content, piece)))
+    recipe = archive_recipe.decode_recipe(archive_recipe.encode_recipe(recipe_of(content, piece)))
     assert recipe is not None
     assert joined(recipe, files, 0, len(content)) == content
     first = data.draw(st.integers(0, len(content) - 1))
@@ -61,8 +61,8 @@ def test_any_archive_range_is_reassembled_byte_for_byte(
 
 def test_gaps_between_archived_files_are_listed() -> None:
     places = [ArchivedFile(10, 5, "a"), ArchivedFile(15, 5, "b"), ArchivedFile(30, 1, "c")]
-    assert reassembly.list_gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
-    assert reassembly.list_gaps(5, [ArchivedFile(0, 5, "a")]) == []
+    assert archive_recipe.list_gaps(40, places) == [Span(0, 10), Span(20, 30), Span(31, 40)]
+    assert archive_recipe.list_gaps(5, [ArchivedFile(0, 5, "a")]) == []
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,15 @@ def test_gaps_between_archived_files_are_listed() -> None:
 )
 def test_overlapping_or_out_of_range_files_are_rejected(places: list[ArchivedFile]) -> None:
     with pytest.raises(ValueError, match="lie over each other, or outside"):
-        reassembly.list_gaps(5, places)
-    assert reassembly.decode_recipe(reassembly.encode_recipe(Recipe(5, tuple(places), b""))) is None
+        archive_recipe.list_gaps(5, places)
+    assert archive_recipe.decode_recipe(archive_recipe.encode_recipe(Recipe(5, tuple(places), b""))) is None
 
 
 def test_truncated_or_inconsistent_recipe_decodes_to_none() -> None:
-    good = reassembly.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
-    assert reassembly.decode_recipe(good) is not None
-    assert reassembly.decode_recipe(good[:-1]) is None
-    assert reassembly.decode_recipe(b"") is None
-    assert reassembly.decode_recipe(reassembly.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"x"))) is None
+    good = archive_recipe.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"xy"))
+    assert archive_recipe.decode_recipe(good) is not None
+    assert archive_recipe.decode_recipe(good[:-1]) is None
+    assert archive_recipe.decode_recipe(b"") is None
+    assert (
+        archive_recipe.decode_recipe(archive_recipe.encode_recipe(Recipe(5, (ArchivedFile(1, 3, "a"),), b"x"))) is None
+    )

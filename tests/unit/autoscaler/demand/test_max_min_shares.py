@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.demand.slot_shares import Claimant, ShareDemand, max_min, split_share
+from autoscaler.demand.max_min_shares import Claimant, ShareDemand, max_min, split_share
 
 claimants = st.dictionaries(
     st.sampled_from("abcdefgh"),

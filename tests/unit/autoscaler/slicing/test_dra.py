@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
-from autoscaler.slicing.dra_claims import Dra, Got, find_slice, find_whole_gpu, read_allocations
+from autoscaler.slicing.dra import Dra, Got, find_slice, find_whole_gpu, read_allocations
 from autoscaler.slicing.dra_resource_slices import Policy, read_pools
 from autoscaler.slicing.mig_geometry import Cut, MigError, build_layout
 from autoscaler.state.resources import Isolation

@@ -19,7 +19,7 @@ from autoscaler.planner.plan import plan
 from autoscaler.slicing import registry
 from autoscaler.slicing.base import NodeFacts, Object, SliceShare
 from autoscaler.slicing.device_usage import FULL
-from autoscaler.slicing.dra_claims import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
+from autoscaler.slicing.dra import CLIENT_BYTES, Dra, Got, common_claim_name, dra_device_name
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.spec.pod import MANAGED_BY
 from autoscaler.spec.quantity import Bytes
@@ -33,7 +33,7 @@ from tests.support.builders.resource_slices import DRIVER, cut_name, gpu, many, 
 from tests.support.builders.slices import GIB, NODE
 from tests.support.builders.worlds import T0, gateway, level, model, replica, world
 from tests.support.golden import agrees, pod
-from tests.unit.autoscaler.slicing.test_dra_claims_alternatives import Paths, meta
+from tests.unit.autoscaler.slicing.test_dra_alternatives import Paths, meta
 
 Sharing = Literal["timeslice", "mps"]
 GPUS = resource_slice(NODE, "gpus", devices=[gpu(0), gpu(1)])

@@ -7,8 +7,11 @@ import asyncio
 import pytest
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.drivers.kubernetes import cleanup
-from autoscaler.drivers.kubernetes.cleanup import (
+from autoscaler.drivers.kubernetes import proof_of_clean
+from autoscaler.drivers.kubernetes.objects import node_facts as nodes
+from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
+from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
+from autoscaler.drivers.kubernetes.proof_of_clean import (
     ASSUMED,
     EXITED,
     FORCED_S,
@@ -17,9 +20,6 @@ from autoscaler.drivers.kubernetes.cleanup import (
     Clearing,
     is_force_deleted,
 )
-from autoscaler.drivers.kubernetes.objects import node_facts as nodes
-from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
-from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 from autoscaler.state.world import SliceId
 
 RUNS = PodSeen(
@@ -42,7 +42,7 @@ class Stage:
     """A clock, a node and a measurement that the test sets, and a pending proof."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cleanup, "LOOK_S", 0.001)
+        monkeypatch.setattr(proof_of_clean, "LOOK_S", 0.001)
         self.now_s = 100.0
         self.node: NodeSeen | None = node("b1")
         self.measured = False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.credentials.clouds.pod_identity import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
+from artifacts.credentials.clouds.aws_container_credentials import AUTHORIZATION, FROM_FILE, FULL, RELATIVE, PodKeys
 from artifacts.credentials.sigv4 import Keys
 from artifacts.errors import DeniedError, PolicyError, UnreachableError
 from tests.support.fakes.cloud_services import Services

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.placement.eviction import eviction_cost, list_evictable_occupants, sum_amounts
-from autoscaler.placement.index.victims import EvictionCostIndex
+from autoscaler.placement.index.eviction_costs import EvictionCostIndex
 from autoscaler.placement.model.types import Bin, EvictionLevel, PlacementRequest, RestartCosts
 from autoscaler.state.resources import ResourceAmount
 from tests.support.builders.worlds import T0, device

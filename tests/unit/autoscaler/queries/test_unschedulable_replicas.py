@@ -21,7 +21,7 @@ from autoscaler.placement.model.types import Bin, RestartCosts
 from autoscaler.placement.packer import pack
 from autoscaler.planner.plan import plan
 from autoscaler.queries.device_health import OTHERS
-from autoscaler.queries.stranded_pods import SHUN_S, SHUN_S_MAX, STRANDED_S
+from autoscaler.queries.unschedulable_replicas import SHUN_S, SHUN_S_MAX, STRANDED_S
 from autoscaler.server.api import list_devices
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Toleration

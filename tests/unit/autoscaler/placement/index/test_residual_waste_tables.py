@@ -7,7 +7,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from autoscaler.placement.index.residual_waste import (
+from autoscaler.placement.index.residual_waste_tables import (
     ABSENT,
     BINS,
     CPU_EDGES,

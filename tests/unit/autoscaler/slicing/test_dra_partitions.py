@@ -12,7 +12,7 @@ from autoscaler.drivers.kubernetes.objects import node_facts
 from autoscaler.drivers.kubernetes.objects.node_facts import NodeSeen
 from autoscaler.slicing.base import PodFields, SliceShare
 from autoscaler.slicing.device_usage import resolve_actual_slices
-from autoscaler.slicing.dra_claims import Dra, Got
+from autoscaler.slicing.dra import Dra, Got
 from autoscaler.state.world import Slice
 from tests.support.builders.resource_slices import DRIVER, H100, cut_name, partitionable
 from tests.support.builders.slices import GIB, NODE

@@ -18,7 +18,7 @@ from math import inf
 from autoscaler.drivers.local.devices import Devices
 from autoscaler.drivers.local.nvml import NvmlError
 from autoscaler.drivers.local.processes import ProcessSelector, Reaper, find_processes, read_process, send_signal
-from autoscaler.drivers.resource_shortage import retry_on_shortage
+from autoscaler.drivers.retry_on_shortage import retry_on_shortage
 from autoscaler.state.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0

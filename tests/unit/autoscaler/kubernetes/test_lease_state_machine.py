@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from autoscaler.contract import NodeReport
 from autoscaler.fold.fold import fold
 from autoscaler.fold.operator_orders import list_reported_epochs
-from autoscaler.kubernetes.leadership import AHEAD_MAX, EPOCH_MAX, LOOK_S_MAX, ElectionCandidate, LeaseRecord, Write
+from autoscaler.kubernetes.lease_state_machine import (
+    AHEAD_MAX,
+    EPOCH_MAX,
+    LOOK_S_MAX,
+    ElectionCandidate,
+    LeaseRecord,
+    Write,
+)
 from autoscaler.state.operator_orders import NodeReported
 from tests.support.builders.worlds import T0, world
 from tests.support.example_budget import examples

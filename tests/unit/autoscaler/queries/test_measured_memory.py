@@ -9,7 +9,7 @@ from autoscaler.explain.decision_log import Log
 from autoscaler.explain.model import explain_model
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import MIB, describe_granted_memory, has_grown, has_shrunk
+from autoscaler.queries.measured_memory import MIB, describe_granted_memory, has_grown, has_shrunk
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.events import Seen
 from autoscaler.state.world import History, Replica, World

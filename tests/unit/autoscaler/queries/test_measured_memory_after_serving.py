@@ -8,7 +8,13 @@ from autoscaler.contract import ModelName, NodeReport, PodUse
 from autoscaler.explain.fit import Needs, explain_fit
 from autoscaler.fold.fold import fold
 from autoscaler.planner.plan import plan
-from autoscaler.queries.memory import MARGIN, NOTICED_BYTES, SERVED_S, correct_memory_estimate, record_measured_memory
+from autoscaler.queries.measured_memory import (
+    MARGIN,
+    NOTICED_BYTES,
+    SERVED_S,
+    correct_memory_estimate,
+    record_measured_memory,
+)
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.quantity import BytesOrAuto
 from autoscaler.state.events import DocumentsSeen, HistorySeen, Seen

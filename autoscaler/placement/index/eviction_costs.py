@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import ModelName, ReplicaId
-from autoscaler.placement.index.residual_waste import Ints
+from autoscaler.placement.index.residual_waste_tables import Ints
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PlacementRequest, RestartCosts
 
 K = TypeVar("K")

@@ -12,7 +12,7 @@ from artifacts.digest import compute_digest
 from artifacts.errors import DeniedError, PolicyError, UnreachableError
 from artifacts.http.transport import Limits
 from artifacts.registry.blobs import Blob
-from artifacts.sources.http_files import FileHost, Lone, Rules
+from artifacts.sources.file_host_client import FileHost, Lone, Rules
 from tests.support.fakes.registry import FakeRegistry, StillClock
 
 pytestmark = pytest.mark.standard
