@@ -95,7 +95,7 @@ def gateway(  # noqa: PLR0917  click passes by keyword
     "--driver",
     type=click.Choice(["local", "kubernetes"]),
     required=True,
-    help="What runs the replicas: this machine or a Kubernetes cluster.",
+    help="Where replicas run: on this machine or in a Kubernetes cluster.",
 )
 @click.option(
     "--namespace", default="default", show_default=True, help="The namespace in which pods are created (kubernetes)."

@@ -30,7 +30,7 @@ MARKS: dict[str, str] = {"ok": "green", "info": "cyan", "warning": "yellow", "bl
 @click.command(epilog="Example: pilotlight doctor --driver kubernetes --namespace engines")
 @click.option(
     "--driver", type=click.Choice(["local", "kubernetes"]), default="local", show_default=True,
-    help="What runs the replicas: this machine or a Kubernetes cluster.",
+    help="Where replicas run: on this machine or in a Kubernetes cluster.",
 )  # fmt: skip
 @click.option(
     "--kubeconfig",

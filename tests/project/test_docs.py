@@ -23,7 +23,7 @@ from autoscaler.providers.redfish import planning
 from autoscaler.server.metrics import Metrics
 from autoscaler.spec.capacity import KINDS, QUEUES, ProviderSettings
 from autoscaler.state.world import World
-from docs import draw_call, states
+from docs import commands, draw_call, states
 from gateway.telemetry import Telemetry
 from pilotlight.agent.weights.metrics import StoreMetrics
 from pilotlight.cli.main import cli
@@ -171,6 +171,10 @@ def test_documented_probe_intervals_match_the_code() -> None:
         in ARCHITECTURE
     )
     assert f"every {first}, then {then} ms" in draw_call.picture()
+
+
+def test_reference_of_command_options_is_current() -> None:
+    assert commands.PAGE.read_text() == commands.page(), "run `.venv/bin/python -m docs.commands`"
 
 
 def test_cold_start_diagram_is_current() -> None:
