@@ -124,7 +124,7 @@ def test_documented_price_class_labels_match_the_code() -> None:
 
 
 def test_documented_unsupported_keys_match_the_rejected_ones() -> None:
-    told = section(CONFIGURATION, "Not in force yet")
+    told = section(CONFIGURATION, "Not supported yet")
     for kind, keys in KEYS.items():
         row = re.search(rf"^\| {kind} \| (.*) \|$", told, re.MULTILINE)
         assert row is not None
