@@ -224,7 +224,7 @@ async def test_model_scales_from_and_to_zero_with_the_rights_of_the_chart(releas
         await wakes_answers_and_sleeps(release, release.engines, key)
         conditions = (await applied(release, release.namespace, pullSecret="x"))["conditions"]
         (ready,) = (one for one in conditions if one["type"] == "Ready")
-        assert (ready["reason"], ready["message"][:38]) == ("Invalid", "spec.pullSecret: is of the pods' names"), ready
+        assert (ready["reason"], ready["message"][:36]) == ("Invalid", "spec.pullSecret: uses the pods' name"), ready
 
 
 async def test_gpu_model_scales_from_and_to_zero_with_namespace_rights_only(release: Release) -> None:

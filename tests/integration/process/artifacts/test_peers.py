@@ -105,7 +105,7 @@ def test_pull_with_a_wrong_peer_token_completes_from_the_registry(tmp_path: Path
     [
         (("serve", "--listen", "0.0.0.0:0"), "any client could fetch weights: set --peer-token-file"),
         (("serve", "--listen", "0.0.0.0:0", "--peer-token-file", "TOKEN"), "this address requires TLS"),
-        (("pull", "oci://127.0.0.1:1/a/b", "--peer", "http://192.0.2.1:1"), "would be unencrypted"),
+        (("pull", "oci://127.0.0.1:1/a/b", "--peer", "http://192.0.2.1:1"), "in clear: use https://"),
         (("pull", "oci://127.0.0.1:1/a/b", "--peer", "node-a"), "expected https://HOST:PORT"),
         (("pull", "oci://127.0.0.1:1/a/b", "--peer", "https://a:1", "--peer-token-file", "none"), "No such file"),
     ],

@@ -78,6 +78,8 @@ async def test_faults_write_no_key_or_prompt_to_logs_metrics_or_files(tmp_path: 
     async with serving(tmp_path, *documents(tmp_path), options=options) as one:
         heard = Heard(one)
         await heard.suffer(Fault("nothing wrong", post(CHAT, chat("talks")), 200, engine=True))
+        for model in TIMED.values():
+            await heard.answer(post(CHAT, chat(model)))  # it starts: a queued stream gets its head early
         faults = [fault for family in REQUESTS for fault in family()]
         await asyncio.gather(*map(heard.suffer, [*faults, *engine_faults()]))
         await refused_in_time(heard)

@@ -78,7 +78,7 @@ async def test_port_in_use_fails_the_start(tmp_path: Path, which: str) -> None:
         with socket.create_server((host, int(port))):
             status, line = refused(one)
         assert status == 1
-        assert f"{host}:{port} is taken" in line
+        assert f"{host}:{port} is already in use" in line
         await one.start()  # the state directory is unchanged
         assert (await one.call("ada")).ending is Ending.COMPLETED
 

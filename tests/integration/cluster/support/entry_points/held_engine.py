@@ -1,4 +1,4 @@
-"""A fake engine that generates no response before a file exists: `python -S -E held.py FILE ARGUMENTS...`.
+"""A fake engine that generates no response before a file exists: `python -S -E held_engine.py FILE ARGUMENTS...`.
 
 A test uses it for a request that must still run when the test looks. The request ends after the test creates the file.
 """
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 if not __package__:  # started with the path of this file
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    sys.path[0] = str(Path(__file__).resolve().parents[5])
 
 from loadtest.fake_engine import engine
 
