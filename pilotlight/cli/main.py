@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import keyword
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,6 +132,9 @@ def serve(  # noqa: PLR0917  click passes by keyword
     gateways: int, keep_engines: bool, grace: float, print_config: bool,
 ) -> None:  # fmt: skip
     """Serve models on this machine. Each one starts on its first request and scales to zero when it is idle."""
+    # Pending until the supervisor can reload. The import below starts threads, which inherit this: the kernel would
+    # deliver the signal to a thread that does not block it, and that would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from pilotlight.processes.serve import ServeOptions, run_serve
 
     options = ServeOptions(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -51,7 +50,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_serve(options: ServeOptions) -> int:
     """Run `serve` and return its exit status."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # pending until the supervisor can reload
     documents = gather_documents(options.models, options.configs, options.state)
     if options.print_config:
         write_document(to_yaml(documents))
