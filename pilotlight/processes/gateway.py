@@ -108,6 +108,8 @@ async def serve_gateway(options: GatewayOptions) -> None:
     ways = access.Ways(options.autoscalers, options.access, files)
     sync = Sync(GatewayId(options.id), ways.links, front, kept_at, boot=boot)
     front.on_report = sync.edge
+    listener = socket_of(options.listen_fd, options.listen)  # it listens before the gateway can report that it is ready
+    front.listens_at(listener.getsockname())
     runner = health.Runner(health.add_host_check(build_ops_application(front)))
     await runner.setup()
     await operations_site(runner, options).start()
@@ -121,8 +123,6 @@ async def serve_gateway(options: GatewayOptions) -> None:
             background.append(tasks.create_task(events.keep_small()))
         await wait_until_informed(front, stop)
         factory = front.connection if handshakes is None else handshakes.client
-        listener = socket_of(options.listen_fd, options.listen)
-        front.listens_at(listener.getsockname())
         servers = await start_servers(factory, listener)
         await stop.wait()
         for server in servers:
