@@ -54,8 +54,9 @@ def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonT
     still = now.slices is was.slices and world.capacity is before.capacity and now.cordons is was.cordons
     if still and not timed and not ours:
         return world.nodes.cordons
-    told = {place: one for place, one in world.nodes.cordons.items() if not one.why}
-    return {**told, **{place: one for place, one in _found(world, now_s).items() if place not in told}}
+    of_operators = {place: one for place, one in world.nodes.cordons.items() if not one.why}
+    found = _found(world, now_s)
+    return {**of_operators, **{place: one for place, one in found.items() if place not in of_operators}}
 
 
 def _found(world: World, now_s: float) -> dict[CordonTarget, Cordon]:

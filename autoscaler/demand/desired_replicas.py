@@ -263,11 +263,11 @@ def _idle(case: _Case) -> DesiredReplicas:
     if any(replica.state in BEGINNING for replica in supply):
         reason = "a start that nobody waits for runs to ready"
         return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
-    told = "last used"
+    activity = "last used"
     if last_s is None:
         last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
     if last_s < world.leadership.leading_since_s:  # the previous leader may have exited with unrecorded requests
-        told, last_s = "not used since this leader began", world.leadership.leading_since_s
+        activity, last_s = "not used since this leader began", world.leadership.leading_since_s
     window_s, rented = effective_idle_window(world, case.model, history)
     held_s = max(held_until_s(case.model, history, replica) for replica in supply)
     zero_s = max(last_s + window_s, held_s)
@@ -276,7 +276,7 @@ def _idle(case: _Case) -> DesiredReplicas:
             model=name, count=0, reason=f"idle for {format_duration(now_s - last_s)}", since_s=last_s
         )
     reason = (
-        f"{told} {format_duration(now_s - last_s)} ago, idle window "
+        f"{activity} {format_duration(now_s - last_s)} ago, idle window "
         f"{format_duration(window_s)}{RENTED if rented else ''}"
     )
     if held_s > last_s + window_s:

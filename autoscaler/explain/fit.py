@@ -258,8 +258,8 @@ def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words
     fits = not apart and find_required_amount(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
     if fits and needs.share and needs.parts:
-        told = measured_memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
-        given = want.kind.memory_bytes if told else int(slice_.memory_bytes * needs.share)
+        is_limited = measured_memory.is_memory_minimum(model) and slice_.shared and not slice_.device_bytes
+        given = want.kind.memory_bytes if is_limited else int(slice_.memory_bytes * needs.share)
         spent = sum(part.bytes for part in needs.parts if part.name not in {"cache", "reserve"})
         each = want.kind.devices if measured_memory.is_memory_minimum(model) else 1  # its parts are per device
         given, rest = given * want.kind.devices, given * want.kind.devices - spent * each

@@ -52,5 +52,5 @@ def _nodes(draft: Draft, seen: CuttableSeen) -> None:
 def _refused(draft: Draft, seen: CutRefused) -> None:
     intent = draft.world.nodes.cutting.get(seen.node)
     if intent is not None:
-        told = replace(intent, refused=seen.reason, again_s=draft.now_s + REFUSED_S)
-        draft.change_nodes(cutting={**draft.world.nodes.cutting, seen.node: told})
+        refused = replace(intent, refused=seen.reason, again_s=draft.now_s + REFUSED_S)
+        draft.change_nodes(cutting={**draft.world.nodes.cutting, seen.node: refused})

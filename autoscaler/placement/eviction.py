@@ -230,15 +230,15 @@ def fit_options_to_host(
     way now. `around`: the replicas on the node.
     """
     chosen = {one.replica: one for option in team for one in option.victims}
-    if host.left.holds(want.kind.beside):
+    if host.left.holds(want.kind.host_request):
         return tuple(team)
-    if host.soon.plus(sum_host_requests(chosen.values())).holds(want.kind.beside):
+    if host.soon.plus(sum_host_requests(chosen.values())).holds(want.kind.host_request):
         return tuple(_as(option, COMING, option.victims, outlook) for option in team)
     must = {one.replica: one for option in team for one in option.strangers if one.replica in chosen}
     more = {one.replica: one for one in around if one.replica not in must and can_evict(want, one, now_s)}
     useful = [one for one in more.values() if any(one.beside) or one.replica in chosen]
     lacks = [(_here(option), _lack(option, must.values())) for option in team]
-    short = host.soon.plus(sum_host_requests(must.values())).lack(want.kind.beside)
+    short = host.soon.plus(sum_host_requests(must.values())).lack(want.kind.host_request)
 
     def enough(some: Sequence[Occupant]) -> bool:
         going = {one.replica for one in some}

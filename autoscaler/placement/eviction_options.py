@@ -140,7 +140,7 @@ class EvictionSearch:
         nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
         for node in nodes:
             host = self._supposed.host(node)
-            if host is not None and any(host.coming) and not host.left.holds(want.kind.beside):
+            if host is not None and any(host.coming) and not host.left.holds(want.kind.host_request):
                 yield from self._yard.slices_of(node)
 
     def _search(self, want: PlacementRequest) -> Search:
@@ -178,10 +178,10 @@ class EvictionSearch:
         """[lanes]: where victims may be on another slice: for CPU or memory of the node, or for tenant isolation."""
         yard = self._yard
         odd = np.zeros(len(yard.stock.node_of), bool)
-        if any(want.kind.beside):
-            short = yard.short(want.kind.beside)
+        if any(want.kind.host_request):
+            short = yard.short(want.kind.host_request)
             for node, host in self._supposed.hosts.items():
-                short[yard.number_of(node)] = not host.soon.holds(want.kind.beside)
+                short[yard.number_of(node)] = not host.soon.holds(want.kind.host_request)
             odd |= short[yard.stock.node_of]
         return odd | yard.company.strange(want.trust) if want.trust else odd
 

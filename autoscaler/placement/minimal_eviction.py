@@ -183,8 +183,8 @@ class _Search:
         one, node = self._ground.held[number], self._ground.seat(number, spots)
         if node is None:
             return True
-        return self._hosts[node].holds(one.want.kind.beside) and (
-            not one.now or self._hosts_now[node].holds(one.want.kind.beside)
+        return self._hosts[node].holds(one.want.kind.host_request) and (
+            not one.now or self._hosts_now[node].holds(one.want.kind.host_request)
         )
 
     def _take(self, number: int, spots: tuple[CandidateSlot, ...]) -> None:
@@ -224,7 +224,7 @@ class _Search:
         node = ground.seat(number, spots)
         if node is not None:
             for hosts in (self._hosts, self._hosts_now) if one.now else (self._hosts,):
-                more = one.want.kind.beside
+                more = one.want.kind.host_request
                 hosts[node] = hosts[node].less(more) if sign > 0 else hosts[node].plus(more)
 
     # --- which victims each request evicts ----------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class _After:
             self._left[at] = self._left[at].less(room)
         node = self._ground.seat(number, spots)
         if node is not None:
-            self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.kind.beside)
+            self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.kind.host_request)
 
     def evicted(self, number: int, spots: Sequence[CandidateSlot]) -> tuple[Occupant, ...] | None:
         """Return the victims that the request evicts. None: it does not get its room this way."""
@@ -284,11 +284,15 @@ class _After:
             if not self._left[at].holds(room):
                 found += self._go(want, self._rooms[at])
         node = ground.seat(number, spots)
-        if node is not None and not self._hosts[node].holds(want.kind.beside):
+        if node is not None and not self._hosts[node].holds(want.kind.host_request):
             found += self._go(want, self._beside(node))
         rooms = all(self._left[at].holds(room) for at, room in spots)
         alone = not any(i.replica in self._stay for at, _ in spots for i in ground.strangers(want, at))
-        return tuple(found) if rooms and alone and (node is None or self._hosts[node].holds(want.kind.beside)) else None
+        return (
+            tuple(found)
+            if rooms and alone and (node is None or self._hosts[node].holds(want.kind.host_request))
+            else None
+        )
 
     def _beside(self, node: NodeId) -> Iterator[ReplicaId]:
         """Return the victims that use CPU or memory of the node."""

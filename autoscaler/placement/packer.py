@@ -68,7 +68,7 @@ def pack(
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
     validate_growth(wanted)
     yard.locality.tell(copies)
-    most = reduce(Beside.most, (want.kind.beside for want in wanted), NOTHING) if yard.hosts else NOTHING
+    most = reduce(Beside.most, (want.kind.host_request for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
     first = PackRun(yard, outlook, now_s, most, told=told)
@@ -231,7 +231,8 @@ class PackRun:
         node = shelves[0].slice.node if shelves else held.node
         host = None if node is None else self.supposed.host(node)
         if not held.now and not (
-            all(self._is_free(got, one) for one in shelves) and (host is None or host.left.holds(want.kind.beside))
+            all(self._is_free(got, one) for one in shelves)
+            and (host is None or host.left.holds(want.kind.host_request))
         ):
             return None
         if want.kind.spare_bytes:
@@ -267,7 +268,7 @@ class PackRun:
         host = None if node is None else self.supposed.host(node)
         if node is None or host is None:
             return None
-        self.supposed.suppose(node, host.promised(want.kind.beside))
+        self.supposed.suppose(node, host.promised(want.kind.host_request))
         return node
 
     # --- room to be made ----------------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ class PackRun:
         here |= {one.replica for some in strangers for one in some}
         host = self.supposed.host(shelves[0].slice.node)
         wide = any(one.replica not in here for one in put.victims)
-        wide = wide or (host is not None and not host.left.holds(got.kind.beside))
+        wide = wide or (host is not None and not host.left.holds(got.kind.host_request))
         rung = EVICT if put.victims else COMING
         if rung == COMING and not wide and not any(strangers):
             rung = (
@@ -338,7 +339,7 @@ class PackRun:
         host = self.supposed.host(node)
         if host is not None:
             coming = host.coming.plus(sum_host_requests(victims.values()))
-            self.supposed.suppose(node, host._replace(coming=coming).promised(want.kind.beside))
+            self.supposed.suppose(node, host._replace(coming=coming).promised(want.kind.host_request))
         return tuple(victims.values())
 
     def spare(self, victims: Sequence[Occupant]) -> Set[ReplicaId]:

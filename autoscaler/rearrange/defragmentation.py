@@ -244,7 +244,7 @@ class _Search:
     def _has_beside(self, want: PlacementRequest, node: NodeId, leave: Collection[ReplicaId]) -> bool:
         """Whether the node has enough CPU and memory when these have left."""
         host = self._ground.yard.hosts.get(node)
-        return host is None or host.left.plus(self._amounts(leave)).holds(want.kind.beside)
+        return host is None or host.left.plus(self._amounts(leave)).holds(want.kind.host_request)
 
     def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
         replicas = self._ground.world.replicas

@@ -123,7 +123,7 @@ class _Look:
             for profile in self.sites.fitting(want, node, host) if left else ():
                 if left[profile] > 0:
                     left[profile] -= 1
-                    coming[node.seen.name] = left, None if host is None else host.without(want.kind.beside)
+                    coming[node.seen.name] = left, None if host is None else host.without(want.kind.host_request)
                     return node
         return None
 
@@ -158,7 +158,7 @@ class _Look:
             fitting = self.sites.fitting(want, node, host)
             if fitting and not self.sites.shows(want, node):
                 found.append((want, fitting[0]))
-                host = None if host is None else host.without(want.kind.beside)
+                host = None if host is None else host.without(want.kind.host_request)
         return found
 
     def _may(self, node: RepartitionCandidate) -> bool:

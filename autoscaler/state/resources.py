@@ -197,8 +197,8 @@ class RequestShape(NamedTuple):
     """The minimum link between several devices."""
 
     @property
-    def beside(self) -> Beside:
-        """CPU and memory of its node, as one amount."""
+    def host_request(self) -> Beside:
+        """The CPU and memory of the node that it requests, as one amount."""
         return Beside(self.cpu_milli, self.host_bytes)
 
     @property

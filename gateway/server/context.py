@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 class GatewayContext:
-    """The shared parts of one gateway, and the events that its connections and requests report to it."""
+    """The shared parts of one gateway, and the events that its connections and requests report to it.
 
-    def __init__(  # noqa: PLR0917  its parts
+    Only Gateway derives from it and overrides every method. It is a class because modules of `server` cannot import
+    Gateway, which is in a layer above them.
+    """
+
+    def __init__(  # noqa: PLR0917  one caller, Gateway, passes its parts in this order
         self, clock: Callable[[], float], limits: Limits, room: BodyBudget, dispatch: Dispatch, upstreams: Upstreams,
         telemetry: Telemetry,
     ) -> None:  # fmt: skip

@@ -95,8 +95,8 @@ class PossibleStarts:
         before, self._world = self._world, world
         ordered = (before.nodes.cordons, before.stops) == (world.nodes.cordons, world.stops)
         still = before.nodes.slices is world.nodes.slices or not world.nodes.cordons
-        told = ordered and before.settings is world.settings and still
-        self._stale.update(otherwise if told else (*otherwise, *world.models))
+        is_incremental = ordered and before.settings is world.settings and still
+        self._stale.update(otherwise if is_incremental else (*otherwise, *world.models))
 
     def now(self, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()) -> dict[RequestShape, int]:
         """Return the counts by shape. `leaving`, `staying`: replicas that this tick drains or evicts, and revives."""

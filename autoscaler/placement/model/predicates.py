@@ -120,12 +120,12 @@ def node_too_small_reason(want: PlacementRequest, cpu_milli: int, host_bytes: in
     """Explain why no node could hold it, even empty. The amounts are the most on any node with suitable devices."""
     most = Beside(cpu_milli if want.kind.cpu_milli else 0, host_bytes if want.kind.host_bytes else 0)
     has = f"none that has such devices has more than {describe_host_request(most)}"
-    return f"needs {describe_host_request(want.kind.beside)} of one node beside {describe_request(want)}; {has}"
+    return f"needs {describe_host_request(want.kind.host_request)} of one node beside {describe_request(want)}; {has}"
 
 
 def host_shortage_reason(want: PlacementRequest, host: HostResources | None, node: str) -> str:
     """Explain which host resource a node is short of; empty: none, or (`host` is None) its resources are unknown."""
-    lack = NOTHING if host is None else host.left.lack(want.kind.beside)
+    lack = NOTHING if host is None else host.left.lack(want.kind.host_request)
     if host is None or lack == NOTHING:
         return ""
     pairs = zip(lack, _told(host.left.most(NOTHING)), _told(host.all), ("CPU", "memory"), strict=True)
@@ -144,7 +144,7 @@ def unmet_reason(want: PlacementRequest, best: Bin | None, closed: str, now_s: f
         return f"needs {describe_request(want)}; {closed or 'no device that has it is healthy'}"
     elsewhere = f"; elsewhere {closed}" if closed else ""
     if scarce:
-        host = describe_host_request(want.kind.beside)
+        host = describe_host_request(want.kind.host_request)
         return f"needs {describe_request(want)} and {host} of its node; {scarce}{elsewhere}"
     return (
         f"needs {describe_request(want)}; the largest has {describe_free_amount(want, best)}, "
@@ -164,7 +164,7 @@ def team_reason(want: PlacementRequest, node: Sequence[Bin], closed: str, now_s:
     full = [one for one in node if (room := find_required_amount(want, one)) is None or not one.free.holds(room)]
     free = len(node) - len(full)
     if scarce:
-        return f"{asks} and {describe_host_request(want.kind.beside)} beside them; {scarce}{elsewhere}"
+        return f"{asks} and {describe_host_request(want.kind.host_request)} beside them; {scarce}{elsewhere}"
     if free >= want.kind.devices:
         return f"{asks}; {closed or 'another Replica is starting there, and one starts at a time'}"
     told = [f"{one.slice.id} is {describe_holders(want, one, now_s)}" for one in full[:TOLD_MAX]]

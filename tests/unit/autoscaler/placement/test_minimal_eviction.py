@@ -88,7 +88,7 @@ class Every:
                 if not self.left[at.slice.id].holds(find_required_amount(one, at) or ResourceAmount(0, 0)):
                     self._leave(self._willing(one, stay, at.incumbents), stay)
             node = some[0].slice.node
-            if node in self.hosts and not self.hosts_left[node].holds(one.kind.beside):
+            if node in self.hosts and not self.hosts_left[node].holds(one.kind.host_request):
                 around = [i for at in self.shelves if at.slice.node == node for i in at.incumbents if any(i.beside)]
                 self._leave(self._willing(one, stay, around), stay)
             if not self._take(one, some):
@@ -127,9 +127,9 @@ class Every:
             self.left[at.slice.id] = self.left[at.slice.id].less(room)
         node = some[0].slice.node
         if node in self.hosts:
-            if not self.hosts_left[node].holds(one.kind.beside):
+            if not self.hosts_left[node].holds(one.kind.host_request):
                 return False
-            self.hosts_left[node] = self.hosts_left[node].less(one.kind.beside)
+            self.hosts_left[node] = self.hosts_left[node].less(one.kind.host_request)
         return True
 
 

@@ -67,12 +67,12 @@ def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, Beside], dict[
     now, all_ = dict.fromkeys(found.hosts, NOTHING), dict.fromkeys(found.hosts, NOTHING)
     for placed in answer.placements:
         if placed.node in now:
-            now[placed.node] = now[placed.node].plus(placed.want.kind.beside)
-            all_[placed.node] = all_[placed.node].plus(placed.want.kind.beside)
+            now[placed.node] = now[placed.node].plus(placed.want.kind.host_request)
+            all_[placed.node] = all_[placed.node].plus(placed.want.kind.host_request)
     for missing in answer.unmet:
         node = nodes[missing.slices[0]] if missing.promised else None
         if node in all_:
-            all_[node] = all_[node].plus(missing.want.kind.beside)
+            all_[node] = all_[node].plus(missing.want.kind.host_request)
     return now, all_
 
 
@@ -100,7 +100,7 @@ def test_no_victim_can_be_spared_if_cpu_is_scarce(seed: int) -> None:
     hosts = dict(found.hosts)
     for placed in answer.placements:
         if not placed.slices and placed.node in hosts:
-            hosts[placed.node] = hosts[placed.node].without(placed.want.kind.beside)
+            hosts[placed.node] = hosts[placed.node].without(placed.want.kind.host_request)
     rest = answer._replace(placements=tuple(one for one in answer.placements if one.slices))
     assert spareable(rest, Every(found.shelves, hosts)) == []
 

@@ -184,8 +184,8 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
     for placement in answer.placements:
         if placement.slices:
             (node,) = {node_of[id] for id in placement.slices}
-            assert left[node].holds(placement.want.kind.beside), placement
-            left[node] = left[node].less(placement.want.kind.beside)
+            assert left[node].holds(placement.want.kind.host_request), placement
+            left[node] = left[node].less(placement.want.kind.host_request)
     assert len(answer.placements) + len(answer.unmet) == len(wants)
     known = {i.replica: i for one in shelves for i in one.incumbents}
     soon = {node: left[node].plus(hosts[node].coming) for node in left}
@@ -198,7 +198,7 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
         if missing.promised:
             words = map(SliceId, missing.reason.replace(":", " ").split())
             node = node_of[next(word for word in words if word in node_of)]
-            need_at[node] = need_at[node].plus(missing.want.kind.beside)
+            need_at[node] = need_at[node].plus(missing.want.kind.host_request)
     assert all(soon[node].holds(asked) for node, asked in need_at.items()), (soon, need_at)
 
 
@@ -236,7 +236,7 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
                 gone = gone.plus(willing[id].room) if id in here else gone
                 amounts = amounts.plus(willing[id].beside)
             on_slice = on_it.free.plus(on_it.coming).plus(gone).holds(room)
-            if on_slice and host.soon.plus(amounts).holds(one.kind.beside):
+            if on_slice and host.soon.plus(amounts).holds(one.kind.host_request):
                 found.append(some)
     return found
 
