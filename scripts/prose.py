@@ -1,14 +1,19 @@
 """A checker of prose for `make check`: words of docs/style-words.txt, free relative clauses and long sentences.
 
-Run `python -m scripts.prose [FILE ...]`; without files it checks all documentation. Exit status 1 and one line per
-finding, or nothing. Code, tables of generated content, headings and links are not prose.
+Run `python -m scripts.prose [FILE ...]`; without files it checks all documentation. In modules it checks docstrings,
+comments and strings. Exit status 1 and one line per finding, or nothing. Code, tables of generated content, headings
+and links are not prose.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import subprocess
 import sys
+import textwrap
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +22,15 @@ ROOT = Path(__file__).parent.parent
 WORDS = ROOT / "docs" / "style-words.txt"
 WORDS_MAX = 40
 """Words of a sentence."""
+PROSE_WORDS_MIN = 3
+"""A string of a Python module with fewer words is not prose."""
 OPENING = re.compile(r"(?:Who(?:ever)?|What(?:ever)?|Whichever|That which|Those (?:who|that|of which))\b(?!.*\?$)")
 """A sentence that opens with a free relative clause ("What is late is ended"); questions may."""
 EXCLUDED = ("docs/development/fault-cases.md", "docs/reference/chart-values.md")
 """Generated, or quotes of the reports that the cases come from."""
+PRODUCT: tuple[str, ...] = ()
+"""Folders whose modules are checked without being named."""
+_PROGRAM = re.compile(r"^(?:import|from) |[{}]\s*$|;\n", re.MULTILINE)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _CODE = re.compile(r"`[^`]*`")
 _IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
@@ -66,10 +76,43 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
         block.append(re.sub(r"^\s*(?:[*+-]|\d+\.)\s+", "", plain).strip())
 
 
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each block of comments."""
+    begin, block = 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or re.match(r"#(?:!| fmt:| noqa| type:)", token.string):
+            continue
+        text = re.sub(r"# (?:noqa|type:).*", "", token.string[1:]).strip()
+        if block and token.start[0] != begin + len(block):
+            yield begin, " ".join(block)
+            block = []
+        begin = begin if block else token.start[0]
+        block.append(text)
+    if block:
+        yield begin, " ".join(block)
+
+
+def python_paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of each paragraph of the docstrings, comments and strings of a Python module."""
+    tree = ast.parse(source)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "`code`" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            text = node.value
+        else:
+            continue
+        if len(text.split()) >= PROSE_WORDS_MIN and not _PROGRAM.search(text):
+            first, _, rest = text.partition("\n")
+            yield from ((node.lineno + line - 1, one) for line, one in paragraphs(f"{first}\n{textwrap.dedent(rest)}"))
+    yield from _comments(source)
+
+
 def findings(path: str, text: str) -> Iterator[Finding]:
-    """Yield the problems of a Markdown text."""
+    """Yield the problems of a Markdown text or a Python module."""
     words = rules()
-    for line, paragraph in paragraphs(text):
+    for line, paragraph in python_paragraphs(text) if path.endswith(".py") else paragraphs(text):
         for pattern, substitute in words:
             yield from (
                 Finding(path, line, f"{found[0]!r}: write {substitute}") for found in pattern.finditer(paragraph)
@@ -82,15 +125,16 @@ def findings(path: str, text: str) -> Iterator[Finding]:
                 yield Finding(path, line, f"opens with a free relative clause: {sentence[:60]}")
 
 
-def documentation() -> list[str]:
-    """The Markdown files of the repository."""
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True)
+def checked_files() -> list[str]:
+    """The Markdown files of the repository, and the modules of the product."""
+    globs = ["*.md", *(f"{folder}/*.py" for folder in PRODUCT)]
+    listed = subprocess.run(["git", "ls-files", *globs], cwd=ROOT, check=True, capture_output=True, text=True)
     return [name for name in listed.stdout.splitlines() if name not in EXCLUDED]
 
 
 def main(names: Sequence[str]) -> int:
     """Print the findings; exit status 1 if there is one."""
-    found = [one for name in names or documentation() for one in findings(name, (ROOT / name).read_text())]
+    found = [one for name in names or checked_files() for one in findings(name, (ROOT / name).read_text())]
     for one in found:
         print(f"{one.path}:{one.line}: {one.problem}")
     return 1 if found else 0

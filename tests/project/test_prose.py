@@ -36,3 +36,12 @@ def test_each_problem_of_a_text_is_reported_once(text: str, count: int) -> None:
 def test_finding_names_file_line_and_substitute() -> None:
     (found,) = prose.findings("page.md", "# Title\n\nText.\n\nIt starts anew.\n")
     assert (found.path, found.line, found.problem) == ("page.md", 5, "'anew': write again")
+
+
+def test_docstrings_comments_and_strings_of_modules_are_checked_but_not_code() -> None:
+    source = (
+        '"""A module.\n\nIt starts anew.\n"""\n\nold = told(beside)\n# Nobody reads\n# this.\n'
+        'raise ValueError(f"{old}: it is not told")\n'
+    )
+    found = [(one.line, one.problem) for one in prose.findings("module.py", source)]
+    assert [(line, problem.split(":")[0]) for line, problem in found] == [(3, "'anew'"), (9, "'told'"), (7, "'Nobody'")]
