@@ -37,8 +37,8 @@ def changes(world: World) -> list[ReplicaSeen]:
     return [
         ReplicaSeen(
             id=ReplicaId(replica.id), model=ModelName(replica.model), spec_hash=replica.spec_hash,
-            intent=replica.intent, slices=replica.slices, memory_bytes=replica.memory_bytes, slots=replica.slots,
-            address="10.244.1.2:8000", seen=state,
+            intent=replica.intent, slices=replica.resources.slices, memory_bytes=replica.resources.memory_bytes,
+            slots=replica.slots, address="10.244.1.2:8000", seen=state,
         )
         for state in (Seen.UNREADY, Seen.READY) * 5
         for replica in world.replicas.values()

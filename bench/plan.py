@@ -33,6 +33,8 @@ from autoscaler.state.world import (
     NodeId,
     Nodes,
     Replica,
+    ReplicaResources,
+    ReplicaTimes,
     Slice,
     SliceId,
     World,
@@ -78,11 +80,17 @@ def replicas(of: Iterable[Model], slices: list[Slice], used: float) -> list[Repl
         free[id] -= model.memory_bytes
         made.append(
             Replica(
-                id=ReplicaId(f"{model.name}-r"), model=model.name, spec_hash=model.spec_hash(), intent="i",
-                slices=(id,), memory_bytes=model.memory_bytes, slots=4, state=ReplicaState.READY, since_s=9000.0,
-                created_s=8990.0, started_s=8990.0, ready_s=9000.0,
+                id=ReplicaId(f"{model.name}-r"),
+                model=model.name,
+                spec_hash=model.spec_hash(),
+                intent="i",
+                slots=4,
+                state=ReplicaState.READY,
+                since_s=9000.0,
+                resources=ReplicaResources(slices=(id,), memory_bytes=model.memory_bytes),
+                times=ReplicaTimes(created_s=8990.0, started_s=8990.0, ready_s=9000.0),
             )
-        )  # fmt: skip
+        )
     return made
 
 

@@ -53,7 +53,7 @@ def has_replica_on_node(world: World, lease: Lease) -> bool:
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id for one in world.nodes.slices.values() if one.node == lease.listed.node}
-    return any(id in there for replica in world.replicas.values() for id in replica.slices)
+    return any(id in there for replica in world.replicas.values() for id in replica.resources.slices)
 
 
 def select_pod_marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:

@@ -42,7 +42,7 @@ from autoscaler.state.events import (
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.mig import CutRefused
 from autoscaler.state.operator_orders import ModelStopped, ModelWoken, NodeReported
-from autoscaler.state.world import Replica, World
+from autoscaler.state.world import Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes, World
 
 CULPRITS_MAX: Final = 16
 """Maximum number of culprits returned by one search."""
@@ -146,11 +146,20 @@ def _holding(world: World, one: Observation, now_s: float) -> World:
     draft = Draft(world, now_s)
     draft.put_replica(
         Replica(
-            id=one.id, model=one.model, spec_hash=one.spec_hash, intent=one.intent, slices=one.actual or one.slices,
-            memory_bytes=one.memory_bytes, compute_percent=one.compute_percent, slots=one.slots,
-            state=ReplicaState.STARTING, since_s=now_s, created_s=now_s, found=True,
+            id=one.id,
+            model=one.model,
+            spec_hash=one.spec_hash,
+            intent=one.intent,
+            slots=one.slots,
+            state=ReplicaState.STARTING,
+            since_s=now_s,
+            resources=ReplicaResources(
+                slices=one.actual or one.slices, memory_bytes=one.memory_bytes, compute_percent=one.compute_percent
+            ),
+            times=ReplicaTimes(created_s=now_s),
+            runtime=ReplicaRuntime(found=True),
         )
-    )  # fmt: skip
+    )
     return draft.finish()
 
 

@@ -143,7 +143,7 @@ def held_until_s(model: Model, history: History, replica: Replica) -> float:
 
     Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
     """
-    ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
+    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     if has_activity_since(history, ready_s):
         return history.hold_until_s
     return max(ready_s + residency_s(model, history), history.hold_until_s)
@@ -229,7 +229,7 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
     peak, next_s = _peak(history, window_s, case.now_s)
     need = max(need, _enough(case, peak))
     stay_s = window_s if rented else min(EXTRA_WINDOWS * window_s, EXTRA_S_MAX)
-    ready = [replica.created_s + stay_s for replica in case.supply if replica.state not in BEGINNING]
+    ready = [replica.times.created_s + stay_s for replica in case.supply if replica.state not in BEGINNING]
     young_s = 0.0 if _replaced(case) else max(ready, default=0.0)
     if case.now_s < young_s:
         need, next_s = max(need, len(ready)), young_s if next_s is None else min(next_s, young_s)
@@ -265,7 +265,7 @@ def _idle(case: _Case) -> DesiredReplicas:
         return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
     activity = "last used"
     if last_s is None:
-        last_s = max(r.since_s if r.ready_s is None else r.ready_s for r in supply)
+        last_s = max(r.since_s if r.times.ready_s is None else r.times.ready_s for r in supply)
     if last_s < world.leadership.leading_since_s:  # the previous leader may have exited with unrecorded requests
         activity, last_s = "not used since this leader began", world.leadership.leading_since_s
     window_s, rented = effective_idle_window(world, case.model, history)

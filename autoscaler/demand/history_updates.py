@@ -90,12 +90,12 @@ def start_deadline_s(world: World, replica: Replica) -> float | None:
 
     A retry has what is left of its episode; a replica that was found is timed from then on.
     """
-    if replica.state not in (S.STARTING, S.WAKING) or replica.waits:
+    if replica.state not in (S.STARTING, S.WAKING) or replica.runtime.waits:
         return None
     model, history = world.models.get(replica.model), world.learned.histories.get(replica.model)
     if model is None:
         return None
-    began_s = replica.since_s if replica.started_s is None or replica.found else replica.started_s
+    began_s = replica.since_s if replica.times.started_s is None or replica.runtime.found else replica.times.started_s
     seconds_max = model.spec.start.seconds_max
     if history is not None and not is_new_episode(history, began_s, seconds_max):
         began_s = min(began_s, history.first_try_s or began_s)

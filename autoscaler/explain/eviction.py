@@ -89,7 +89,7 @@ def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: fl
 def _incumbents(world: World, yard: SliceIndex, victims: Iterable[Victim]) -> Iterator[Occupant]:
     """Return the victims as the packer's occupants."""
     for victim in victims:
-        shelves = (yard.shelf(id) for id in world.replicas[victim.replica].slices if id in yard.shelves)
+        shelves = (yard.shelf(id) for id in world.replicas[victim.replica].resources.slices if id in yard.shelves)
         there = (one for shelf in shelves for one in shelf.incumbents if one.replica == victim.replica)
         yield from islice(there, 1)
 
@@ -133,4 +133,4 @@ def _leave_for(world: World, plan: Plan, model: ModelName) -> Iterator[Replica]:
 
 def _told(world: World, one: Replica, stays: str = "") -> Evicted:
     restart_s = build_restart_costs(world).restart_s(one.model)
-    return Evicted(replica=one.id, model=one.model, slices=one.slices, restart_seconds=restart_s, stays=stays)
+    return Evicted(replica=one.id, model=one.model, slices=one.resources.slices, restart_seconds=restart_s, stays=stays)

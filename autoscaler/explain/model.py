@@ -154,7 +154,7 @@ def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
     """Return the row of a quarantined Model. It reads neither document nor history, which may be what raises."""
     fault, replicas = world.learned.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
     load = world.loads.get(name, NO_LOAD)
-    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.slices)
+    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.resources.slices)
     serves = any(replica.state is S.READY for replica in replicas)
     return Row(
         model=name,
@@ -174,7 +174,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
     counts: dict[str, int] = {}
     for replica in replicas:
         counts[replica.state.value] = counts.get(replica.state.value, 0) + 1
-    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.slices)
+    held = (world.nodes.slices.get(id) for replica in replicas for id in replica.resources.slices)
     state = model_state(world, name, now_s)
     entered = [r.since_s for r in replicas if r.state.value == state] or [r.since_s for r in replicas]
     began_s = min(entered, default=world.learned.histories.get(name, NO_HISTORY).served_until_s)
@@ -207,7 +207,11 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
     if unmet:
         return unmet
     replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
-    waits = [replica.waits for replica in replicas if replica.waits and replica.state in desired_replicas.BEGINNING]
+    waits = [
+        replica.runtime.waits
+        for replica in replicas
+        if replica.runtime.waits and replica.state in desired_replicas.BEGINNING
+    ]
     lives = any(replica.state in desired_replicas.LIVE for replica in replicas)
     reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not lives]
     return (waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
@@ -265,7 +269,7 @@ def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
 
 def _replica(world: World, replica: Replica, now_s: float) -> str:
     """Describe one replica: state, since when, where and why."""
-    where = ", ".join(replica.slices) or "no device"
+    where = ", ".join(replica.resources.slices) or "no device"
     where += "".join(
         f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [explain_misplacement(replica)])]
     )
@@ -278,8 +282,8 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
         return f"{head}: {drain.reason}; {decide_stop(world, replica, now_s).reason}."
     if replica.state is S.FAILED:
         return f"{head}: {replica.failure or 'it broke'}."
-    if replica.waits and replica.state in desired_replicas.BEGINNING:
-        return f"{head}: {replica.reason}; its engine is not started yet: {replica.waits}."
+    if replica.runtime.waits and replica.state in desired_replicas.BEGINNING:
+        return f"{head}: {replica.reason}; its engine is not started yet: {replica.runtime.waits}."
     if replica.state in desired_replicas.BEGINNING and _locked_by(world, replica):
         return f"{head}: {replica.reason}; nothing else starts on this device meanwhile."
     return f"{head}: {replica.reason}." if replica.reason else f"{head}."
@@ -287,13 +291,13 @@ def _replica(world: World, replica: Replica, now_s: float) -> str:
 
 def _closed(world: World, replica: Replica) -> list[str]:
     """Describe cordons of its slices."""
-    slices = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
+    slices = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
     return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
 
 
 def _locked_by(world: World, replica: Replica) -> bool:
     """Return whether it shares its slices with others, which then wait for its start."""
-    return any(len(world.by_slice.get(id, ())) > 1 for id in replica.slices)
+    return any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
 
 
 def _failures(world: World, name: ModelName, now_s: float) -> list[str]:

@@ -174,7 +174,7 @@ def _due_s(draft: Draft, lease: Lease) -> float:
 def _used(draft: Draft, listed: Listed, mine: Sequence[Slice]) -> bool:
     on = {id for one in mine for id in draft.by_slice.now.get(one.id, ())}
     if place := listed.marks.instead:  # a placeholder pod holds it: only the replica that replaces it counts
-        return any(draft.replicas.now[id].marks.instead == place for id in on if id in draft.replicas.now)
+        return any(draft.replicas.now[id].runtime.marks.instead == place for id in on if id in draft.replicas.now)
     return bool(on) or (not listed.alone and any(draft.world.nodes.others.get(one.counted) for one in mine))
 
 

@@ -81,7 +81,7 @@ class Draft:
     @cached_property
     def by_pod(self) -> dict[str, ReplicaId]:
         """Pod UID -> replica, computed at the first access, thus once per batch."""
-        return {one.pod.uid: id for id, one in self.replicas.now.items() if one.pod is not None}
+        return {one.runtime.pod.uid: id for id, one in self.replicas.now.items() if one.runtime.pod is not None}
 
     def correct(self, name: ModelName) -> None:
         """Correct the memory estimate of a Model's next replica by measurements."""
@@ -133,7 +133,7 @@ class Draft:
         self.undivided.add(after.model)
         if before is None:
             self._index(after)
-        elif (before.model, before.slices) != (after.model, after.slices):
+        elif (before.model, before.resources.slices) != (after.model, after.resources.slices):
             self._unindex(before)
             self._index(after)
         if before is not None and before.state is ReplicaState.READY and after.state is not ReplicaState.READY:
@@ -165,7 +165,7 @@ class Draft:
                 at_s=self.now_s,
                 replica=after.id,
                 model=after.model,
-                slices=after.slices,
+                slices=after.resources.slices,
                 before=before.state if before is not None else None,
                 after=after.state,
                 verb=verb,
@@ -222,12 +222,12 @@ class Draft:
 
     def _index(self, replica: Replica) -> None:
         self.by_model.put(replica.model, with_id(self.by_model.now.get(replica.model, ()), replica.id))
-        for slice_ in replica.slices:
+        for slice_ in replica.resources.slices:
             self.by_slice.put(slice_, with_id(self.by_slice.now.get(slice_, ()), replica.id))
 
     def _unindex(self, replica: Replica) -> None:
         _without(self.by_model, replica.model, replica.id)
-        for slice_ in replica.slices:
+        for slice_ in replica.resources.slices:
             _without(self.by_slice, slice_, replica.id)
 
 
@@ -255,7 +255,7 @@ def route_of(replica: Replica | None) -> tuple[object, ...] | None:
     """The facts about a replica that gateways learn; None: they do not know it."""
     if replica is None or not is_routed(replica):
         return None
-    return (replica.state, replica.address, replica.slots, replica.model)
+    return (replica.state, replica.runtime.address, replica.slots, replica.model)
 
 
 def _kept(before: F, after: F) -> F:

@@ -96,7 +96,7 @@ def rebuild_indices(world: World, now_s: float) -> World:
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}
     for replica in world.replicas.values():
         by_model[replica.model] = with_id(by_model.get(replica.model, ()), replica.id)
-        for slice_ in replica.slices:
+        for slice_ in replica.resources.slices:
             by_slice[slice_] = with_id(by_slice.get(slice_, ()), replica.id)
     models = {model for gateway in gateways.values() for model in gateway.levels}
     loads = {model: load_of(gateways, model) for model in models}

@@ -28,13 +28,15 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
         used_bytes = _beyond(draft, replica, model, used_bytes)
         if used_bytes == 0:
             return
-    history, ready_s = draft.history(model.name), replica.ready_s
+    history, ready_s = draft.history(model.name), replica.times.ready_s
     served = (
         ready_s is not None
         and draft.now_s >= ready_s + measured_memory.SERVED_S
         and has_activity_since(history, ready_s)
     )
-    room_bytes = [draft.world.nodes.slices[id].memory_bytes for id in replica.slices if id in draft.world.nodes.slices]
+    room_bytes = [
+        draft.world.nodes.slices[id].memory_bytes for id in replica.resources.slices if id in draft.world.nodes.slices
+    ]
     served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # given more, it would use more
     after = measured_memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
@@ -46,10 +48,10 @@ def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> in
     """The memory that counts for an engine that uses all it is granted: its estimate plus its use above the grant; 0:
     it stays within the grant. On an exclusive slice or on several devices it uses all there is, which tells nothing.
     """
-    on = [draft.world.nodes.slices[id] for id in replica.slices if id in draft.world.nodes.slices]
+    on = [draft.world.nodes.slices[id] for id in replica.resources.slices if id in draft.world.nodes.slices]
     if len(on) != 1 or any(not one.shared or one.device_bytes for one in on):
         return 0
-    outside = used_bytes - replica.memory_bytes
+    outside = used_bytes - replica.resources.memory_bytes
     return model.estimated_bytes + outside if outside > 0 else 0
 
 
@@ -60,5 +62,5 @@ def apply_reported_memory(draft: Draft, report: NodeReport) -> None:
         found[one.pod_uid] = found.get(one.pod_uid, 0) + max(0, one.used_bytes)
     for uid, used_bytes in found.items():
         replica = draft.replicas.now.get(draft.by_pod.get(uid, ReplicaId("")))
-        if replica is not None and replica.pod is not None and replica.pod.uid == uid:
-            apply_memory_use(draft, replica, used_bytes // max(1, len(replica.slices)))
+        if replica is not None and replica.runtime.pod is not None and replica.runtime.pod.uid == uid:
+            apply_memory_use(draft, replica, used_bytes // max(1, len(replica.resources.slices)))

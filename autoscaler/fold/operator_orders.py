@@ -138,7 +138,7 @@ def forget_silent_nodes(draft: Draft) -> None:
 
 
 def _goes_on(draft: Draft, name: ModelName, stop: StopOrder) -> bool:
-    return any(one.state in STILL_THERE and one.created_s <= stop.since_s for one in draft.replicas_of(name))
+    return any(one.state in STILL_THERE and one.times.created_s <= stop.since_s for one in draft.replicas_of(name))
 
 
 def _node(draft: Draft, seen: NodeReported) -> None:

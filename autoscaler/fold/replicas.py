@@ -31,7 +31,7 @@ from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.lifecycle import IllegalIntentError, next_state
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.resources import NOTHING
-from autoscaler.state.world import Drain, Placing, Replica
+from autoscaler.state.world import Drain, Placing, Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
 """The state of a replica with a process, as far as the driver can tell."""
@@ -86,8 +86,8 @@ def _start(draft: Draft, action: StartReplica) -> None:
         pending,
         state=next_state(pending.state, "place"),
         since_s=draft.now_s,
-        created_s=pending.created_s or draft.now_s,
         reason=pending.reason or action.reason,
+        times=replace(pending.times, created_s=pending.times.created_s or draft.now_s),
     )
     if after.move is not None and after.move.room_for:
         draft.change(moved_s=draft.now_s)
@@ -107,10 +107,10 @@ def _drain(draft: Draft, action: DrainReplica) -> None:
         stranded=action.stranded,
         crowded=action.crowded,
     )
-    if action.stranded or (action.crowded and before.chosen):
+    if action.stranded or (action.crowded and before.resources.chosen):
         draft.change_nodes(backoffs=unschedulable_replicas.add_node_backoffs(draft.world, before, draft.now_s))
     after = replace(before, state=next_state(before.state, "drain"), drain=drain)
-    if before.ready_s is not None:
+    if before.times.ready_s is not None:
         draft.put_history(before.model, histories.clear_failures(draft.history(before.model)))
     _move(draft, before, after, "drain", action.reason)
 
@@ -128,7 +128,9 @@ def _stop(draft: Draft, action: StopReplica) -> None:
     verb = "acknowledged" if before.state is S.DRAINING else "drop"
     _move(draft, before, replace(before, state=next_state(before.state, verb)), verb, action.reason)
     drain = before.drain
-    drained_idle = drain is not None and not drain.taken and drain.victim_of is None and before.ready_s is not None
+    drained_idle = (
+        drain is not None and not drain.taken and drain.victim_of is None and before.times.ready_s is not None
+    )
     model = draft.world.models.get(before.model)
     load = draft.world.loads.get(before.model)
     if not drained_idle or model is None or model.spec.paused or (load is not None and load.waiting):
@@ -175,28 +177,34 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         model=seen.model,
         spec_hash=seen.spec_hash,
         intent=seen.intent,
-        slices=seen.actual or seen.slices,
-        memory_bytes=seen.memory_bytes,
-        compute_percent=seen.compute_percent,
-        beside=seen.beside or NOTHING,
         slots=seen.slots,
         state=FOUND.get(seen.seen, S.FAILED),
         since_s=draft.now_s,
-        created_s=draft.now_s if started_s is None else started_s,
-        started_s=started_s,
-        ready_s=draft.now_s if ready else None,
-        grown_s=draft.now_s if seen.grew else None,
-        address=seen.address,
-        placing=seen.placing,
         reason="found running",
-        found=True,
-        pod=seen.pod,
-        waits=seen.waits,
-        stranded_s=draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None,
-        rank=seen.rank,
-        weights=seen.weights,
-        chosen=seen.slices if seen.actual else (),
         failure=seen.reason or "it ended" if seen.seen is Seen.EXITED else "",
+        resources=ReplicaResources(
+            slices=seen.actual or seen.slices,
+            memory_bytes=seen.memory_bytes,
+            compute_percent=seen.compute_percent,
+            beside=seen.beside or NOTHING,
+            chosen=seen.slices if seen.actual else (),
+        ),
+        times=ReplicaTimes(
+            created_s=draft.now_s if started_s is None else started_s,
+            started_s=started_s,
+            ready_s=draft.now_s if ready else None,
+            grown_s=draft.now_s if seen.grew else None,
+            placing=seen.placing,
+        ),
+        runtime=ReplicaRuntime(
+            address=seen.address,
+            found=True,
+            pod=seen.pod,
+            waits=seen.waits,
+            stranded_s=draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None,
+            rank=seen.rank,
+            weights=seen.weights,
+        ),
     )
     draft.put_replica(after)
     draft.record(None, after, "seen", after.failure or after.reason)
@@ -205,35 +213,44 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
 def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
     """Update facts that do not depend on the state, such as the slices and start time. The driver is authoritative."""
     started_s = _started_s(draft, seen)
-    changes: dict[str, object] = {}
-    if before.started_s is None and started_s is not None:
-        changes["started_s"] = started_s
+    resources, times, runtime = dict[str, object](), dict[str, object](), dict[str, object]()
+    if before.times.started_s is None and started_s is not None:
+        times["started_s"] = started_s
         if draft.world.nodes.backoffs and not seen.actual:
             draft.change_nodes(backoffs=unschedulable_replicas.clear_node_backoffs(draft.world, before))
-    if seen.waits != before.waits:
-        changes["waits"] = seen.waits
-        if unschedulable_replicas.is_unschedulable(seen.waits) != (before.stranded_s is not None):
-            changes["stranded_s"] = draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None
+    if seen.waits != before.runtime.waits:
+        runtime["waits"] = seen.waits
+        if unschedulable_replicas.is_unschedulable(seen.waits) != (before.runtime.stranded_s is not None):
+            runtime["stranded_s"] = draft.now_s if unschedulable_replicas.is_unschedulable(seen.waits) else None
     if seen.grew:
-        changes["grown_s"] = draft.now_s
-    if seen.address and seen.address != before.address:
-        changes["address"] = seen.address
-    if seen.beside not in (None, before.beside):
-        changes["beside"] = seen.beside
-    changes |= _whereabouts(before, seen)
-    if seen.rank != before.rank:
-        changes["rank"] = seen.rank
-    if seen.weights and seen.weights != before.weights:
-        changes["weights"] = seen.weights
-    if seen.placing not in (NOT_SEEN, before.placing):
-        changes["placing"] = seen.placing
-    if seen.pod is not None and seen.pod != before.pod:
-        changes["pod"] = seen.pod
-    if not changes:
+        times["grown_s"] = draft.now_s
+    if seen.address and seen.address != before.runtime.address:
+        runtime["address"] = seen.address
+    if seen.beside not in (None, before.resources.beside):
+        resources["beside"] = seen.beside
+    resources |= _whereabouts(before, seen)
+    if seen.rank != before.runtime.rank:
+        runtime["rank"] = seen.rank
+    if seen.weights and seen.weights != before.runtime.weights:
+        runtime["weights"] = seen.weights
+    if seen.placing not in (NOT_SEEN, before.times.placing):
+        times["placing"] = seen.placing
+    if seen.pod is not None and seen.pod != before.runtime.pod:
+        runtime["pod"] = seen.pod
+    if not (resources or times or runtime):
         return before
-    after = replace(before, **changes)
+    after = replace(
+        before,
+        resources=replace(before.resources, **resources),
+        times=replace(before.times, **times),
+        runtime=replace(before.runtime, **runtime),
+    )
     draft.put_replica(after)
-    if after.chosen and after.slices != before.slices and not crowded_slices.is_on_chosen_devices(draft.world, after):
+    if (
+        after.resources.chosen
+        and after.resources.slices != before.resources.slices
+        and not crowded_slices.is_on_chosen_devices(draft.world, after)
+    ):
         draft.record(before, after, "misplaced", crowded_slices.explain_misplacement(after))
     return after
 
@@ -241,7 +258,7 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
 def _whereabouts(before: Replica, seen: ReplicaSeen) -> dict[str, object]:
     """The changed location: the scheduler's actual placement counts, whatever was chosen."""
     there = seen.actual or seen.slices
-    if not there or there == before.slices:
+    if not there or there == before.resources.slices:
         return {}
     return {"slices": there, "chosen": seen.slices if seen.actual else ()}
 
@@ -271,14 +288,16 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
 
     An adopted replica, or one given a running process, yields no duration: it may have been ready for hours.
     """
-    if replica.ready_s is not None:
+    if replica.times.ready_s is not None:
         return replica
     if draft.world.nodes.mps_failures:
         draft.change_nodes(mps_failures=mps_failures.record_replica_ready(draft.world, replica))
-    began_s = replica.started_s
-    took_s = None if began_s is None or replica.found or began_s < replica.created_s else draft.now_s - began_s
+    began_s = replica.times.started_s
+    took_s = (
+        None if began_s is None or replica.runtime.found or began_s < replica.times.created_s else draft.now_s - began_s
+    )
     draft.put_history(replica.model, histories.record_start(draft.history(replica.model), took_s))
-    return replace(replica, ready_s=draft.now_s)
+    return replace(replica, times=replace(replica.times, ready_s=draft.now_s))
 
 
 def _leaving(draft: Draft, before: Replica, reason: str) -> None:
@@ -320,7 +339,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
         history = histories.clear_failures(history)
     told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # irrelevant to another spec
     if told and not _taken(draft, before):
-        tried_s = before.created_s if before.started_s is None else before.started_s
+        tried_s = before.times.created_s if before.times.started_s is None else before.times.started_s
         history = histories.record_failure(history, model.spec.start, tried_s, draft.now_s, reason)
         history = replace(history, failed_hash=model.spec_hash())
         draft.news = draft.news or history.refused_until_s > 0.0
@@ -330,13 +349,13 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
 def _taken(draft: Draft, replica: Replica) -> bool:
     """Whether its node was removed, or about to be: that is no failure of the Model either."""
     slices = draft.world.nodes.slices
-    gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
+    gone = bool(replica.resources.slices) and not any(id in slices for id in replica.resources.slices)
     return gone or is_stop_ordered(draft.world, replica)
 
 
 def _stayed(draft: Draft, model: Model, replica: Replica) -> bool:
     """Whether it was ready for at least its minimum residency."""
-    ready_s = replica.ready_s
+    ready_s = replica.times.ready_s
     return ready_s is not None and draft.now_s - ready_s >= residency_s(model, draft.history(model.name))
 
 
@@ -346,7 +365,7 @@ def _clean(draft: Draft, before: Replica, seen: ReplicaSeen) -> None:
         scrubbing = replace(before, state=S.SCRUBBING)
         _move(draft, before, scrubbing, "seen", "its process ended")
         before = scrubbing
-    gone = replace(before, state=S.GONE, proof=seen.proof)
+    gone = replace(before, state=S.GONE, runtime=replace(before.runtime, proof=seen.proof))
     draft.drop_replica(before)
     draft.record(before, gone, "seen", f"clean: {seen.proof}" if seen.proof else "clean")
 

@@ -97,7 +97,7 @@ class IndexCache:
         self._yard.budget = partial(compute_elastic_budget, look)
         self._yard.yet = lambda victims: self._yet.now({*look.leaving, *victims}, look.staying)
         self._yard.full, self._yard.models = full, world.by_model.keys()
-        self._yard.held = lambda replica: world.replicas[replica].slices
+        self._yard.held = lambda replica: world.replicas[replica].resources.slices
         return self._yard
 
     def _begin(self, look: BinContext) -> None:
@@ -178,4 +178,4 @@ def _differ(old: Mapping[K, V], new: Mapping[K, V]) -> set[K]:
 
 
 def _slices_of(world: World, replicas: Iterator[Replica]) -> Iterator[SliceId]:
-    return (id for replica in replicas for id in replica.slices if id in world.nodes.slices)
+    return (id for replica in replicas for id in replica.resources.slices if id in world.nodes.slices)

@@ -197,6 +197,6 @@ class Sites:
 
 def _busy(world: World, taken: Collection[SliceId]) -> set[str]:
     """Return nodes on which anything is in use, or about to be."""
-    held = {id for replica in world.replicas.values() for id in replica.slices} | {*taken}
+    held = {id for replica in world.replicas.values() for id in replica.resources.slices} | {*taken}
     ours = {world.nodes.slices[id].node if id in world.nodes.slices else id.partition("/")[0] for id in held}
     return ours | {counted.partition(" ")[0] for counted, many in world.nodes.others.items() if many > 0}

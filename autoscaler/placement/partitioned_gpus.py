@@ -152,16 +152,16 @@ def _part_of(placement: Placement, world: World) -> tuple[Slice, str] | None:
 def _beginning(world: World, now_s: float) -> Iterator[_Gpu]:
     """Yield GPUs with a replica just ordered that has no part yet. A stranded replica will get none there."""
     for replica in world.replicas.values():
-        until_s = replica.created_s + REST_S
-        if replica.state not in BEGINNING or now_s >= until_s or len(replica.slices) != 1:
+        until_s = replica.times.created_s + REST_S
+        if replica.state not in BEGINNING or now_s >= until_s or len(replica.resources.slices) != 1:
             continue
-        if replica.stranded_s is not None:
+        if replica.runtime.stranded_s is not None:
             continue
-        slice_ = world.nodes.slices.get(replica.slices[0])
+        slice_ = world.nodes.slices.get(replica.resources.slices[0])
         part = (
             None
             if slice_ is None or slice_.device_bytes
-            else SliceShare(slice_, replica.memory_bytes, replica.compute_percent)
+            else SliceShare(slice_, replica.resources.memory_bytes, replica.resources.compute_percent)
         )
         profile = "" if part is None else claimed_mig_profile(part)
         if slice_ is not None and profile:

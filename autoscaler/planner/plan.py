@@ -73,7 +73,7 @@ from autoscaler.state.actions import (
 )
 from autoscaler.state.lifecycle import STOP_GRACE_S, ReplicaState
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import Move, Replica, World
+from autoscaler.state.world import Move, Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes, World
 from autoscaler.text import format_duration
 
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -310,7 +310,7 @@ class PlanBuilder:
     def _cut(self, unmet: tuple[Unplaced, ...], packing: PackResult) -> tuple[Unplaced, ...]:
         """Repartition an idle node for unplaced requests, where that helps."""
         taken = [id for placement in packing.placements for id in placement.slices]
-        taken += [id for start in self.starts for id in start.replica.slices]
+        taken += [id for start in self.starts for id in start.replica.resources.slices]
         found = plan_repartition(unmet, self.world, self.now_s, taken)
         self.cut = found.order
         self.later(found.next_s)
@@ -353,18 +353,22 @@ class PlanBuilder:
             model=want.model,
             spec_hash=hash,
             intent=intent,
-            slices=placement.slices,
-            memory_bytes=placement.memory_bytes,
-            compute_percent=want.kind.compute_percent,
-            beside=want.kind.host_request,
             slots=compute_slots(model, placement.memory_bytes),
             state=S.PENDING,
             since_s=self.now_s,
-            created_s=self.now_s,
-            wanted_s=None if want.urgency.unserved_since_s == inf else want.urgency.unserved_since_s,
             reason=want.reason,
             move=move,
-            marks=ordered_slices.select_pod_marks(world, want.model, placement.slices),
+            resources=ReplicaResources(
+                slices=placement.slices,
+                memory_bytes=placement.memory_bytes,
+                compute_percent=want.kind.compute_percent,
+                beside=want.kind.host_request,
+            ),
+            times=ReplicaTimes(
+                created_s=self.now_s,
+                wanted_s=None if want.urgency.unserved_since_s == inf else want.urgency.unserved_since_s,
+            ),
+            runtime=ReplicaRuntime(marks=ordered_slices.select_pod_marks(world, want.model, placement.slices)),
         )
         return StartReplica(replica=replica, reason=want.reason)
 
@@ -372,7 +376,7 @@ class PlanBuilder:
         """Drain the victim; stop it if it cannot have requests."""
         self.tries.add(want.model)
         replica = self.world.replicas[id]
-        ready_s = replica.ready_s
+        ready_s = replica.times.ready_s
         resident = "was starting" if ready_s is None else f"was resident {format_duration(self.now_s - ready_s)}"
         why = want.reason.removeprefix(f"wake {want.model}: ")
         reason = f"make room for {want.model}: {replica.model} {resident}, {why}"
@@ -401,7 +405,7 @@ class PlanBuilder:
         yard.look(expected)
         self.later(yard.roster.next_s(self.now_s))
         for replica in self.world.replicas.values():
-            if replica.state in ENDING and any(id in yard.shelves for id in replica.slices):
+            if replica.state in ENDING and any(id in yard.shelves for id in replica.resources.slices):
                 self.later(stuck_s(replica))
 
     def plan(self) -> Plan:

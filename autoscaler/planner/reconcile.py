@@ -153,7 +153,7 @@ def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
         if is_stop_ordered(case.world, replica) or is_drain_final(replica) or is_lost(case.world, replica, case.now_s):
             continue
         if drain.victim_of is None or drain.victim_of not in case.pressing:
-            back.append((replica.rank, drain.came_from != S.READY, -(replica.ready_s or 0.0), id))
+            back.append((replica.runtime.rank, drain.came_from != S.READY, -(replica.times.ready_s or 0.0), id))
     reason = f"wanted again: {case.answer.reason}"
     return tuple(ReviveReplica(replica=id, reason=reason) for *_, id in sorted(back))
 
@@ -223,10 +223,10 @@ def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelD
     for replica in sorted(supply, key=lambda one: (one.id not in moves, *_going_order(case, one))):
         if len(retires) >= many:
             break
-        end_s = resident_s + (replica.since_s if replica.ready_s is None else replica.ready_s)
+        end_s = resident_s + (replica.since_s if replica.times.ready_s is None else replica.times.ready_s)
         if replica.state not in BEGINNING and case.now_s < end_s:
             next_s = end_s if next_s is None else min(next_s, end_s)
-            if replica.rank:
+            if replica.runtime.rank:
                 break  # no other can go before it
             continue
         cordon = find_drain_cordon(case.world, replica) if answer.count else None
@@ -258,7 +258,15 @@ def _surging(case: PlannedModel, supply: Sequence[Replica]) -> int:
 def _going_order(case: PlannedModel, replica: Replica) -> tuple[bool, int, bool, bool, int, float, str]:
     new, ready = not _outdated(case, replica), replica.state not in BEGINNING
     home = replica.id not in case.world.rented.guests
-    return (new, -replica.rank, ready, home, case.calls.get(replica.id, 0), -replica.created_s, replica.id)
+    return (
+        new,
+        -replica.runtime.rank,
+        ready,
+        home,
+        case.calls.get(replica.id, 0),
+        -replica.times.created_s,
+        replica.id,
+    )
 
 
 def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:

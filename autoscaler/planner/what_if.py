@@ -186,7 +186,9 @@ class _Case:
     def _note(self, action: Action) -> None:
         match action:
             case StartReplica(replica=r):
-                made = Start(model=r.model, slices=r.slices, memory_bytes=r.memory_bytes, reason=r.reason)
+                made = Start(
+                    model=r.model, slices=r.resources.slices, memory_bytes=r.resources.memory_bytes, reason=r.reason
+                )
                 self._starts.append(made)
             case DrainReplica(replica=id, reason=reason):
                 self._stops.append(Stop(replica=id, model=self._world.replicas[id].model, reason=reason))
@@ -239,8 +241,8 @@ class _Case:
 
 def _seen(one: Replica, seen: Seen) -> ReplicaSeen:
     return ReplicaSeen(
-        id=one.id, model=one.model, spec_hash=one.spec_hash, intent=one.intent, slices=one.slices, seen=seen,
-        memory_bytes=one.memory_bytes, compute_percent=one.compute_percent, slots=one.slots,
+        id=one.id, model=one.model, spec_hash=one.spec_hash, intent=one.intent, slices=one.resources.slices, seen=seen,
+        memory_bytes=one.resources.memory_bytes, compute_percent=one.resources.compute_percent, slots=one.slots,
     )  # fmt: skip
 
 

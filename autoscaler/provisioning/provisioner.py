@@ -91,7 +91,7 @@ def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: S
         return ProvisioningResult((), packing.unmet)
     taken = {id for one in packing.placements for id in one.slices}
     taken |= {id for one in packing.unmet if one.promised for id in one.slices}
-    taken |= {id for one in starts for id in one.slices}
+    taken |= {id for one in starts for id in one.resources.slices}
     return Provisioner(ground._replace(taken=frozenset(taken)), packing.unmet).plan()
 
 

@@ -50,7 +50,7 @@ def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
     """The order by which a replica leaves its slices, most urgent first; None if there is none."""
     if not world.nodes.cordons:
         return None
-    slices = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
+    slices = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
     drains = [cordon for slice_ in slices for cordon in cordons_on(world, slice_) if cordon.drain]
     return max(drains, key=lambda cordon: (cordon.force, cordon.at_once), default=None)
 
@@ -63,14 +63,16 @@ def explain_drain(cordon: Cordon) -> str:
 def is_stop_ordered(world: World, replica: Replica) -> bool:
     """Whether an operator ends this replica: it is not revived, and its end says nothing about idleness."""
     stop = world.stops.get(replica.model)
-    return (stop is not None and replica.created_s <= stop.since_s) or find_drain_cordon(world, replica) is not None
+    return (stop is not None and replica.times.created_s <= stop.since_s) or find_drain_cordon(
+        world, replica
+    ) is not None
 
 
 def forced_stop_deadline_s(world: World, replica: Replica) -> float:
     """When a draining replica is stopped despite running requests since an operator forces it; infinite if not."""
     since_s = replica.since_s if replica.drain is None else replica.drain.since_s
     stop, cordon, limit = world.stops.get(replica.model), find_drain_cordon(world, replica), inf
-    if stop is not None and stop.force and replica.created_s <= stop.since_s:
+    if stop is not None and stop.force and replica.times.created_s <= stop.since_s:
         limit = max(since_s, stop.since_s) + FORCE_S
     if cordon is not None and cordon.force:
         limit = min(limit, max(since_s, cordon.since_s) + FORCE_S)

@@ -22,7 +22,7 @@ def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
     place = 1 if slice_.holders_max else 0
     if _alone(replica, slice_):
         return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, place)
-    return ResourceAmount(replica.memory_bytes, replica.compute_percent, place)
+    return ResourceAmount(replica.resources.memory_bytes, replica.resources.compute_percent, place)
 
 
 def compute_usable_resources(slice_: Slice) -> ResourceAmount:
@@ -56,9 +56,8 @@ def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> di
 
 def explain_misplacement(replica: Replica) -> str:
     """Where it is instead of where it was placed; empty if it is there."""
-    if not replica.chosen:
-        return ""
-    return f"it was given {', '.join(replica.slices)}, and not {', '.join(replica.chosen)}, which was chosen"
+    actual, chosen = replica.resources.slices, replica.resources.chosen
+    return f"it was given {', '.join(actual)}, and not {', '.join(chosen)}, which was chosen" if chosen else ""
 
 
 def is_on_chosen_devices(world: World, replica: Replica) -> bool:
@@ -67,16 +66,24 @@ def is_on_chosen_devices(world: World, replica: Replica) -> bool:
     Claims cannot always name a part of a device. If a claim took a part of a slice that was chosen as a whole, that
     slice no longer exists.
     """
-    there, chosen = ([world.nodes.slices.get(id) for id in ids] for ids in (replica.slices, replica.chosen))
+    there, chosen = (
+        [world.nodes.slices.get(id) for id in ids] for ids in (replica.resources.slices, replica.resources.chosen)
+    )
     if len(there) == 1 and there[0] is not None and chosen == [None]:
-        part, (was,) = there[0], replica.chosen
+        part, (was,) = there[0], replica.resources.chosen
         return part.kind == "dra" and part.device_bytes > 0 and was.partition("/")[0] == part.node
     return [one and one.device for one in there] == [one and one.device for one in chosen] and all(there)
 
 
 def _suspects(world: World) -> list[SliceId]:
     """Slices on which other programs than the planner placed something, in order."""
-    given = {id for one in world.replicas.values() if one.chosen for id in one.slices if id in world.nodes.slices}
+    given = {
+        id
+        for one in world.replicas.values()
+        if one.resources.chosen
+        for id in one.resources.slices
+        if id in world.nodes.slices
+    }
     theirs = {id for id in world.by_slice if id in world.nodes.slices and world.nodes.slices[id].theirs}
     return sorted(given | theirs)
 
@@ -90,17 +97,17 @@ def _over(slice_: Slice, holders: Sequence[Replica]) -> bool:
         return True
     if 0 < slice_.holders_max < many:
         return True
-    memory_bytes = sum(one.memory_bytes for one in holders)
-    percent = sum(one.compute_percent for one in holders)
+    memory_bytes = sum(one.resources.memory_bytes for one in holders)
+    percent = sum(one.resources.compute_percent for one in holders)
     return memory_bytes > slice_.memory_bytes or percent > max(slice_.compute_percent, 0)
 
 
 def _alone(replica: Replica, slice_: Slice) -> bool:
-    return not slice_.shared or len(replica.slices) > 1 or replica.memory_bytes == 0
+    return not slice_.shared or len(replica.resources.slices) > 1 or replica.resources.memory_bytes == 0
 
 
 def _age(replica: Replica) -> tuple[float, ReplicaId]:
-    return replica.created_s, replica.id
+    return replica.times.created_s, replica.id
 
 
 def _reason(slice_: Slice, replica: Replica, stay: Iterable[Replica]) -> str:

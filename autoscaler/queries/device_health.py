@@ -60,9 +60,9 @@ def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
 def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceReport, ...]:
     """The devices of a replica's pod, in order of ids, as its node's agent reports now; empty if it does not."""
     node = _node_of(world, replica, now_s)
-    if node is None or replica.pod is None:
+    if node is None or replica.runtime.pod is None:
         return ()
-    return _reported(node, _listed(node.report.pods, replica.pod))
+    return _reported(node, _listed(node.report.pods, replica.runtime.pod))
 
 
 def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
@@ -74,7 +74,7 @@ def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceRepor
     if named is not None or slice_.shared:
         return named
     for holder in (world.replicas[id] for id in world.by_slice.get(slice_.id, ())):
-        pairs = dict(zip(sorted(holder.slices), devices_of(world, holder, now_s), strict=False))
+        pairs = dict(zip(sorted(holder.resources.slices), devices_of(world, holder, now_s), strict=False))
         if slice_.id in pairs:
             return pairs[slice_.id]
     return None
@@ -87,20 +87,20 @@ def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: fl
     kubelet, or a process that holds memory, still names the pod.
     """
     replica = world.replicas.get(id)
-    if replica is None or replica.pod is None:
+    if replica is None or replica.runtime.pod is None:
         return False
     node = _node_of(world, replica, now_s)
-    if any(world.nodes.slices[id].shared for id in replica.slices if id in world.nodes.slices):
+    if any(world.nodes.slices[id].shared for id in replica.resources.slices if id in world.nodes.slices):
         return False
-    if node is None or node.looked_s <= since_s or _listed(node.report.pods, replica.pod):
+    if node is None or node.looked_s <= since_s or _listed(node.report.pods, replica.runtime.pod):
         return False
-    had = _listed(node.pods_before, replica.pod)
+    had = _listed(node.pods_before, replica.runtime.pod)
     idle = [one for one in _reported(node, had) if one.healthy and one.used_bytes <= IDLE_BYTES_MAX]
     return bool(had) and len(idle) == len(had)
 
 
 def _node_of(world: World, replica: Replica, now_s: float) -> NodeAgentStatus | None:
-    names = {world.nodes.slices[id].node for id in replica.slices if id in world.nodes.slices}
+    names = {world.nodes.slices[id].node for id in replica.resources.slices if id in world.nodes.slices}
     node = world.nodes.agents.get(names.pop()) if len(names) == 1 else None
     return node if node is not None and is_report_fresh(node, now_s) else None
 
@@ -148,7 +148,7 @@ def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
         if replica.state in {S.STOPPING, S.SCRUBBING} and now_s >= replica.since_s + STUCK_S:
-            held = (world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices)
+            held = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
             devices.update((one.device, replica.model) for one in held if one.product or one.kind)
     if not devices:
         return {}
@@ -184,7 +184,7 @@ def is_lost(world: World, replica: Replica, now_s: float) -> bool:
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
         return False
     slices = world.nodes.slices
-    found = (find_device_report(world, slices[id], now_s) for id in replica.slices if id in slices)
+    found = (find_device_report(world, slices[id], now_s) for id in replica.resources.slices if id in slices)
     return any(one is not None and not one.healthy for one in found)
 
 

@@ -155,7 +155,7 @@ def compute_engine_limits(model: Model, replica: Replica, memory_fraction: float
     """The limits for its engine."""
     if not has_variable_memory(model):
         return Given(memory_fraction)
-    memory_bytes = min(model.memory_bytes + compute_growth(model).most_bytes, replica.memory_bytes)
+    memory_bytes = min(model.memory_bytes + compute_growth(model).most_bytes, replica.resources.memory_bytes)
     if memory_fraction is not None and _outside(model) < memory_bytes:
         memory_fraction *= (memory_bytes - _outside(model)) / memory_bytes
     return Given(memory_fraction, memory_bytes, replica.slots, _shared_context_tokens(model, memory_bytes))
@@ -172,14 +172,14 @@ def compute_slots(model: Model, granted_bytes: int) -> int:
 def has_shrunk(model: Model, replica: Replica) -> bool:
     """Whether it has less than its document requests, also if that no longer sets `gpu.elastic`."""
     asked = model.memory_bytes if spare_bytes(model) else min(model.memory_bytes, _estimated(model))
-    return _is_part(model, replica) and 0 < replica.memory_bytes <= asked - _within(spare_bytes(model))
+    return _is_part(model, replica) and 0 < replica.resources.memory_bytes <= asked - _within(spare_bytes(model))
 
 
 def has_grown(model: Model, replica: Replica) -> bool:
     """Whether it has more than its document requests, also if that no longer sets `gpu.growth`."""
     more = compute_growth(model).most_bytes
     asked = model.memory_bytes if more else max(model.memory_bytes, _estimated(model))
-    return _is_part(model, replica) and replica.memory_bytes >= asked + _within(more)
+    return _is_part(model, replica) and replica.resources.memory_bytes >= asked + _within(more)
 
 
 def _is_part(model: Model, replica: Replica) -> bool:
@@ -207,7 +207,7 @@ def describe_granted_memory(model: Model, replica: Replica) -> str:
         return _grown(model, replica)
     if not has_shrunk(model, replica):
         return ""
-    words = f"granted {format_size(replica.memory_bytes)} of {format_size(model.memory_bytes)}"
+    words = f"granted {format_size(replica.resources.memory_bytes)} of {format_size(model.memory_bytes)}"
     tokens = compute_engine_limits(model, replica).shared_context_tokens
     if tokens and model.cache is not None:
         return f"{words}, with {tokens} of {model.cache.context_tokens} tokens of context"
@@ -215,7 +215,7 @@ def describe_granted_memory(model: Model, replica: Replica) -> str:
 
 
 def _grown(model: Model, replica: Replica) -> str:
-    words = f"granted {format_size(replica.memory_bytes)} where it asks for {format_size(model.memory_bytes)}"
+    words = f"granted {format_size(replica.resources.memory_bytes)} where it asks for {format_size(model.memory_bytes)}"
     tokens = compute_engine_limits(model, replica).shared_context_tokens
     if tokens and model.cache is not None:
         return f"{words}, with {tokens} tokens of context instead of {model.cache.context_tokens}"

@@ -41,11 +41,11 @@ def record_replica_failure(world: World, others: Iterable[Replica], replica: Rep
     falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times or now_s < one.first_s + TOGETHER_S}
     for at in _domains(world, replica):
         fall = falls.get(at, MpsServerFailure(first_s=now_s))
-        before = replica.ready_s is not None and replica.created_s < fall.first_s
+        before = replica.times.ready_s is not None and replica.times.created_s < fall.first_s
         gone = fall.replicas | ({replica.id} if before else set())
         times = fall.times
         if times:
-            times += replica.created_s >= fall.first_s
+            times += replica.times.created_s >= fall.first_s
         elif len(gone) >= TOGETHER:
             times = int(not any(one.state in _LIVING for one in others if at in _domains(world, one)))
         until_s = fall.until_s if times == fall.times else now_s + min(PAUSE_S * 2.0 ** min(times - 1, 16), PAUSE_S_MAX)
@@ -57,7 +57,7 @@ def record_replica_ready(world: World, replica: Replica) -> Falls:
     """All failures but those where this replica, which was ordered since, became ready."""
     there = _domains(world, replica)
     known = world.nodes.mps_failures
-    return {at: one for at, one in known.items() if at not in there or replica.created_s < one.first_s}
+    return {at: one for at, one in known.items() if at not in there or replica.times.created_s < one.first_s}
 
 
 def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
@@ -67,7 +67,7 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
         return {}
     tried = {
         at for one in world.replicas.values() if one.state in _BEGINNING
-        for at in _domains(world, one) if at in falls and one.created_s >= falls[at].first_s
+        for at in _domains(world, one) if at in falls and one.times.created_s >= falls[at].first_s
     }  # fmt: skip
     found: dict[SliceId, str] = {}
     for id, one in world.nodes.slices.items():
@@ -81,5 +81,5 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
     """Its MPS domains; most replicas have none or one."""
-    there = (find_mps_domain(world.nodes.slices[id]) for id in replica.slices if id in world.nodes.slices)
+    there = (find_mps_domain(world.nodes.slices[id]) for id in replica.resources.slices if id in world.nodes.slices)
     return {at for at in there if at is not None}

@@ -23,17 +23,17 @@ def phases_s(replica: Replica) -> dict[str, float]:
     order, to the running process, or until its node lacked nothing but its image; image: from there to the running
     process, only if that was observed. load: from there to readiness.
     """
-    created_s, started_s = replica.created_s, replica.started_s
-    if replica.found or replica.ready_s is None or started_s is None or created_s > started_s:
+    created_s, started_s = replica.times.created_s, replica.times.started_s
+    if replica.runtime.found or replica.times.ready_s is None or started_s is None or created_s > started_s:
         return {}
     prepared_s = _prepared_s(replica)
-    decide = {} if replica.wanted_s is None else {"decide": max(0.0, created_s - replica.wanted_s)}
+    decide = {} if replica.times.wanted_s is None else {"decide": max(0.0, created_s - replica.times.wanted_s)}
     image = {} if prepared_s is None else {"image": started_s - prepared_s}
     pulled_s = _pulled_s(replica)
     ends_s = started_s if prepared_s is None else prepared_s
     pull = {} if pulled_s is None else {"pull": pulled_s - created_s}
     place_s = ends_s - created_s - sum(pull.values())
-    return {**decide, **pull, "place": place_s, **image, "load": replica.ready_s - started_s}
+    return {**decide, **pull, "place": place_s, **image, "load": replica.times.ready_s - started_s}
 
 
 def parts_s(replica: Replica) -> dict[str, float]:
@@ -42,13 +42,14 @@ def parts_s(replica: Replica) -> dict[str, float]:
     write: from the order, or the end of the pull, to the API server's answer. schedule: from there to a node. kubelet:
     from there to the end.
     """
-    ends_s = (_pulled_s(replica) or replica.created_s, replica.placing.asked_s, replica.placing.bound_s,
-              _prepared_s(replica) or replica.started_s)  # fmt: skip
+    times = replica.times
+    ends_s = (_pulled_s(replica) or times.created_s, times.placing.asked_s, times.placing.bound_s,
+              _prepared_s(replica) or times.started_s)  # fmt: skip
     pairs = zip(PARTS, ends_s, ends_s[1:], strict=False)
     return {
         name: end_s - began_s
         for name, began_s, end_s in pairs
-        if began_s is not None and end_s is not None and replica.created_s <= began_s <= end_s
+        if began_s is not None and end_s is not None and replica.times.created_s <= began_s <= end_s
     }
 
 
@@ -65,7 +66,7 @@ def phases_with_parts_s(replica: Replica) -> dict[str, float]:
 def last_start(replicas: Iterable[Replica]) -> Replica | None:
     """The replica whose start ended last, of those with an observed start."""
     seen = (replica for replica in replicas if phases_s(replica))
-    return max(seen, key=lambda replica: (replica.ready_s or 0.0, replica.id), default=None)
+    return max(seen, key=lambda replica: (replica.times.ready_s or 0.0, replica.id), default=None)
 
 
 def last_phases_ms(replicas: Iterable[Replica]) -> dict[str, float]:
@@ -76,15 +77,15 @@ def last_phases_ms(replicas: Iterable[Replica]) -> dict[str, float]:
 
 def _pulled_s(replica: Replica) -> float | None:
     """When its weights were there; None: no registry has them, or that was not observed before all was ready."""
-    pulled_s, ends_s = replica.placing.pulled_s, _prepared_s(replica) or replica.started_s
-    if pulled_s is None or ends_s is None or not replica.created_s <= pulled_s <= ends_s:
+    pulled_s, ends_s = replica.times.placing.pulled_s, _prepared_s(replica) or replica.times.started_s
+    if pulled_s is None or ends_s is None or not replica.times.created_s <= pulled_s <= ends_s:
         return None
     return pulled_s
 
 
 def _prepared_s(replica: Replica) -> float | None:
     """When its node had everything ready but its image; None: not observed before its process."""
-    prepared_s, started_s = replica.placing.prepared_s, replica.started_s
-    if prepared_s is None or started_s is None or not replica.created_s <= prepared_s <= started_s:
+    prepared_s, started_s = replica.times.placing.prepared_s, replica.times.started_s
+    if prepared_s is None or started_s is None or not replica.times.created_s <= prepared_s <= started_s:
         return None
     return prepared_s

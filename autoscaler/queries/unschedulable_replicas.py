@@ -33,14 +33,14 @@ def is_unschedulable(waits: str) -> bool:
 
 def relocate_after_s(replica: Replica) -> float | None:
     """When it may relocate, if there is room elsewhere; None: nothing keeps it off."""
-    if replica.stranded_s is None or not replica.slices or replica.state is not ReplicaState.STARTING:
+    if replica.runtime.stranded_s is None or not replica.resources.slices or replica.state is not ReplicaState.STARTING:
         return None
-    return replica.stranded_s + STRANDED_S
+    return replica.runtime.stranded_s + STRANDED_S
 
 
 def nodes_of(world: World, replica: Replica) -> set[NodeId]:
     """Nodes where it was placed."""
-    return {world.nodes.slices[id].node for id in replica.slices if id in world.nodes.slices}
+    return {world.nodes.slices[id].node for id in replica.resources.slices if id in world.nodes.slices}
 
 
 def list_avoided_nodes(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
@@ -64,7 +64,7 @@ def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tupl
     for node in nodes_of(world, replica):
         times = after[replica.model, node].times + 1 if (replica.model, node) in after else 1
         until_s = now_s + min(SHUN_S * 2.0 ** min(times - 1, 16), SHUN_S_MAX)
-        until_s = now_s if times == 1 and replica.chosen else until_s
+        until_s = now_s if times == 1 and replica.resources.chosen else until_s
         after[replica.model, node] = NodeBackoff(until_s=until_s, times=times)
     return after
 

@@ -117,12 +117,12 @@ def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica])
     yard.stock.mark()
     try:
         yard.set_aside(id for node in nodes for id in yard.slices_of(node) if id in dear)
-        for guest in sorted(guests, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
+        for guest in sorted(guests, key=lambda one: (-len(one.resources.slices), -one.resources.memory_bytes, one.id)):
             there = reserve_placement(
                 ground, guest, f"move {guest.model}: there is room without {lease.id.provider}, which costs"
             )
             if there is None or worst_product_rank(world, there.want, there.slices) > worst_product_rank(
-                world, there.want, guest.slices
+                world, there.want, guest.resources.slices
             ):
                 return ()
             steps.append(MigrationStep(Move(replica=guest.id), there))

@@ -138,7 +138,7 @@ class _Search:
             world.nodes.slices[id].node
             for replica in world.replicas.values()
             if replica.state is not S.READY or replica.id in ground.going
-            for id in replica.slices
+            for id in replica.resources.slices
             if id in world.nodes.slices
         }
         self._restless: set[NodeId] = restless | {world.nodes.slices[id].node for id in ground.taken}
@@ -152,7 +152,7 @@ class _Search:
         """Describe what is done for the request; keep the moves if one may begin now. `places`: where it could fit."""
         world, now_s = self._ground.world, self._ground.now_s
         if self._moving is not None:
-            return f"{self._moving.model} moves from {self._where(self._moving.slices)} first"
+            return f"{self._moving.model} moves from {self._where(self._moving.resources.slices)} first"
         if self.steps:
             return f"{self.steps[0].home.want.model} moves first, to make room for {self.steps[0].move.room_for}"
         # the leader before may just have moved one
@@ -168,7 +168,7 @@ class _Search:
         self.steps = found
         old, there = world.replicas[found[0].move.replica], found[0].home
         then = ", ".join(step.home.want.model for step in found[1:])
-        begin = f"moves {old.model} from {self._where(old.slices)} to {self._where(there.slices)} first"
+        begin = f"moves {old.model} from {self._where(old.resources.slices)} to {self._where(there.slices)} first"
         return f"{begin}, then {then}" if then else begin
 
     def _where(self, slices: Sequence[SliceId]) -> str:
@@ -248,15 +248,15 @@ class _Search:
 
     def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
         replicas = self._ground.world.replicas
-        return reduce(Beside.plus, (replicas[id].beside for id in leave), NOTHING)
+        return reduce(Beside.plus, (replicas[id].resources.beside for id in leave), NOTHING)
 
     def _price(self, incumbent: Occupant, replica: Replica) -> float:
         """Device-seconds of starting it elsewhere, counting at least one second per start: no move is free."""
         world = self._ground.world
-        sizes = [world.nodes.slices[id].memory_bytes for id in replica.slices if id in world.nodes.slices]
+        sizes = [world.nodes.slices[id].memory_bytes for id in replica.resources.slices if id in world.nodes.slices]
         share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
         restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
-        return restart_s * share * len(replica.slices) * (BUSY if incumbent.busy else 1.0)
+        return restart_s * share * len(replica.resources.slices) * (BUSY if incumbent.busy else 1.0)
 
     def _at_rest(self, replica: Replica) -> bool:
         found = check_stability(self._ground, replica)
@@ -283,7 +283,9 @@ class _Search:
                 yard.set_aside(yard.slices_of(node))
             yard.set_aside(way.slices)
             leave = [world.replicas[id] for id in way.leave]
-            for replica in sorted(leave, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
+            for replica in sorted(
+                leave, key=lambda one: (-len(one.resources.slices), -one.resources.memory_bytes, one.id)
+            ):
                 there = reserve_placement(self._ground, replica, f"move {replica.model}: makes room for {want.model}")
                 if there is None:
                     return ()

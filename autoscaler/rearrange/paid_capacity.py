@@ -73,7 +73,7 @@ def compute_paid_capacity(world: World) -> PaidCapacity:
             place = next((one for one in free if _could_be(want, rank, one)), None)
             if place is not None:
                 free.remove(place)
-            elif victim := next((one for one in idle if _could_be(want, rank, slices[one.slices[0]])), None):
+            elif victim := next((one for one in idle if _could_be(want, rank, slices[one.resources.slices[0]])), None):
                 idle.remove(victim)
                 idlers.add(victim.model)
     return PaidCapacity(frozenset(guests), frozenset(idlers))
@@ -82,12 +82,12 @@ def compute_paid_capacity(world: World) -> PaidCapacity:
 def _want(world: World, guest: Replica) -> tuple[PlacementRequest, int] | None:
     """The guest's request at home, on one device, and the rank of its current product; None if it does not move."""
     model = world.models.get(guest.model)
-    if model is None or guest.id in world.nodes.undisturbed or len(guest.slices) != 1:
+    if model is None or guest.id in world.nodes.undisturbed or len(guest.resources.slices) != 1:
         return None
     if not can_migrate(world, model, guest):
         return None
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
-    return want, worst_product_rank(world, want, guest.slices)
+    return want, worst_product_rank(world, want, guest.resources.slices)
 
 
 def _is_free(world: World, slice_: Slice) -> bool:
@@ -101,7 +101,11 @@ def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
         model = world.models.get(replica.model)
         if model is None or replica.state is not S.READY or replica.id in guests or model.spec.idle_seconds != "auto":
             continue
-        if len(replica.slices) == 1 and replica.slices[0] in world.nodes.slices and replica.slices[0] not in dear:
+        if (
+            len(replica.resources.slices) == 1
+            and replica.resources.slices[0] in world.nodes.slices
+            and replica.resources.slices[0] not in dear
+        ):
             last_s = world.learned.histories.get(replica.model, NO_HISTORY).last_activity_s
             found.append((-inf if last_s is None else last_s, replica.id))
     return (world.replicas[id] for _, id in sorted(found))
@@ -127,7 +131,7 @@ def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica])
             there.setdefault(lease.listed.node, []).append(lease)
     found: dict[LeaseId, list[Replica]] = {}
     for replica in replicas.values() if there else ():
-        slices = [world.nodes.slices[id] for id in replica.slices if id in world.nodes.slices]
+        slices = [world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices]
         leases = {lease.id for one in slices for lease in there.get(one.node, ()) if is_slice_of_lease(lease, one)}
         for id in leases:
             found.setdefault(id, []).append(replica)

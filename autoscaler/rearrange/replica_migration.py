@@ -45,7 +45,7 @@ class Elsewhere(NamedTuple):
 def build_relocation_requests(world: World, now_s: float, going: Collection[ReplicaId], others: int) -> Elsewhere:
     """Build the requests. `going`: replicas that leave anyway; `others`: number of requests that precede these."""
     found, next_s = dict[PlacementRequest, Replica](), inf
-    for id in sorted(id for id, one in world.replicas.items() if one.stranded_s is not None):
+    for id in sorted(id for id, one in world.replicas.items() if one.runtime.stranded_s is not None):
         replica = world.replicas[id]
         due_s, model = relocate_after_s(replica), world.models.get(replica.model)
         if due_s is not None and due_s > now_s:
@@ -63,9 +63,8 @@ def build_relocation_requests(world: World, now_s: float, going: Collection[Repl
 
 def drain_stranded_replica(replica: Replica) -> DrainReplica:
     """Drain it, since there is room elsewhere."""
-    reason = (
-        f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {replica.waits}"
-    )
+    waits = replica.runtime.waits
+    reason = f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {waits}"
     return DrainReplica(replica=replica.id, reason=reason, stranded=True)
 
 
@@ -129,10 +128,10 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
     history = world.learned.histories.get(name, NO_HISTORY)
     if name in world.learned.obstacles or history.tries or history.episodes:
         return Stability(may=False)
-    since_s = replica.since_s if replica.ready_s is None else replica.ready_s
+    since_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     due_s = since_s + residency_s(model, history)
     if replica.move is not None:
-        due_s = max(due_s, replica.created_s + AGAIN_S)
+        due_s = max(due_s, replica.times.created_s + AGAIN_S)
     if ground.now_s < due_s:
         return Stability(may=False, next_s=due_s)
     forbidden = replica.id in world.nodes.undisturbed
@@ -141,7 +140,7 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
 
 def can_migrate(world: World, model: Model, replica: Replica) -> bool:
     """Whether an identical replica could be started next to it, so that it could then go."""
-    own = model.adopted is None and not replica.rank and bool(replica.slices)
+    own = model.adopted is None and not replica.runtime.rank and bool(replica.resources.slices)
     same = replica.spec_hash == model.spec_hash() and not is_stop_ordered(world, replica)
     return own and same and model.spec.rollout.surge > 0 and not model.spec.paused
 

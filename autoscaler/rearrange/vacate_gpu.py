@@ -153,7 +153,7 @@ class _Search(NamedTuple):
         """Cost of the evictions that the packer would make, by request."""
         going: dict[PlacementRequest, list[Occupant]] = {}
         for victim in packing.victims:
-            on = (id for id in self.world.replicas[victim.replica].slices if id in self.yard.shelves)
+            on = (id for id in self.world.replicas[victim.replica].resources.slices if id in self.yard.shelves)
             there = (one for id in on for one in self.yard.shelf(id).incumbents if one.replica == victim.replica)
             going.setdefault(victim.want, []).extend([*there][:1])
         return {want: (EVICT, *eviction_cost(those, self.outlook)) for want, those in going.items()}

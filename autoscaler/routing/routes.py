@@ -166,7 +166,7 @@ def _route(replica: Replica, reader: Gateway | None) -> Route:
         replica=replica.id,
         model=replica.model,
         state=replica.state.value,
-        address=replica.address,
+        address=replica.runtime.address,
         slots=replica.slots,
         hold=grants[-1].hold if grants else 0,
         granted=grants[-1].version if grants else 0,
@@ -263,7 +263,9 @@ def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_
     median_s = median_start_s(history)
     if median_s is None:
         return None
-    begun_s = [r.created_s if r.started_s is None else r.started_s for r in replicas if r.state in BEGINNING]
+    begun_s = [
+        r.times.created_s if r.times.started_s is None else r.times.started_s for r in replicas if r.state in BEGINNING
+    ]
     return max(0.0, median_s - (now_s - min(begun_s))) if begun_s else median_s
 
 

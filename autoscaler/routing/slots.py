@@ -69,7 +69,7 @@ def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[Ga
     ready = [
         replica
         for replica in known
-        if replica.state is ReplicaState.READY and (world.leadership.handed_over or not replica.found)
+        if replica.state is ReplicaState.READY and (world.leadership.handed_over or not replica.runtime.found)
     ]
     living = [g for g in world.gateways.values() if not g.gone and not g.lapsed]
     holders = sorted((g for g in living if g.in_epoch), key=lambda g: g.id)

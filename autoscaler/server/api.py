@@ -117,7 +117,11 @@ def _device(world: World, one: Slice, now_s: float, sick: str) -> DeviceView:
 def _held(world: World, replica: Replica, now_s: float) -> HeldView:
     devices = tuple(device.id for device in devices_of(world, replica, now_s))
     return HeldView(
-        id=replica.id, model=replica.model, state=replica.state, memory_bytes=replica.memory_bytes, devices=devices
+        id=replica.id,
+        model=replica.model,
+        state=replica.state,
+        memory_bytes=replica.resources.memory_bytes,
+        devices=devices,
     )
 
 

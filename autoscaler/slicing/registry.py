@@ -115,9 +115,12 @@ def build_pod_fields(
     """Build the resource request of a replica's pod; None if a slice is unknown. All slices are of one kind.
     `ranked`: Settings of its model's priority class; `instead`: alternatives to its only slice.
     """
-    if not replica.slices or not all(id in known for id in replica.slices):
+    if not replica.resources.slices or not all(id in known for id in replica.resources.slices):
         return None
-    parts = [SliceShare(known[id], replica.memory_bytes, replica.compute_percent) for id in replica.slices]
+    parts = [
+        SliceShare(known[id], replica.resources.memory_bytes, replica.resources.compute_percent)
+        for id in replica.resources.slices
+    ]
     slicer = BY_KIND[parts[0].slice.kind]
     if isinstance(slicer, Hami) and ranked is not None:
         slicer = slicer._replace(priority=ranked.hami_priority)

@@ -165,62 +165,78 @@ class PaidCapacity(Fact, frozen=True):
     """Models whose idle Replicas let it cost: those of guests, and of those in whose place a guest could be."""
 
 
+class ReplicaResources(Fact, frozen=True):
+    """What a replica occupies."""
+
+    slices: tuple[SliceId, ...]
+    """Its actual slices, as far as they are known."""
+    memory_bytes: int
+    """Claimed on each of its slices."""
+    compute_percent: int = 0
+    beside: Beside = NOTHING
+    """The other resources of its node that it requests."""
+    chosen: tuple[SliceId, ...] = ()
+    """The slices that the planner chose, if a scheduler placed it elsewhere; empty: those are its slices."""
+
+
+class ReplicaTimes(Fact, frozen=True):
+    """When the start of a replica reached each step."""
+
+    created_s: float = 0.0
+    wanted_s: float | None = None
+    """Since when the request that caused the start waited; None: no request did."""
+    placing: Placing = Placing()
+    started_s: float | None = None
+    """When its first process started."""
+    ready_s: float | None = None
+    """When it first became ready."""
+    grown_s: float | None = None
+    """When its memory was last seen to grow: the start lock of its device ends `exclusive_seconds` later."""
+
+
+class ReplicaRuntime(Fact, frozen=True):
+    """The pod or process of a replica, as its driver reports it."""
+
+    address: str = ""
+    pod: PodRef | None = None
+    """None: it has no pod, or the name is not known yet."""
+    waits: str = ""
+    """Why its first process has not started yet; `start.secondsMax` does not count that time."""
+    stranded_s: float | None = None
+    """Since when a scheduler keeps it off its node; None: it does not (`autoscaler.queries.unschedulable_replicas`)."""
+    found: bool = False
+    """It was running when this leader first saw it: the duration of its start is not known."""
+    marks: Marks = NO_MARKS
+    """Annotations and labels of its pod for the provider of its slices."""
+    rank: int = 0
+    """Of replicas that can only stop in order (of a StatefulSet) the highest stops first."""
+    weights: tuple[str, ...] = ()
+    """The copies of weights that its pod uses: folders below its node's store."""
+    proof: str = ""
+    """The proof that nothing of it is left: measured, unprepared, exited or assumed."""
+
+
 class Replica(Fact, frozen=True):
-    """One running copy of a Model, from the decision to place it until its Slices are proven clean."""
+    """One running copy of a Model, from the decision to place it until its slices are proven clean."""
 
     id: ReplicaId
     model: ModelName
     spec_hash: str
     intent: str
-    """The idempotency key of the decision that made it."""
-    slices: tuple[SliceId, ...]
-    """Where it really is, as far as that is known."""
-    memory_bytes: int
-    """Claimed on each of its Slices."""
-    compute_percent: int = 0
-    beside: Beside = NOTHING
-    """What it has of its node beside them, by its request."""
+    """The idempotency key of the decision that created it."""
+    resources: ReplicaResources
     slots: int = 1
     state: ReplicaState = ReplicaState.PENDING
     since_s: float = 0.0
     """When it entered `state`."""
-    created_s: float = 0.0
-    wanted_s: float | None = None
-    """Since when the Call that made it necessary was not served; None: no Call did."""
-    started_s: float | None = None
-    """When its first process started."""
-    placing: Placing = Placing()
-    ready_s: float | None = None
-    """When it first became ready."""
-    grown_s: float | None = None
-    """When its memory was last seen to grow: the start lock of its Device ends `exclusive_seconds` after."""
-    address: str = ""
     reason: str = ""
     """Why it was started, in a sentence."""
-    found: bool = False
-    """It was there, and not started by this leader: what it took to start is not known."""
-    pod: PodRef | None = None
-    """None: it is none, or its name is not known yet."""
-    waits: str = ""
-    """Why its first process has not started yet, as the driver sees it; `start.secondsMax` does not count that."""
-    stranded_s: float | None = None
-    """Since when a scheduler keeps it off its node; None: it does not (`autoscaler.queries.unschedulable_replicas`)."""
-    chosen: tuple[SliceId, ...] = ()
-    """Where it was placed, if a scheduler put it elsewhere; empty: it is there."""
-    move: Move | None = None
-    """It was started so that another of its Model can go (`autoscaler.rearrange.defragmentation`); None: for its own
-    sake.
-    """
-    marks: Marks = NO_MARKS
-    """What its pod has for who lent its Slices."""
-    rank: int = 0
-    """Of Replicas that can only go in order (a StatefulSet's) the highest goes first."""
     failure: str = ""
     drain: Drain | None = None
-    weights: tuple[str, ...] = ()
-    """The Copies that its pod uses: folders below its node's store."""
-    proof: str = ""
-    """The proof of clean: measured, unprepared, exited or assumed."""
+    move: Move | None = None
+    """It replaces another replica of its Model (`autoscaler.rearrange.defragmentation`); None: it replaces none."""
+    times: ReplicaTimes = ReplicaTimes()
+    runtime: ReplicaRuntime = ReplicaRuntime()
 
 
 class Grant(Fact, frozen=True):

@@ -91,10 +91,10 @@ def should_read_header(model: Model) -> bool:
 
 def node_of(world: World, replica: Replica) -> NodeId | None:
     """Where it is placed; None if its scheduler chooses."""
-    if not replica.slices:
+    if not replica.resources.slices:
         return None
-    slice_ = world.nodes.slices.get(replica.slices[0])
-    return NodeId(replica.slices[0].partition("/")[0]) if slice_ is None else slice_.node
+    slice_ = world.nodes.slices.get(replica.resources.slices[0])
+    return NodeId(replica.resources.slices[0].partition("/")[0]) if slice_ is None else slice_.node
 
 
 def list_promised_placements(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
@@ -124,11 +124,11 @@ def build_node_wants(
     }
     for replica in world.replicas.values():
         known = models.get(replica.model)
-        node = node_of(world, replica) if known is not None or replica.weights else None
+        node = node_of(world, replica) if known is not None or replica.runtime.weights else None
         if node is None:
             continue
-        if replica.weights:
-            held.setdefault(node, set()).update(replica.weights)
+        if replica.runtime.weights:
+            held.setdefault(node, set()).update(replica.runtime.weights)
         if known is not None and replica.state in BEGINS and replica.spec_hash == known[0].spec_hash():
             for wish in known[1]:
                 waiting.setdefault(node, {}).setdefault(wish, []).append(replica)

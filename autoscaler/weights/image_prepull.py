@@ -52,11 +52,15 @@ class ImageWants:
         if not world.nodes.agents:
             return {}
         found: dict[NodeId, dict[ImageWant, None]] = {}
-        begin = [one for one in world.replicas.values() if one.state in BEGINS and one.started_s is None and one.slices]
-        for replica in sorted(begin, key=lambda one: (one.created_s, one.id)):
+        begin = [
+            one
+            for one in world.replicas.values()
+            if one.state in BEGINS and one.times.started_s is None and one.resources.slices
+        ]
+        for replica in sorted(begin, key=lambda one: (one.times.created_s, one.id)):
             model = world.models.get(replica.model)
             if model is not None:
-                _add(found, _node_of(world, replica.slices[0]), model)
+                _add(found, _node_of(world, replica.resources.slices[0]), model)
         for name, node in ahead:
             if name in world.models:
                 _add(found, node, world.models[name])

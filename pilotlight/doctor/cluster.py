@@ -25,7 +25,7 @@ from autoscaler.schema.crds import GROUP, MODEL, TENANT, CrdKind, build_crd
 from autoscaler.spec import ownership
 from autoscaler.spec.model import Gpu, Model, ModelSpec
 from autoscaler.spec.settings import Settings
-from autoscaler.state.world import Replica
+from autoscaler.state.world import Replica, ReplicaResources
 from pilotlight.doctor import capacity as checks_capacity
 from pilotlight.doctor import gpu_operator
 from pilotlight.doctor import nodes as checks_nodes
@@ -225,7 +225,11 @@ async def pod_security(api: Api, scene: Scene) -> list[Finding]:
 def _engine_pod() -> Object:
     model = Model(name=ModelName("doctor"), spec=ModelSpec(engine="command", gpu=Gpu(count=0)))
     replica = Replica(
-        id=ReplicaId("pilotlight-doctor"), model=model.name, spec_hash="", intent="doctor", slices=(), memory_bytes=0
+        id=ReplicaId("pilotlight-doctor"),
+        model=model.name,
+        spec_hash="",
+        intent="doctor",
+        resources=ReplicaResources(slices=(), memory_bytes=0),
     )
     launch = LaunchCommand(argv=("true",), env={}, readiness_path="/")
     return replica_pod.build_pod_manifest(replica, model, launch, "pilotlight-doctor")

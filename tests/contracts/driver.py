@@ -86,7 +86,7 @@ class DriverContract:
                 driver.stop(replica, 5.0)
                 clean = await observed.until(replica.id, Seen.CLEAN)
                 assert observed.words(replica.id) == ["starting", "ready", "exited", "clean"]
-                facts = (replica.model, replica.spec_hash, replica.intent, replica.slices, replica.slots)
+                facts = (replica.model, replica.spec_hash, replica.intent, replica.resources.slices, replica.slots)
                 assert (ready.model, ready.spec_hash, ready.intent, ready.slices, ready.slots) == facts
                 assert ready.address
                 assert ready.started_s is not None

@@ -68,7 +68,9 @@ def test_replica_over_its_memory_claim_is_logged_once_per_increase(
 
     async def scenario() -> None:
         driver, (claims, served) = rig.driver(), replica("r1", python(TINY_ENGINE, "{port}"), slices=("GPU-a",))
-        claims = msgspec.structs.replace(claims, memory_bytes=4 * GIB)
+        claims = msgspec.structs.replace(
+            claims, resources=msgspec.structs.replace(claims.resources, memory_bytes=4 * GIB)
+        )
         async with running(driver) as observed:
             driver.start(claims, served)
             await observed.until(R1, Seen.READY)

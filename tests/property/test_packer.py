@@ -76,8 +76,8 @@ def test_slices_are_never_overcommitted_including_scrubbing_replicas(begin: Worl
 def _all_fit(at: World) -> None:
     held: dict[SliceId, int] = {}
     for one in at.replicas.values():
-        for id in one.slices:
-            held[id] = held.get(id, 0) + one.memory_bytes
+        for id in one.resources.slices:
+            held[id] = held.get(id, 0) + one.resources.memory_bytes
     assert all(many <= at.nodes.slices[id].memory_bytes for id, many in held.items() if id in at.nodes.slices)
 
 

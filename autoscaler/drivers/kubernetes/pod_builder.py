@@ -76,13 +76,13 @@ class PodBuilder(NamedTuple):
         seen = None if laid is None else self._seen(replica, model, laid)
         there = model if seen is None else volumes.resolve_weight_paths(model, seen)
         launch = self.launch(there, pods.HOST, pods.assign_engine_port(replica.id), part)
-        where = declared.find_node_selector(settings.nodes, replica.slices)
+        where = declared.find_node_selector(settings.nodes, replica.resources.slices)
         named = None if ranked is None else ranked.name
         pod = pods.build_pod_manifest(
             replica, model, launch, self.image(model), settings.pod, where, named, asks, seen and seen.pod,
             self.owner,
         )  # fmt: skip
-        _mark(pod, replica.marks)
+        _mark(pod, replica.runtime.marks)
         if QUEUE in pod["metadata"]["labels"] or self._evicted(replica):
             pods.add_pre_stop_sleep(pod)
         if laid is not None:
@@ -96,14 +96,14 @@ class PodBuilder(NamedTuple):
         """
         if self.inventory is None:
             return True
-        node = pods.parse_node_name(replica.slices) if replica.slices else None
+        node = pods.parse_node_name(replica.resources.slices) if replica.resources.slices else None
         return self.inventory.may_be_taken(node)
 
     def _seen(self, replica: Replica, model: Model, laid: Laid) -> volumes.Mounted:
         node = (
             None
-            if self.inventory is None or not replica.slices
-            else self.inventory.node(pods.parse_node_name(replica.slices))
+            if self.inventory is None or not replica.resources.slices
+            else self.inventory.node(pods.parse_node_name(replica.resources.slices))
         )
         on = None if node is None else volumes.read_node_facts(node)
         found = _found(laid) if laid.folder or laid.digest else None

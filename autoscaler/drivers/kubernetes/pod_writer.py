@@ -123,7 +123,7 @@ class Orders:
                 await self._volumes.make(volumes)
                 await self._claims.make(claims)
                 await self._claims.give(claims, await self._create_once(replica, wanted))
-                await self._make_way(replica.marks.instead)
+                await self._make_way(replica.runtime.marks.instead)
             except UnreachableError:
                 reason = NO_ANSWER
             except ApiError as error:

@@ -107,12 +107,12 @@ class Devices:
         """Return the replica's share of its device, rounded down, which only its engine can enforce. It is set if the
         model's memory is variable or its document requests less than the device. None: it has the whole device.
         """
-        sizes = [s.memory_bytes for s in self._slices if s.id in replica.slices]
+        sizes = [s.memory_bytes for s in self._slices if s.id in replica.resources.slices]
         said = model.spec.gpu.memory_bytes
-        part = bool(said) and len(sizes) == 1 and replica.memory_bytes < max(sizes)
+        part = bool(said) and len(sizes) == 1 and replica.resources.memory_bytes < max(sizes)
         if not sizes or not (part or has_variable_memory(model)):
             return None
-        return max(1, min(1000, replica.memory_bytes * 1000 // max(sizes))) / 1000
+        return max(1, min(1000, replica.resources.memory_bytes * 1000 // max(sizes))) / 1000
 
     async def holding(self, slices: Iterable[SliceId], pids: Iterable[int]) -> dict[int, int]:
         """Return pid -> bytes on these slices' devices, for the given processes. Raises `NvmlError`."""

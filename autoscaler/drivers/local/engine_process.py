@@ -121,9 +121,9 @@ def build_record(replica: Replica) -> ReplicaRecord:
         model=replica.model,
         spec_hash=replica.spec_hash,
         intent=replica.intent,
-        slices=replica.slices,
-        memory_bytes=replica.memory_bytes,
-        compute_percent=replica.compute_percent,
+        slices=replica.resources.slices,
+        memory_bytes=replica.resources.memory_bytes,
+        compute_percent=replica.resources.compute_percent,
         slots=replica.slots,
     )
 

@@ -150,7 +150,7 @@ def _nowhere(case: StatusInput) -> ConditionValue | None:
 
 def _waits(case: StatusInput) -> ConditionValue | None:
     """A pod that cannot start yet, and why. Waiting for capacity is not a failure."""
-    waits = next((one.waits for one in _in(case, *BEGINNING) if one.waits), "")
+    waits = next((one.runtime.waits for one in _in(case, *BEGINNING) if one.runtime.waits), "")
     if not waits:
         return None
     reason = _head(waits) or "Starting"
@@ -212,11 +212,11 @@ RULES: tuple[Callable[[StatusInput], ConditionValue | None], ...] = (
 
 def _placed(case: StatusInput) -> ConditionValue:
     there = _in(case, *HOLDS_SLICE)
-    waits = next((one.waits for one in there if _head(one.waits) == UNSCHEDULABLE), "")
+    waits = next((one.runtime.waits for one in there if _head(one.runtime.waits) == UNSCHEDULABLE), "")
     if waits:
         return ConditionValue("Placed", "False", UNSCHEDULABLE, f"waiting for capacity: {waits}"[:MESSAGE_MAX])
     if there:
-        where = sorted({id for one in there for id in one.slices})
+        where = sorted({id for one in there for id in one.resources.slices})
         return ConditionValue(
             "Placed", "True", "Placed", f"on {', '.join(where)}"[:MESSAGE_MAX] if where else "by the scheduler"
         )

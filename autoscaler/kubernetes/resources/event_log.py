@@ -157,7 +157,7 @@ def _told(move: Transition, replica: Replica | None) -> ModelEvent | None:
     if move.verb == "place":
         return ModelEvent(model, "Woken", f"{name}: {move.reason}")
     if move.after is S.READY and move.before in BEGINNING:
-        if replica is not None and replica.found:
+        if replica is not None and replica.runtime.found:
             return None  # it was ready before we led
         took_s = sum(phases_s(replica).values()) if replica is not None else 0.0
         return ModelEvent(

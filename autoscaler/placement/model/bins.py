@@ -128,9 +128,9 @@ def list_start_locks(world: World, now_s: float) -> dict[DeviceId, float]:
         if replica.state not in BEGINNING and not (replica.state == S.DRAINING and came_from == S.STARTING):
             continue
         model = world.models.get(replica.model)
-        last_s = max(replica.since_s, replica.started_s or 0.0, replica.grown_s or 0.0)
+        last_s = max(replica.since_s, replica.times.started_s or 0.0, replica.times.grown_s or 0.0)
         end_s = last_s + (EXCLUSIVE_S if model is None else model.spec.start.exclusive_seconds)
-        for id in replica.slices if end_s > now_s else ():
+        for id in replica.resources.slices if end_s > now_s else ():
             slice_ = world.nodes.slices.get(id)
             if slice_ is not None and not _is_cut(slice_):
                 ends[slice_.device] = max(end_s, ends.get(slice_.device, 0.0))
@@ -153,7 +153,7 @@ def evictable_s(world: World, replica: Replica, model: Model, calls: int) -> flo
     load, history = world.loads.get(model.name, NO_LOAD), world.learned.histories.get(model.name, NO_HISTORY)
     if replica.state in BEGINNING:
         return inf if load.waiting else max(history.hold_until_s, refused_until_s(history))
-    ready_s = replica.since_s if replica.ready_s is None else replica.ready_s
+    ready_s = replica.since_s if replica.times.ready_s is None else replica.times.ready_s
     if load.waiting or load.running or has_activity_since(history, ready_s):
         stays_s = residency_s(model, history)
         return ready_s + (max(stays_s, SERVE_FIRST_S) if load.waiting and not calls else stays_s)
@@ -231,9 +231,9 @@ def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> H
     host, coming = world.nodes.hosts[node], Beside()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
         replica = world.replicas[id]
-        host = host.without(replica.beside)
+        host = host.without(replica.resources.beside)
         if _leaves(look, replica) and look.now_s < stuck_s(replica):
-            coming = coming.plus(replica.beside)
+            coming = coming.plus(replica.resources.beside)
     return host._replace(coming=coming)
 
 
@@ -300,9 +300,9 @@ def compute_elastic_budget(look: BinContext) -> ElasticBudget:
     for name, model in world.models.items():
         for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():
             replica = world.replicas[id]
-            same = replica.spec_hash == model.spec_hash() and replica.memory_bytes > 0
+            same = replica.spec_hash == model.spec_hash() and replica.resources.memory_bytes > 0
             if same and not _leaves(look, replica):
-                found.add(model.memory_bytes, min(model.memory_bytes, replica.memory_bytes))
+                found.add(model.memory_bytes, min(model.memory_bytes, replica.resources.memory_bytes))
     return found
 
 
@@ -335,7 +335,7 @@ def _incumbent(look: BinContext, replica: Replica, slice_: Slice) -> Occupant:
         evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
         leaving=leaving,
         stuck=look.now_s >= stuck_s(replica),
-        others=len(replica.slices) - 1,
+        others=len(replica.resources.slices) - 1,
         trust=tenant_set_of(model),
-        beside=replica.beside,
+        beside=replica.resources.beside,
     )

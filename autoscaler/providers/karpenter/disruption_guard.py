@@ -83,7 +83,7 @@ class DisruptionGuard(Reconciler):
             else:
                 (bare.discard if on else bare.add)(pod.uid)
         if world.leadership.synced:
-            bare &= {one.pod.uid for one in world.replicas.values() if one.pod is not None}
+            bare &= {one.runtime.pod.uid for one in world.replicas.values() if one.runtime.pod is not None}
         if refused:
             raise refused[0]
         return 0.0 if any(_differ(self._world(), bare)) else inf  # `look` saw no change for those during the writes
@@ -112,10 +112,10 @@ def _differ(world: World, bare: set[str]) -> Iterator[Guard]:
 
 def _guard(world: World, replica: Replica) -> Guard | None:
     """The wanted annotation; None if it is not managed here."""
-    if replica.pod is None or replica.spec_hash == ADOPTED_HASH or replica.state not in BUSY | SETTLED:
+    if replica.runtime.pod is None or replica.spec_hash == ADOPTED_HASH or replica.state not in BUSY | SETTLED:
         return None
     model = world.models.get(replica.model)
     own = {} if model is None else model.spec.pod.annotations
     if DO_NOT_DISRUPT in {**world.settings.pod.annotations, **own}:
         return None
-    return Guard(replica.pod, replica.state in BUSY or find_drain_cordon(world, replica) is not None)
+    return Guard(replica.runtime.pod, replica.state in BUSY or find_drain_cordon(world, replica) is not None)

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.contract import ModelName, ReplicaId
 from autoscaler.drivers.driver import Driver
 from autoscaler.spec.model import Model, ModelSpec
-from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId
+from autoscaler.state.world import DeviceId, NodeId, Replica, ReplicaResources, Slice, SliceId
 from tests.contracts.driver import DriverContract, Manner, Rig
 from tests.simulation.environment.virtual_loop import VirtualLoop
 from tests.support.fakes.driver import FakeDriver, FakeMachine, Fate
@@ -48,8 +48,7 @@ class FakeRig:
             model=model.name,
             spec_hash=model.spec_hash(),
             intent=f"intent-{name}",
-            slices=(SliceId("gpu0"),),
-            memory_bytes=1 << 20,
+            resources=ReplicaResources(slices=(SliceId("gpu0"),), memory_bytes=1 << 20),
         )
         return replica, model
 

@@ -37,7 +37,7 @@ def test_device_delivered_to_another_node_is_used_there() -> None:
         second = town.call("b")
         await stage.until(lambda: second.first_byte_s is not None, within_s=ATTACH_S + 300.0)
         (there,) = replicas(stage, "b").values()
-        assert {one.partition("/")[0] for one in there.slices} == {"w9"}
+        assert {one.partition("/")[0] for one in there.resources.slices} == {"w9"}
         assert await stage.answered([first, second]) == {"completed": 2}
         assert (town.rack.orders, cloud(stage).orders) == (1, 0)
         await stage.until(lambda: not town.rack.alive and not leases(stage), within_s=HOUR_S, step_s=1.0)

@@ -83,9 +83,9 @@ class Watcher:
         machine = self._town.machine
         for slice_ in machine.slices:
             held = [
-                e.replica.memory_bytes or slice_.memory_bytes
+                e.replica.resources.memory_bytes or slice_.memory_bytes
                 for e in machine.engines.values()
-                if slice_.id in e.replica.slices
+                if slice_.id in e.replica.resources.slices
             ]
             if sum(held) > slice_.memory_bytes:
                 self.broken.append(f"I5: {slice_.id} is over-committed by the start of {engine.replica.id}")
@@ -105,7 +105,7 @@ class Watcher:
             for id, replica in known.items()
             if replica.state == ReplicaState.DRAINING
             or (replica.state == ReplicaState.STOPPING and town.now() - replica.since_s <= STOP_S)
-            or not going.isdisjoint(replica.slices)
+            or not going.isdisjoint(replica.resources.slices)
         }
         alive = [
             e for e in town.machine.engines.values() if e.replica.model == model.name and e.alive and not e.stopping

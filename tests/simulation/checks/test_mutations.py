@@ -59,7 +59,7 @@ def no_residency(patch: pytest.MonkeyPatch) -> None:
     evictable_s = bins.evictable_s
 
     def at_once(world: World, replica: Replica, model: Model, calls: int) -> float:
-        return evictable_s(world, replica, model, calls) if replica.ready_s is None else replica.ready_s
+        return evictable_s(world, replica, model, calls) if replica.times.ready_s is None else replica.times.ready_s
 
     patch.setattr(bins, "evictable_s", at_once)
 

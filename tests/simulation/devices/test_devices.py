@@ -29,7 +29,7 @@ def alone_or_dead(stage: Stage) -> None:
     def fate(replica: Replica, model: Model) -> Fate:
         del model
         others = (e for e in machine.engines.values() if e.seen is Seen.STARTING and e.replica.id != replica.id)
-        beside = any({*e.replica.slices} & {*replica.slices} for e in others)
+        beside = any({*e.replica.resources.slices} & {*replica.resources.slices} for e in others)
         return Fate(
             ready_after_s=START_S, dies_after_s=0.1 if beside else None, last_words="no memory left for the cache"
         )
@@ -55,7 +55,7 @@ def test_replicas_on_one_device_start_one_after_the_other(models: int) -> None:
             begun.extend([engine.replica.id] if what == "start" else [])
             starting = [e for e in town.machine.engines.values() if e.seen is Seen.STARTING]
             assert len(starting) <= 1, "one start at a time on the Device"
-            assert sum(e.replica.memory_bytes for e in town.machine.engines.values()) <= 16 * GIB
+            assert sum(e.replica.resources.memory_bytes for e in town.machine.engines.values()) <= 16 * GIB
 
         stage.watcher.listen(see)
         began_s = town.now()
@@ -100,7 +100,7 @@ async def watched(stage: Stage, lost: set[str]) -> None:
 
 def on_device(stage: Stage, name: str) -> set[str]:
     """Engines on that Device."""
-    return {id for id, engine in stage.town.machine.engines.items() if name in engine.replica.slices}
+    return {id for id, engine in stage.town.machine.engines.items() if name in engine.replica.resources.slices}
 
 
 @pytest.mark.case("22")

@@ -58,7 +58,7 @@ def test_mig_node_in_use_is_repartitioned_only_when_it_is_idle(whose: str) -> No
         town.show()
         await stage.answered([town.call("small")])
         (there,) = town.machine.engines.values()
-        assert there.replica.slices[0].startswith("n1/")
+        assert there.replica.resources.slices[0].startswith("n1/")
         waiting = town.call("big")
         for _ in range(120):
             await stage.answered([town.call("small")])

@@ -32,7 +32,7 @@ class PartTown(Town):
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(TOLD_S)
-            held = {one.replica.slices[0] for one in self.machine.engines.values()}
+            held = {one.replica.resources.slices[0] for one in self.machine.engines.values()}
             names = tuple(sorted(id.rpartition("/")[2] for id in held))
             if names != self.shown and self.machine.started:
                 self.shown = names

@@ -68,7 +68,7 @@ class RackTown(Town):
 
     def _in_use(self, slices: tuple[Slice, ...]) -> bool:
         ids = {one.id for one in slices}
-        return any(not ids.isdisjoint(engine.replica.slices) for engine in self.machine.engines.values())
+        return any(not ids.isdisjoint(engine.replica.resources.slices) for engine in self.machine.engines.values())
 
 
 class CloudTown(RackTown):

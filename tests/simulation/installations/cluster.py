@@ -28,7 +28,7 @@ from autoscaler.slicing.nvidia_sharing import MEMORY_MIB
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU
 from autoscaler.state.events import FollowingSeen, LeadingSeen
-from autoscaler.state.world import Replica, Slice
+from autoscaler.state.world import Replica, ReplicaResources, Slice
 from tests.simulation.case_harness import GIB, Stage
 from tests.simulation.checks import continuous_invariants, final_invariants
 from tests.simulation.checks.gateway_reports import Told
@@ -164,9 +164,13 @@ class Kubelet(Machine):
         assert found is not None
         pod["spec"]["nodeName"] = NODE
         replica = Replica(
-            id=found.replica, model=found.model, spec_hash=found.spec_hash, intent=found.intent, slices=found.slices,
-            memory_bytes=found.memory_bytes, slots=found.slots,
-        )  # fmt: skip
+            id=found.replica,
+            model=found.model,
+            spec_hash=found.spec_hash,
+            intent=found.intent,
+            slots=found.slots,
+            resources=ReplicaResources(slices=found.slices, memory_bytes=found.memory_bytes),
+        )
         self.start(replica, next(one for one in self.models if one.name == found.model))
 
     def delete_by_force(self, replica: ReplicaId, runs_on_s: float = 0.0) -> None:

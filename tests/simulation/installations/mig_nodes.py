@@ -88,7 +88,9 @@ class CutTown(Town):
 
     def on_node(self, name: str) -> list[str]:
         """Engines on that node."""
-        return [id for id, one in self.machine.engines.items() if one.replica.slices[0].startswith(f"{name}/")]
+        return [
+            id for id, one in self.machine.engines.items() if one.replica.resources.slices[0].startswith(f"{name}/")
+        ]
 
     def _there(self) -> tuple[Slice, ...]:
         return tuple(one for node in self.nodes.values() for one in node.slices())

@@ -40,7 +40,7 @@ async def forced(stage: Stage, town: Cluster, *, agent: bool) -> float:
     """
     await stage.answered([town.call("a")])
     (replica,) = town.machine.engines
-    (slice_,) = town.leader.loop.world.replicas[replica].slices
+    (slice_,) = town.leader.loop.world.replicas[replica].resources.slices
     looks = town.task(watched(town, town.leader.loop.world.nodes.slices[slice_].node, replica)) if agent else None
     await asyncio.sleep(2 * LOOK_S)
     assert isinstance(town.machine, Kubelet)

@@ -84,7 +84,7 @@ async def served(stage: Stage, town: Cluster, name: str) -> None:
 
 def places(town: Cluster) -> dict[str, tuple[str, ...]]:
     """Model -> the actual location of its Replica, as the leader knows it."""
-    return {str(one.model): one.slices for one in town.leader.loop.world.replicas.values()}
+    return {str(one.model): one.resources.slices for one in town.leader.loop.world.replicas.values()}
 
 
 @pytest.mark.case("23")
@@ -160,7 +160,7 @@ def test_start_waits_with_a_reason_while_a_node_lock_blocks_hami() -> None:
         call = town.call("a", wait_s=2 * LONG_S)
         await asyncio.sleep(LONG_S)
         (one,) = town.leader.loop.world.replicas.values()
-        assert one.waits == f"SchedulerError: {why}"
+        assert one.runtime.waits == f"SchedulerError: {why}"
         assert len(waits) == 1, "no second start"
         pod = town.server.objects[PODS][waits[0]["metadata"]["name"]]
         gives(pod, asked(pod))
@@ -232,5 +232,5 @@ def test_device_of_force_deleted_pod_is_reused_only_after_its_claim_ends() -> No
 
 
 def _slice(town: Cluster, replica: ReplicaId) -> SliceId:
-    (one,) = town.leader.loop.world.replicas[replica].slices
+    (one,) = town.leader.loop.world.replicas[replica].resources.slices
     return one

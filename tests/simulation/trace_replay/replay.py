@@ -296,7 +296,7 @@ class Replay:
                 self._see(known, Seen.STARTING)
 
     def _see(self, of: Replica, seen: Seen) -> None:
-        self._fold(seen_of(of, seen, started_s=of.created_s, proof="exited"))
+        self._fold(seen_of(of, seen, started_s=of.times.created_s, proof="exited"))
 
     # --- Providers ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from autoscaler.drivers.kubernetes.adoption.annotations import read_model
 from autoscaler.drivers.kubernetes.adoption.objects import AdoptedPodSeen, WorkloadKey, WorkloadSeen
 from autoscaler.drivers.kubernetes.adoption.workload import Mode, Workload
 from autoscaler.spec.model import ADOPTED_HASH
-from autoscaler.state.world import Replica
+from autoscaler.state.world import Replica, ReplicaResources
 
 KEY = WorkloadKey("Deployment", "default", "ada")
 
@@ -74,9 +74,13 @@ class Bench:
 
     def order(self, name: str) -> Replica:
         return Replica(
-            id=ReplicaId(name), model=ModelName("ada"), spec_hash=ADOPTED_HASH, intent=f"i-{name}", slices=(),
-            memory_bytes=0, slots=4,
-        )  # fmt: skip
+            id=ReplicaId(name),
+            model=ModelName("ada"),
+            spec_hash=ADOPTED_HASH,
+            intent=f"i-{name}",
+            slots=4,
+            resources=ReplicaResources(slices=(), memory_bytes=0),
+        )
 
     def start(self, name: str) -> None:
         self.core.start(self.order(name), self.now_s)

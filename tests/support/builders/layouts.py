@@ -18,7 +18,7 @@ from autoscaler.rearrange.replica_migration import MigrationContext
 from autoscaler.spec.model import Gpu, Model
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.world import NodeId, Replica, Slice, World
-from tests.support.builders.worlds import T0, Scene, device, model, replica, world
+from tests.support.builders.worlds import T0, Scene, device, model, replace_fields, replica, world
 
 NODES, DEVICES = 4, 10
 BIG = 8
@@ -62,7 +62,7 @@ def nobody(_now_s: float, _scene: Scene) -> list[tuple[str, int, int]]:
 
 def changed(at: World, id: str, **fields: Any) -> World:
     """The World with one Replica changed."""
-    after = replace(at.replicas[ReplicaId(id)], **fields)
+    after = replace_fields(at.replicas[ReplicaId(id)], **fields)
     return rebuild_indices(replace(at, replicas={**at.replicas, after.id: after}), T0)
 
 
@@ -78,7 +78,7 @@ def moved(scene: Scene) -> list[tuple[float, Replica]]:
 
 def node_of(at: World, of: Replica) -> NodeId:
     """The Replica's node."""
-    return at.nodes.slices[of.slices[0]].node
+    return at.nodes.slices[of.resources.slices[0]].node
 
 
 def free(at: World) -> dict[NodeId, int]:

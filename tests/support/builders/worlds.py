@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,12 +29,26 @@ from autoscaler.state.actions import (
 )
 from autoscaler.state.events import Reported, Seen, Tick, Transition
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import DeviceId, Drain, Gateway, History, NodeId, Replica, Slice, SliceId, World
+from autoscaler.state.world import (
+    DeviceId,
+    Drain,
+    Gateway,
+    History,
+    NodeId,
+    Replica,
+    ReplicaResources,
+    ReplicaTimes,
+    Slice,
+    SliceId,
+    World,
+)
 from tests.support.harness.driver_events import seen_of
 
 GI = 1 << 30
 T0 = 1000.0
 """Start time of tests: monotonic clocks do not start at zero."""
+
+Grouped = TypeVar("Grouped", World, Replica)
 
 
 def model(
@@ -60,17 +74,19 @@ def device(name: str = "gpu0", memory_gi: float = 24, node: str = "n0", **fields
 
 def replica(of: Model, name: str, on: Iterable[str] = ("gpu0",), state: S = S.READY, **fields: Any) -> Replica:
     """A Replica of `of`, ready since T0 - 100 by default."""
-    times = {"since_s": T0 - 100, "created_s": T0 - 110, "started_s": T0 - 110}
-    if state in {S.READY, S.UNREADY, S.DRAINING}:
-        times["ready_s"] = T0 - 100
-    return Replica(
+    ready_s = T0 - 100 if state in {S.READY, S.UNREADY, S.DRAINING} else None
+    default = Replica(
         id=ReplicaId(name),
         model=of.name,
+        spec_hash=of.spec_hash(),
         intent=name,
-        slices=tuple(SliceId(id) for id in on),
+        slots=of.slots,
         state=state,
-        **{"spec_hash": of.spec_hash(), "slots": of.slots, "memory_bytes": of.memory_bytes, **times, **fields},
+        since_s=T0 - 100,
+        resources=ReplicaResources(slices=tuple(SliceId(id) for id in on), memory_bytes=of.memory_bytes),
+        times=ReplicaTimes(created_s=T0 - 110, started_s=T0 - 110, ready_s=ready_s),
     )
+    return replace_fields(default, **fields)
 
 
 def drain(since_s: float = T0 - 1, came_from: S = S.READY, victim_of: str | None = None) -> Drain:
@@ -128,9 +144,10 @@ def world(
     return rebuild_indices(made, T0)
 
 
-def replace_fields(of: World, **fields: Any) -> World:
-    """The World with other values of these fields, which may be fields of its groups."""
-    for group in ("leadership", "nodes", "learned"):
+def replace_fields(of: Grouped, **fields: Any) -> Grouped:
+    """The World or Replica with other values of these fields, which may be fields of its groups."""
+    groups = ("leadership", "nodes", "learned") if isinstance(of, World) else ("resources", "times", "runtime")
+    for group in groups:
         before = fields.get(group, getattr(of, group))
         if inside := {name: fields.pop(name) for name in before.__struct_fields__ if name in fields}:
             fields[group] = replace(before, **inside)

@@ -21,8 +21,8 @@ def seen_of(
     """A driver's observation of a Replica that it was ordered to start."""
     of = replica
     return ReplicaSeen(
-        id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.slices, seen=seen,
-        memory_bytes=of.memory_bytes, compute_percent=of.compute_percent, slots=of.slots,
+        id=of.id, model=of.model, spec_hash=of.spec_hash, intent=of.intent, slices=of.resources.slices, seen=seen,
+        memory_bytes=of.resources.memory_bytes, compute_percent=of.resources.compute_percent, slots=of.slots,
         address=address, started_s=started_s, reason=reason, proof=proof,
     )  # fmt: skip
 

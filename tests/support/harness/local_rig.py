@@ -21,7 +21,7 @@ from autoscaler.queries.measured_memory import AS_ASKED, Given
 from autoscaler.spec.model import Model, ModelSpec
 from autoscaler.spec.quantity import Bytes
 from autoscaler.spec.settings import DeclaredDevice
-from autoscaler.state.world import Replica, SliceId
+from autoscaler.state.world import Replica, ReplicaResources, SliceId
 from tests.contracts.driver import Manner
 from tests.support.fakes.engines.fake_engine_process import command
 from tests.support.waiting import until
@@ -77,9 +77,8 @@ def replica(name: str, argv: tuple[str, ...], slices: tuple[str, ...] = ("gpu0",
         model=model.name,
         spec_hash=model.spec_hash(),
         intent=f"intent-{name}",
-        slices=tuple(map(SliceId, slices)),
-        memory_bytes=1 << 20,
         slots=4,
+        resources=ReplicaResources(slices=tuple(map(SliceId, slices)), memory_bytes=1 << 20),
     ), model
 
 

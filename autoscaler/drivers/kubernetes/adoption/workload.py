@@ -232,8 +232,8 @@ class Workload:
         self._version = max(self._version, version)
         self._due = level != self.level()
         for id, replica in self._orders.items():
-            if replica.placing.asked_s is None:
-                self._orders[id] = replace(replica, placing=Placing(asked_s=now_s))
+            if replica.times.placing.asked_s is None:
+                self._orders[id] = replace(replica, times=replace(replica.times, placing=Placing(asked_s=now_s)))
         if not self._due:
             self._look(now_s)
 
@@ -283,8 +283,8 @@ class Workload:
         self._rescue()
         self._bind(now_s)
         for replica in self._orders.values():
-            if self.seen.trouble != replica.waits:
-                self._orders[replica.id] = replace(replica, waits=self.seen.trouble)
+            if self.seen.trouble != replica.runtime.waits:
+                self._orders[replica.id] = replace(replica, runtime=replace(replica.runtime, waits=self.seen.trouble))
                 self._told.append(build_podless_observation(replica, Seen.STARTING, waits=self.seen.trouble))
 
     def _bind(self, now_s: float) -> None:
@@ -307,7 +307,7 @@ class Workload:
         """Bind a pod to a replica. `order`: the order it fulfils, if any."""
         pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
         if order is not None:
-            pod.begun.ask(order.placing.asked_s)
+            pod.begun.ask(order.times.placing.asked_s)
         self._tell(pod)
 
     def _free(self) -> list[TrackedPod]:

@@ -72,7 +72,7 @@ def build_declared_slices(
 ) -> tuple[Slice, ...]:
     """Return all slices; those that may not be used now are closed. `replicas`: all known replicas."""
     places = {f"nodes[{position}]": kind for position, kind in enumerate(kinds)} or _of_quota(quotas)
-    holders = {id: replica for replica in replicas.values() for id in replica.slices}
+    holders = {id: replica for replica in replicas.values() for id in replica.resources.slices}
     waited_for = {_labels(places[node]): why for node, why in _waiting(replicas.values()) if node in places}
     left, full = _left(quotas, holders.values())
     found: list[Slice] = []
@@ -140,9 +140,9 @@ def _cards(device: NodeDevice, many: int) -> str:
 def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
     """Yield (node, reason) of each replica for which the scheduler finds no node."""
     for replica in replicas:
-        if replica.slices and is_unschedulable(replica.waits):
-            why = f"{replica.model} waits for such a node already: {replica.waits[:WAITS_MAX]}"
-            yield replica.slices[0].partition("/")[0], why
+        if replica.resources.slices and is_unschedulable(replica.runtime.waits):
+            why = f"{replica.model} waits for such a node already: {replica.runtime.waits[:WAITS_MAX]}"
+            yield replica.resources.slices[0].partition("/")[0], why
 
 
 def _hard(quotas: Sequence[Quota]) -> int:

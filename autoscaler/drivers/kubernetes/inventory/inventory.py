@@ -196,13 +196,13 @@ class Inventory:
         longer exist, since their kind, and so the request, is unknown. `ranked`: class of its model's priority.
         """
         asks = registry.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
-        if asks is None and replica.slices:
-            raise ValueError(f"there is no {', '.join(replica.slices)} any more")
+        if asks is None and replica.resources.slices:
+            raise ValueError(f"there is no {', '.join(replica.resources.slices)} any more")
         return asks
 
     def _instead(self, replica: Replica) -> list[Slice]:
         """Return the alternatives to the replica's only slice, as the Settings allow for its node."""
-        own = self._slices.get(replica.slices[0]) if len(replica.slices) == 1 else None
+        own = self._slices.get(replica.resources.slices[0]) if len(replica.resources.slices) == 1 else None
         node = None if own is None else self.node(own.node)
         if own is None or node is None:
             return []

@@ -18,7 +18,7 @@ from autoscaler.slicing.base import PodFields
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, MANAGED_BY, OURS
 from autoscaler.spec.settings import Settings
-from autoscaler.state.world import Replica
+from autoscaler.state.world import Replica, ReplicaResources
 
 CHOSEN_BY = (
     "affinity", "imagePullSecrets", "nodeSelector", "priorityClassName", "runtimeClassName", "schedulerName",
@@ -39,7 +39,11 @@ def build_pod_template(model: Model, settings: Settings) -> Object:
     """Return the template's metadata and spec."""
     ranked = settings.priority_class(model.spec.priority)
     replica = Replica(
-        id=ReplicaId("template"), model=model.name, spec_hash="", intent="", slices=(), memory_bytes=model.memory_bytes
+        id=ReplicaId("template"),
+        model=model.name,
+        spec_hash="",
+        intent="",
+        resources=ReplicaResources(slices=(), memory_bytes=model.memory_bytes),
     )
     pod = pods.build_pod_manifest(
         replica, model, _Nothing(), model.spec.image or "engine", settings.pod,

@@ -41,9 +41,10 @@ def build_podless_observation(
 ) -> ReplicaSeen:
     """Return an observation of a replica without a pod."""
     return ReplicaSeen(
-        id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent, slices=replica.slices,
-        memory_bytes=replica.memory_bytes, compute_percent=replica.compute_percent, slots=replica.slots, seen=seen,
-        reason=reason, waits=waits, proof=proof,
+        id=replica.id, model=replica.model, spec_hash=replica.spec_hash, intent=replica.intent,
+        slices=replica.resources.slices, memory_bytes=replica.resources.memory_bytes,
+        compute_percent=replica.resources.compute_percent, slots=replica.slots, seen=seen, reason=reason, waits=waits,
+        proof=proof,
     )  # fmt: skip
 
 

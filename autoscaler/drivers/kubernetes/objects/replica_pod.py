@@ -173,7 +173,7 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
     spec = model.spec
     known_by = {MANAGED_BY: WRITER, OURS + "model": format_model_label(replica.model), **owner.labels}
     if asks is None:
-        gpus = len(replica.slices) if replica.slices else spec.gpu.count
+        gpus = len(replica.resources.slices) if replica.resources.slices else spec.gpu.count
         asks = PodFields(limits={GPU: str(gpus)} if gpus else {})
     pod: Object = {
         "apiVersion": "v1", "kind": "Pod",
@@ -212,9 +212,9 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
     pod = apply_overrides(pod, seen)
     if selector is not None:
         pod["spec"]["nodeSelector"] = {**selector, **pod["spec"].get("nodeSelector", {})}
-    elif replica.slices:
-        pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(parse_node_name(replica.slices))}
-    if selector is not None or not replica.slices:
+    elif replica.resources.slices:
+        pod["spec"]["affinity"] = {**pod["spec"].get("affinity", {}), **_on(parse_node_name(replica.resources.slices))}
+    if selector is not None or not replica.resources.slices:
         add_pod_affinity(pod["spec"], spec, known_by)
     return pod
 
@@ -231,8 +231,8 @@ def add_pre_stop_sleep(pod: Object) -> None:
 def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
     notes = {
         "replica": replica.id, "model": replica.model, "spec-hash": replica.spec_hash, "intent": replica.intent,
-        "slices": ",".join(replica.slices), "memory-bytes": str(replica.memory_bytes),
-        "compute-percent": str(replica.compute_percent), "slots": str(replica.slots),
+        "slices": ",".join(replica.resources.slices), "memory-bytes": str(replica.resources.memory_bytes),
+        "compute-percent": str(replica.resources.compute_percent), "slots": str(replica.slots),
         "readiness-path": launch.readiness_path,
     }  # fmt: skip
     if model.spec.tls is not None:
@@ -366,7 +366,11 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
 def is_pod_of_replica(found: PodSeen, replica: Replica) -> bool:
     """Return whether a pod of that name belongs to this very decision and may be adopted for it."""
     decided = (found.intent, found.spec_hash, found.slices)
-    return not found.leaving and decided == (replica.intent, replica.spec_hash, replica.chosen or replica.slices)
+    return not found.leaving and decided == (
+        replica.intent,
+        replica.spec_hash,
+        replica.resources.chosen or replica.resources.slices,
+    )
 
 
 def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:

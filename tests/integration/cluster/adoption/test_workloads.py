@@ -15,7 +15,7 @@ from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import ApiAccess, load_api_access
 from autoscaler.spec.model import Adopted, Model, ModelSpec
 from autoscaler.state.events import Seen, Synced
-from autoscaler.state.world import Replica
+from autoscaler.state.world import Replica, ReplicaResources
 from tests.contracts.driver import DriverContract, Manner, Rig
 from tests.integration.cluster.support.control_plane.service_accounts import acting_as_autoscaler, refused
 from tests.integration.cluster.support.driver.contract_rig import ClusterRig
@@ -291,9 +291,13 @@ async def test_paused_leader_does_not_overwrite_a_newer_scale(
     found = Adopted(kind="Deployment", namespace=namespace, name="ada")
     model = Model(name=ModelName("ada"), spec=ModelSpec(engine="command"), adopted=found)
     replica = Replica(
-        id=ReplicaId("ada-1"), model=model.name, spec_hash=model.spec_hash(), intent="1", slices=(), memory_bytes=0,
+        id=ReplicaId("ada-1"),
+        model=model.name,
+        spec_hash=model.spec_hash(),
+        intent="1",
         slots=4,
-    )  # fmt: skip
+        resources=ReplicaResources(slices=(), memory_bytes=0),
+    )
     async with Slow(await load_api_access(kubeconfig)) as slow:
         old = AdoptedDriver(slow, [namespace], lambda _: None, hold_s=lambda: 600.0)
         async with running(old):
@@ -343,9 +347,13 @@ class AdoptedRig(ClusterRig):
         adopted = Adopted(kind="Deployment", namespace=self._name, name=name)
         model = Model(name=ModelName(name), spec=ModelSpec(engine="command"), adopted=adopted)
         return Replica(
-            id=ReplicaId(name), model=model.name, spec_hash=model.spec_hash(), intent=f"intent-{name}", slices=(),
-            memory_bytes=0, slots=4,
-        ), model  # fmt: skip
+            id=ReplicaId(name),
+            model=model.name,
+            spec_hash=model.spec_hash(),
+            intent=f"intent-{name}",
+            slots=4,
+            resources=ReplicaResources(slices=(), memory_bytes=0),
+        ), model
 
 
 @pytest.mark.standard

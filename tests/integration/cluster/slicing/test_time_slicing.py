@@ -153,7 +153,7 @@ async def test_device_with_changed_slicing_is_usable_after_its_replica_ends(
             shares = [f"{name}/gpu{gpu}/s{share}" for gpu in range(2) for share in range(2)]
             await until([(id, RESLICED if "gpu0" in id else "") for id in shares])
             one, of = scene.engine("r2")
-            one = replace(one, slices=(SliceId(shares[2]),))
+            one = replace(one, resources=replace(one.resources, slices=(SliceId(shares[2]),)))
             driver.start(one, of)
             await observed.until(one.id, Seen.READY)
             assert told == [None, 0.5]

@@ -30,7 +30,7 @@ from autoscaler.kubernetes.api import MERGE, Api, ApiError, Object
 from autoscaler.kubernetes.kubeconfig import load_api_access
 from autoscaler.spec.model import Model
 from autoscaler.spec.settings import Settings, Weights
-from autoscaler.state.world import STORE, Replica, SliceId
+from autoscaler.state.world import STORE, Replica, ReplicaResources, SliceId
 from autoscaler.weights.mounts import ArtifactFacts, NodeMountFacts
 from tests.integration.cluster.support.control_plane.service_accounts import acting_as_autoscaler, refused
 from tests.integration.cluster.support.installations.single_instance import House, model
@@ -83,9 +83,13 @@ async def seen(
 
 def pod_of(node: Node, weights: Mounted) -> Object:
     replica = Replica(
-        id=ReplicaId("ada-1"), model=ModelName("ada"), spec_hash="h", intent="i", slots=1,
-        slices=(SliceId(f"{node.name}/nvidia.com%2Fgpu"),), memory_bytes=1,
-    )  # fmt: skip
+        id=ReplicaId("ada-1"),
+        model=ModelName("ada"),
+        spec_hash="h",
+        intent="i",
+        slots=1,
+        resources=ReplicaResources(slices=(SliceId(f"{node.name}/nvidia.com%2Fgpu"),), memory_bytes=1),
+    )
     launch = engines.build_launch_command(
         volumes.resolve_weight_paths(reading(), weights), None, pods.HOST, pods.assign_engine_port(replica.id), {}
     )

@@ -48,7 +48,7 @@ def test_node_removed_by_karpenter_gets_a_replacement_before_draining() -> None:
     at = tainted(served("n2"), KARPENTER)
     assert kinds(plan(at, T0)) == ["start a"]
     start = next(one for one in plan(at, T0).actions if isinstance(one, StartReplica))
-    assert start.replica.slices == ("g-n2",)
+    assert start.replica.resources.slices == ("g-n2",)
     assert "node n1: Karpenter removes it" in start.reason
     assert explain_closed_slice(at, at.nodes.slices[next(iter(at.nodes.slices))]) == "node n1: Karpenter removes it"
 
@@ -181,7 +181,7 @@ UNNEEDED = "DeletionCandidateOfClusterAutoscaler"
 def attached(at: World, *, alone: bool = False) -> World:
     """Device g-n1 was attached to node n1 an hour ago. It takes long to attach, so it is kept for long."""
     of = offer(name="n1", node="n1", expected_s=600.0)
-    running = any("g-n1" in one.slices for one in at.replicas.values())
+    running = any("g-n1" in one.resources.slices for one in at.replicas.values())
     begin = offered(at, of, now_s=T0)
     listed = Listed(
         name="lease", offer=of, devices=1, phase="here", committed=True, node="n1", owner=A.name,

@@ -109,7 +109,7 @@ def test_growing_machine_group_prevents_a_capacity_order() -> None:
     at = came(waits(at, T0 + 60), "g1", now_s=T0 + 60)
     (started,) = plan(at, T0 + 60).actions
     assert isinstance(started, StartReplica)
-    assert started.replica.slices == ("g1g",)
+    assert started.replica.resources.slices == ("g1g",)
     after = told(seen(at, group(1, 1), now_s=T0 + 60), Acted(action=started), now_s=T0 + 60)
     assert after.capacity.groups[NAME].coming == 0
 

@@ -137,5 +137,5 @@ def test_annotations_of_an_undelivered_order_apply_only_to_its_model() -> None:
 
 def test_started_replica_carries_the_annotations_of_its_capacity_order() -> None:
     (started,) = (one for one in plan(lent(), T0 + 2.0).actions if isinstance(one, StartReplica))
-    assert started.replica.slices == NEW
-    assert started.replica.marks == SAYS
+    assert started.replica.resources.slices == NEW
+    assert started.replica.runtime.marks == SAYS

@@ -118,7 +118,7 @@ def test_replica_of_a_quarantined_model_is_not_evicted() -> None:
     assert (move.replica, move.victim_of) == ("r", "b")
     hidden = mask_quarantined(assume_quarantined(before, [big.name]))
     assert plan(hidden, T0).actions == ()
-    assert [one.slices for one in hidden.replicas.values()] == [("gpu0",)]
+    assert [one.resources.slices for one in hidden.replicas.values()] == [("gpu0",)]
 
 
 def test_quarantined_model_keeps_its_start_and_drain_time_limits() -> None:

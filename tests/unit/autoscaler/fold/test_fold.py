@@ -33,12 +33,12 @@ from tests.support.builders.worlds import T0, device, gateway, level, model, rep
 def test_replica_moves_from_pending_to_gone_along_the_transition_table() -> None:
     at, moves = after(world([DOC], [device()]), StartReplica(replica=pending(), reason="3 waiting"))
     assert moved(moves) == ["pending --place--> starting"]
-    assert (at.replicas[R].created_s, at.replicas[R].reason) == (T0, "3 waiting")
+    assert (at.replicas[R].times.created_s, at.replicas[R].reason) == (T0, "3 waiting")
     at, moves = after(at, seen(Seen.STARTING, started_s=T0 + 0.5), now_s=T0 + 0.5)
     assert moves == ()
     at, moves = after(at, seen(Seen.READY, address="h:1"), now_s=T0 + 4.5)
     assert moved(moves) == ["starting --seen--> ready"]
-    assert (at.replicas[R].ready_s, at.replicas[R].address) == (T0 + 4.5, "h:1")
+    assert (at.replicas[R].times.ready_s, at.replicas[R].runtime.address) == (T0 + 4.5, "h:1")
     assert at.learned.histories[M].starts_s == (4.0,)
     version = at.version
     at, moves = after(at, DrainReplica(replica=R, reason="idle"), now_s=T0 + 90.0)
@@ -93,7 +93,7 @@ def test_replica_that_becomes_ready_while_draining_is_revived_as_ready() -> None
     assert moves == ()
     assert at.replicas[R].state is S.DRAINING
     at, _ = after(at, ReviveReplica(replica=R, reason="wanted"), now_s=T0 + 2.0)
-    assert (at.replicas[R].state, at.replicas[R].ready_s) == (S.READY, T0 + 1.0)
+    assert (at.replicas[R].state, at.replicas[R].times.ready_s) == (S.READY, T0 + 1.0)
 
 
 # --- observations may skip states and never raise -------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_ready_observation_does_not_undo_a_stop_or_a_failure() -> None:
 def test_memory_growth_of_a_starting_replica_is_recorded_with_its_time() -> None:
     at = world([DOC], [device()], replicas=[replica(DOC, "r", state=S.STARTING)])
     at, _ = after(at, seen(Seen.STARTING, grew=True), now_s=T0 + 7.0)
-    assert at.replicas[R].grown_s == T0 + 7.0
+    assert at.replicas[R].times.grown_s == T0 + 7.0
 
 
 # --- failed starts ----------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ async def world_of(server: Server) -> World:
 
 def shown(one: Replica) -> tuple[object, ...]:
     """The fields of a replica on which decisions depend."""
-    return one.state, one.model, one.slices, one.waits, one.failure
+    return one.state, one.model, one.resources.slices, one.runtime.waits, one.failure
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples(40))

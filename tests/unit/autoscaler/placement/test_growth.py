@@ -247,10 +247,10 @@ def asked(*models: Model, gi: float = 24, replicas: Sequence[Replica] = ()) -> W
 def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
     a = growing(context_tokens=2048)
     one = started(asked(a, gi=17.5))
-    assert (one.memory_bytes, one.slots, one.spec_hash) == (16 * GI, 7, a.spec_hash())
+    assert (one.resources.memory_bytes, one.slots, one.spec_hash) == (16 * GI, 7, a.spec_hash())
     assert a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash(), "nothing is started anew for it"
     assert told_of(a, one) == Given(None, 16 * GI, 7, 0)
-    runs = replace(one, state=S.READY, ready_s=T0, since_s=T0)
+    runs = replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
     then = world([a], [device("gpu0", 17.5)], [runs])
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
     assert any("granted 16Gi where it asks for 10Gi, with 7 slots instead of 4" in line for line in log)
@@ -267,15 +267,17 @@ def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
 def test_growth_leaves_memory_for_another_model_on_the_device() -> None:
     a, b = growing(context_tokens=2048), model("b", 7)
     first = started(asked(a, b))
-    assert first.memory_bytes == 16 * GI
-    runs = replace(first, state=S.READY, ready_s=T0, since_s=T0)
-    assert started(asked(b, a, replicas=[runs])).slices == first.slices
+    assert first.resources.memory_bytes == 16 * GI
+    runs = replace(first, state=S.READY, since_s=T0, times=replace(first.times, ready_s=T0))
+    assert started(asked(b, a, replicas=[runs])).resources.slices == first.resources.slices
     b_runs, b = replica(b, "rb"), replace(b, spec=replace(b.spec, replicas=ReplicaRange(min=1)))
-    assert started(asked(a, b, replicas=[b_runs])).memory_bytes == 16 * GI, "b has all that it may have"
+    assert started(asked(a, b, replicas=[b_runs])).resources.memory_bytes == 16 * GI, "b has all that it may have"
     two = replace(b, spec=replace(b.spec, replicas=ReplicaRange(min=1, max=2)))
-    assert started(asked(a, two, replicas=[replica(two, "rb")])).memory_bytes == 10 * GI, "7 of 7 GiB may be asked for"
+    assert started(asked(a, two, replicas=[replica(two, "rb")])).resources.memory_bytes == 10 * GI, (
+        "7 of 7 GiB may be asked for"
+    )
     paused = replace(b, spec=replace(b.spec, paused=True))
-    assert started(asked(a, paused)).memory_bytes == 20 * GI
+    assert started(asked(a, paused)).resources.memory_bytes == 20 * GI
 
 
 def test_memory_of_a_grown_replica_counts_as_used() -> None:
@@ -361,7 +363,7 @@ async def test_vllm_gets_the_granted_fraction_of_gpu_memory() -> None:
     spec = ModelSpec(engine="vllm", artifact="hf://org/m", gpu=Gpu(growth_percent=100))
     of = Model(name=ModelName("a"), spec=spec, memory_bytes=10 * GI, slots=64)
     one = started(asked(of, gi=18))
-    assert (one.memory_bytes, one.slots) == (18 * GI, 64)
+    assert (one.resources.memory_bytes, one.slots) == (18 * GI, 64)
     half = replica(of, "r", memory_bytes=18 * GI)
     told = told_of(of, half, devices.fraction(of, half))
     assert after(launched(of, told, "vllm").argv, "--gpu-memory-utilization") == "0.750"
@@ -397,7 +399,10 @@ def test_replicas_grown_by_successive_plans_never_exceed_device_memory() -> None
     at = world(models, [device("gpu0", 24)], gateways=[gateway(levels=[level(one.name, 1) for one in models])])
     for _ in models:
         at = folded(at, plan(at, T0).actions)
-        runs = {id: replace(one, state=S.READY, ready_s=T0, since_s=T0) for id, one in at.replicas.items()}
+        runs = {
+            id: replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
+            for id, one in at.replicas.items()
+        }
         at = world(models, at.nodes.slices.values(), runs.values(), at.gateways.values())
-    assert sum(one.memory_bytes for one in at.replicas.values()) == 24 * GI
-    assert sorted(one.memory_bytes // GI for one in at.replicas.values()) == [6, 6, 12]
+    assert sum(one.resources.memory_bytes for one in at.replicas.values()) == 24 * GI
+    assert sorted(one.resources.memory_bytes // GI for one in at.replicas.values()) == [6, 6, 12]

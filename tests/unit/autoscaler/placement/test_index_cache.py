@@ -65,7 +65,9 @@ def turned(one: World, rng: Random, now_s: float) -> World:
         case 3 | 4 if ids:
             old = replicas[rng.choice(ids)]
             states = (S.STARTING, S.READY, S.READY, S.STOPPING, S.FAILED, S.SCRUBBING)
-            replicas[old.id] = replace(old, state=rng.choice(states), since_s=now_s, ready_s=now_s)
+            replicas[old.id] = replace(
+                old, state=rng.choice(states), since_s=now_s, times=replace(old.times, ready_s=now_s)
+            )
             one = replace(one, replicas=replicas)
         case 5:
             at = rng.choice(sorted(one.nodes.slices))
@@ -120,7 +122,9 @@ def _beside_told(one: World, rng: Random) -> World:
     if one.replicas and rng.random() < 0.4:
         old = one.replicas[rng.choice(sorted(one.replicas))]
         beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
-        return replace(one, replicas={**one.replicas, old.id: replace(old, beside=beside)})
+        return replace(
+            one, replicas={**one.replicas, old.id: replace(old, resources=replace(old.resources, beside=beside))}
+        )
     node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
     if rng.random() < 0.3:
         return replace_fields(
@@ -135,8 +139,13 @@ def _replica(rng: Random, now_s: float) -> Replica:
     of, at = rng.choice(MODELS), rng.choice(SLICES)
     made = replica(of, f"{of.name}-{rng.randrange(1 << 30)}", state=rng.choice((S.STARTING, S.READY)))
     beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
-    made = replace(made, beside=beside)
-    return replace(made, slices=(at.id,), since_s=now_s, ready_s=None if made.state is S.STARTING else now_s)
+    made = replace(made, resources=replace(made.resources, beside=beside))
+    return replace(
+        made,
+        since_s=now_s,
+        resources=replace(made.resources, slices=(at.id,)),
+        times=replace(made.times, ready_s=None if made.state is S.STARTING else now_s),
+    )
 
 
 def _lesson(rng: Random) -> PlacementValues:
@@ -182,7 +191,12 @@ def _trust_told(one: World, rng: Random) -> World:
 def _misplaced(replicas: dict[ReplicaId, Replica], rng: Random) -> dict[ReplicaId, Replica]:
     """Move a replica to another Slice, as an external scheduler would."""
     old = replicas[rng.choice(sorted(replicas))]
-    return {**replicas, old.id: replace(old, slices=(rng.choice(SLICES).id,), chosen=old.slices)}
+    return {
+        **replicas,
+        old.id: replace(
+            old, resources=replace(old.resources, slices=(rng.choice(SLICES).id,), chosen=old.resources.slices)
+        ),
+    }
 
 
 def _others_come(one: World, rng: Random) -> World:

@@ -65,7 +65,8 @@ def began(on: str, **fields: Any) -> Replica:
 def starts(at: World) -> dict[str, str]:
     """Model -> the entry on which it starts."""
     found = (getattr(one, "replica", None) for one in plan(at, T0).actions)
-    return {one.model: one.slices[0].rpartition("/")[2] for one in found if one is not None and one.slices}
+    placed = (one for one in found if one is not None and one.resources.slices)
+    return {one.model: one.resources.slices[0].rpartition("/")[2] for one in placed}
 
 
 def test_whole_gpu_replica_waits_until_all_partitions_are_released() -> None:
@@ -109,7 +110,7 @@ def test_two_small_replicas_start_in_turn_on_one_gpu() -> None:
     after = asked(idle, a, b, replicas=(on,))
     assert starts(after) == {}, "its claim has no part yet"
     assert plan(after, T0 + REST_S - 1).next_s == T0 + REST_S
-    on = replace(on, created_s=T0 - REST_S)
+    on = replace(on, times=replace(on.times, created_s=T0 - REST_S))
     assert starts(asked(idle, a, b, replicas=(on,))).keys() == {"a", "b"} - {first}, "not for ever"
 
 
@@ -139,13 +140,17 @@ def test_gpu_not_used_by_a_waiting_replica_is_given_to_another() -> None:
     a, b, c = model("a", 5), model("b", 30), model("c", 70)
     levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate("abc")]
     made = plan(world((a, b, c), idle, gateways=[gateway(levels=levels)]), T0)
-    begun = {one.replica.model: one.replica.slices[0] for one in made.actions if isinstance(one, StartReplica)}
+    begun = {
+        one.replica.model: one.replica.resources.slices[0] for one in made.actions if isinstance(one, StartReplica)
+    }
     assert begun == {"a": f"{NODE}/gpu-0", "c": f"{NODE}/gpu-1"}
     assert [(one.model, one.never) for one in made.unmet] == [("b", False)]
     d = model("d", 30)
     levels = [level(name, 1, wait_s=9.0 - at) for at, name in enumerate("abd")]
     made = plan(world((a, b, d), idle, gateways=[gateway(levels=levels)]), T0)
-    begun = {one.replica.model: one.replica.slices[0] for one in made.actions if isinstance(one, StartReplica)}
+    begun = {
+        one.replica.model: one.replica.resources.slices[0] for one in made.actions if isinstance(one, StartReplica)
+    }
     assert begun == {"a": f"{NODE}/gpu-0", "d": f"{NODE}/gpu-1"}, "a 1g and a 3g leave no other 3g"
     assert [one.model for one in made.unmet] == ["b"]
 
@@ -224,7 +229,7 @@ def test_replica_does_not_wait_for_a_node_with_too_little_cpu(cpu_milli: int, *,
 
 def test_replica_does_not_wait_if_no_other_one_starts_on_a_gpu() -> None:
     idle, b = on_nodes("x", "y"), model("b", 5)
-    ready = replace(began("x/gpu-0"), state=S.READY, ready_s=T0)
+    ready = replace(began("x/gpu-0"), state=S.READY, times=replace(began("x/gpu-0").times, ready_s=T0))
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(ready,))), "it has its part by now"
     cpu_only = replica(model("first", 0, gpu=Gpu(count=0)), "r", (), S.STARTING, created_s=T0, since_s=T0)
     assert not waits_for_first(asked(idle, FIRST, b, replicas=(cpu_only,)))

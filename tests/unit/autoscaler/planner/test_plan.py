@@ -62,7 +62,11 @@ def test_requests_at_scale_zero_start_a_replica_with_a_reason() -> None:
     start = made.actions[0]
     assert isinstance(start, StartReplica)
     assert start.reason == "wake a: 3 waiting, tenant acme"
-    assert (start.replica.slices, start.replica.memory_bytes, start.replica.state) == (("gpu0",), 20 * GI, S.PENDING)
+    assert (start.replica.resources.slices, start.replica.resources.memory_bytes, start.replica.state) == (
+        ("gpu0",),
+        20 * GI,
+        S.PENDING,
+    )
     assert start.replica.id == f"a-{A.spec_hash()}-{start.replica.intent}"
 
 
@@ -97,7 +101,7 @@ def test_hanging_start_locks_its_device_for_a_limited_time() -> None:
     assert kinds(plan(made, T0 + 119)) == []
     assert plan(made, T0 + 119).next_s == T0 + 120
     assert kinds(plan(made, T0 + 120)) == ["start b"]
-    grew = replace(made, replicas={hung.id: replace(hung, grown_s=T0 + 50)})
+    grew = replace(made, replicas={hung.id: replace(hung, times=replace(hung.times, grown_s=T0 + 50))})
     assert kinds(plan(grew, T0 + 120)) == []
 
 
@@ -211,7 +215,8 @@ def test_changed_spec_starts_the_new_replica_first_if_both_fit() -> None:
     during = folded(begin, first.actions)
     assert kinds(plan(during, T0)) == []
     ready = {
-        r.id: replace(r, state=S.READY, ready_s=T0) if r.state is S.STARTING else r for r in during.replicas.values()
+        r.id: replace(r, state=S.READY, times=replace(r.times, ready_s=T0)) if r.state is S.STARTING else r
+        for r in during.replicas.values()
     }
     assert kinds(plan(replace(during, replicas=ready), T0)) == ["drain old"]
 
@@ -238,7 +243,8 @@ def rolling(surge: int, devices: int) -> World:
 def seen_ready(world: World) -> World:
     """The World after all starting replicas have become ready."""
     replicas = {
-        r.id: replace(r, state=S.READY, ready_s=T0) if r.state is S.STARTING else r for r in world.replicas.values()
+        r.id: replace(r, state=S.READY, times=replace(r.times, ready_s=T0)) if r.state is S.STARTING else r
+        for r in world.replicas.values()
     }
     return replace(world, replicas=replicas)
 
@@ -292,7 +298,7 @@ def test_replica_with_gpu_count_two_gets_two_devices() -> None:
     made = plan(world([big], [device(), device("gpu1")], gateways=[gateway(levels=[level("big", 1)])]), T0)
     start = made.actions[0]
     assert isinstance(start, StartReplica)
-    assert start.replica.slices == ("gpu0", "gpu1")
+    assert start.replica.resources.slices == ("gpu0", "gpu1")
 
 
 def test_minimum_replicas_start_without_requests_but_evict_no_replica() -> None:
@@ -366,7 +372,7 @@ def test_plan_never_stops_a_draining_replica_before_acknowledgement(begin: World
                 assert not any(u.in_use for g in told for u in g.uses.values() if u.replica == action.replica)
     after = folded(begin, made.actions)
     for slice_ in after.nodes.slices.values():
-        claimed = sum(after.replicas[id].memory_bytes for id in after.by_slice.get(slice_.id, ()))
+        claimed = sum(after.replicas[id].resources.memory_bytes for id in after.by_slice.get(slice_.id, ()))
         assert claimed <= slice_.memory_bytes
     assert made.next_s is None or made.next_s > T0
 

@@ -71,10 +71,10 @@ def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
     held = [replica(b, "rb"), replica(full, "rf", on=["gpu1"])]
     at = waiting(a, b, full, slices=[device("gpu0", 23.5), device("gpu1", 10)], replicas=held)
     one = start(at)
-    assert (one.slices, one.memory_bytes, one.slots) == (("gpu0",), int(9.5 * GI), 3)
+    assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("gpu0",), int(9.5 * GI), 3)
     assert one.spec_hash == a.spec_hash() == replace(a, spec=replace(a.spec, gpu=Gpu())).spec_hash()
     assert told_of(a, one) == Given(None, int(9.5 * GI), 3, 0)
-    runs = replace(one, state=S.READY, ready_s=T0, since_s=T0)
+    runs = replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
     then = world([a, b, full], at.nodes.slices.values(), [*held, runs], histories=None)
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
     assert any(f"{one.id} is ready since 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log)
@@ -203,7 +203,7 @@ def test_vllm_pod_on_a_partial_device_gets_its_memory_fraction() -> None:
         shared=False, kind="timeslice", handle="nvidia.com/gpu", device_bytes=16 * GI,
     )  # fmt: skip
     one = start(waiting(of, slices=[part]))
-    assert (one.slices, one.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
+    assert (one.resources.slices, one.resources.memory_bytes, one.slots) == (("n/gpu0/s0",), 16 * GI // 3, 64)
     asks = registry.build_pod_fields(one, {part.id: part})
     assert asks is not None
     made = replica_pod.build_pod_manifest(

@@ -52,7 +52,7 @@ def yet(at: World, leaving: Collection[ReplicaId] = (), staying: Collection[Repl
 
 
 def got_gi(at: World) -> list[float]:
-    return [one.replica.memory_bytes / GI for one in plan(at, T0).actions if isinstance(one, StartReplica)]
+    return [one.replica.resources.memory_bytes / GI for one in plan(at, T0).actions if isinstance(one, StartReplica)]
 
 
 def drained(at: World) -> list[str]:

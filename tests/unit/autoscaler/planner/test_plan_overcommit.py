@@ -74,10 +74,15 @@ def held_by(name: str, where: tuple[str, ...] = (), state: Seen = Seen.READY) ->
 def test_misplaced_replica_counts_as_usage_of_its_actual_slice() -> None:
     at = world((A, B), BIG, [replica(B, "b", ["n/x"])], gateways=[gateway(levels=[level("a", 1), level("b", 0, 1)])])
     now, moves = after(at, held_by("b", ("n/y",)))
-    assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
+    assert (now.replicas[ReplicaId("b")].resources.slices, now.replicas[ReplicaId("b")].resources.chosen) == (
+        ("n/y",),
+        ("n/x",),
+    )
     assert dict(now.by_slice) == {"n/y": ("b",)}
     assert [move.verb for move in moves] == ["misplaced"]
-    assert [one.replica.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)] == [("n/x",)]
+    assert [one.replica.resources.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)] == [
+        ("n/x",)
+    ]
     again, more = after(now, held_by("b", ("n/y",)))
     assert not more, "it is said once"
     assert again.replicas == now.replicas
@@ -97,7 +102,7 @@ def test_another_slice_of_the_chosen_device_is_not_a_misplacement() -> None:
     one = replica(B, "b", ["n/x-0"], memory_bytes=GI)
     at = world((B,), parts, [one])
     now, moves = after(at, replace(seen_of(one, Seen.READY), actual=(parts[1].id,)))
-    assert now.replicas[one.id].slices == (parts[1].id,)
+    assert now.replicas[one.id].resources.slices == (parts[1].id,)
     assert not moves
 
 
@@ -108,13 +113,16 @@ def test_replica_on_a_part_of_the_chosen_gpu_is_not_misplaced(part_of: dict[str,
     part = device("n/x-0", 20, "n", shared=False, **part_of)
     one = replica(B, "b", ["n/x"], memory_bytes=GI)
     now, moves = after(world((B,), [part], [one]), replace(seen_of(one, Seen.READY), actual=(part.id,)))
-    assert now.replicas[one.id].slices == (part.id,)
+    assert now.replicas[one.id].resources.slices == (part.id,)
     assert [move.verb for move in moves] == (["misplaced"] if told else [])
 
 
 def test_discovered_replica_is_recorded_on_its_actual_slice() -> None:
     now, _ = after(world((B,), BIG), held_by("b", ("n/y",)))
-    assert (now.replicas[ReplicaId("b")].slices, now.replicas[ReplicaId("b")].chosen) == (("n/y",), ("n/x",))
+    assert (now.replicas[ReplicaId("b")].resources.slices, now.replicas[ReplicaId("b")].resources.chosen) == (
+        ("n/y",),
+        ("n/x",),
+    )
 
 
 # --- eviction --------------------------------------------------------------------------------------------------------
@@ -129,7 +137,7 @@ def test_younger_replica_of_an_overcommitted_slice_restarts_elsewhere() -> None:
     assert not goes(now), "once"
     asks = gateway(levels=[level("a", running=1), level("b", waiting=1)])
     starts = [one.replica for one in plan(_asked(now, asks), T0).actions if isinstance(one, StartReplica)]
-    assert [(one.model, one.slices) for one in starts] == [("b", ("n/y",))]
+    assert [(one.model, one.resources.slices) for one in starts] == [("b", ("n/y",))]
 
 
 def test_no_replica_is_excess_if_another_already_leaves_the_slice() -> None:
@@ -150,7 +158,10 @@ def test_younger_replica_is_evicted_even_if_the_older_one_is_misplaced() -> None
 def test_misplaced_replica_that_fits_stays() -> None:
     small = replace(B, memory_bytes=20 * GI)
     there = both(("n/x", ()), ("n/x", ("n/y",)))
-    moved = replace(there.replicas[ReplicaId("b")], memory_bytes=small.memory_bytes)
+    moved = replace(
+        there.replicas[ReplicaId("b")],
+        resources=replace(there.replicas[ReplicaId("b")].resources, memory_bytes=small.memory_bytes),
+    )
     there = world((A, small), BIG, [there.replicas[ReplicaId("a")], moved], gateways=there.gateways.values())
     assert not goes(there)
     assert not list_crowded_slices(there)
@@ -197,7 +208,7 @@ def test_replica_is_evicted_if_foreign_pods_overcommit_its_gpu() -> None:
     assert goes(there) == {"a": f"{slices[0].id} has no room for it: pods of others are there"}
     now, _ = after(there, *plan(there, T0).actions)
     now = _asked(now, gateway(levels=[level("a", waiting=1)]))
-    starts = [one.replica.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)]
+    starts = [one.replica.resources.slices for one in plan(now, T0).actions if isinstance(one, StartReplica)]
     assert starts == [(slices[1].id,)]
     few = hami(HamiAllocation(0, "GPU-aaaa", 20 * GIB, 0))
     assert not goes(replace_fields(there, slices={one.id: one for one in few})), "there is room for both"
@@ -265,7 +276,12 @@ def _acted(there: World, now_s: float) -> World:
     known: dict[ReplicaId, Replica] = dict(there.replicas)
     for action in plan(there, now_s).actions:
         if isinstance(action, StartReplica):
-            ready = replace(action.replica, state=S.READY, since_s=now_s, ready_s=now_s, created_s=now_s)
+            ready = replace(
+                action.replica,
+                state=S.READY,
+                since_s=now_s,
+                times=replace(action.replica.times, ready_s=now_s, created_s=now_s),
+            )
             known[ready.id] = ready
         elif isinstance(action, DrainReplica | StopReplica):
             known.pop(action.replica, None)

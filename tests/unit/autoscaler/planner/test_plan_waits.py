@@ -27,7 +27,11 @@ def waiting() -> World:
 
 def test_start_of_an_unscheduled_replica_has_no_deadline() -> None:
     at = waiting()
-    assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
+    assert (at.replicas[R].state, at.replicas[R].times.started_s, at.replicas[R].runtime.waits) == (
+        S.STARTING,
+        None,
+        WHY,
+    )
     assert start_deadline_s(at, at.replicas[R]) is None
     assert not [kind for kind in kinds(plan(at, T0 + LONG_S)) if kind.startswith("fail")]
 
@@ -40,7 +44,7 @@ def test_start_without_a_wait_reason_keeps_its_deadline() -> None:
 
 def test_start_time_and_deadline_count_from_the_first_process() -> None:
     at, _ = after(waiting(), seen(Seen.STARTING, started_s=T0 + LONG_S), now_s=T0 + LONG_S)
-    assert at.replicas[R].waits == ""
+    assert at.replicas[R].runtime.waits == ""
     assert start_deadline_s(at, at.replicas[R]) == T0 + LONG_S + DOC.spec.start.seconds_max
     at, _ = after(at, seen(Seen.READY), now_s=T0 + LONG_S + 3.0)
     assert at.learned.histories[M].starts_s == (3.0,)
@@ -48,7 +52,11 @@ def test_start_time_and_deadline_count_from_the_first_process() -> None:
 
 def test_new_leader_recognizes_a_replica_that_waits_to_be_scheduled() -> None:
     at, _ = after(world([DOC], [device()]), seen(Seen.STARTING, waits=WHY))
-    assert (at.replicas[R].state, at.replicas[R].started_s, at.replicas[R].waits) == (S.STARTING, None, WHY)
+    assert (at.replicas[R].state, at.replicas[R].times.started_s, at.replicas[R].runtime.waits) == (
+        S.STARTING,
+        None,
+        WHY,
+    )
 
 
 def test_wait_reason_is_shown_in_explain_and_status() -> None:

@@ -276,7 +276,7 @@ def test_delivered_capacity_is_kept_while_used_and_for_a_while_after() -> None:
     after, _ = acted(surge(offer()))
     after, done = acted(waits(arrived(after, T0 + 30), T0 + 30), T0 + 30)
     (start,) = [one for one in done if isinstance(one, StartReplica)]
-    assert start.replica.slices == ("new0",)
+    assert start.replica.resources.slices == ("new0",)
     ready = told(after, seen_of(start.replica, Seen.READY, started_s=T0 + 31), now_s=T0 + 40)
     (lease,) = ready.capacity.leases.values()
     assert lease.in_use
@@ -312,7 +312,7 @@ def test_failed_order_is_released_at_once_with_its_reason() -> None:
 def test_failed_delivered_capacity_is_released_once_unused() -> None:
     after, _ = acted(surge(offer()))
     here, _ = acted(arrived(waits(after, T0 + 30.0), T0 + 30.0), T0 + 30.0)
-    assert next(iter(here.replicas.values())).slices == ("new0",)
+    assert next(iter(here.replicas.values())).resources.slices == ("new0",)
     gone = shown(here, T0 + 40.0, phase="failed", node="w1", device_ids=("new0",), says="its node is gone")
     assert not releases(plan(gone, T0 + 40.0).actions)
     one = next(iter(here.replicas.values()))

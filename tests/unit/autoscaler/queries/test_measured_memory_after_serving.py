@@ -112,7 +112,9 @@ def reported(at: World, now_s: float, *uses: tuple[str, str, float], sequence: i
 def in_pod(at: World, uid: str = "u1") -> World:
     """The same replica as a pod of a cluster."""
     pod = PodRef(namespace="engines", name="r", uid=uid)
-    return replace(at, replicas={id: replace(one, pod=pod) for id, one in at.replicas.items()})
+    return replace(
+        at, replicas={id: replace(one, runtime=replace(one.runtime, pod=pod)) for id, one in at.replicas.items()}
+    )
 
 
 def running(ready_s: float, active_s: float) -> World:

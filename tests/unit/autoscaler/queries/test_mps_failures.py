@@ -15,7 +15,7 @@ HERE, THERE = replace(device("d"), kind="mps"), replace(device("e"), node=device
 
 def ready(name: str, **more: object) -> Replica:
     one = replica(model(name), name, [HERE.id])
-    return replace(one, **{"state": S.READY, "created_s": T0 - 60.0, "ready_s": T0 - 50.0, **more})
+    return replace_fields(one, **{"state": S.READY, "created_s": T0 - 60.0, "ready_s": T0 - 50.0, **more})
 
 
 def fall(there: World, *ends: tuple[Replica, float], others: tuple[Replica, ...] = ()) -> World:

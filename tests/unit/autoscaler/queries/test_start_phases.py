@@ -69,7 +69,7 @@ def test_start_phases_sum_to_the_total_start_time(moments: tuple[float | None, .
         return
     assert sum(found.values()) == pytest.approx(12)
     assert set(phases_with_parts_s(one)) - set(found) <= set(PARTS)
-    if asked_s is not None and bound_s is not None and one.created_s <= asked_s <= bound_s <= T0 + began_s:
+    if asked_s is not None and bound_s is not None and one.times.created_s <= asked_s <= bound_s <= T0 + began_s:
         assert sum(parts_s(one).values()) <= found["place"] + 1e-9 or prepared_s is not None
 
 
@@ -79,7 +79,7 @@ def test_start_phases_sum_to_the_total_start_time(moments: tuple[float | None, .
 def test_adopted_replica_has_no_phases_and_records_no_start_time() -> None:
     """After a restart or leader change: an engine that has run for an hour did not take an hour to start."""
     at, _ = after(world([DOC]), seen(Seen.READY, started_s=T0 - 3600), now_s=T0)
-    assert (at.replicas[R].found, phases_s(at.replicas[R])) == (True, {})
+    assert (at.replicas[R].runtime.found, phases_s(at.replicas[R])) == (True, {})
     assert at.learned.histories.get(M) is None
     unready, _ = after(world([DOC]), seen(Seen.STARTING, started_s=T0 - 3600), now_s=T0)
     assert start_deadline_s(unready, unready.replicas[R]) == T0 + 100.0, (
@@ -109,7 +109,7 @@ def test_later_observations_of_a_start_keep_earlier_details() -> None:
     pod, bound = PodRef(namespace="n", name="r", uid="u"), Placing(asked_s=T0 + 1, bound_s=T0 + 2)
     at, _ = after(at, seen(Seen.STARTING, waits="its image", pod=pod, placing=bound), now_s=T0 + 2)
     at, _ = after(at, seen(Seen.STARTING, waits="the API server does not answer"), now_s=T0 + 3)
-    assert (at.replicas[R].pod, at.replicas[R].placing) == (pod, bound)
+    assert (at.replicas[R].runtime.pod, at.replicas[R].times.placing) == (pod, bound)
 
 
 # --- as observed by a driver ------------------------------------------------------------------------------------------

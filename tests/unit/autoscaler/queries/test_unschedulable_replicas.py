@@ -61,7 +61,7 @@ def called(*models: Model, on: list[Slice], **fields: Any) -> World:
 
 def places(there: World, now_s: float = T0) -> list[str]:
     """The slices on which starts are planned."""
-    return [a.replica.slices[0] for a in plan(there, now_s).actions if isinstance(a, StartReplica)]
+    return [a.replica.resources.slices[0] for a in plan(there, now_s).actions if isinstance(a, StartReplica)]
 
 
 # --- foreign pods -----------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Kept:
 
     @property
     def last(self) -> Replica:
-        return max(self.world.replicas.values(), key=lambda one: (one.created_s, one.state is S.STARTING))
+        return max(self.world.replicas.values(), key=lambda one: (one.times.created_s, one.state is S.STARTING))
 
     def act(self) -> list[str]:
         """Carry out the plan."""
@@ -268,12 +268,12 @@ class Kept:
         assert self.act() == ["drain"]
         while self.last.state is not S.STARTING:
             assert self.act()
-        return self.last.slices[0]
+        return self.last.resources.slices[0]
 
 
 def test_unschedulable_replica_moves_to_another_node_without_a_failure() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
-    assert one.last.slices == ("n1/gpu0",)
+    assert one.last.resources.slices == ("n1/gpu0",)
     assert one.act() == []
     assert one.next_s == T0 + STRANDED_S
     first = one.last
@@ -340,7 +340,7 @@ def test_avoided_node_is_retried_with_a_growing_bounded_backoff() -> None:
         stays_s.append(one.now_s - began_s)
         while one.last.state is not S.STARTING:
             assert one.act()
-        where.append(one.last.slices[0])
+        where.append(one.last.resources.slices[0])
     assert where == ["n2/gpu0", "n1/gpu0"] * 7 + ["n2/gpu0"]
     assert stays_s[0] == SHUN_S
     assert max(stays_s) <= SHUN_S_MAX

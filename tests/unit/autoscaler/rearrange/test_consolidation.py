@@ -84,7 +84,9 @@ def known(of: World) -> World:
 def moves(of: World, now_s: float = T0) -> list[tuple[str, Move | None]]:
     """(Slice, moved replica) of each start."""
     return [
-        (one.replica.slices[0], one.replica.move) for one in plan(of, now_s).actions if isinstance(one, StartReplica)
+        (one.replica.resources.slices[0], one.replica.move)
+        for one in plan(of, now_s).actions
+        if isinstance(one, StartReplica)
     ]
 
 
@@ -93,7 +95,7 @@ def test_replica_on_paid_capacity_gets_a_successor_on_owned_devices(calls: bool)
     begin = rents(home(), gateways=CALLS if calls else [gateway()])
     assert begin.rented == PaidCapacity(frozenset({ReplicaId("a1")}), frozenset({ModelName("a")}))
     (start,) = [one for one in plan(begin, T0).actions if isinstance(one, StartReplica)]
-    assert (start.replica.slices, start.replica.move) == (("own0",), move_of("a1"))
+    assert (start.replica.resources.slices, start.replica.move) == (("own0",), move_of("a1"))
     assert start.reason == "move a: there is room without rack, which costs"
 
 
@@ -106,7 +108,7 @@ def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
     scene.run(30)
     (left,) = [one for _, one in scene.verbs("drain") if isinstance(one, DrainReplica)]
     assert left.reason == "another has taken its place, where nothing has to be paid for"
-    assert [one.slices for one in scene.world.replicas.values()] == [("own0",)]
+    assert [one.resources.slices for one in scene.world.replicas.values()] == [("own0",)]
     assert not scene.world.rented.guests
     scene.run(300)
     assert {one.order.id.name for one in releases(one for _, one in scene.actions)} == {"l"}

@@ -68,7 +68,7 @@ def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     start = made.actions[0]
     assert isinstance(start, StartReplica)
     assert start.replica.move == Move(replica=ReplicaId("n0-a-r"), room_for=ModelName("big"))
-    assert {at.nodes.slices[id].node for id in start.replica.slices} == {"n1"}
+    assert {at.nodes.slices[id].node for id in start.replica.resources.slices} == {"n1"}
     assert start.reason == "move n0-a: makes room for big"
     said = "needs 8 whole devices of 70Gi; 20 are free, at most 6 on one node; moves n0-a from n0 to n1 first"
     assert [unmet.reason for unmet in made.unmet] == [said]
@@ -253,7 +253,7 @@ def test_no_move_on_nodes_that_the_same_plan_changes() -> None:
 
     assert first(astir={ModelName("n0-a")}) == "n0-b"
     assert first(going={ReplicaId("n0-a-r")})[:2] != "n0"
-    assert first(taken=[at.replicas[ReplicaId("n0-b-r")].slices[0]])[:2] != "n0"
+    assert first(taken=[at.replicas[ReplicaId("n0-b-r")].resources.slices[0]])[:2] != "n0"
     ended = laid({**TIGHT, 1: [5, 1]})
     paused = ended.models[ModelName("n1-b")]
     after = replace(paused, spec=replace(paused.spec, paused=True))

@@ -202,5 +202,5 @@ def test_reused_planner_plans_the_same_moves_as_a_new_one(begin: World) -> None:
         made = planner.plan(at, now_s)
         assert made == plan(at, now_s)
         at = folded(at, made.actions, now_s)
-        claimed = {id: sum(at.replicas[one].memory_bytes for one in on) for id, on in at.by_slice.items()}
+        claimed = {id: sum(at.replicas[one].resources.memory_bytes for one in on) for id, on in at.by_slice.items()}
         assert all(bytes_ <= 80 * GI for bytes_ in claimed.values())

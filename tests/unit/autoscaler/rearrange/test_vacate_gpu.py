@@ -44,7 +44,7 @@ def leave(made: Plan) -> set[str]:
 
 def start(made: Plan) -> dict[str, str]:
     found = (one.replica for one in made.actions if isinstance(one, StartReplica))
-    return {one.model: one.slices[0].rpartition("/")[2] for one in found}
+    return {one.model: one.resources.slices[0].rpartition("/")[2] for one in found}
 
 
 def why(made: Plan, name: str = "large") -> str:
@@ -182,7 +182,7 @@ def test_protected_replica_moves_to_parts_of_another_gpu() -> None:
     (step,) = [one.replica for one in made.actions if isinstance(one, StartReplica)]
     assert step.move is not None
     assert (step.move.replica, step.move.room_for) == (f"{step.model}-r", "large")
-    (home,) = step.slices
+    (home,) = step.resources.slices
     assert home.startswith(f"{NODE}/gpu-1-mig-" if step.model == "a" else f"{NODE}/gpu-0-mig-")
     assert leave(made) == set(), "it goes when the other is ready"
     assert f"moves {step.model} from" in why(made)

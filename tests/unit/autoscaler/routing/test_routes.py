@@ -30,7 +30,7 @@ from autoscaler.state.actions import Acted, Action, DrainReplica, FailReplica, S
 from autoscaler.state.events import DocumentsSeen, GatewayGone, GatewaySeen, ReplicaSeen, Reported, Seen, Synced, Tick
 from autoscaler.state.lifecycle import IllegalIntentError
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.world import History, Replica, SliceId, World
+from autoscaler.state.world import History, Replica, ReplicaResources, SliceId, World
 from tests.support.builders.worlds import T0, gateway, level, model, replica, world
 from tests.support.example_budget import examples
 
@@ -248,7 +248,11 @@ def seen(name: str, state: Seen, address: str) -> ReplicaSeen:
 
 def start(name: str) -> StartReplica:
     fresh = Replica(
-        id=replica(model("a"), name).id, model=ModelName("a"), spec_hash="h", intent=name, slices=(), memory_bytes=1
+        id=replica(model("a"), name).id,
+        model=ModelName("a"),
+        spec_hash="h",
+        intent=name,
+        resources=ReplicaResources(slices=(), memory_bytes=1),
     )
     return StartReplica(replica=fresh, reason="wanted")
 

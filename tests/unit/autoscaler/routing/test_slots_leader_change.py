@@ -31,7 +31,7 @@ LED = LeadingSeen(epoch=7)
 
 def there() -> tuple[Observation, ...]:
     """The driver reports the replica again."""
-    return (SlicesSeen(slices=(device(),)), seen_of(RUNS, Seen.READY, address=RUNS.address), Synced())
+    return (SlicesSeen(slices=(device(),)), seen_of(RUNS, Seen.READY, address=RUNS.runtime.address), Synced())
 
 
 def waits(epoch: int, sequence: int = 5, version: int = 1, name: str = "b") -> Report:
@@ -51,7 +51,7 @@ def told(report: Report) -> Reported:
 def test_new_leader_keeps_only_replicas_that_are_observed_again() -> None:
     """Intents of the previous leadership are void: the orders may never have been carried out."""
     starting = replica(A, "never-made", S.STARTING)
-    draining = replica(A, "r1", S.DRAINING, address=RUNS.address)
+    draining = replica(A, "r1", S.DRAINING, address=RUNS.runtime.address)
     before = world([A, B], [device()], [starting, draining], [gateway("g1", uses=[use("r1", 1)])])
     after, _ = fold(before, (LED, *there()), T0)
     now = after.leadership
@@ -65,7 +65,7 @@ def test_new_leader_keeps_only_replicas_that_are_observed_again() -> None:
 
 
 def test_new_leader_starts_replicas_at_once_but_stops_none() -> None:
-    idle = replica(A, "r1", ready_s=T0 - 9999, address=RUNS.address)
+    idle = replica(A, "r1", ready_s=T0 - 9999, address=RUNS.runtime.address)
     before = world([A, B], [device(memory_gi=99)], [idle], [gateway("g1", [level("b", 1)])], leads=False)
     after, _ = fold(before, (LED, SlicesSeen(slices=(device(memory_gi=99),)), *there()[1:]), T0)
     assert [type(action).__name__ for action in plan(after, T0).actions] == ["StartReplica"]

@@ -44,7 +44,7 @@ def lived() -> tuple[World, Log]:
     acme = Tenant(name=TenantName("acme"), spec=TenantSpec(keys=(Key(sha256="5" * 64),), weight=2.0))
     made = world([A, B], [device(product="H100")], [runs], calls, tenants={acme.name: acme})
     log = Log()
-    log.extend([Transition(at_s=T0, replica=runs.id, model=A.name, slices=runs.slices, before=S.STARTING,
+    log.extend([Transition(at_s=T0, replica=runs.id, model=A.name, slices=runs.resources.slices, before=S.STARTING,
                            after=S.READY, verb="seen", reason="seen ready")])  # fmt: skip
     return made, log
 

@@ -99,7 +99,11 @@ def test_card_share_used_by_others_is_subtracted() -> None:
     assert (one.memory_bytes, one.compute_percent, one.device_bytes, one.closed) == (60 * GIB, 70, 80 * GIB, "")
     assert (other.memory_bytes, other.compute_percent, gone) == (80 * GIB, 100, {})
     asks = registry.build_pod_fields(
-        replace(replica(model("a"), "r", [one.id]), memory_bytes=60 * GIB, compute_percent=70), {one.id: one}
+        replace(
+            replica(model("a"), "r", [one.id]),
+            resources=replace(replica(model("a"), "r", [one.id]).resources, memory_bytes=60 * GIB, compute_percent=70),
+        ),
+        {one.id: one},
     )
     assert asks is not None
     assert asks.limits["nvidia.com/gpucores"] == "69", "it is not alone on the card"
@@ -154,7 +158,7 @@ def placed(node: NodeFacts, of: Model, *pods: OtherPod) -> tuple[list[tuple[Slic
     found, _ = left(node, *pods)
     seen_ = SlicesSeen(slices=found)
     answer = plan(fold(world([of], gateways=[gateway(levels=[level(of.name, 1)])]), (seen_,), T0)[0], T0)
-    begun = [one.replica.slices for one in answer.actions if isinstance(one, StartReplica)]
+    begun = [one.replica.resources.slices for one in answer.actions if isinstance(one, StartReplica)]
     return begun, [one.reason for one in answer.unmet]
 
 

@@ -153,7 +153,12 @@ def test_pod_limits_do_not_exceed_allocatable_for_every_kind(one: sliced.Example
     assert len(known) == len(there)
     for slice_ in there:
         assert slice_.id.split("/")[0] == slice_.node == one.node.name
-        whole = replace(replica(model("a"), "r", [slice_.id]), memory_bytes=slice_.memory_bytes, compute_percent=100)
+        whole = replace(
+            replica(model("a"), "r", [slice_.id]),
+            resources=replace(
+                replica(model("a"), "r", [slice_.id]).resources, memory_bytes=slice_.memory_bytes, compute_percent=100
+            ),
+        )
         if not slice_.closed:
             asks = registry.build_pod_fields(whole, known)
             assert asks is not None
@@ -234,7 +239,7 @@ def test_pod_limits_do_not_exceed_the_counted_devices(one: Example) -> None:
     every = replica(model("a"), "r", [slice_.id for slice_ in found])
     known = {slice_.id: slice_ for slice_ in found}
     assert registry.build_pod_fields(every, known) == one.slicer.fields(
-        "r", [SliceShare(slice_, every.memory_bytes) for slice_ in found]
+        "r", [SliceShare(slice_, every.resources.memory_bytes) for slice_ in found]
     )
     assert registry.build_pod_fields(every, {}) is None, "they were there once"
 

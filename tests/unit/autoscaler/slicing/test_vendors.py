@@ -151,7 +151,13 @@ def test_settings_template_partitions_an_npu_for_a_pod() -> None:
     parts = {one.id: one for one in registry.list_slices(node)}
     assert [one.memory_bytes for one in parts.values()] == [16 * GIB] * 4
     last = list(parts)[-1]
-    asks = registry.build_pod_fields(replace(replica(model("a"), "r", [last]), memory_bytes=12 * GIB), parts)
+    asks = registry.build_pod_fields(
+        replace(
+            replica(model("a"), "r", [last]),
+            resources=replace(replica(model("a"), "r", [last]).resources, memory_bytes=12 * GIB),
+        ),
+        parts,
+    )
     assert asks is not None
     assert asks.limits == {"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "16384"}
     assert (asks.annotations, asks.scheduler) == ({"hami.io/use-Ascend910B2-uuid": "NPU-1"}, "hami-scheduler")

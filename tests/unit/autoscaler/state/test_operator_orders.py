@@ -170,7 +170,7 @@ def test_cordoned_node_excludes_only_its_own_devices_from_placement() -> None:
     devices = [device("gpu0"), device("gpu1"), device("gpu2", node="n1")]
     (start,) = plan(after(world([A], devices, [], wants), cordon(NODE)), T0).actions
     assert isinstance(start, StartReplica)
-    assert start.replica.slices == (SliceId("gpu2"),)
+    assert start.replica.resources.slices == (SliceId("gpu2"),)
 
 
 def test_replica_on_a_cordoned_device_stays_and_is_not_evicted() -> None:
@@ -189,7 +189,7 @@ def test_drained_device_is_vacated_after_a_replacement_is_ready_elsewhere() -> N
     assert told[0][1] == "move a: device gpu0 is drained by an operator"
     assert told[1][1] == "device gpu0 is drained by an operator"
     (left,) = scene.world.replicas.values()
-    assert (left.state, left.slices) == (S.READY, (SliceId("gpu1"),))
+    assert (left.state, left.resources.slices) == (S.READY, (SliceId("gpu1"),))
 
 
 def test_drained_device_is_vacated_even_without_a_replacement_device() -> None:
@@ -245,7 +245,7 @@ def test_drained_node_moves_its_replicas_one_at_a_time() -> None:
     scene.run(30)
     verbs = "".join(type(action).__name__[0:2] for _, action in scene.actions)
     assert verbs == "StDrSt" * 2, "start, drain, stop; and again"
-    assert {one.slices for one in scene.world.replicas.values()} == {(SliceId("gpu2"),), (SliceId("gpu3"),)}
+    assert {one.resources.slices for one in scene.world.replicas.values()} == {(SliceId("gpu2"),), (SliceId("gpu3"),)}
 
 
 @st.composite
@@ -270,7 +270,7 @@ def test_plan_never_starts_a_stopped_model_or_uses_a_cordoned_device(begin: Worl
         made = plan(at, T0)
         for action in made.actions:
             if isinstance(action, StartReplica):
-                assert not any(explain_closed_slice(at, at.nodes.slices[id]) for id in action.replica.slices)
+                assert not any(explain_closed_slice(at, at.nodes.slices[id]) for id in action.replica.resources.slices)
                 assert action.replica.model not in at.stops
             elif isinstance(action, ReviveReplica):
                 assert not is_stop_ordered(at, at.replicas[action.replica])

@@ -116,7 +116,7 @@ def having(one: World, **left: int) -> World:
 
 def starts(one: World) -> list[tuple[str, tuple[str, ...], Beside]]:
     acts = [action.replica for action in plan(one, T0).actions if isinstance(action, StartReplica)]
-    return [(str(made.model), made.slices, made.beside) for made in acts]
+    return [(str(made.model), made.resources.slices, made.resources.beside) for made in acts]
 
 
 def test_replica_is_placed_on_a_node_with_enough_free_cpu() -> None:
@@ -134,8 +134,10 @@ def test_model_without_resource_requests_gets_a_cpu_request_of_100m() -> None:
 def test_free_cpu_uses_recorded_replica_requests_instead_of_the_spec() -> None:
     there = called(asking("a", "4"))
     one = replica(asking("b", "1"), "b-r", ("n0/g0",))
-    held = replace(one, beside=Beside(5000), memory_bytes=GI)
-    left = replace(there, replicas={one.id: held}, by_slice={one.slices[0]: (one.id,)}, by_model={one.model: (one.id,)})
+    held = replace(one, resources=replace(one.resources, beside=Beside(5000), memory_bytes=GI))
+    left = replace(
+        there, replicas={one.id: held}, by_slice={one.resources.slices[0]: (one.id,)}, by_model={one.model: (one.id,)}
+    )
     assert starts(having(left, n0=8, n1=3)) == []
     assert starts(having(left, n0=9, n1=3))[0][:2] == ("a", ("n0/g0",))
 
@@ -145,15 +147,15 @@ def test_observed_pod_requests_override_the_requests_of_the_spec() -> None:
     one = replica(a, "a-r", ("n0/g0",))
     there = replace(called(a), replicas={one.id: one}, by_model={a.name: (one.id,)})
     seen = ReplicaSeen(
-        id=one.id, model=a.name, spec_hash=one.spec_hash, intent=one.intent, slices=one.slices, memory_bytes=1,
-        slots=1, seen=Seen.READY, beside=Beside(4250, GI),
+        id=one.id, model=a.name, spec_hash=one.spec_hash, intent=one.intent, slices=one.resources.slices,
+        memory_bytes=1, slots=1, seen=Seen.READY, beside=Beside(4250, GI),
     )  # fmt: skip
     after, _ = fold(there, (seen,), T0)
-    assert after.replicas[one.id].beside == Beside(4250, GI)
+    assert after.replicas[one.id].resources.beside == Beside(4250, GI)
     unknown, _ = fold(after, (replace(seen, beside=None),), T0)
-    assert unknown.replicas[one.id].beside == Beside(4250, GI), "who does not know says nothing"
+    assert unknown.replicas[one.id].resources.beside == Beside(4250, GI), "who does not know says nothing"
     adopted, _ = fold(called(a), (seen,), T0)
-    assert adopted.replicas[one.id].beside == Beside(4250, GI)
+    assert adopted.replicas[one.id].resources.beside == Beside(4250, GI)
 
 
 def test_unchanged_node_resources_return_the_same_world_object() -> None:

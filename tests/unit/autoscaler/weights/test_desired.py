@@ -57,7 +57,7 @@ def model(name: str = "ada", artifact: str = ADA, **spec: object) -> Model:
 
 def one(of: Model, id: str, slice_: str = "g1", state: S = S.STARTING, **more: object) -> Replica:
     made = replica(of, id, (slice_,), state)
-    return replace(made, **more)
+    return replace_fields(made, **more)
 
 
 def nodes(models: list[Model], replicas: list[Replica]) -> World:
@@ -362,7 +362,13 @@ def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
 
 
 def test_start_without_a_device_fails_its_weights_request() -> None:
-    found = assess_weights(nodes([model()], []), replace(one(model(), "a1"), slices=()), model(), T0, T0)
+    found = assess_weights(
+        nodes([model()], []),
+        replace(one(model(), "a1"), resources=replace(one(model(), "a1").resources, slices=())),
+        model(),
+        T0,
+        T0,
+    )
     assert isinstance(found, WeightsFailed)
     assert "ask for a device" in found.reason
 

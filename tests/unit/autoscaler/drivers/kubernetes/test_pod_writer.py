@@ -184,7 +184,7 @@ class Queue(Server):
     def __init__(self, deaf: int = 0) -> None:
         super().__init__()
         self.deaf = deaf
-        self.one = replace(self.one, marks=Marks(instead="keeper"))
+        self.one = replace(self.one, runtime=replace(self.one.runtime, marks=Marks(instead="keeper")))
 
     async def create(self, path: str, body: Object) -> Object:
         del path

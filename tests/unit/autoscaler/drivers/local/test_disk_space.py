@@ -68,8 +68,8 @@ def test_engine_exit_on_full_disk_is_not_a_failed_start(full: bool) -> None:
     start = replica(model("a", 20), "r1", state=ReplicaState.STARTING)
     before = world([model("a", 20)], [device()], [start])
     seen = ReplicaSeen(
-        id=start.id, model=start.model, spec_hash=start.spec_hash, intent=start.intent, slices=start.slices,
-        memory_bytes=start.memory_bytes, slots=start.slots, seen=Seen.EXITED, reason="exited with status 120",
+        id=start.id, model=start.model, spec_hash=start.spec_hash, intent=start.intent, slices=start.resources.slices,
+        memory_bytes=start.resources.memory_bytes, slots=start.slots, seen=Seen.EXITED, reason="exited with status 120",
     )  # fmt: skip
     leaving = ReplicaSeen(**{name: getattr(seen, name) for name in seen.__struct_fields__} | {"seen": Seen.LEAVING})
     after, _ = fold(before, (leaving, seen) if full else (seen,), T0 + 1)

@@ -37,7 +37,7 @@ def needs(memory_gi: float, **spec: Any) -> Model:
 def chosen(one: World) -> str:
     """The Slice of the plan's only start."""
     (start,) = [action for action in plan(one, T0).actions if isinstance(action, StartReplica)]
-    return start.replica.slices[0]
+    return start.replica.resources.slices[0]
 
 
 def test_node_with_the_image_is_preferred_among_equal_devices() -> None:
@@ -80,4 +80,4 @@ def test_reused_planner_sees_images_appear_and_disappear() -> None:
     for nodes in (["n1"], ["n2"], [], ["n2", "n3"]):
         one = at(images=having(*nodes))
         (start,) = [action for action in planner.plan(one, T0).actions if isinstance(action, StartReplica)]
-        assert start.replica.slices[0] == chosen(one)
+        assert start.replica.resources.slices[0] == chosen(one)

@@ -67,7 +67,7 @@ def placed(
     levels = [level(one.name, waiting=1) for one in models]
     there = world(models, slices, gateways=[gateway(levels=levels)], settings=Settings(prices=prices), copies=copies)
     starts = [action for action in plan(there, T0).actions if isinstance(action, StartReplica)]
-    return {start.replica.model: start.replica.slices[0] for start in starts}
+    return {start.replica.model: start.replica.resources.slices[0] for start in starts}
 
 
 H100_FREE, T4_FREE = device("h", 80, "n0", product=H100), device("t", 16, "n1", product=T4)
@@ -105,7 +105,7 @@ def test_device_of_a_hanging_start_is_used_after_exclusive_seconds() -> None:
             gateways=[gateway(levels=[level(name, waiting=1) for name in (*(one.model for one in begun), "second")])],
         )  # fmt: skip
         starts = [action.replica for action in plan(there, T0 + after_s).actions if isinstance(action, StartReplica)]
-        return [one.slices[0] for one in starts if one.model == "second"]
+        return [one.resources.slices[0] for one in starts if one.model == "second"]
 
     assert [at(after_s, H100_FREE, T4_FREE) for after_s in (0, 29, 31)] == [[], [], ["h"]]
     assert [at(after_s, T4_FREE) for after_s in (0, 59, 61)] == [[], [], ["t"]]

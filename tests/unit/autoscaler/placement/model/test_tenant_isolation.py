@@ -86,7 +86,7 @@ def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
     other = share("g1", 0, kind)
     start = plan(calls([A, B], [*slices, other], here, "b"), T0)
     assert kinds(start) == ["start b"]
-    assert [one.replica.slices for one in start.actions if isinstance(one, StartReplica)] == [(other.id,)]
+    assert [one.replica.resources.slices for one in start.actions if isinstance(one, StartReplica)] == [(other.id,)]
 
 
 @pytest.mark.parametrize(("kind", "starts"), [("timeslice", []), ("mps", []), ("hami", ["start b"])])

@@ -35,7 +35,7 @@ def ada(low: int, **spec: Any) -> Model:
 
 def racks(at: World) -> list[str]:
     """The racks of all replicas of the model."""
-    nodes = [at.nodes.slices[id] for one in at.replicas.values() if one.model == "ada" for id in one.slices]
+    nodes = [at.nodes.slices[id] for one in at.replicas.values() if one.model == "ada" for id in one.resources.slices]
     return sorted(one.labels.get(RACK, "") for one in nodes)
 
 
@@ -57,7 +57,7 @@ def test_spread_ignores_replicas_of_an_older_spec() -> None:
     old: Replica = replace(there, spec_hash="older")
     new = planned(world([ada(1)], slices(RACKS[:5]), [old]))
     (successor,) = [one for one in new.replicas.values() if one.id != old.id]
-    assert new.nodes.slices[successor.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
+    assert new.nodes.slices[successor.resources.slices[0]].labels[RACK] == "a", "it takes its place, in whatever rack"
 
 
 def test_spread_replicas_share_a_label_value_if_no_other_has_capacity() -> None:
@@ -92,7 +92,7 @@ def cliques(*cliques: str, many: int = 1) -> list[Slice]:
 
 def nodes(at: World) -> list[str]:
     """The nodes of all replicas."""
-    return sorted(at.nodes.slices[id].node for one in at.replicas.values() for id in one.slices)
+    return sorted(at.nodes.slices[id].node for one in at.replicas.values() for id in one.resources.slices)
 
 
 def test_near_places_replicas_in_one_clique_before_using_other_nodes() -> None:

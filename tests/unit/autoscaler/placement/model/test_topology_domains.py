@@ -221,7 +221,7 @@ def test_explain_fit_rejects_a_device_without_a_linked_peer() -> None:
 def test_plan_starts_a_replica_on_devices_joined_by_the_requested_link() -> None:
     at = world([wanting("nvlink")], [*rooted("", "", product=L40S), *rooted("", "", node="n1", product=H100)])
     (start,) = plan(at, T0).actions
-    assert getattr(start, "replica").slices == ("n1-g0", "n1-g1")  # noqa: B009  there is only one kind of Action here
+    assert getattr(start, "replica").resources.slices == ("n1-g0", "n1-g1")  # noqa: B009  there is only one kind of Action here
 
 
 def test_link_changes_the_spec_hash_unless_the_link_is_any() -> None:

@@ -87,7 +87,7 @@ def test_declared_node_kind_is_unavailable_while_its_pod_is_unschedulable() -> N
     assert offered((T4, A100, T4), replicas=(waits,)) == {
         "nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": "", "nodes[2]/gpu0": why,
     }  # fmt: skip
-    pulls = replace(waits, waits="node n1 gets its image and volumes ready")
+    pulls = replace(waits, runtime=replace(waits.runtime, waits="node n1 gets its image and volumes ready"))
     assert set(offered((T4, T4), replicas=(pulls,)).values()) == {""}
 
 
@@ -133,7 +133,7 @@ def test_model_whose_selector_excludes_a_declared_node_gets_another_node() -> No
     b = model("b", pod=Pod(node_selector={"pool": "a100", "zone": "z1"}))
     (start,) = plan(made((b,), waiting="b", on=(T4, A100)), T0).actions
     assert isinstance(start, StartReplica)
-    assert start.replica.slices == ("nodes[1]/gpu0",), "the zone is not known, and no contradiction"
+    assert start.replica.resources.slices == ("nodes[1]/gpu0",), "the zone is not known, and no contradiction"
 
 
 async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None:

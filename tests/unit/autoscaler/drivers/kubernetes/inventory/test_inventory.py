@@ -166,7 +166,11 @@ def called(*models: Model, slices: tuple[Slice, ...], **fields: Any) -> World:
 
 def places(there: World) -> dict[str, str]:
     """Model -> slice on which it starts."""
-    return {str(a.replica.model): a.replica.slices[0] for a in plan(there, T0).actions if isinstance(a, StartReplica)}
+    return {
+        str(a.replica.model): a.replica.resources.slices[0]
+        for a in plan(there, T0).actions
+        if isinstance(a, StartReplica)
+    }
 
 
 def test_model_is_placed_on_matching_node_though_another_fits_better() -> None:

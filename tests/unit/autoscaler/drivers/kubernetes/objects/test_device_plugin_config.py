@@ -126,7 +126,7 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     assert sum(one.memory_bytes for one in on) <= 16 * GI
     a = model("a", 5, high=8)
     at, begun = started(called(a, on))
-    assert sorted(one.slices for one in begun) == [(one.id,) for one in on]
+    assert sorted(one.resources.slices for one in begun) == [(one.id,) for one in on]
     assert unmet(at) == ("needs 5Gi on one device; the largest has 0 bytes free of 5.3Gi, held by a (busy)", False)
     for one in begun:
         asks = registry.build_pod_fields(one, at.nodes.slices)
@@ -186,7 +186,7 @@ def test_pod_of_another_owner_takes_one_share_of_a_time_sliced_gpu() -> None:
     assert theirs == OtherPod("n", {"nvidia.com/gpu": 1})
     assert nodes.count_taken_slices([node], on, [theirs]) == {"n nvidia.com/gpu": 1}
     at, begun = started(called(model("a", 5, high=8), on, others=1))
-    assert [one.slices for one in begun] == [("n/gpu0/s0",), ("n/gpu0/s1",)]
+    assert [one.resources.slices for one in begun] == [("n/gpu0/s0",), ("n/gpu0/s1",)]
     assert OTHERS in unmet(at)[0]
 
 

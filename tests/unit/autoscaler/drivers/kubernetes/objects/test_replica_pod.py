@@ -20,7 +20,7 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
 from autoscaler.state.resources import Beside
-from autoscaler.state.world import Replica, SliceId
+from autoscaler.state.world import Replica, ReplicaResources, SliceId
 
 TEXT = """
 apiVersion: pilotlight.dev/v1alpha1
@@ -41,9 +41,13 @@ def model(text: str = "", name: str = "ada") -> Model:
 
 def replica(of: Model, *slices: str, id: str = "") -> Replica:
     return Replica(
-        id=ReplicaId(id or f"{of.name}-{of.spec_hash()}-0123456789"), model=of.name, spec_hash=of.spec_hash(),
-        intent="0123456789", slices=tuple(map(SliceId, slices)), memory_bytes=5, compute_percent=10, slots=3,
-    )  # fmt: skip
+        id=ReplicaId(id or f"{of.name}-{of.spec_hash()}-0123456789"),
+        model=of.name,
+        spec_hash=of.spec_hash(),
+        intent="0123456789",
+        slots=3,
+        resources=ReplicaResources(slices=tuple(map(SliceId, slices)), memory_bytes=5, compute_percent=10),
+    )
 
 
 def manifest(of: Model, *slices: str, defaults: Pod | None = None, ranked: str | None = None) -> dict[str, Any]:
