@@ -26,14 +26,13 @@ def main(size_bytes: int, *, simulate: bool) -> str:
         return ""
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-    steps = (
-        ("cuInit", lambda: cuda.cuInit(0)),
-        ("cuDeviceGet", lambda: cuda.cuDeviceGet(ctypes.byref(device), 0)),
-        ("cuCtxCreate", lambda: cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)),
-        ("cuMemAlloc", lambda: cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(size_bytes))),
-    )
-    for name, step in steps:
-        if status := step():
+    for name, arguments in (
+        ("cuInit", (0,)),
+        ("cuDeviceGet", (ctypes.byref(device), 0)),
+        ("cuCtxCreate_v2", (ctypes.byref(context), 0, device)),
+        ("cuMemAlloc_v2", (ctypes.byref(memory), ctypes.c_size_t(size_bytes))),
+    ):
+        if status := getattr(cuda, name)(*arguments):
             return f"{name}: {'out of memory' if status == OUT_OF_MEMORY else f'CUDA error {status}'}"
     return ""
 
