@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import psutil
@@ -29,7 +31,7 @@ ENGINES = Path(__file__).parent / "engines"
 HOST = "127.0.0.1"
 END_S = 20.0
 """Time for `serve` to shut down; then it is killed, and the step reports that."""
-CALL_S = 100.0
+CALL_S = 150.0
 LOOK_S = 0.002
 SIMULATED_SLOWER = 20
 """Queries of the simulated device use files, on a machine that may be busy."""
@@ -124,35 +126,45 @@ class Bed:
 
     def reused_too_soon(self, step: str, began_s: float) -> int | None:
         """Number of starts since that time over memory that ended engines still held, as a figure of the step. None:
-        NVML lists no engine (its process ids may be of another namespace), or was not polled often enough.
+        NVML lists no engine (its process ids may be of another namespace), or was not polled often enough around a
+        start.
         """
         engines = {one.pid for one in self.phases()}
         listed = any(not engines.isdisjoint(one.by_pid) for one in self.watch.since(began_s))
-        gap_s = self.watch.gap_s(began_s)
-        known = listed and gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1)
+        spawns_s = [one.at_s for one in self.spawns(began_s)]
+        gap_s = max(map(self.watch.gap_s, spawns_s), default=0.0)
         found = None
-        if known:
-            found = sum(bool(self.watch.held_by_ended(one.at_s) & engines) for one in self.spawns(began_s))
+        if listed and gap_s <= GAP_S_MAX * (SIMULATED_SLOWER if self.simulated else 1):
+            found = sum(bool(self.watch.held_by_ended(at_s) & engines) for at_s in spawns_s)
         else:
-            self.report.row(step, "memory samples: longest gap, s", gap_s, "", "" if listed else "NVML lists no engine")
+            note = "" if listed else "NVML lists no engine"
+            self.report.row(step, "memory samples: longest gap around a start, s", gap_s, "", note)
         self.report.figure(
             step, "device reused before its memory was free", found, "0", holds=None if found is None else found == 0
         )
         return found
 
     @asynccontextmanager
-    async def serving(self, name: str, *documents: Document, path: str = "") -> AsyncIterator[Serving]:
-        """Run `pilotlight serve` with these Models on the devices that NVML lists; end it at the end."""
+    async def serving(
+        self, name: str, *documents: Document, path: str = "", env: Mapping[str, str] = MappingProxyType({})
+    ) -> AsyncIterator[Serving]:
+        """Run `pilotlight serve` with these Models on the devices that NVML lists; end it at the end.
+
+        `path` comes first in the PATH of `serve` and its engines, which also inherit `env`.
+        """
         folder = self.folder / name
         folder.mkdir()
         one = Serving(folder, [*documents, SETTINGS])
-        before = os.environ["PATH"]
-        os.environ["PATH"] = f"{path}:{before}" if path else before
+        changed = {**env, "PATH": f"{path}:{os.environ['PATH']}"} if path else env
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
         try:
             await one.start()
             yield one
         finally:
-            os.environ["PATH"] = before
+            for key, value in before.items():
+                os.environ.pop(key, None)
+                os.environ.update({} if value is None else {key: value})
             await self._end(name, one)
 
     async def _end(self, name: str, one: Serving) -> None:
@@ -171,6 +183,7 @@ class Bed:
         for pid in one.marked():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(one.state, ignore_errors=True)
 
     async def until_free(self, pids: Sequence[int], within_s: float = 30.0) -> None:
         """Wait until NVML lists none of these processes."""

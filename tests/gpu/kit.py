@@ -78,8 +78,10 @@ def wheels(version: str, folder: Path) -> None:
 
 def source(target: Path) -> None:
     """Pack the required part of llama.cpp."""
+    lock = (ROOT / "requirements" / "dev.lock").read_text()
+    (pinned,) = re.findall(rf"^{LLAMA_PACKAGE}==[^ ;\\]+", lock, re.MULTILINE)
     with tempfile.TemporaryDirectory() as folder:
-        _pip("--no-deps", "--no-binary", LLAMA_PACKAGE, "--dest", folder, LLAMA_PACKAGE)
+        _pip("--no-deps", "--no-binary", LLAMA_PACKAGE, "--dest", folder, pinned)
         (package,) = Path(folder).glob("*.tar.gz")
         pack(package, target)
 

@@ -1,6 +1,6 @@
 """The GPU run from its command line to its exit status; standard library only until packages are installed.
 
-Exit status: 0 all figures hold, 1 a step failed or a figure was missed, 2 the run could not begin.
+Exit status: 0 no step failed and no measured figure was missed, 1 otherwise, 2 the run could not begin.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.gpu import prerequisites
@@ -19,6 +20,7 @@ KIT = ROOT / "build" / "gpu-kit"
 STEPS = ("inventory", "cold", "swap", "kill", "serial", "fit", "misbehave", "sharing")
 """Run order: steps with a figure that must hold come before those that are only reported."""
 INSTALLED = "PILOTLIGHT_GPU_RUN_INSTALLED"
+"""Set in the process that has the packages: Unix seconds when the run began."""
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -42,19 +44,24 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Run the steps; return the exit status."""
+    began_s = float(os.environ.pop(INSTALLED, "0"))
     arguments = options(argv)
     found = prerequisites.check(simulated=arguments.simulate)
-    for line in (*found.fatal, *found.skipped):
-        print(line, flush=True)
+    missing = prerequisites.missing_packages()
+    install = arguments.kit.is_dir() and not began_s and (missing or not arguments.simulate)
+    if found.fatal or not install:
+        for line in (*found.fatal, *(() if arguments.llama_server else found.skipped)):
+            print(line, flush=True)
     if found.fatal:
         return 2
-    missing = prerequisites.missing_packages()
-    if arguments.kit.is_dir() and INSTALLED not in os.environ and (missing or not arguments.simulate):
+    if install:
         return _again_with_packages(arguments.kit, argv)
     if missing:
         print(f"packages are missing: {', '.join(missing)}; run `make gpu-kit` and copy build/gpu-kit here", flush=True)
         return 2
-    os.environ.pop(INSTALLED, None)
+    if began_s:
+        arguments.limit -= time.time() - began_s
+    os.environ["PYTHONPATH"] = _python_path(str(ROOT))
     if arguments.simulate:
         simulate()
     from tests.gpu.runner import run
@@ -67,13 +74,18 @@ def simulate() -> None:
     folder = Path(__file__).parent / "simulated"
     os.environ["SIMULATED_GPU"] = tempfile.mkdtemp(prefix="simulated-gpu-")
     os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+    os.environ["PYTHONPATH"] = _python_path(str(folder))
     sys.path.insert(0, str(folder))
+
+
+def _python_path(*first: str) -> str:
+    return os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
 def _again_with_packages(kit: Path, argv: list[str]) -> int:
     """Install the kit's wheels into a folder of their own and run this again with them; return the exit status."""
     with tempfile.TemporaryDirectory(prefix="gpu-run-packages-") as site:
+        began_s = time.time()
         wheels = sorted(map(str, kit.glob("*.whl")))
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         installed = subprocess.run([*pip, "--no-cache-dir", "--target", site, *wheels], check=False)
@@ -82,7 +94,7 @@ def _again_with_packages(kit: Path, argv: list[str]) -> int:
                 f"the wheels in {kit} cannot be installed into this Python; build them for it: make gpu-kit", flush=True
             )
             return 2
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), site]), INSTALLED: "1"}
+        env = os.environ | {"PYTHONPATH": _python_path(str(ROOT), site), INSTALLED: f"{began_s:.3f}"}
         return subprocess.run(
             [sys.executable, str(Path(__file__).parent / "run"), *argv], env=env, check=False
         ).returncode

@@ -29,7 +29,7 @@ from tests.gpu.report import Report
 from tests.gpu.steps import coldstart, fit, inventory, kill, misbehave, serial, sharing, swap
 
 LIMITS_S = {
-    "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 110.0, "fit": 150.0,
+    "prepare": 90.0, "inventory": 20.0, "cold": 120.0, "swap": 80.0, "kill": 60.0, "serial": 160.0, "fit": 150.0,
     "misbehave": 90.0, "sharing": 110.0,
 }  # fmt: skip
 """Time limit of each step in seconds; a step that exceeds it has failed."""
@@ -68,13 +68,7 @@ def run(arguments: argparse.Namespace, nvcc: str) -> int:
         bed.watch.stop()
         report.keep("watch", "samples", len(bed.watch.samples))
         report.keep("watch", "failed looks", f"{bed.watch.failures} {bed.watch.error}")
-        for plot in work.glob("*.svg"):
-            shutil.copy(plot, arguments.out)
-        for phases in work.glob("phases.jsonl"):
-            shutil.copy(phases, arguments.out)
-        report.write()
-        if arguments.work is None:
-            shutil.rmtree(work, ignore_errors=True)
+        _keep_results(report, work, arguments)
         if arguments.simulate:
             shutil.rmtree(os.environ["SIMULATED_GPU"], ignore_errors=True)
     report.say(f"{report.verdict()}; result in {arguments.out}")
@@ -140,14 +134,14 @@ async def _steps(arguments: argparse.Namespace, bed: Bed, nvcc: str) -> None:
                 bed.report.skipped(name, "there are no models")
                 continue
             if name != "inventory" and bed.weights_bytes and not bed.device_bytes:
-                await _one(bed, "inventory", steps["inventory"], end_s)
-            await _one(bed, name, step, end_s)
+                await run_step(bed, "inventory", steps["inventory"], end_s)
+            await run_step(bed, name, step, end_s)
     finally:
         if building is not None:
             building.stop()
 
 
-async def _one(bed: Bed, name: str, step: Step, end_s: float) -> None:
+async def run_step(bed: Bed, name: str, step: Step, end_s: float) -> None:
     """Run one step within its time limit. An exception is its failure, and is printed."""
     began_s = time.monotonic()
     limit_s = min(LIMITS_S[name] * (SIMULATED_LONGER if bed.simulated else 1), end_s - began_s)
@@ -188,8 +182,11 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
     bed.report.row("prepare", "host to device, pinned memory", bed.copy_bytes_per_s / 1e9, "GB/s")
     if bed.simulated or "fit" not in arguments.steps.split(","):
         return None
-    if not arguments.llama_server and (not nvcc or not (arguments.kit / SOURCE).exists()):
-        bed.report.skipped("llama.cpp", "there is no nvcc, or no source in the kit")
+    if not arguments.llama_server and not nvcc:
+        bed.report.keep("llama.cpp", "skipped", "there is no nvcc or no cmake")  # printed when the run began
+        return None
+    if not arguments.llama_server and not (arguments.kit / SOURCE).exists():
+        bed.report.skipped("llama.cpp", f"the kit has no {SOURCE}; build it with `make gpu-kit`")
         return None
     (bed.folder / "llama").mkdir()
     return Building(arguments.kit, bed.folder / "llama", nvcc, found["capability"], ready=arguments.llama_server)
@@ -198,14 +195,21 @@ async def _prepare(bed: Bed, arguments: argparse.Namespace, nvcc: str) -> Buildi
 def _give_up(report: Report, work: Path, arguments: argparse.Namespace) -> None:
     """Last resort if a blocked call prevents the step limits from working: end all started processes."""
     report.failed("run", f"took longer than {arguments.limit:g} s and was ended")
-    report.write()
     sharing.end_daemon(work)
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+    _keep_results(report, work, arguments)
+    os._exit(1)
+
+
+def _keep_results(report: Report, work: Path, arguments: argparse.Namespace) -> None:
+    """Write the result, copy plots and phases out of the working folder, and remove that unless it was named."""
+    for name in (*work.glob("*.svg"), *work.glob("phases.jsonl")):
+        shutil.copy(name, arguments.out)
+    report.write()
     if arguments.work is None:
         shutil.rmtree(work, ignore_errors=True)
-    os._exit(1)
 
 
 def _text(value: str | bytes) -> str:

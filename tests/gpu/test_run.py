@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import subprocess
 import sys
 import tarfile
 import time
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from tests.gpu import kit, llama, main, prerequisites
-from tests.gpu.bed import Bed
+from tests.gpu import kit, llama, main, prerequisites, runner
+from tests.gpu.bed import Bed, GpuRunError
 from tests.gpu.report import Report
 from tests.gpu.watch import Sample, Watch
 
@@ -24,8 +26,8 @@ FIGURES = {
     "swap": 3,
     "kill": 3,
     "serial": 4,
-    "sharing": 1,
-    "misbehave": 3,
+    "sharing": 3,
+    "misbehave": 4,
     "fit": 3,
 }  # fmt: skip
 """Number of figures of each step without a GPU."""
@@ -87,18 +89,59 @@ def test_memory_reuse_is_not_measured_for_processes_not_in_nvml(
     monkeypatch.setattr("tests.gpu.bed.Watch", lambda _: Watch.__new__(Watch))
     bed = Bed(tmp_path, Report(tmp_path / "result.json", {}), simulated=True, quick=True, uuid="GPU-0")
     for pid, found in ((7, 0), (8, None)):
-        row = {"model": "a", "pid": pid, "phase": "process", "at_s": 1.0}
+        row = {"model": "a", "pid": pid, "phase": "process", "at_s": 1.005}
         bed.phases_file.write_text(json.dumps(row) + "\n")
-        now_s = time.time()
-        bed.watch.samples = [Sample(now_s - number / 100, 3, {7: 1}, frozenset()) for number in range(5, -1, -1)]
+        bed.watch.samples = [Sample(1 + number / 100, 3, {7: 1}, frozenset()) for number in range(6)]
         assert bed.reused_too_soon("kill", 0.0) == found
     assert [one["holds"] for one in bed.report.figures] == [True, None]
 
 
-def test_time_since_the_last_memory_sample_counts_as_a_gap() -> None:
+def test_gap_around_a_start_lies_between_the_samples_before_and_after_it() -> None:
     watch = Watch.__new__(Watch)
-    watch.samples = [Sample(time.time() - 60.0, 0, {}, frozenset()), Sample(time.time() - 59.99, 0, {}, frozenset())]
-    assert watch.gap_s(0.0) > 59.0
+    watch.samples = [Sample(at_s, 0, {}, frozenset()) for at_s in (10.0, 10.02, 10.05, 20.0)]
+    assert watch.gap_s(10.01) == pytest.approx(0.05)
+    assert watch.gap_s(10.04) == pytest.approx(9.98)
+    assert watch.gap_s(20.0) == watch.gap_s(5.0) == inf
+
+
+def test_failed_and_late_steps_do_not_stop_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.gpu.bed.Watch", lambda _: Watch.__new__(Watch))
+    monkeypatch.setattr(runner, "LIMITS_S", {"cold": 60.0, "swap": 0.01, "kill": 60.0, "serial": 60.0})
+    report = Report(tmp_path / "result.json", {})
+    bed = Bed(tmp_path, report, simulated=False, quick=True, uuid="GPU-0")
+    ran = []
+
+    async def fails() -> None:
+        raise GpuRunError("the engine ended")
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async def passes() -> None:
+        ran.append("kill")
+
+    async def run() -> None:
+        for name, step in (("cold", fails), ("swap", hangs), ("kill", passes)):
+            await runner.run_step(bed, name, step, time.monotonic() + 60)
+        await runner.run_step(bed, "serial", passes, time.monotonic())
+
+    asyncio.run(run())
+    steps = json.loads((tmp_path / "result.json").read_text())["steps"]
+    failed = {name: step["failed"] for name, step in steps.items() if "failed" in step}
+    assert failed == {"cold": "GpuRunError: the engine ended", "swap": "took longer than 0 s"}
+    assert report.steps["serial"]["failed"] == "no time was left"
+    assert ran == ["kill"]
+
+
+def test_machine_without_a_gpu_gets_one_line_for_each_missing_item() -> None:
+    if prerequisites.driver_cuda() is not None:
+        pytest.skip("this machine has an NVIDIA driver")
+    ran = subprocess.run([sys.executable, str(RUN)], capture_output=True, text=True, timeout=60, check=False)
+    lines = ran.stdout.splitlines()
+    assert ran.returncode == 2
+    assert [line for line in lines if "NVIDIA driver" in line] == [lines[0]]
+    assert len(lines) == len({line.partition(" in ")[0] for line in lines})
+    assert not ran.stderr
 
 
 def test_unknown_step_is_rejected_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +211,7 @@ def test_start_before_an_ended_process_frees_its_memory_is_detected() -> None:
     watch = Watch.__new__(Watch)
     watch.samples = [
         Sample(0.95, 3, {7: 1, 8: 2}, frozenset({7})),
-        Sample(1.02, 3, {7: 1, 8: 2}, frozenset({7, 8})),
+        Sample(1.03, 3, {7: 1, 8: 2}, frozenset({7, 8})),
         Sample(1.10, 0, {}, frozenset()),
     ]
     assert watch.held_by_ended(1.0) == {7}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 import pynvml
 
-EVERY_S = 0.01
-GAP_S_MAX = 0.05
-"""Maximum gap between two samples; in a longer gap a start over memory that was not free could go unnoticed."""
+EVERY_S = 0.02
+GAP_S_MAX = 0.06
+"""Maximum gap between the samples around a start; in a longer one, memory that was not free could go unnoticed."""
 
 
 class Sample(NamedTuple):
@@ -33,6 +32,8 @@ class Watch:
     def __init__(self, uuid: str) -> None:
         self.samples: list[Sample] = []
         self.failures, self.error = 0, ""
+        self.mps = False
+        """Whether an MPS daemon runs, whose clients NVML lists separately."""
         self._uuid = uuid
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -46,7 +47,7 @@ class Watch:
     def look(self) -> Sample:
         """Take one sample now."""
         handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
-        by_pid = held(handle)
+        by_pid = held(handle, mps=self.mps)
         used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
         return Sample(time.time(), used, by_pid, frozenset(pid for pid in by_pid if not lives(pid)))
 
@@ -72,10 +73,10 @@ class Watch:
         after = listed[-1] + 1 if listed else len(self.samples)
         return self.samples[after].at_s if after < len(self.samples) else None
 
-    def gap_s(self, began_s: float) -> float:
-        """The longest time without a sample from then until now, even if the thread has ended."""
-        times = [*(one.at_s for one in self.since(began_s)), time.time()]
-        return max((after - before for before, after in pairwise(times)), default=inf)
+    def gap_s(self, at_s: float) -> float:
+        """The time between the samples before `at_s` and after it (as in `held_by_ended`); inf: there is none."""
+        before = max((one.at_s for one in self.samples if one.at_s <= at_s), default=-inf)
+        return min((one.at_s for one in self.samples if one.at_s > at_s + EVERY_S), default=inf) - before
 
     def held_by_ended(self, at_s: float) -> frozenset[int]:
         """Processes that had ended by that time, within one sample, and held memory after it."""
@@ -93,11 +94,11 @@ class Watch:
                 self.failures, self.error = self.failures + 1, f"{type(error).__name__}: {error}"
 
 
-def held(handle: object) -> dict[int, int]:
+def held(handle: object, *, mps: bool) -> dict[int, int]:
     """Bytes by pid, of ordinary processes and of those under MPS."""
     listed = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     try:
-        listed += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+        listed += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle) if mps else []
     except pynvml.NVMLError as error:
         if error.value not in {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
             raise

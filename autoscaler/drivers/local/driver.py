@@ -337,7 +337,9 @@ class LocalDriver:
             self._see(engine, Seen.EXITED, reason=what)
 
         record = engine.record
-        await kill_all(engine.claim, self._reaper, self._clock, alarm)
+        if outlived := await kill_all(engine.claim, self._reaper, self._clock, alarm):
+            pids = ",".join(map(str, sorted(outlived)))
+            _log.warning("event=engine_processes_outlived replica=%s pids=%s killed=true", record.id, pids)
         proof = await prove_clean(self._devices, record.slices, record.gpu_pids, self._clock, alarm)
         self._watch.forget(record.id)
         if engine.child is not None:

@@ -55,23 +55,32 @@ class _Patience:
         self._pause_s = min(2 * self._pause_s, within_s, PAUSE_S_MAX)
 
 
-async def kill_all(claim: ProcessSelector, reaper: Reaper, clock: Callable[[], float], alarm: Alarm) -> None:
-    """Kill and return once no living process of the claim is left."""
-    patience, looks = _Patience(clock, alarm), 0
-    while looks < LOOKS_MAX:
+async def kill_all(claim: ProcessSelector, reaper: Reaper, clock: Callable[[], float], alarm: Alarm) -> frozenset[int]:
+    """Kill until no living process of the claim is left. Return those outside of the main process' group."""
+    patience, looks, outlived = _Patience(clock, alarm), 0, set[int]()
+    while True:
         if claim.held:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(claim.main_pid, signal.SIGKILL)  # the whole group at once: no fork slips through
         left, complete = await find_processes(claim, reaper)
         if not left:
-            if complete:
-                return
             looks += 1
+            if complete or looks == LOOKS_MAX:
+                return frozenset(outlived)
             await asyncio.sleep(FIRST_PAUSE_S)
             continue
         looks = 0
+        outlived |= {one.pid for one in left if _group(one.pid) not in {0, claim.main_pid}}
         await retry_on_shortage(partial(send_signal, left, signal.SIGKILL))
         await patience.wait(f"processes {', '.join(str(one.pid) for one in left)} do not end after SIGKILL")
+
+
+def _group(pid: int) -> int:
+    """Return the process group; 0: the process has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 async def prove_clean(

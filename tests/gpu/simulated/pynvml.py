@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,10 +67,16 @@ def allocate(size_bytes: int) -> None:
     """Set the device memory of this process. Raises OutOfMemoryError."""
     with _locked() as folder:
         others = sum(size for pid, size in _holders(folder).items() if pid != os.getpid())
-        free = TOTAL_BYTES - RESERVED_BYTES - others
+        free = min(TOTAL_BYTES - RESERVED_BYTES - others, _mps_limit_bytes())
         if size_bytes > free:
             raise OutOfMemoryError(f"CUDA out of memory: {size_bytes >> 20} MiB wanted, {free >> 20} MiB free")
         (folder / str(os.getpid())).write_text(str(size_bytes))
+
+
+def _mps_limit_bytes() -> int:
+    """The limit of a client of the MPS daemon, such as `0=2G` or `0=512MB`."""
+    number, unit = re.findall(r"^0=(\d+)([GM])|$", os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", ""))[0]
+    return int(number) << {"G": 30, "M": 20}[unit] if number else TOTAL_BYTES
 
 
 def nvmlInit() -> None:

@@ -15,6 +15,7 @@ REPORTED_S = 25.0
 """Time limit for a report of excess memory: Pilotlight measures serving engines every 10 s."""
 LEAKS = 5
 SAYS = "event=device_memory_exceeded "
+OUTLIVED = "event=engine_processes_outlived replica=orphan-"
 
 
 async def run(bed: Bed) -> None:
@@ -31,10 +32,12 @@ async def run(bed: Bed) -> None:
         began_s = time.time()
         needed = 2 * LEAKS if bed.simulated else LEAKS
         await asyncio.gather(_leak(serve, needed), _orphan(bed, serve))
+        listed = bool({*serve.engines()} & bed.watch.look().by_pid.keys())
         for name in ("greedy", "leaky"):
-            found = await seen(partial(_said, serve, name), REPORTED_S)
+            found = await seen(partial(_said, serve, name), REPORTED_S) if listed else ""
             after = time.time() - began_s
-            bed.report.figure("misbehave", f"{name}: reported", float(bool(found)), "1", holds=bool(found))
+            value, holds = (float(bool(found)), bool(found)) if listed else (None, None)  # NVML lists no engine
+            bed.report.figure("misbehave", f"{name}: reported", value, "1", holds=holds)
             bed.report.row("misbehave", f"{name}: reported after", after if found else None, "s", (found or "")[:160])
 
 
@@ -60,6 +63,8 @@ async def _orphan(bed: Bed, serve: Serving) -> None:
     await call(serve.url, "orphan")
     gone = worker not in serve.marked()
     bed.report.figure("misbehave", "orphan: its worker was ended", float(gone), "1", holds=gone)
+    reported = OUTLIVED in serve.said()
+    bed.report.figure("misbehave", "orphan: its worker was reported", float(reported), "1", holds=reported)
 
 
 def _group(serve: Serving, pid: int) -> list[int]:

@@ -18,7 +18,7 @@ import psutil
 
 from loadtest.client import Client
 from loadtest.result import Ending
-from tests.gpu.bed import HOST, Bed, GpuRunError, call, listens, shot
+from tests.gpu.bed import ENGINES, HOST, Bed, GpuRunError, call, listens, shot
 from tests.support.harness.serve.serve import Serving
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -28,23 +28,22 @@ PROMPT_TOKENS, TOKENS, AT_ONCE = 2048, 4, 2
 WORDS = ("--prompt-tokens", str(PROMPT_TOKENS), "--context-tokens", str(PROMPT_TOKENS + 64))
 START_S, CLIENT_S = 20.0, 40.0
 """Time limits for the daemon to start, and for its first client, which starts its server."""
-OVER_LIMIT = "import torch; torch.empty(3 << 30, dtype=torch.uint8, device='cuda')"
-"""Takes more than the limit of 2 GiB that it is started with."""
+LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+LIMIT_BYTES, OVER_BYTES = 2 << 30, 3 << 30
+"""The limit of a client, and the amount that it then tries to take."""
 
 
 async def run(bed: Bed) -> None:
     """Run without the daemon, then with it."""
     await _measure(bed, "time-slicing", {})
-    await _by_hand(bed)
     if shutil.which(CONTROL) is None:
         bed.report.row("sharing", "MPS", "skipped", "", f"{CONTROL} is not on the PATH")
-        return
-    async with mps(bed) as env:
-        if env is None:
-            return
-        limit = bed.need_bytes("large") >> 20
-        _limit_holds(bed, env)
-        await _measure(bed, "MPS", env | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}MB"})
+    else:
+        async with mps(bed) as env:
+            if env is not None:
+                _limit_holds(bed, env)
+                await _measure(bed, "MPS", env | {LIMIT: f"0={bed.need_bytes('large') >> 20}MB"})
+    await _by_hand(bed)
 
 
 @asynccontextmanager
@@ -57,8 +56,10 @@ async def mps(bed: Bed) -> AsyncIterator[dict[str, str] | None]:
         why = _start(bed, env)
         if why:
             bed.report.row("sharing", "MPS", "skipped", "", why)
+        bed.watch.mps = not why
         yield None if why else env
     finally:
+        bed.watch.mps = False
         end_daemon(bed.folder)
 
 
@@ -82,17 +83,21 @@ def _start(bed: Bed, env: dict[str, str]) -> str:
             return f"the daemon does not start within {START_S:g} s"
     if status != 0:
         return f"the daemon cannot be started: {said.read_text(errors='replace').strip()[:120]}"
-    client = [sys.executable, "-E", "-c", "import torch; torch.zeros(1, device='cuda')"]
-    more = env | {"CUDA_VISIBLE_DEVICES": bed.uuid}
     try:
-        tried = subprocess.run(
-            client, env=os.environ | more, capture_output=True, text=True, timeout=CLIENT_S, check=False
-        )
+        refused = _allocate(bed, 1 << 20, env)
     except subprocess.TimeoutExpired:
         return f"a client of the daemon does not start within {CLIENT_S:g} s"
-    return (
-        "" if tried.returncode == 0 else f"its server does not start: {(tried.stderr.splitlines() or [''])[-1][:120]}"
-    )
+    return f"its server does not start: {refused}" if refused else ""
+
+
+def _allocate(bed: Bed, size_bytes: int, env: dict[str, str]) -> str:
+    """Take memory in a process of its own; return the reason if that is refused, empty otherwise."""
+    tried = subprocess.run(
+        [sys.executable, str(ENGINES / "allocate.py"), str(size_bytes), *(["--simulate"] if bed.simulated else [])],
+        env=os.environ | env | {"CUDA_VISIBLE_DEVICES": bed.uuid}, capture_output=True, text=True, timeout=CLIENT_S,
+        check=False,
+    )  # fmt: skip
+    return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["no reason"])[-1][:120]
 
 
 def end_daemon(folder: Path) -> None:
@@ -113,22 +118,17 @@ def end_daemon(folder: Path) -> None:
 
 
 def _limit_holds(bed: Bed, env: dict[str, str]) -> None:
-    more = {"CUDA_VISIBLE_DEVICES": bed.uuid, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2G"}
-    tried = subprocess.run(
-        [sys.executable, "-E", "-c", OVER_LIMIT], env=os.environ | env | more, capture_output=True, text=True,
-        timeout=40, check=False,
-    )  # fmt: skip
-    last = (tried.stderr.strip().splitlines() or [""])[-1][:100]
-    refused = tried.returncode != 0 and "out of memory" in tried.stderr
+    said = _allocate(bed, OVER_BYTES, env | {LIMIT: f"0={LIMIT_BYTES >> 30}G"})
+    refused = "out of memory" in said
     bed.report.figure(
-        "sharing", f"MPS: 3 GiB over a limit of 2 GiB refused ({last})", float(refused), "1", holds=refused
+        "sharing", f"MPS: 3 GiB over a limit of 2 GiB refused ({said})", float(refused), "1", holds=refused
     )
 
 
 async def _measure(bed: Bed, how: str, env: dict[str, str]) -> None:
     seconds = 1.0 if bed.simulated else 2.5 if bed.quick else 4.0
-    documents = [bed.model(name, "large", *WORDS, env=env) for name in NAMES]
-    async with bed.serving(f"sharing-{how}", *documents) as serve:
+    documents = [bed.model(name, "large", *WORDS) for name in NAMES]
+    async with bed.serving(f"sharing-{how}", *documents, env=env) as serve:
         try:
             await asyncio.gather(*(call(serve.url, name) for name in NAMES))
         except GpuRunError:

@@ -104,7 +104,9 @@ def record(pid: int, start_ticks: int) -> ReplicaRecord:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_daemon_started_by_an_engine_is_killed_with_the_engine(rig: LocalRig, how: str) -> None:
+def test_daemon_started_by_an_engine_is_killed_and_reported(
+    rig: LocalRig, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         driver, (r1, model) = rig.driver(), replica("r1", python(ESCAPES + TINY_ENGINE, "{port}"))
         async with running(driver) as observed:
@@ -116,6 +118,7 @@ def test_daemon_started_by_an_engine_is_killed_with_the_engine(rig: LocalRig, ho
             clean = await observed.until(R1, Seen.CLEAN)
             assert clean.proof == "exited"
             assert not rig.processes(R1)
+            assert f"event=engine_processes_outlived replica=r1 pids={escaped[0]} killed=true" in caplog.messages
 
     rig.run(scenario())
 

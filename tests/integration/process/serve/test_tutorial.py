@@ -1,4 +1,4 @@
-"""The tutorial for one machine: every command and program of the page runs, in the order of the page.
+"""The tutorials for one machine and one GPU: every command and program of a page runs, in the order of the page.
 
 Each worker has a network of its own, so the default ports are free. The page's folder for models and the home folder
 are replaced by temporary ones.
@@ -23,8 +23,8 @@ import pytest
 pytestmark = pytest.mark.standard
 
 ROOT = Path(__file__).resolve().parents[4]
-PAGE = ROOT / "docs" / "tutorials" / "one-machine.md"
-MODELS = "/tmp/pilotlight/models"  # noqa: S108  as the page says
+TUTORIALS = ROOT / "docs" / "tutorials"
+FOLDER = "/tmp/pilotlight"  # noqa: S108  as the pages say
 S_MAX = 180.0
 """For one command, on a machine with other work."""
 
@@ -34,7 +34,6 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.models = folder / "models"
         (folder / "examples").mkdir()
         for name in (".venv/bin/python", ".venv/bin/pilotlight"):
             script = folder / name
@@ -49,7 +48,7 @@ class Reader:
 
     def here(self, text: str) -> str:
         """With the temporary folder in place of the page's."""
-        return text.replace(MODELS, str(self.models))
+        return text.replace(FOLDER, str(self.folder))
 
     def run(self, command: str) -> str:
         """Run a command of the page to its end; return its output."""
@@ -96,7 +95,7 @@ def reader() -> Iterator[Reader]:
 
 
 def test_each_command_of_the_one_machine_tutorial_works(reader: Reader) -> None:
-    page = blocks(PAGE.read_text())
+    page = blocks((TUTORIALS / "one-machine.md").read_text())
     demo, make_models, serve, call, serve_documents, plan, make_key, serve_with_gateways = page["sh"]
     (program,) = page["python"]
     assert demo == "make demo\n"  # test_demo runs it
@@ -119,3 +118,31 @@ def test_each_command_of_the_one_machine_tutorial_works(reader: Reader) -> None:
         secret = re.search(r"\bpl-\S+", key)
         assert secret is not None
         assert "This is what Ada says." in reader.run(f"{call.strip()} -H 'Authorization: Bearer {secret[0]}'")
+
+
+def test_each_command_of_the_one_gpu_tutorial_works(reader: Reader) -> None:
+    """With the simulated NVIDIA driver, as on a machine without a GPU."""
+    page = blocks((TUTORIALS / "one-gpu.md").read_text())
+    simulate, make_models = page["sh"]
+    (documents,) = page["yaml"]
+    serve, calls, kill = (commands(session) for session in page["console"])
+    reader.environment |= dict(re.findall(r"(\w+)=(\S+)", reader.here(simulate).replace("$PWD", str(ROOT))))
+    reader.run(make_models)
+    (reader.folder / "models.yaml").write_text(reader.here(documents))
+    with reader.serving(serve[0]):
+        call_ada, status, call_bob, _ = calls
+        assert "Hello, I am Ada" in reader.run(call_ada)
+        assert re.search(r"^ada +ready +1 ready .*GPU-51313131", reader.run(status), re.MULTILINE)
+        assert "Good day, my name is Bob" in reader.run(call_bob)
+        assert re.search(r"^bob +ready +1 ready .*GPU-51313131", reader.run(status), re.MULTILINE)
+        kill_bob, call_bob_again = kill
+        reader.run(kill_bob)
+        assert "Good day, my name is Bob" in reader.run(call_bob_again)
+    said = (reader.folder / "serve.log").read_text()
+    assert re.search(r"ada +draining +make room for bob", said)
+    assert re.search(r"bob +failed +was killed by SIGKILL", said)
+
+
+def commands(session: str) -> list[str]:
+    """The commands of a console session."""
+    return re.findall(r"^\$ ((?:.*\\\n)*.*)", session, re.MULTILINE)
