@@ -128,14 +128,14 @@ def test_image_index_matches_all_nodes_after_random_changes() -> None:
             having = {
                 n: one
                 for n, has in there.items()
-                for one in {*has.seen, *has.told}
+                for one in {*has.seen, *has.agent_images}
                 if normalize_image_name(name) in one.names
             }
             assert kept.of(name) == having.keys()
             sizes = [
                 one.size_bytes
                 for has in there.values()
-                for one in {*has.seen, *has.told}
+                for one in {*has.seen, *has.agent_images}
                 if normalize_image_name(name) in one.names
             ]
             assert kept.size_bytes(name) == max(sizes, default=0)
