@@ -284,12 +284,12 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
 def _leaving(draft: Draft, before: Replica, reason: str) -> None:
     """Another party stops the replica: treat it as an ordered stop, not as a failure."""
     if before.state in UNDECIDED or before.state is S.DRAINING:
-        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "somebody else stops it")
+        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "another program stops it")
 
 
 def _is_taken(draft: Draft, before: Replica, reason: str) -> None:
     """Another party terminates the replica after a grace period: drain it, without the option to revive it."""
-    reason = reason or "somebody else ends it"
+    reason = reason or "another program ends it"
     if before.state is S.DRAINING and before.drain is not None:
         draft.put_replica(replace(before, drain=replace(before.drain, taken=True)))
     elif before.state in UNDECIDED:
@@ -318,8 +318,8 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     history = draft.history(before.model)
     if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
         history = histories.clear_failures(history)
-    told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # irrelevant to another spec
-    if told and not _taken(draft, before):
+    counts = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # irrelevant to another spec
+    if counts and not _taken(draft, before):
         tried_s = before.created_s if before.started_s is None else before.started_s
         history = histories.record_failure(history, model.spec.start, tried_s, draft.now_s, reason)
         history = replace(history, failed_hash=model.spec_hash())
@@ -328,7 +328,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
 
 
 def _taken(draft: Draft, replica: Replica) -> bool:
-    """Whether its node was removed, or about to be: that is no failure of the Model either."""
+    """Whether its node was or will be removed, which does not count as a failure of the Model."""
     slices = draft.world.nodes.slices
     gone = bool(replica.slices) and not any(id in slices for id in replica.slices)
     return gone or is_stop_ordered(draft.world, replica)

@@ -77,7 +77,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     programs: tuple[Program, ...] = ()
     install: str = ""
-    """What to install if none of the programs is available."""
+    """The program to install if none of the programs is available."""
     env: dict[str, Word] = {}
     """Variables to add to the environment. A value in a tuple is omitted if its placeholder has no value."""
     readiness_path: str = "/health"
