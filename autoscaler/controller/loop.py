@@ -105,8 +105,8 @@ class Loop:
 
     `writes_s` returns for how many more seconds this process may act; a leader that was suspended gets 0. `in_touch`
     returns whether the driver can execute an order now. While it cannot, nothing is decided: draining a replica that
-    can be neither stopped nor replaced would only take it away from the requests that it could still serve. `cutter`
-    repartitions MIG nodes; without it none is. `supplier` orders capacity and releases it.
+    can be neither stopped nor replaced would only take it away from its requests. `cutter` repartitions MIG nodes;
+    without it none is. `supplier` orders and releases capacity.
     """
 
     def __init__(
@@ -381,8 +381,8 @@ class Loop:
             self._troubles[what] = reason
         else:
             del self._troubles[what]
-        told = "; ".join(f"{one}: {self._troubles[one]}" for one in sorted(self._troubles))
-        self.world = replace(self.world, degraded=told)
+        problems = "; ".join(f"{one}: {self._troubles[one]}" for one in sorted(self._troubles))
+        self.world = replace(self.world, degraded=problems)
 
     def _degrade(self, what: str, error: Exception, now_s: float) -> None:
         """Record the error and pause decisions with exponential back-off."""
@@ -466,13 +466,13 @@ class Loop:
 
     def _cut(self, action: CutNode) -> None:
         if self._cutter is None:
-            self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
+            self.observe((CutRefused(node=action.order.node, reason="this process cannot repartition GPUs"),))
         else:
             self._cutter.cut(action.order)
 
     def _acquire(self, action: AcquireLease) -> None:
         if self._supplier is None:
-            self.observe((LeaseRefused(id=action.order.id, reason="nobody here can order it"),))
+            self.observe((LeaseRefused(id=action.order.id, reason="this process cannot order capacity"),))
         else:
             self._supplier.acquire(action.order)
 
