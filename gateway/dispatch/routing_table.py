@@ -1,9 +1,9 @@
 """Routes as one gateway applies them: the replicas, and the gateway's hold on each.
 
 Applies each delta to the current Routes; slot usage is in `gateway.dispatch.slots`. Invariants: nothing older than the
-current state is applied; a hold rises only by a newer allocation of the leader (interfaces, section 6, Holds); requests
-above a lowered hold are never cut; while the leader is silent, exactly the stated bound applies. Knows nothing about
-queues or tenants.
+current state is applied. A hold rises only by a newer allocation of the leader (interfaces, section 6, Holds). Requests
+above a lowered hold are never cut. While the leader is silent, exactly the stated bound applies. Independent of queues
+and tenants.
 """
 
 from __future__ import annotations
