@@ -178,7 +178,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
         slices=seen.actual or seen.slices,
         memory_bytes=seen.memory_bytes,
         compute_percent=seen.compute_percent,
-        beside=seen.beside or NOTHING,
+        host_request=seen.host_request or NOTHING,
         slots=seen.slots,
         state=FOUND.get(seen.seen, S.FAILED),
         since_s=draft.now_s,
@@ -218,8 +218,8 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         changes["grown_s"] = draft.now_s
     if seen.address and seen.address != before.address:
         changes["address"] = seen.address
-    if seen.beside not in (None, before.beside):
-        changes["beside"] = seen.beside
+    if seen.host_request not in (None, before.host_request):
+        changes["host_request"] = seen.host_request
     changes |= _whereabouts(before, seen)
     if seen.rank != before.rank:
         changes["rank"] = seen.rank

@@ -356,7 +356,7 @@ class PlanBuilder:
             slices=placement.slices,
             memory_bytes=placement.memory_bytes,
             compute_percent=want.kind.compute_percent,
-            beside=want.kind.host_request,
+            host_request=want.kind.host_request,
             slots=compute_slots(model, placement.memory_bytes),
             state=S.PENDING,
             since_s=self.now_s,

@@ -14,7 +14,7 @@ from autoscaler.spec.tenant import Tenant
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import Beside, HostResources
+from autoscaler.state.resources import HostAmount, HostResources
 from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
 
 
@@ -117,7 +117,7 @@ class ReplicaSeen(Fact, frozen=True):
     pod: PodRef | None = None
     grew: bool = False
     """Whether its memory grew since the last observation."""
-    beside: Beside | None = None
+    host_request: HostAmount | None = None
     """The CPU and memory that it requests of its node. None: unknown to the driver."""
     used_bytes: int = 0
     """The device memory that the driver last measured. 0: not measured."""

@@ -34,7 +34,7 @@ from autoscaler.state.mig import Intent, MigNode
 from autoscaler.state.node_labels import NodeBackoff, PendingLabels, Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget, NodeAgentStatus, StopOrder
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import NOTHING, Beside, HostResources, Isolation
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources, Isolation
 
 SliceId = NewType("SliceId", str)
 DeviceId = NewType("DeviceId", str)
@@ -178,7 +178,7 @@ class Replica(Fact, frozen=True):
     memory_bytes: int
     """The memory that it holds on each of its slices."""
     compute_percent: int = 0
-    beside: Beside = NOTHING
+    host_request: HostAmount = NOTHING
     """The CPU and memory that it requests of its node."""
     slots: int = 1
     state: ReplicaState = ReplicaState.PENDING
