@@ -19,7 +19,7 @@ KEYS = (
     "lost", "starts", "fair_releases_max", "starved_s_max", "kib_per_parked_call", "idle_cpu_core", "ratio_aiohttp",
     "llama_swap_overhead_ms_median",
 )  # fmt: skip
-"""The keys of the last line. A part that was not selected leaves null."""
+"""The keys of the last line. The keys of a part that was not selected are null."""
 
 
 async def _coldstart(place: Path, *, quick: bool) -> Figures:

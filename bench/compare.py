@@ -370,7 +370,7 @@ def module(tree: Path, names: Sequence[str]) -> str:
 
 @asynccontextmanager
 async def working(part: str, tree: Tree, hash_seed: int, log: Path) -> AsyncIterator[Worker]:
-    """A worker, whose first line says that it is ready. Ctrl-C does not reach its session, so that it can clean up."""
+    """Start a worker and wait until it is ready. Ctrl-C does not reach its session, so that it can clean up."""
     python = [str(tree.folder / ".venv" / "bin" / "python"), "-Pm"]
     command = [*python, "bench.compare", "--serve", part]
     if PARTS[part].cluster:

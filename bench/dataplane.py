@@ -18,7 +18,7 @@ KEYS = (
     "close_ms_p99", "refusal_ms_p99", "rss_growth_mib", "overload_goodput",
     "attacked_p99_ratio", "attacked_added_ms_p99",
 )  # fmt: skip
-"""The keys of the last line. A part that was not selected leaves null."""
+"""The keys of the last line. The keys of a part that was not selected are null."""
 
 PARTS: dict[str, parts.Part] = {
     "calls": calls.measure,

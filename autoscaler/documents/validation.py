@@ -45,7 +45,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),
     "Settings": _SETTINGS,
 }
-"""Kind -> unsupported key paths. `*` stands for any key and for any item of a list."""
+"""Kind -> unsupported key paths. `*` matches any key and any item of a list."""
 
 
 def find_unsupported_key(kind: str, document: object) -> Path | None:

@@ -240,7 +240,7 @@ def _given_up(lease: Lease) -> bool:
 
 
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:
-    """The order after comparison with a list; None: it is gone."""
+    """The order after comparison with a list; None: it no longer exists."""
     if listed is not None:
         some = listed.phase == "here" and len(listed.device_ids)  # devices still missing then are never delivered
         lease = replace(lease, listed=listed, missing=0, devices=some or lease.devices)

@@ -34,7 +34,7 @@ from autoscaler.state.resources import NOTHING
 from autoscaler.state.world import Drain, Placing, Replica
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
-"""The state of a replica with a process, as far as the driver can tell."""
+"""The state of a replica with a process, as the driver observes it."""
 FOUND = {**LIVE, Seen.TAKEN: S.UNREADY, Seen.LEAVING: S.STOPPING}
 """The initial state of an adopted replica."""
 UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})

@@ -41,8 +41,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     variables but reject unknown flags.
     """
     for_gpus: str = ""
-    """Not empty: the usual installation computes on the CPU. On GPUs other programs are preferred, and this text says
-    what to install instead.
+    """Not empty: the usual installation computes on the CPU. On GPUs other programs are preferred; this text names
+    the alternative to install.
     """
 
 

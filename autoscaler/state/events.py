@@ -27,7 +27,7 @@ class Seen(StrEnum):
     UNREADY = "unready"
     """It was ready, and its probes fail."""
     TAKEN = "taken"
-    """Another program ends it and leaves time for requests. It gets no new requests and cannot be kept."""
+    """Another program ends it and allows time for requests. It gets no new requests and cannot be kept."""
     LEAVING = "leaving"
     """An earlier leader or another program ordered its end, or its machine ended it (a full disk). It counts as ordered
     to stop.

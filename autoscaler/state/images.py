@@ -95,7 +95,7 @@ class Whereabouts:
         self.version = 0
         """Increases with every change."""
 
-    def tell(self, nodes: Mapping[str, NodeImages]) -> None:
+    def update(self, nodes: Mapping[str, NodeImages]) -> None:
         """Update the index to the current images of all nodes."""
         if nodes is self._nodes:
             return

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 CPU_MAX: Final = 1 << 40
 BYTES_MAX: Final = 1 << 50
-"""More than any node or slice has. It also stands for a node whose resources are unknown."""
+"""More than any node or slice has. Also used for a node whose resources are unknown."""
 CORE: Final = 1000
 
 

@@ -68,7 +68,7 @@ class ImageWants:
 
     def _spares(self, world: World) -> Mapping[NodeId, list[ImageWant]]:
         """Return images for models in use, from a cache that expires when an input changes."""
-        self._where.tell(world.nodes.images)
+        self._where.update(world.nodes.images)
         used = frozenset(name for name, model in world.models.items() if model.spec.image and _used(world, model))
         place = world.nodes.slices, world.settings, frozenset(world.nodes.agents)
         if _differ(self._place, place):

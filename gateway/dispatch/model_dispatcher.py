@@ -3,7 +3,7 @@
 Decides which requests are granted, queued, moved or rejected, and keeps the retry budget. Invariants: after every
 public method no request waits while a slot that it may use is free, and nothing is granted after its deadline. Effects
 are appended to a list that is passed in. `SharedCounters` is shared by all models of a gateway; apart from it a
-dispatcher knows no other model.
+dispatcher is independent of other models.
 """
 
 from __future__ import annotations

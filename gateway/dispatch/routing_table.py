@@ -121,7 +121,9 @@ class Routes:
             hold = self.holds.get(route.replica) or self._add(route)
             before = (hold.held, hold.ready)
             if risen or (hold.state, hold.address) != (route.state, route.address):
-                hold.connect_failures = 0  # the replica itself changed; a changed hold alone says nothing about it
+                hold.connect_failures = (
+                    0  # the replica itself changed; a changed hold alone does not prove that it works
+                )
             self._update(hold, route, delta.epoch)
             acknowledge |= hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"
             changed.add(hold.model.name)

@@ -60,7 +60,7 @@ class ChunkReader:
         self._bytes_max = bytes_max
         self._chunks = 0
         self._missing = 0
-        """Bytes of the current chunk still to come."""
+        """Outstanding bytes of the current chunk."""
         self._data_ended = False
         """Whether a chunk's data is complete and its CRLF is due."""
         self._last = False

@@ -213,7 +213,7 @@ class BodyWalker:
     def __init__(self, head: ResponseHead) -> None:
         self._chunked = head.chunked
         self._left = -1 if head.length is None else head.length
-        """With a length: bytes to come (-1: until close). Chunked: bytes of this chunk to come, with its CRLF."""
+        """Outstanding bytes: all of them with a length (-1: until close), else those of this chunk with its CRLF."""
         if head.chunked:
             self._left = 0
         self._held = b""
@@ -236,7 +236,7 @@ class BodyWalker:
 
     @property
     def left_of_chunk(self) -> int:
-        """Bytes to come of the current chunk, with its line end; 0 between two chunks or within a size line."""
+        """Outstanding bytes of the current chunk, with its line end; 0 between two chunks or within a size line."""
         return self._left if self._chunked and not self.unread else 0
 
     @property
