@@ -115,7 +115,7 @@ class NodeWants(Message, frozen=True):
     weights: Weights = Weights()
     """The weights settings. Files that they name are on the agent's machine."""
     fabric: tuple[FabricWant, ...] = ()
-    """Devices that are being attached or detached. A device that is not listed (any more) does neither."""
+    """Devices that are being attached or detached."""
 
 
 def should_store_on_node(artifact: str | None, engine: str) -> bool:

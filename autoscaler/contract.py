@@ -49,9 +49,7 @@ NAME_CHARS_MAX = 512
 COUNT_MAX = 1_000_000
 """The maximum of requests, allocated slots and failures at one gateway."""
 TOTAL_MAX = (1 << 53) - 1
-"""The maximum of versions, sequence numbers and totals since a boot: JSON numbers represent
-integers exactly up to it.
-"""
+"""The maximum of versions, sequence numbers and totals since a boot. JSON numbers are exact integers up to it."""
 AGE_S_MAX = 1e9
 ROWS_MAX = 100_000
 """The maximum number of rows of one kind in a report."""
@@ -96,7 +94,7 @@ class AdapterEntry(Message, frozen=True):
 
 
 class ModelEntry(Message, frozen=True):
-    """What a gateway needs to know about a Model, whether or not a replica of it runs."""
+    """The properties of a Model that a gateway needs, whether or not a replica of it runs."""
 
     name: ModelName
     served_name: str
@@ -191,15 +189,13 @@ class Route(Message, frozen=True):
     """The number of slots that this gateway may use on the replica at the same time (interfaces section 6, Holds)."""
     granted: int = 0
     """The version of the routes that granted `hold`. The gateway applies `hold` only if (epoch, granted) is newer than
-    its current grant, so that an older message cannot raise the number again after it was lowered. 0: this leader has
-    not granted anything yet, because it waits for the reports of all gateways; the gateway keeps its slots.
+    its current grant. Otherwise an older message could raise the number again after it was lowered. 0: this leader
+    waits for the reports of all gateways and has granted nothing; the gateway keeps its slots.
     """
 
 
 class Refusal(Message, frozen=True):
-    """Why requests for a Model are rejected instead of queued: an error code (interfaces, section
-    3) and a retry delay.
-    """
+    """The reason why requests for a Model are rejected: an error code (interfaces, section 3) and a retry delay."""
 
     code: str
     message: str
@@ -213,9 +209,7 @@ class ModelRoute(Message, frozen=True):
     state: str = "zero"
     """For people and GET /v1/models: zero, starting, ready, draining or failed."""
     expected_wait_s: float | None = None
-    """The expected time until a cold request is answered, in seconds. None: unknown; requests are
-    then never rejected.
-    """
+    """The expected time until a cold request is answered, in seconds. None: unknown, requests are not rejected."""
     capacity_wait_s: float | None = None
     """The minimum time until ordered capacity arrives, in seconds. Requests with an earlier timeout are rejected at
     once. None: no capacity is ordered.
@@ -389,7 +383,7 @@ class FabricReport(Message, frozen=True):
     failed: bool = False
     """The device was attached and is not visible on the node."""
     says: str = ""
-    """What the agent waits for, or the reason of the failure."""
+    """The event that the agent waits for, or the reason of the failure."""
 
 
 class NodeReport(Message, frozen=True):

@@ -1,1 +1,1 @@
-"""Benchmarks side by side with peers (interfaces, section 10). Not shipped; each target is a module that can be run."""
+"""Benchmarks of Pilotlight and its peers (interfaces, section 10). Not shipped; each target is a runnable module."""

@@ -1,6 +1,6 @@
-"""The peer of the throughput benchmark: a proxy as one would write it with aiohttp's server and client, on uvloop.
+"""The peer of the throughput benchmark: a plain proxy with aiohttp's server and client, on uvloop.
 
-It reads the body's model, chooses the engine by it and passes the answer on: no keys, limits, queues or metrics.
+It reads the model in the body, selects the engine and forwards the response. No keys, limits, queues or metrics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOP = frozenset(
 
 
 def application(engines: dict[str, str]) -> web.Application:
-    """One proxy. `engines`: model -> base URL."""
+    """Build a proxy. `engines`: model -> base URL."""
     app = web.Application(client_max_size=64 << 20)
     session: list[aiohttp.ClientSession] = []
 
@@ -41,7 +41,7 @@ def application(engines: dict[str, str]) -> web.Application:
 
 
 async def serve(port: int, engine: str) -> None:
-    """Until killed."""
+    """Serve until killed."""
     runner = web.AppRunner(application({"t": engine}), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()

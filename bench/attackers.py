@@ -1,9 +1,9 @@
-"""Hostile clients of one gateway, in a process of their own and from many addresses: those of the fault cases 35 to 37.
+"""Hostile clients of one gateway, in a separate process and from many addresses (fault cases 35 to 37).
 
-`python -m bench.attackers URL ATTACK`. They come at some pace, each with its habit; one whose connection is ended comes
-again at once. It prints THERE when all are there; told to end (SIGTERM) it says how many there were and how often one
-was cut. Owns their connections, in one epoll: twenty thousand that do nothing cost nothing. It gives way to whoever
-measures on the same core (nice).
+`python -m bench.attackers URL ATTACK`. Clients connect at a given pace, each with one habit; a client whose connection
+is closed reconnects at once. The program prints THERE when all clients are connected. On SIGTERM it prints how many
+there were and how often the gateway closed one. It manages all connections in one epoll, so that twenty thousand idle
+ones cost nothing. It runs at low priority (nice), because the measurement uses the same core.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from bench.streams import request
 from loadtest.client import target_of
 
 ADDRESSES = tuple(f"127.0.1.{number}" for number in range(1, 21))
-"""So many that none has more connections than one may (2,000)."""
+"""Enough addresses that none has more connections than the limit per address (2,000)."""
 READERS, SILENT, HEADS, BODIES, IDLE, CONNECTS = 500, 100, 2000, 2000, 20_000, 5000
-"""The numbers of the cases."""
+"""The numbers in the fault cases."""
 SPARE_FILES = 2000
-"""Open files of a gateway that are no idle client's."""
+"""Open files of a gateway that are not idle clients."""
 BODY_BYTES = 2 << 10
 HEAD_CLOCK_S = 15
-"""Slow ones come evenly over so long: then they are cut as evenly."""
+"""Slow clients are spread evenly over this time, so that the gateway also cuts them evenly."""
 BURST_EVERY_S = 5.0
 STEP_S = 0.01
 NICE = 10
 FLOOD = "flood"
-"""The Model whose streams have no end."""
+"""The Model whose streams never end."""
 THERE = "there"
 
 _COMES = select.EPOLLOUT | select.EPOLLET
@@ -47,28 +47,28 @@ _ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class Habit(NamedTuple):
-    """What clients of one kind do."""
+    """The behaviour of one kind of client."""
 
     clients: int
     first: bytes = b""
-    """Said as soon as one is connected."""
+    """Sent after the client has connected."""
     each_s: Callable[[socket.socket], object] | None = None
-    """Done once a second."""
+    """Called once per second."""
     receive_bytes: int = 0
-    """Of the receive buffer; 0: what the kernel gives."""
+    """The size of the receive buffer. 0: the kernel's default."""
 
 
 class Attacker:
-    """One client, which comes from one address again and again."""
+    """One client, which connects from one address repeatedly."""
 
     def __init__(self, habit: Habit, address: str) -> None:
         self.habit = habit
         self.address = address
         self.socket: socket.socket | None = None
-        """Once it is connected."""
+        """The socket while the client is connected."""
 
     def come(self, where: tuple[str, int]) -> socket.socket:
-        """Begins a connection."""
+        """Start to connect."""
         sock = socket.socket()
         sock.setblocking(False)
         if self.habit.receive_bytes:
@@ -78,14 +78,14 @@ class Attacker:
         return sock
 
     def act(self) -> None:
-        """What it does each second, if it is connected."""
+        """Perform the action of each second, if connected."""
         if self.socket is not None and self.habit.each_s is not None:
-            with contextlib.suppress(OSError):  # nothing to read, no room to write, or it has just ended
+            with contextlib.suppress(OSError):  # nothing to read, no space to write, or just closed
                 self.habit.each_s(self.socket)
 
 
 class Crowd:
-    """The clients of one attack, of which `per_s` come in a second. `step` is to be called all the time."""
+    """The clients of one attack; `per_s` of them start per second. Call `step` continuously."""
 
     def __init__(self, where: tuple[str, int], habits: Sequence[Habit], per_s: float) -> None:
         self._where, self._per_s = where, per_s
@@ -99,16 +99,16 @@ class Crowd:
         self._last_s: float | None = None
         self._may_come = self._may_act = 0.0
         self.held = 0
-        """Connected now."""
+        """The number of connected clients."""
         self.most = 0
-        """At once, so far."""
+        """The maximum of `held` so far."""
         self.cut = 0
-        """Connections that the gateway has ended."""
+        """The number of connections that the gateway closed."""
         self.there = False
-        """All have been connected at the same time."""
+        """Whether all clients have been connected at the same time."""
 
     def step(self, now_s: float, wait_s: float = STEP_S) -> None:
-        """Who is due comes; what has happened is seen; whose second is over acts."""
+        """Start due clients, process events, and perform the actions that are due."""
         past_s, self._last_s = 0.0 if self._last_s is None else now_s - self._last_s, now_s
         self._may_come += past_s * self._per_s
         while self._due and self._may_come >= 1:
@@ -127,7 +127,7 @@ class Crowd:
             self._turns.rotate(-1)
 
     def leave(self) -> None:
-        """All end their connections, and none comes again."""
+        """Close all connections and start no new ones."""
         for _, sock in self._here.values():
             sock.close()
         self._here.clear()
@@ -144,7 +144,7 @@ class Crowd:
         self.most = max(self.most, self.held)
         self.there = self.there or (not self._due and self.held == len(self._here))
         if one.habit.first:
-            with contextlib.suppress(OSError):  # it has just ended, which is seen next
+            with contextlib.suppress(OSError):  # just closed; the next event reports it
                 sock.send(one.habit.first)
 
     def _ended(self, one: Attacker, sock: socket.socket) -> None:
@@ -158,17 +158,17 @@ class Crowd:
 
 
 def dribble(sock: socket.socket) -> object:
-    """One byte more of a head or a body that has no end."""
+    """Send one more byte of an endless head or body."""
     return sock.send(b"x")
 
 
 def sip(sock: socket.socket) -> object:
-    """Reads one byte."""
+    """Read one byte."""
     return sock.recv(1)
 
 
 def attack(name: str, url: str, files: int) -> tuple[list[Habit], float]:
-    """Who comes and how many of them in a second, where a gateway may open so many files."""
+    """Return the clients of an attack and their start rate per second, for a gateway with this limit of open files."""
     stream = request(url, body(FLOOD, tokens=10**9))
     slow = request(url, body(FLOOD, bytes_min=BODY_BYTES))[: -BODY_BYTES // 2]
     head = slow[: slow.index(b"\r\n\r\n")]
@@ -181,7 +181,7 @@ def attack(name: str, url: str, files: int) -> tuple[list[Habit], float]:
 
 
 def main() -> None:
-    """Attacks until it is told to end; those who only connect leave after a while and come anew, all at once."""
+    """Attack until SIGTERM. Clients that only connect disconnect after a while and reconnect, all at once."""
     url, name = sys.argv[1:]
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

@@ -1,9 +1,9 @@
-"""What a well-behaved client notices of the fault cases 35 to 37 at one gateway: the p99 of 200 Calls a second.
+"""The effect of hostile clients (fault cases 35 to 37) on a well-behaved client: the p99 at 200 requests a second.
 
-Owns one table. In each round the client sends once in peace and once beside each attack (`bench.attackers`): streams
-that are hardly read, heads and bodies that trickle, idle connections, thousands of connects at once. As many Calls go
-straight to the engine, in turns: what they lose is the load's and the machine's, not the gateway's. All clocks and
-limits of the gateway are the defaults.
+In each round the client sends once without an attack and once during each attack (`bench.attackers`): clients that
+hardly read their streams, heads and bodies that trickle, idle connections, thousands of simultaneous connects. The same
+number of requests is sent directly to the engine, in turn: their delay is caused by the load and the machine, not by
+the gateway. All timeouts and limits of the gateway are the defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from bench import attackers, engine, kit
 from bench.documents import body, key, settings, tenant
 from bench.kit import KIB, Figures, quantile, say, spread
-from bench.latency import PER_S, beside
+from bench.latency import PER_S, measure_sides
 
 PEACE = "peace"
 ATTACKS = {
@@ -30,15 +30,17 @@ ATTACKS = {
     "connects": "37: 5,000 connects at once, every 5 s",
 }
 SETTLE_S = 2.0
-"""After the last one has come, and after all have left."""
+"""The pause after all clients have connected, and after all have disconnected."""
 COME_S_MAX = 60.0
 OURS, DIRECT = "ours", "direct"
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """attacked_p99_ratio, attacked_added_ms_p99: the median of the rounds, of the worst attack each."""
+    """Return attacked_p99_ratio and attacked_added_ms_p99: the median over the rounds of the worst attack."""
     rounds, span_s = (2, 5) if quick else (5, 10)
-    kit.title(f"attacks: {PER_S} Calls a second beside hostile clients, {rounds} rounds of {span_s} s each")
+    kit.title(
+        f"attacks: {PER_S} requests a second during attacks of hostile clients, {rounds} rounds of {span_s} s each"
+    )
     flood = place / attackers.FLOOD
     flood.mkdir()
     models = [
@@ -57,12 +59,12 @@ async def measure(place: Path, *, quick: bool) -> Figures:
                     for side, found in (await _p99_ms(urls, span_s)).items():
                         p99_ms[side].append(found)
                 says[name] = said
-    return _told(runs, says)
+    return _report(runs, says)
 
 
 @contextlib.asynccontextmanager
 async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int]]:
-    """All attackers are there; what they said of themselves once they have left. Nobody in peace."""
+    """Run all attackers of an attack; yield the counts that they print at the end. No attackers in peace."""
     said: dict[str, int] = {}
     if name == PEACE:
         yield said
@@ -72,24 +74,24 @@ async def _attack(name: str, url: str, log: Path) -> AsyncIterator[dict[str, int
         deadline_s = time.monotonic() + COME_S_MAX
         while attackers.THERE not in log.read_text():
             if process.poll() is not None or time.monotonic() > deadline_s:
-                raise kit.BenchError(f"the attackers ({name}) have not come: {log.read_text()[-400:]!r}")
+                raise kit.BenchError(f"the attackers ({name}) are not all connected: {log.read_text()[-400:]!r}")
             await asyncio.sleep(0.05)
         await asyncio.sleep(SETTLE_S)
         yield said
         if process.poll() is not None:
-            raise kit.BenchError(f"the attackers ({name}) have ended: {log.read_text()[-400:]!r}")
+            raise kit.BenchError(f"the attackers ({name}) exited early: {log.read_text()[-400:]!r}")
     said |= json.loads(log.read_text().splitlines()[-1])
     await asyncio.sleep(SETTLE_S)
 
 
 async def _p99_ms(urls: dict[str, str], span_s: float) -> dict[str, float]:
-    """Of each side, in milliseconds. BenchError where a Call is not answered with 200: nobody may be turned away."""
-    took_ms = await beside(urls, body("t", stream=False, bytes_min=KIB), span_s)
+    """Return the p99 of each side, in milliseconds. Raises BenchError for a status other than 200."""
+    took_ms = await measure_sides(urls, body("t", stream=False, bytes_min=KIB), span_s)
     return {side: quantile(values, 0.99) for side, values in took_ms.items()}
 
 
-def _told(runs: dict[str, dict[str, list[float]]], says: dict[str, dict[str, int]]) -> Figures:
-    """Prints the table; the figures."""
+def _report(runs: dict[str, dict[str, list[float]]], says: dict[str, dict[str, int]]) -> Figures:
+    """Print the table and return the figures."""
     say(f"{'attack':<52} {'held':>6} {'cut':>6} {'p99 ms':<22} {'of peace':<20} {'added ms':<22} direct, of peace")
     ratios, added = list[float](), list[float]()
     for name, p99_ms in runs.items():

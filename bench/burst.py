@@ -1,7 +1,8 @@
-"""2,000 Calls within 100 ms at a Model at zero, against the same 2,000 straight to the engine, already warm.
+"""2,000 requests within 100 ms for a Model at zero, compared with the same requests sent directly to a warm engine.
 
-Owns the table of the burst: 1 and 4 gateways and direct, interleaved. The engine is the tiny real one with 4 slots, 8
-tokens, streams, a new connection per Call. A Call counts as answered when its stream is whole and says its sentence.
+Runs with 1 and 4 gateways and without a gateway alternate. The engine is the tiny real one with 4 slots, 8 tokens,
+streams, and a new connection per request. A request counts as answered if its stream is complete and has the expected
+sentence.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ CALLS = 2000
 SPAN_S = 0.1
 QUEUE = {"callsMax": 4000}
 CONNECTIONS_MAX = 2 * CALLS
-"""Of one address, since all Calls come from one; the default is their very number."""
+"""The limit per address: all requests have one address. The default equals their number."""
 GATEWAYS = (1, 4)
 
 
 async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
-    """burst_p99_ratio_direct, calls, lost, starts: the worst of all runs through Pilotlight."""
+    """Return burst_p99_ratio_direct, calls, lost and starts: the worst of all runs through Pilotlight."""
     rounds = 1 if quick else 3
-    kit.title(f"burst: {CALLS:,} Calls in {SPAN_S * 1000:.0f} ms at a Model at zero, first byte, {rounds} rounds")
+    kit.title(f"burst: {CALLS:,} requests in {SPAN_S * 1000:.0f} ms at a Model at zero, first byte, {rounds} rounds")
     say(
         f"Pilotlight with raised limits: connectionsPerAddressMax {CONNECTIONS_MAX:,} "
         f"(default {Limits().connections_per_address_max:,}), queue.callsMax {QUEUE['callsMax']:,} "
@@ -55,7 +56,7 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
             lost.append(CALLS - good)
             starts.append(began)
             say(f"{'':<12} first byte p99 {ratios[-1]:.3f} x direct   (at most 0.4)")
-    picture("burst", "first byte, s", "Calls answered", list(drawn.values()))
+    picture("burst", "first byte, s", "Requests answered", list(drawn.values()))
     return {
         "burst_p99_ratio_direct": max(ratios),
         "calls": min(answered),
@@ -65,12 +66,12 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
 
 
 def shots(model: str) -> list[Shot]:
-    """The burst, evenly over its span."""
+    """Return the burst, spread evenly over its duration."""
     return [Shot(model=model, body=body(model), at_s=SPAN_S * i / CALLS) for i in range(CALLS)]
 
 
 def whole(result: Result) -> bool:
-    """Answered, in full."""
+    """Return whether the response is complete."""
     return result.ending is Ending.COMPLETED and result.text.strip() == SENTENCE
 
 
@@ -92,20 +93,20 @@ async def _through(place: Path, weights: Path, gateways: int) -> tuple[list[Resu
     document = real("b", weights, queue=QUEUE, idleSeconds=30)
     limits = settings(limits={"connectionsPerAddressMax": CONNECTIONS_MAX})
     async with kit.serving(place, [limits, document], gateways=gateways) as one:
-        await asyncio.sleep(1)  # the start of the gateways is not part of the burst
+        await asyncio.sleep(1)  # exclude the start of the gateways
         results = await Client(one.url).run(shots("b"))
         return results, await one.starts()
 
 
 def _row(name: str, results: Sequence[Result], starts: int | None) -> int:
-    """Prints one run; how many were answered in full."""
+    """Print one run; return the number of complete responses."""
     good = [result for result in results if whole(result)]
     first_s = [result.first_byte_s or 0.0 for result in good]
     last_s = max((result.last_byte_s or 0.0 for result in good), default=0.0)
     sent_s = max(result.at_s + (result.sent_s or 0.0) for result in results)
-    told = "" if starts is None else str(starts)
+    shown_starts = "" if starts is None else str(starts)
     say(
-        f"{name:<12} {len(good):>8} {CALLS - len(good):>5} {told:>6} {sent_s:>7.2f}s"
+        f"{name:<12} {len(good):>8} {CALLS - len(good):>5} {shown_starts:>6} {sent_s:>7.2f}s"
         f" {statistics.median(first_s):>6.2f}s {_p99_s(results):>6.2f}s {last_s:>9.2f}s"
     )
     bad = [result for result in results if not whole(result)]
@@ -115,11 +116,11 @@ def _row(name: str, results: Sequence[Result], starts: int | None) -> int:
 
 
 def _p99_s(results: Sequence[Result]) -> float:
-    """Of the Calls that got a first byte; who got none is told as lost."""
+    """Return the p99 over requests that got a first byte. The others count as lost."""
     return quantile([result.first_byte_s for result in results if result.first_byte_s is not None], 0.99)
 
 
 def _curve(name: str, results: Sequence[Result], colour: int) -> Series:
     firsts_s = sorted(result.first_byte_s for result in results if result.first_byte_s is not None)
-    every = 20  # a corner for each of 2,000 would be a large picture
+    every = 20  # a corner for each of 2,000 would make the picture large
     return Series(name, [(at_s, float(count)) for count, at_s in enumerate(firsts_s, 1)][::every], colour)

@@ -1,8 +1,8 @@
-"""Non-streaming Calls: how many a second one gateway with all its work answers, and its CPU per Call, beside its peers.
+"""Non-streaming requests: rate and CPU time per request of one gateway with all its functions, and of its peers.
 
-Owns one table and one picture. The engine is an nginx that answers at once, so that it is not what is measured; wrk
-with 64 connections and 1 KiB bodies; proxies on core 0, load and engine on core 1. Ours does its full work: key of a
-Tenant, limits, queue, metrics, one event per Call. Ratios are taken within a round, in which each side has its turn.
+The engine is an nginx that responds at once, so that the engine is not the bottleneck. wrk uses 64 connections and
+1 KiB bodies. Proxies run on core 0, load and engine on core 1. Pilotlight performs all its functions: API key, limits,
+queue, metrics, one event per request. Ratios are computed within a round, in which each side has one turn.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ RATIOS = {
 }
 AT_LEAST = {"nginx": 0.5, "vLLM router": 1.5, "aiohttp": 3.5}
 SLOW = "LiteLLM"
-"""Left out where time is short."""
+"""Omitted in quick runs."""
 COLOURS = {OURS: 2, "nginx": 0, "HAProxy": 1, "vLLM router": 3, "SGLang router": 4, "aiohttp": 5}
-"""In the picture; LiteLLM is so far up that it would be its scale."""
+"""The sides in the picture. LiteLLM is omitted, because its values would determine the scale."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """rps, us_per_call, cpu_ratio_nginx and the ratios of Calls/s."""
+    """Return rps, us_per_call, cpu_ratio_nginx and the ratios of requests per second."""
     rounds, span_s = (5, 3) if quick else (10, 5)
     kit.title(f"calls: non-streaming, {CONNECTIONS} connections, 1 KiB, {rounds} rounds of {span_s} s")
     if not wrk.there():
@@ -45,11 +45,11 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     names = [peer.name for peer in PEERS if not (quick and peer.name == SLOW)]
     async with peers.sides(place, model, names, shot) as found:
         loads = await _rounds(found, script, rounds, span_s)
-    return _told(loads)
+    return _report(loads)
 
 
 def prepare(place: Path) -> tuple[Path, Document, Shot]:
-    """The script of wrk, the Model of the nginx engine, and the request that a proxy must complete to be measured."""
+    """Return the script of wrk, the Model of the nginx engine, and the request that each proxy must complete first."""
     ask = body("t", stream=False, bytes_min=KIB)
     model = engine.document(place, module="bench.nginx", slots=2 * CONNECTIONS)
     shot = Shot(model="t", body=ask, stream=False, headers=(AUTHORIZATION,), timeout_s=10)
@@ -57,26 +57,26 @@ def prepare(place: Path) -> tuple[Path, Document, Shot]:
 
 
 async def _rounds(found: Sequence[Side], script: Path, rounds: int, span_s: int) -> dict[str, list[Load]]:
-    """By side; each round begins with the next one."""
+    """Return the loads by side. The sides rotate: each round begins with the next one."""
     loads: dict[str, list[Load]] = {side.name: [] for side in found}
     for number in range(-1, rounds):
         first = number % len(found)
         for side in (*found[first:], *found[:first]):
-            load = await wrk.load(script, side.url, span_s if number >= 0 else 1, side.processes, side.beside)
-            if number >= 0:  # the first turn of each is to warm up
+            load = await wrk.load(script, side.url, span_s if number >= 0 else 1, side.processes, side.others)
+            if number >= 0:  # the first turn of each side is a warm-up
                 loads[side.name].append(load)
     return loads
 
 
-def _told(loads: dict[str, list[Load]]) -> Figures:
-    """Prints the table; the figures."""
-    say(f"{'proxy':<14} {'Calls/s':<30} {'CPU us per Call':<22} {'beside':<18} {'core':>5} {'not 2xx':>7}")
+def _report(loads: dict[str, list[Load]]) -> Figures:
+    """Print the table and return the figures."""
+    say(f"{'proxy':<14} {'Requests/s':<30} {'CPU us per request':<22} {'others':<18} {'core':>5} {'not 2xx':>7}")
     for name, runs in loads.items():
-        beside = spread([run.us_beside for run in runs]) if name == OURS else ""
+        others = spread([run.us_others for run in runs]) if name == OURS else ""
         core, bad = statistics.median([run.core for run in runs]), sum(run.bad for run in runs)
         costs = spread([run.us_per_call for run in runs])
-        say(f"{name:<14} {spread([run.per_s for run in runs]):<30} {costs:<22} {beside:<18} {core:>5.2f} {bad:>7}")
-    say("CPU of ours is the gateway's; beside it run supervisor and autoscaler. core: share of core 0 that it had")
+        say(f"{name:<14} {spread([run.per_s for run in runs]):<30} {costs:<22} {others:<18} {core:>5.2f} {bad:>7}")
+    say("CPU of Pilotlight is the gateway's; others: supervisor and autoscaler. core: the used share of core 0")
     ours = loads[OURS]
     figures: Figures = {
         "rps": statistics.median([run.per_s for run in ours]),
@@ -86,16 +86,16 @@ def _told(loads: dict[str, list[Load]]) -> Figures:
         if name in loads:
             ratios = [mine.per_s / other.per_s for mine, other in zip(ours, loads[name], strict=True)]
             goal = f"   (at least {AT_LEAST[name]})" if name in AT_LEAST else ""
-            say(f"Calls/s {kit.times(ratios)} {name}'s{goal}")
+            say(f"Requests/s {kit.times(ratios)} {name}'s{goal}")
             figures[key] = statistics.median(ratios)
     if "nginx" in loads:
         costs_more = [mine.us_per_call / other.us_per_call for mine, other in zip(ours, loads["nginx"], strict=True)]
-        say(f"CPU per Call {kit.times(costs_more)} nginx's   (at most 1.9)")
+        say(f"CPU per request {kit.times(costs_more)} nginx's   (at most 1.9)")
         figures["cpu_ratio_nginx"] = statistics.median(costs_more)
     drawn = [
         Series(name, [(run.per_s / 1e3, run.us_per_call) for run in loads[name]], colour, dots=True)
         for name, colour in COLOURS.items()
         if name in loads
     ]
-    picture("calls", "thousand Calls a second", "CPU us per Call", drawn)
+    picture("calls", "thousand requests a second", "CPU us per request", drawn)
     return figures

@@ -1,11 +1,11 @@
-"""Capacity: GenTD26's Calls on a cluster that holds 60 % of their peak, by our ledger and by others' rules; and surges.
+"""Capacity: GenTD26's requests on a cluster that holds 60 % of their peak, by our provisioner and by others' rules; and
+surges.
 
-`points`: cost, waits and energy of each rule on each market, pictures, and how ours compares: for each point of others
-the cheapest of ours by which nobody waits longer (p95). All are means of several seeds of luck with providers, which is
-the same for every rule; who gave up is counted over all of them, and so is what was broken (a promise that a run did
-not keep, by any rule). The trace is in the folder that `GENTD26` names.
-`surges`: ten thousand with faults: what was supplied twice, what was left, what other promise was
-broken. `QUICK=1`: two days of the trace, and 200.
+`points`: the cost, waits and energy of each rule on each market, with pictures. For each point of the other rules it
+reports our cheapest point whose p95 wait is not longer. Figures are means over several seeds of provider behaviour,
+which are the same for every rule. Abandoned requests and broken promises (by any rule) are counted over all seeds. The
+trace is in the folder that `GENTD26` names. `surges`: ten thousand surges with faults; counts capacity supplied twice,
+capacity that was left, and other broken promises. `QUICK=1`: two days of the trace, and 200 surges.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.simulation.trace_replay.replay import SHARE, Outcome
 from tests.simulation.trace_replay.request_arrivals import Arrival
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "traces" / "gentd26"
-"""Where the trace is, unless the environment names another (`GENTD26`); it is not shipped."""
+"""The folder of the trace, unless the environment variable `GENTD26` names another. It is not shipped."""
 QUICK_DAYS, SURGES, QUICK_SURGES = 2, 10_000, 200
 SEEDS = (1, 2, 3, 4)
 BATCH = 20
@@ -39,26 +39,26 @@ KEYS = (
     "wait_s_p95", "calls_given_up", "broken", "surges", "double_supply", "orphans", "other", "hedges",
 )  # fmt: skip
 TOLERANCE_S = 0.5
-"""Waits that differ by less are equal: it is less than a plan waits for a gateway's next report."""
+"""Waits that differ by less count as equal: a plan waits longer for a gateway's next report."""
 
 
 class Mean(NamedTuple):
-    """One rule on one market, over all seeds. Amounts: see Bill."""
+    """One rule on one market, over all seeds. For the amounts see Bill."""
 
     policy: str
     cost: float
     device_hours: float
     kwh: float
     waits_s: tuple[float, float, float]
-    """The median, the 95th and the 99th percentile."""
+    """The 50th, 95th and 99th percentile."""
     gave_up: int = 0
     costs: tuple[float, ...] = ()
-    """By seed."""
+    """The cost by seed."""
     broken: tuple[str, ...] = ()
 
     @property
     def p95_s(self) -> float:
-        """Of the waits."""
+        """The 95th percentile of the waits."""
         return self.waits_s[1]
 
 
@@ -66,7 +66,7 @@ Point = tuple[Policy, Mean]
 
 
 class Judged(NamedTuple):
-    """Ours beside one point of others: which of ours, and the ratios of cost and energy."""
+    """The comparison with one point of another rule: our point, and the ratios of cost and energy."""
 
     by: str
     cost: float
@@ -74,12 +74,12 @@ class Judged(NamedTuple):
 
 
 async def points(place: Path, *, quick: bool) -> Figures:
-    """Each rule on each market."""
+    """Run each rule on each market."""
     del place
     calls = _calls(QUICK_DAYS if quick else None)
     chosen = {one.name: one for one in capacity_policies.points()}
     peak = request_arrivals.peak(calls)
-    say(f"{len(calls)} Calls, at most {peak} at once; {round(SHARE * peak)} Devices are our own")
+    say(f"{len(calls)} requests, at most {peak} at once; {round(SHARE * peak)} devices are owned")
     runs: dict[tuple[str, str], list[Outcome]] = {(market, name): [] for market in MARKETS for name in chosen}
     with ProcessPoolExecutor(initializer=_load, initargs=(calls,)) as pool:
         tasks = [pool.submit(_play, *key, seed) for seed in SEEDS for key in runs]
@@ -97,7 +97,7 @@ async def points(place: Path, *, quick: bool) -> Figures:
         ours, others = [one for one in played if one[0].ours], [one for one in played if not one[0].ours]
         judgements = [judged(ours, one) for _, one in others]
         plain = [judged([one for one in ours if one[0] == OURS], one) for _, one in others]
-        tell(market, played, dict(zip((policy.name for policy, _ in others), judgements, strict=True)))
+        print_table(market, played, dict(zip((policy.name for policy, _ in others), judgements, strict=True)))
         ratios += [one for one in judgements if one is not None]
         default += [one.cost for one in plain if one is not None]
         figures["points"] = (figures["points"] or 0) + len(others)
@@ -117,7 +117,7 @@ async def points(place: Path, *, quick: bool) -> Figures:
 
 
 def mean(runs: Sequence[Outcome]) -> Mean:
-    """Of all seeds."""
+    """Return the mean over all seeds."""
     bills = [one.bill for one in runs]
     cost, hours, kwh = (fmean(amounts) for amounts in zip(*bills, strict=True))
     p50_s, p95_s, p99_s = (fmean(one.p(share) for one in runs) for share in (0.5, 0.95, 0.99))
@@ -128,7 +128,7 @@ def mean(runs: Sequence[Outcome]) -> Mean:
 
 
 def judged(ours: Iterable[Point], other: Mean) -> Judged | None:
-    """The cheapest of ours by which nobody waits longer (p95); None: by each of ours they do."""
+    """Return our cheapest point whose p95 wait is not longer. None: all our points have longer waits."""
     able = [one for _, one in ours if one.p95_s <= other.p95_s + TOLERANCE_S]
     best = min(able, key=lambda one: one.cost, default=None)
     if best is None:
@@ -140,38 +140,38 @@ def _ratio(one: float, other: float) -> float:
     return one / other if other else (1.0 if not one else inf)
 
 
-def tell(market: str, played: Sequence[Point], judgements: dict[str, Judged | None]) -> None:
-    """A table."""
-    title(f"{market}: cost (least and most of the seeds), GPU hours and energy of what was added, waits of Calls")
+def print_table(market: str, played: Sequence[Point], judgements: dict[str, Judged | None]) -> None:
+    """Print a table."""
+    title(f"{market}: cost (least and most of the seeds), GPU hours and energy of added capacity, waits of requests")
     heads = (
         f"{'rule':<30} {'cost':>8} {'of the seeds':>17} {'hours':>7} {'kWh':>7} {'p50 s':>6} {'p95 s':>6} {'p99 s':>6}"
     )
     say(f"{heads} {'left':>5} ours / it")
     for policy, one in played:
         against = judgements.get(policy.name)
-        beside = "" if against is None else f"{against.cost:.2f}, energy {against.energy:.2f} ({against.by})"
+        comparison = "" if against is None else f"{against.cost:.2f}, energy {against.energy:.2f} ({against.by})"
         if against is None and not policy.ours:
-            beside = "no point of ours has so short a wait"
+            comparison = "each of our points has a longer wait"
         waits = " ".join(f"{wait_s:>6.1f}" for wait_s in one.waits_s)
         say(
             f"{policy.name:<30} {one.cost:>8.2f} {one.costs[0]:>8.2f} {one.costs[-1]:>8.2f}"
-            f" {one.device_hours:>7.1f} {one.kwh:>7.1f} {waits} {one.gave_up:>5}  {beside}"
+            f" {one.device_hours:>7.1f} {one.kwh:>7.1f} {waits} {one.gave_up:>5}  {comparison}"
         )
         for line in one.broken[:3]:
             say(f"    {line}")
 
 
 def draw(market: str, played: Sequence[Point]) -> None:
-    """Writes plots/capacity-MARKET.svg: cost over p95 wait, a dot for each point."""
+    """Write plots/capacity-MARKET.svg: cost over p95 wait, a dot for each point."""
     groups: dict[str, list[tuple[float, float]]] = {"ours": [], **{rule: [] for rule in RULES}}
     for policy, one in played:
         groups[policy.name.partition(",")[0]].append((one.p95_s, one.cost))
     series = [Series(name, dots, number, dots=True) for number, (name, dots) in enumerate(groups.items())]
-    picture(f"capacity-{market.replace(' ', '-')}", "seconds that Calls wait, p95", "cost of what was added", series)
+    picture(f"capacity-{market.replace(' ', '-')}", "seconds that requests wait, p95", "cost of added capacity", series)
 
 
 async def surged(place: Path, *, quick: bool) -> Figures:
-    """Surges with faults, from the first seed on."""
+    """Run surges with faults, from the first seed on."""
     del place
     many = int(os.environ.get("SURGES", QUICK_SURGES if quick else SURGES))
     title(f"{many} surges with faults")
@@ -179,8 +179,8 @@ async def surged(place: Path, *, quick: bool) -> Figures:
     said_s = time.monotonic()
     for number, one in _surges(many):
         double, orphans = one.many(surges.DOUBLE), one.many(surges.ORPHAN)
-        told = (1, double, orphans, one.hedges, one.orders, one.released, len(one.broken) - double - orphans)
-        totals = {key: totals[key] + more for key, more in zip(totals, told, strict=True)}
+        counts = (1, double, orphans, one.hedges, one.orders, one.released, len(one.broken) - double - orphans)
+        totals = {key: totals[key] + more for key, more in zip(totals, counts, strict=True)}
         for line in one.broken[:3]:
             say(f"seed {number}: {line}")
         if time.monotonic() > said_s + 30.0:
@@ -207,7 +207,7 @@ def _calls(days: int | None) -> list[Arrival]:
         return request_arrivals.gentd26(place, days)
     except (FileNotFoundError, ValueError):
         what = f"no {request_arrivals.FILE} of GenTD26 in {place.name}/"
-        raise BenchError(f"{what}: name the folder that has it in GENTD26") from None
+        raise BenchError(f"{what}: set GENTD26 to the folder that has it") from None
 
 
 _loaded: list[Arrival] = []

@@ -1,8 +1,8 @@
-"""Streaming: CPU per chunk at 25,000 chunks a second, and how many a second get through at most, beside nginx.
+"""Streaming: CPU time per chunk at 25,000 chunks a second, and the maximum rate, compared with nginx.
 
-Owns two tables. Paced: 500 streams of 50 chunks a second; the engine spreads them over 20 beats of a millisecond.
-Blast: 64 streams of 25,000 chunks each, as fast as they are taken, timed until the last has ended; the engine writes
-blocks of 256 chunks. A chunk is one SSE event of 180 bytes in a chunk of its own. Every stream must end whole.
+Paced: 500 streams of 50 chunks a second, which the engine spreads over 20 beats of one millisecond. Blast: 64 streams
+of 25,000 chunks each, as fast as the proxy accepts them, measured until the last one has ended; the engine writes
+blocks of 256 chunks. A chunk contains one SSE event of 180 bytes. Every stream must end completely.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loadtest.result import Shot
 
 STREAMS, EVERY_MS = 500, 20
 SETTLE_S = 1.0
-"""From the requests to the first look, and from the last look to the end."""
+"""The pause between the requests and the first sample, and between the last sample and the end."""
 BLAST_STREAMS, BLAST_CHUNKS = 64, 25_000
 RIVALS = ("nginx", "HAProxy")
 
@@ -32,18 +32,18 @@ Measure = Callable[[Side], Awaitable["Flow"]]
 
 
 class Flow(NamedTuple):
-    """One run."""
+    """The result of one run."""
 
     per_s: float
     us_per_chunk: float
     core: float
     whole: int
     chunks: int
-    """Received in the measured time."""
+    """The number of chunks received in the measured time."""
 
 
 async def paced(place: Path, *, quick: bool) -> Figures:
-    """us_per_chunk, chunk_cpu_ratio_nginx."""
+    """Return us_per_chunk and chunk_cpu_ratio_nginx."""
     rounds, span_s = (4, 4.0) if quick else (8, 8.0)
     per_s = STREAMS * 1000 // EVERY_MS
     kit.title(f"chunks: {STREAMS} streams, {per_s:,} chunks a second, {rounds} rounds of {span_s:g} s")
@@ -60,12 +60,14 @@ async def paced(place: Path, *, quick: bool) -> Figures:
 
 
 async def blast(place: Path, *, quick: bool) -> Figures:
-    """blast_chunks_per_s, blast_ratio_nginx."""
+    """Return blast_chunks_per_s and blast_ratio_nginx."""
     rounds = 4 if quick else 12
-    kit.title(f"blast: {BLAST_STREAMS} streams of {BLAST_CHUNKS:,} chunks as fast as they are taken, {rounds} rounds")
+    kit.title(
+        f"blast: {BLAST_STREAMS} streams of {BLAST_CHUNKS:,} chunks as fast as they are accepted, {rounds} rounds"
+    )
     flows = await _rounds(place, ("blast",), BLAST_STREAMS, rounds, _blast_flow)
     _table(flows)
-    say("where a proxy has much less than the whole core 0, the engine and the client on core 1 were the limit")
+    say("if a proxy used much less than all of core 0, the engine and the client on core 1 were the limit")
     figures: Figures = {"blast_chunks_per_s": statistics.median([flow.per_s for flow in flows[OURS]])}
     if "nginx" in flows:
         ratios = [ours.per_s / other.per_s for ours, other in zip(flows[OURS], flows["nginx"], strict=True)]
@@ -75,7 +77,7 @@ async def blast(place: Path, *, quick: bool) -> Figures:
 
 
 def prepare(place: Path, manner: Sequence[str], count: int) -> tuple[Document, Shot]:
-    """The Model of an engine for `count` streams, and the request that a proxy must complete to be measured."""
+    """Return the Model of an engine for `count` streams, and the request that each proxy must complete first."""
     model = engine.document(place, *manner, slots=2 * count)
     return model, Shot(model="t", body=body("t", tokens=1), headers=(AUTHORIZATION,), timeout_s=10)
 
@@ -83,7 +85,7 @@ def prepare(place: Path, manner: Sequence[str], count: int) -> tuple[Document, S
 async def _rounds(
     place: Path, manner: Sequence[str], count: int, rounds: int, measure: Measure
 ) -> dict[str, list[Flow]]:
-    """By side; each round begins with the next one."""
+    """Return the flows by side. The sides rotate: each round begins with the next one."""
     model, one = prepare(place, manner, count)
     async with peers.sides(place, model, RIVALS, one) as found:
         flows: dict[str, list[Flow]] = {side.name: [] for side in found}
@@ -95,7 +97,7 @@ async def _rounds(
 
 
 async def paced_flow(side: Side, span_s: float, count: int) -> Flow:
-    """Measures `count` streams for `span_s` in the middle, while all of them run."""
+    """Measure `count` streams for `span_s`, while all of them run."""
     chunks = int((span_s + 2 * SETTLE_S) * 1000 / EVERY_MS)
     made = await streams.connect(side.url, count, chunks)
     _ask(side, made, chunks)
@@ -108,7 +110,7 @@ async def paced_flow(side: Side, span_s: float, count: int) -> Flow:
 
 
 async def _blast_flow(side: Side) -> Flow:
-    """From the first request to the end of the last stream."""
+    """Measure from the first request to the end of the last stream."""
     made = await streams.connect(side.url, BLAST_STREAMS, BLAST_CHUNKS)
     begun_s, before_us = time.monotonic(), ran_us(side.processes)
     _ask(side, made, BLAST_CHUNKS)

@@ -1,9 +1,9 @@
-"""A load for machines without wrk: 64 connections, each of which sends its next Call when it has an answer.
+"""A load for machines without wrk: 64 connections, each of which sends its next request after a response.
 
     python -m bench.closedloop URL SECONDS REQUEST_FILE
 
-Owns its connections and its three lines, which are wrk's, so that one reader reads both. It costs a few times as much
-as wrk: where it shares a core with an engine it may be what bounds a fast proxy, whose ratio then is too low.
+Prints wrk's three lines, so that one parser reads both. It uses several times the CPU time of wrk: on a core that it
+shares with an engine, it may limit a fast proxy, whose ratio is then too low.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class Tally:
-    """What came back until the time was over."""
+    """The counts until the end of the measurement."""
 
     def __init__(self) -> None:
         self.running = True
@@ -31,7 +31,7 @@ class Tally:
 
 
 class Caller(asyncio.Protocol):
-    """One connection, one Call after the other. A connection that breaks is a bad answer, and not opened again."""
+    """One connection with one request at a time. A broken connection counts as a bad response and is not reopened."""
 
     _transport: asyncio.Transport
 
@@ -40,12 +40,12 @@ class Caller(asyncio.Protocol):
         self._got = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The first Call."""
+        """Send the first request."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Counts a whole answer and sends the next Call."""
+        """Count a complete response and send the next request."""
         self._got = self._got + data if self._got else data
         end = self._got.find(b"\r\n\r\n") + 4
         length = _LENGTH.search(self._got, 0, end) if end > 3 else None
@@ -58,7 +58,7 @@ class Caller(asyncio.Protocol):
             self._transport.write(self._request)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Too early, or at the end."""
+        """The connection broke, or the measurement is over."""
         del error
         if self._tally.running:
             self._tally.calls += 1
@@ -66,7 +66,7 @@ class Caller(asyncio.Protocol):
 
 
 async def load(url: str, span_s: float, request: bytes) -> None:
-    """Sends for so long and prints what came back."""
+    """Send for this time and print the counts."""
     target, tally = target_of(url), Tally()
     request = request.replace(b"\r\n", b"\r\nHost: %b:%d\r\n" % (target.host.encode(), target.port), 1)
     loop, begun_s = asyncio.get_running_loop(), time.monotonic()

@@ -1,8 +1,8 @@
-"""`make bench-cluster`: Pilotlight on a real Kubernetes control plane, beside the same engine by hand.
+"""`make bench-cluster`: Pilotlight on a real Kubernetes control plane, compared with the same engine started by hand.
 
-Runs every part (or those named on the command line), each of which prints its table while it works, and prints as its
-last line one JSON object (interfaces, section 10). `QUICK=1` takes fewer rounds of the same sizes. Exits 0 when it ran
-to the end, whatever the figures.
+Runs all parts, or those named on the command line. Each part prints its table while it runs. The last line is one JSON
+object (interfaces, section 10). `QUICK=1` uses fewer rounds of the same sizes. The exit status is 0 if all parts ran to
+their end, whatever the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS: dict[str, parts.Part] = {
     "installations": clusterinstallations.measure,
     "webhook": clusterwebhook.measure,
 }
-"""In the order in which they run."""
+"""The parts, in the order in which they run."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The bed of the cluster benchmarks: a real control plane, one node whose pods are local processes, and its audit log.
+"""The environment of the cluster benchmarks: a real control plane, its audit log, and a node with processes as pods.
 
-Owns what it starts. What happened at the API server, when, and at whose request is read from the server's own audit log
-(one line per request, microseconds), so that nothing has to be believed of those who are measured. The node is a
-process of its own, so that neither the load nor the kubelet waits for the other. To be run in a network of its own
-(`python -m tests.integration.network_namespace`), because pods need addresses.
+Events at the API server, with their time and client, are read from the server's own audit log (one line per request,
+microseconds), which does not depend on the measured programs. The node is a separate process, so that the load and the
+kubelet do not wait for each other. Pods need addresses, so run it in a network namespace
+(`python -m tests.integration.network_namespace`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.integration.cluster.support.control_plane.components import Plane, Pl
 from tests.integration.cluster.support.programs.build import BuildError, build
 
 AGENT = "pilotlight"
-"""What our requests begin their User-Agent with."""
+"""The prefix of the User-Agent of Pilotlight's requests."""
 _POLICY = """
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -44,12 +44,12 @@ rules:
 
 
 class Asked(NamedTuple):
-    """One request, as the API server noted it."""
+    """One request, as the API server logged it."""
 
     agent: str
     verb: str
     what: str
-    """Resource, with its subresource: `pods`, `deployments/scale`, `leases`."""
+    """The resource with its subresource: `pods`, `deployments/scale`, `leases`."""
     name: str
     code: int
     received_unix_s: float
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 
 class Bed:
-    """A running one. `node` is the name of its node, and the label `test` of it."""
+    """A running environment. `node` is the name of its node, and its label `test`."""
 
     def __init__(self, api: Api, plane: Plane, namespace: str, node: str) -> None:
         self.api = api
@@ -67,7 +67,7 @@ class Bed:
         self._audit = plane.folder / "audit.log"
 
     def asked(self, since_unix_s: float = 0.0) -> Iterator[Asked]:
-        """All requests that came since then, in the order of their ends."""
+        """Yield all requests since then, in the order of their ends."""
         for line in self._audit.read_text().splitlines():
             entry = json.loads(line)
             received_unix_s = _unix_s(entry["requestReceivedTimestamp"])
@@ -81,7 +81,7 @@ class Bed:
             )  # fmt: skip
 
     def ours(self, since_unix_s: float) -> list[Asked]:
-        """Requests of the product since then, without what holds leadership and the watches that last."""
+        """Return the product's requests since then, except for leader election and long watches."""
         return [
             one
             for one in self.asked(since_unix_s)
@@ -89,13 +89,13 @@ class Bed:
         ]
 
     async def pods(self) -> list[dict[str, object]]:
-        """Those of its namespace."""
+        """Return the pods of the namespace."""
         return list((await self.api.get(f"/api/v1/namespaces/{self.namespace}/pods"))["items"])
 
 
 @asynccontextmanager
 async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
-    """Up and ready. Raises BenchError where this machine cannot have one. GPUs count as taken for 30 s after a pod."""
+    """Run an environment; BenchError if the machine does not support it. GPUs stay in use for 30 s after a pod ends."""
     if not network_namespace.entered():
         raise BenchError("pods need a network of their own: run it as `make bench-cluster` does")
     policy = place / "policy.yaml"
@@ -122,7 +122,7 @@ async def bed(place: Path, *, gpus: int = 64) -> AsyncIterator[Bed]:
 
 @contextmanager
 def _node(place: Path, plane: Plane, name: str, gpus: int) -> Iterator[None]:
-    """The kubelet, as a process."""
+    """Run the kubelet as a process."""
     logs = place / "pods"
     logs.mkdir()
     command = [sys.executable, "-Pm", "bench.clusternode", str(plane.kubeconfig), name, str(gpus), str(logs)]
@@ -131,7 +131,7 @@ def _node(place: Path, plane: Plane, name: str, gpus: int) -> Iterator[None]:
 
 
 async def schedulable(api: Api, name: str) -> None:
-    """Until the controllers let pods onto it."""
+    """Wait until the controllers allow pods on the node."""
     deadline_s = time.monotonic() + kit.START_S_MAX
     while time.monotonic() < deadline_s:
         with contextlib.suppress(ApiError):

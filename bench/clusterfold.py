@@ -1,6 +1,6 @@
-"""How many parsed objects per second the fold takes: pods of our own as the driver reads them, in batches of a watch.
+"""Parsed objects per second that the fold processes: Pilotlight's own pods as the driver reads them, in watch batches.
 
-Owns the figure alone: JSON and watch are not in it (research: those alone give about 9,100 events a second).
+JSON parsing and watches are not included (they alone process about 9,100 events a second).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bench.kit import Figures, say, spread
 from bench.plan import NOW_S, build
 
 BATCH = 100
-"""Objects that one turn of the event loop finds: a watch that is behind brings them in pieces of 64 KiB."""
+"""Objects per turn of the event loop: a watch that lags delivers them in pieces of 64 KiB."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """folded_per_s."""
+    """Return folded_per_s."""
     del place
     rounds, world = (3 if quick else 10), build(500, 1250, 0.9, 0)
     seen = changes(world)
@@ -33,7 +33,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 def changes(world: World) -> list[ReplicaSeen]:
-    """Every Replica unready and ready again, in turn: each is a change that moves state."""
+    """Return observations that make each replica unready and ready again: each one changes a state."""
     return [
         ReplicaSeen(
             id=ReplicaId(replica.id), model=ModelName(replica.model), spec_hash=replica.spec_hash,
@@ -52,6 +52,6 @@ def _round(world: World, seen: list[ReplicaSeen]) -> float:
 
 
 def fold_all(world: World, seen: list[ReplicaSeen]) -> None:
-    """Folds all observations, in batches."""
+    """Fold all observations, in batches."""
     for at in range(0, len(seen), BATCH):
         world, _ = advance(world, seen[at : at + BATCH], NOW_S)

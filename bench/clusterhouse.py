@@ -1,6 +1,6 @@
-"""A Pilotlight on the bed: autoscalers with the Kubernetes driver, and one gateway, as processes of this machine.
+"""A Pilotlight on the cluster environment: autoscalers with the Kubernetes driver and one gateway, as local processes.
 
-Owns the processes. Each autoscaler has a contract socket of its own, and the gateway follows all of them.
+Each autoscaler has its own contract socket, and the gateway follows all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEASE = "bench"
 
 
 class Scaler:
-    """One autoscaler process. It may be ended and started again."""
+    """One autoscaler process. It can be stopped and started again."""
 
     def __init__(self, name: str, words: Sequence[str], log: Path) -> None:
         self.name = name
@@ -31,16 +31,16 @@ class Scaler:
         self._stack = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Starts it."""
+        """Start the process."""
         self.process = self._stack.enter_context(kit.running(self.words, self.log))
 
     def stop(self) -> None:
-        """SIGTERM if it runs, and gone."""
+        """Send SIGTERM if the process runs, and wait for its exit."""
         self._stack.close()
 
 
 class House:
-    """What runs."""
+    """The running processes."""
 
     def __init__(
         self, url: str, operations: Sequence[str], scalers: Sequence[Scaler], gateway: subprocess.Popen[bytes]
@@ -55,8 +55,10 @@ class House:
 async def house(
     bed: Bed, place: Path, documents: Sequence[Document], *, scalers: int = 1, words: Sequence[str] = ()
 ) -> AsyncIterator[House]:
-    """Running, and the gateway answers. Documents are files: objects of the API server come on top. The last of two
-    equal options counts: `words` change those of the autoscaler.
+    """Run a Pilotlight until its gateway responds.
+
+    Documents are files, in addition to objects of the API server. `words` override options of the autoscaler, because
+    the last of two equal options counts.
     """
     more = words
     place.mkdir(parents=True)
@@ -88,6 +90,6 @@ async def house(
 
 
 async def ready(house: House) -> None:
-    """Until each autoscaler that runs answers."""
+    """Wait until each running autoscaler responds."""
     for url, one in zip(house.operations, house.scalers, strict=True):
         await kit.answers(f"{url}/readyz", one.process, one.log)

@@ -1,8 +1,8 @@
 """Two installations that read the same Models, in combinations of scope, namespaces and names, on a real control plane.
 
-Of each combination: both are called for a while, then nothing is asked. The pods are looked at all the time: a Model
-whose pods are of both installations is served twice. A pod that goes while its Model may not stop is one that the other
-installation deleted. Writes of a status are counted in the audit log while nothing is asked.
+For each combination both installations get requests for a while, and then none. The pods are checked continuously: a
+Model with pods of both installations is served twice. If a pod disappears while its Model may not stop, the other
+installation deleted it. Writes of statuses are counted in the audit log while there are no requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Pair(NamedTuple):
-    """What distinguishes the second installation from the first, which is cluster-wide unless `words` say otherwise."""
+    """The differences of the second installation from the first, which is cluster-wide unless `words` override that."""
 
     title: str
     first: tuple[str, ...]
@@ -63,16 +63,16 @@ PAIRS = (
 
 
 class Seen:
-    """What the pods showed."""
+    """Observations of the pods."""
 
     def __init__(self) -> None:
         self.twice = 0
         self.gone = 0
         self._owners: dict[str, str] = {}
-        """Installation by pod."""
+        """Pod -> installation."""
 
     def look(self, pods: list[Object]) -> None:
-        """All pods of engines that are there now."""
+        """Compare the current pods of engines with the previous ones."""
         owners, models = dict[str, str](), dict[str, set[str]]()
         for pod in pods:
             labels: dict[str, str] = pod["metadata"].get("labels") or {}
@@ -85,7 +85,7 @@ class Seen:
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """installations_deleted, installations_twice, installations_writes."""
+    """Return installations_deleted, installations_twice and installations_writes."""
     called_s, rest_s = (6.0, 4.0) if quick else (CALLED_S, REST_S)
     kit.title(f"two installations, {len(PAIRS)} combinations of {called_s + rest_s:.0f} s")
     deleted = twice = unanswered = 0
@@ -96,12 +96,12 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         for number, pair in enumerate(PAIRS):
             seen, statuses, served = await _pair(one, place / f"pair-{number}", pair, called_s, rest_s)
             rate = 60.0 * max(statuses.values(), default=0) / rest_s
-            say(f"{pair.title}: {served[200]} calls served, {served[404]} answered 404 by the other; "
-                f"{seen.gone} pods deleted, {seen.twice} Models twice, {rate:.1f} writes a minute at rest")  # fmt: skip
+            say(f"{pair.title}: {served[200]} requests served, {served[404]} got 404 from the other; "
+                f"{seen.gone} pods deleted, {seen.twice} Models twice, {rate:.1f} idle writes a minute")  # fmt: skip
             deleted, twice, writes_per_min = deleted + seen.gone, twice + seen.twice, max(writes_per_min, rate)
             unanswered += served.total() - served[200] - served[404]
     say(f"pods deleted {deleted} (at most 0); Models served twice {twice} (at most 0)")
-    say(f"status writes per Model and minute at rest {writes_per_min:.1f} (at most 1); other answers {unanswered}")
+    say(f"status writes per Model and minute when idle {writes_per_min:.1f} (at most 1); other answers {unanswered}")
     return {
         "installations_deleted": deleted, "installations_twice": twice, "installations_writes": writes_per_min,
     }  # fmt: skip
@@ -110,7 +110,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 async def _pair(
     one: Bed, place: Path, pair: Pair, called_s: float, rest_s: float
 ) -> tuple[Seen, Counter[str], Counter[int]]:
-    """(pods, writes of statuses at rest by Model, answers by status)."""
+    """Return pods, writes of statuses without load by Model, and responses by status."""
     seen, served = Seen(), Counter[int]()
     place.mkdir()
     models = custom_resources.models(one.namespace)
@@ -144,12 +144,12 @@ async def _pair(
 
 
 async def _called(one: Bed, houses: list[House], seen: Seen, served: Counter[int], called_s: float) -> None:
-    """All Models at both, until one of the two serves each, and then for `called_s`."""
+    """Send requests for all Models to both until each is served, and then for `called_s`."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
         deadline_s = time.monotonic() + 60.0
         while (found := [await _answers(session, houses, name) for name in MODELS]) != [[200, 404]] * len(MODELS):
             if time.monotonic() > deadline_s:
-                raise BenchError(f"not every Model has one installation that serves it: they answered {found}")
+                raise BenchError(f"not every Model has one installation that serves it: the responses were {found}")
             await asyncio.sleep(EVERY_S)
         until_s = time.monotonic() + called_s
         while time.monotonic() < until_s:
@@ -159,7 +159,7 @@ async def _called(one: Bed, houses: list[House], seen: Seen, served: Counter[int
 
 
 async def _answers(session: aiohttp.ClientSession, houses: list[House], name: str) -> list[int]:
-    """The status of a call at each, the highest last."""
+    """Return the status of a request to each installation, highest last."""
     found = list[int]()
     for url in (f"{at.url}/v1/chat/completions" for at in houses):
         async with session.post(url, data=body(name), headers=JSON) as answer:
@@ -169,7 +169,7 @@ async def _answers(session: aiohttp.ClientSession, houses: list[House], name: st
 
 
 async def _pods(one: Bed) -> list[Object]:
-    """Of engines, of both namespaces."""
+    """Return the pods of engines in both namespaces."""
     found = list[Object]()
     for namespace in (one.namespace, OTHER):
         listed = await one.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=INSTALLATION)

@@ -1,8 +1,8 @@
-"""How soon the next autoscaler acts: after the leader is killed, and after it is stopped.
+"""The time until the next autoscaler acts: after the leader is killed, and after it is stopped.
 
-Owns both figures. Two autoscalers and one gateway; the leader is the Lease's holder. Right after the signal a Call for
-a cold Model is sent, and the time is taken until the API server has its pod: that is acting, not merely leading. The
-killed one and its Lease's duration are those of the defaults.
+Two autoscalers and one gateway run; the holder of the Lease leads. Right after the signal, a request for a cold Model
+is sent. The measured time ends when the API server has its pod, which includes the new leader's first action. The
+Lease has the default duration.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ LED_S_MAX = 60.0
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """failover_s, clean_stop_s."""
+    """Return failover_s and clean_stop_s."""
     rounds = 2 if quick else 5
-    kit.title(f"another leads: signal to the pod of the next cold Call, s, {rounds} rounds each, Lease {LEASE_S:.0f} s")
+    kit.title(
+        f"next leader: signal to the pod of the next cold request, s, {rounds} rounds each, Lease {LEASE_S:.0f} s"
+    )
     taken: dict[int, list[float]] = {signal.SIGKILL: [], signal.SIGTERM: []}
     async with (
         bed(place) as one,
@@ -43,8 +45,8 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def change(one: Bed, running: House, number: signal.Signals) -> float:
-    """One change of leadership; the process that ended is started again afterwards."""
-    await ready(running)  # the other one, too, which may have been started a moment ago
+    """Measure one change of leadership, then restart the process that ended."""
+    await ready(running)  # also the other one, which may have just been started
     await called(running.url, "pod")
     await zero(one)
     leader = await held(one, running)
@@ -59,7 +61,7 @@ async def change(one: Bed, running: House, number: signal.Signals) -> float:
 
 
 async def held(one: Bed, running: House) -> Scaler:
-    """The process that leads."""
+    """Return the process that leads."""
     deadline_s = time.monotonic() + LED_S_MAX
     path = f"/apis/coordination.k8s.io/v1/namespaces/{one.namespace}/leases/{LEASE}"
     while time.monotonic() < deadline_s:
@@ -68,4 +70,4 @@ async def held(one: Bed, running: House) -> Scaler:
             if holder and holder.startswith(f"{scaler.name}_"):
                 return scaler
         await asyncio.sleep(0.05)
-    raise BenchError("nobody leads")
+    raise BenchError("no autoscaler leads")

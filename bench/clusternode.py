@@ -1,6 +1,6 @@
 """The node of the cluster benchmarks: `python -m bench.clusternode KUBECONFIG NAME GPUS LOGS`, until SIGTERM.
 
-Probes as manifests say, in whole seconds: what a start gains over that it has gained by itself.
+Probes have whole-second periods, as in manifests, so they do not shorten a start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUMBER = 1
 
 
 async def live(kubeconfig: Path, name: str, gpus: str, logs: Path) -> None:
-    """The life of the process."""
+    """Run the node."""
     stop = process.stop_event()
     amounts, labels = {"nvidia.com/gpu": gpus}, {"test": name, "nvidia.com/gpu.memory": "81920"}
     way = await load_api_access(kubeconfig)

@@ -1,8 +1,8 @@
-"""Cold starts of a healthy Model with and without 200 poisoned objects on the API server, in turn.
+"""Cold starts of a healthy Model with and without 200 malformed objects on the API server, in turn.
 
-Each round creates the objects, measures some cold starts, deletes the objects and measures as many again; every second
-round begins without them. The ratio of a round is that of its two medians. All objects are in a namespace of their own
-(or of the cluster), so that a watch of the whole cluster is needed to hear of them.
+Each round creates the objects, measures some cold starts, deletes the objects and measures the same number again; every
+second round begins without them. The ratio of a round is that of its two medians. All objects are in their own
+namespace, or cluster-wide, so only a watch of the whole cluster reports them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.integration.cluster.support.control_plane import malformed_objects
 OBJECTS = 200
 NAMESPACE = "poison"
 SETTLED_S = 1.0
-"""So long the number of unreadable objects must not change."""
+"""The time for which the number of unreadable objects must be stable."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """poisoned, poison_exits, poison_ratio, poison_ratio_max."""
+    """Return poisoned, poison_exits, poison_ratio and poison_ratio_max."""
     rounds, starts = (2, 3) if quick else (8, 5)
     kit.title(f"cold start with {OBJECTS} poisoned objects, {rounds} rounds of 2 x {starts} starts")
     with_ms, without_ms, ratios, number = list[float](), list[float](), list[float](), 0
@@ -68,7 +68,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def took_ms(one: Bed, running: House, starts: int) -> list[float]:
-    """Cold starts, one after the other. Raises BenchError if one fails."""
+    """Measure consecutive cold starts. Raises BenchError if one fails."""
     took = list[float]()
     for _ in range(starts):
         await zero(one)
@@ -78,7 +78,7 @@ async def took_ms(one: Bed, running: House, starts: int) -> list[float]:
 
 
 async def unreadable(running: House) -> dict[str, int]:
-    """Kind -> unreadable objects."""
+    """Return kind -> number of unreadable objects."""
     async with aiohttp.ClientSession() as session, session.get(f"{running.operations[0]}/metrics") as answer:
         text = await answer.text()
     found = re.findall(r'^pilotlight_unreadable_objects\{kind="(\w+)"\} (\d+)', text, re.MULTILINE)
@@ -86,7 +86,7 @@ async def unreadable(running: House) -> dict[str, int]:
 
 
 async def settled(running: House, *, is_any: bool) -> None:
-    """Until the autoscaler has heard of all objects, or of the end of all."""
+    """Wait until the autoscaler has processed all objects, or their deletion."""
     deadline_s, before, since_s = time.monotonic() + HOPELESS_S, dict[str, int](), time.monotonic()
     while time.monotonic() < deadline_s:
         found = await unreadable(running)
@@ -95,4 +95,4 @@ async def settled(running: House, *, is_any: bool) -> None:
         elif time.monotonic() - since_s > SETTLED_S:
             return
         await asyncio.sleep(0.1)
-    raise BenchError(f"the autoscaler counts {before}")
+    raise BenchError(f"the number of unreadable objects is not stable: {before}")

@@ -1,7 +1,7 @@
-"""An API server with 5,000 pods of others and 500 Models: what an autoscaler weighs, how soon it knows, what it costs.
+"""An API server with 5,000 pods of others and 500 Models: memory, time until ready and CPU time of an autoscaler.
 
-Owns one table. The pods are objects only, as heavy as such pods are, on nodes that are objects only; one pod in ten has
-a GPU. The autoscaler is started after they are there; it is synced when its operations port says so.
+The pods are objects only, of a realistic size, on nodes that are objects only; one pod in ten has a GPU. The autoscaler
+starts after they exist. It is synced when its operations port reports that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.kit import MIB, BenchError, Figures, cpu_s, say, spread
 
 PODS, NODES, MODELS = 5000, 100, 500
 AT_ONCE = 8
-"""Clients, each with its own budget of requests."""
+"""Clients, each with its own request budget."""
 STEADY_S = 20.0
 REST_S_MAX, SETTLE_S = 180.0, 5.0
 UNREACHABLE = "node.kubernetes.io/unreachable"
@@ -34,7 +34,7 @@ CRDS = ROOT / "charts" / "pilotlight" / "crds"
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """rss_mib, sync_s, cpu_core."""
+    """Return rss_mib, sync_s and cpu_core."""
     rounds = 1 if quick else 3
     kit.title(f"{PODS:,} pods of others and {MODELS} Models on the API server, {rounds} starts of an autoscaler")
     rss, sync, cpu = list[float](), list[float](), list[float]()
@@ -45,7 +45,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
         await made(objects, "/api/v1/nodes", (node(number) for number in range(NODES)))
         await made(objects, f"/api/v1/{namespace}/pods", (pod(number) for number in range(PODS)))
         await made(objects, f"/apis/{API}/{namespace}/models", (model(number) for number in range(MODELS)))
-        say(f"(all made in {time.monotonic() - begun_s:.0f} s)")
+        say(f"(all created in {time.monotonic() - begun_s:.0f} s)")
         for number in range(rounds):
             async with house(one, place / f"house-{number}", [settings(devices=[], auth="none")]) as running:
                 sync.append(await synced(running))
@@ -63,7 +63,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def synced(running: House) -> float:
-    """Seconds from the start of its process until it knows all there is, Models too."""
+    """Return the seconds from the start of the process until it knows all objects, including Models."""
     begun_s = psutil.Process(running.scalers[0].process.pid).create_time()
     deadline_s = time.monotonic() + SYNCED_S_MAX
     async with aiohttp.ClientSession() as session:
@@ -78,7 +78,7 @@ async def synced(running: House) -> float:
 
 
 async def knows_all(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether it is ready and has every Model."""
+    """Return whether the autoscaler is ready and has every Model."""
     async with session.get(f"{url}/readyz") as answer:
         if answer.status != 200:
             return False
@@ -87,8 +87,8 @@ async def knows_all(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def at_rest(one: Bed) -> None:
-    """Until every Model's status is written, and the controllers have seen that nobody is behind the nodes of others:
-    before that there is work to do, and it is done once.
+    """Wait until every Model's status is written, and the controllers have noticed that the nodes of others are dead.
+    Before that there is one-time work.
     """
     deadline_s = time.monotonic() + REST_S_MAX
     while time.monotonic() < deadline_s:
@@ -101,11 +101,11 @@ async def at_rest(one: Bed) -> None:
             await asyncio.sleep(SETTLE_S)
             return
         await asyncio.sleep(1.0)
-    raise BenchError(f"it does not come to rest in {REST_S_MAX:.0f} s")
+    raise BenchError(f"the autoscaler is still busy after {REST_S_MAX:.0f} s")
 
 
 async def crds(api: Api) -> None:
-    """Ours, served."""
+    """Create Pilotlight's custom resource definitions and wait until they are served."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for file in sorted(CRDS.glob("*.yaml")):
         made = await api.create(path, yaml.safe_load(file.read_text()))
@@ -118,7 +118,7 @@ async def crds(api: Api) -> None:
 
 
 async def made(kubeconfig: Path, path: str, objects: Iterable[Object]) -> None:
-    """All of them, a few at a time."""
+    """Create all objects, a few at a time."""
     waiting = iter(objects)
 
     async def some() -> None:
@@ -130,7 +130,7 @@ async def made(kubeconfig: Path, path: str, objects: Iterable[Object]) -> None:
 
 
 def node(number: int) -> Object:
-    """With eight GPUs, and nobody behind it."""
+    """Return a node with eight GPUs and no kubelet."""
     amounts = {"cpu": "64", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": "8"}
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
     return {
@@ -140,7 +140,7 @@ def node(number: int) -> Object:
 
 
 def pod(number: int) -> Object:
-    """Somebody's, which stays whatever becomes of its node."""
+    """Return a pod of another owner, which stays even if its node fails."""
     gpu = {"limits": {"nvidia.com/gpu": "1"}} if number % 10 == 0 else {}
     return {
         "apiVersion": "v1", "kind": "Pod",
@@ -163,6 +163,6 @@ def pod(number: int) -> Object:
 
 
 def model(number: int) -> Object:
-    """One of ours, at zero."""
+    """Return a Model at zero."""
     document = fake(f"model-{number}", image="fake-engine")
     return {"apiVersion": API, **document}

@@ -1,9 +1,9 @@
-"""Cold starts on a real API server: a pod of ours, an adopted Deployment, and the same engine by hand, in turn.
+"""Cold starts on a real API server: a pod of Pilotlight, an adopted Deployment, and the same engine by hand, in turn.
 
-Owns one series of rounds. A round begins when nothing of the earlier one is left, and ends at the first body byte. By
-hand is what a person would script: create the pod, ask its address every 5 ms, then send. When the API server had the
-pod or the scale is read from its audit log, when the engine first said 200 from the engine's own notes; all clocks are
-this machine's. Probes are the smallest that manifests allow (`periodSeconds: 1`).
+A round begins when nothing of the previous one is left, and ends at the first body byte. By hand is what a person would
+script: create the pod, poll its address every 5 ms, then send the request. The audit log of the API server has the time
+of the pod or the scale; the engine records its first 200. All times are of this machine's clock. Probes have the
+shortest period that manifests allow (`periodSeconds: 1`).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from loadtest.result import Ending, Shot
 PORT = 8000
 POLL_S = 0.005
 SETTLE_S = 0.2
-"""Pause after the last of a round is gone."""
+"""The pause after everything of a round has been removed."""
 HOPELESS_S = 60.0
 
 
 class Start(NamedTuple):
-    """One cold start; times are of the system's clock."""
+    """One cold start. Times are of the system clock."""
 
     sent_unix_s: float
     first_byte_unix_s: float
 
     @property
     def took_ms(self) -> float:
-        """As the client sees it."""
+        """The duration that the client measured."""
         return (self.first_byte_unix_s - self.sent_unix_s) * 1e3
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """create_ms_p99, scale_ms_p99, first_byte_ms_p99, cold_s_mean, failed, requests_per_start."""
+    """Return create_ms_p99, scale_ms_p99, first_byte_ms_p99, cold_s_mean, failed and requests_per_start."""
     rounds = 15 if quick else 50
     notes = {name: place / f"{name}.jsonl" for name in ("pod", "adopted", "hand")}
     kit.title(f"cold start on a real API server, {rounds} rounds in turn, periodSeconds: 1")
@@ -62,13 +62,13 @@ async def measure(place: Path, *, quick: bool) -> Figures:
             }
             starts = await series(one, sides, rounds)
         asked = list(one.asked())
-    return told(starts, asked, notes)
+    return report(starts, asked, notes)
 
 
 async def series(
     one: Bed, sides: dict[str, Callable[[], Awaitable[Start]]], rounds: int
 ) -> dict[str, list[Start | None]]:
-    """`rounds` of each, None for one that failed."""
+    """Run `rounds` of each side. None: the round failed."""
     starts: dict[str, list[Start | None]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(rounds):
@@ -84,14 +84,14 @@ async def series(
     return starts
 
 
-def told(starts: dict[str, list[Start | None]], asked: list[Asked], notes: dict[str, Path]) -> Figures:
-    """The table and the figures."""
+def report(starts: dict[str, list[Start | None]], asked: list[Asked], notes: dict[str, Path]) -> Figures:
+    """Print the table and return the figures."""
     say(f"{'side':<10} {'first byte ms: median [min-max]':<34} {'mean':>8} {'p99':>8} {'failed':>7}")
     means = dict[str, float]()
     for name, all_ in starts.items():
         took_ms = [one.took_ms for one in all_ if one is not None]
         if not took_ms:
-            raise BenchError(f"{name}: no start came to its end")
+            raise BenchError(f"{name}: no start completed")
         means[name] = sum(took_ms) / len(took_ms)
         failed = len(all_) - len(took_ms)
         say(f"{name:<10} {spread(took_ms):<34} {means[name]:8.1f} {quantile(took_ms, 0.99):8.1f} {failed:7}")
@@ -100,8 +100,8 @@ def told(starts: dict[str, list[Start | None]], asked: list[Asked], notes: dict[
     first_ms = [ms for name in ("pod", "adopted") for ms in after_ready(good(starts[name]), notes[name])]
     per_start = [requests(asked, at) for name in ("pod", "adopted") for at in good(starts[name])]
     for what, values, most in (
-        ("Call -> pod at the server", create_ms, 50),
-        ("Call -> scale at the server", scale_ms, 50),
+        ("request -> pod at the server", create_ms, 50),
+        ("request -> scale at the server", scale_ms, 50),
         ("engine's 200 -> first byte", first_ms, 100),
     ):
         say(f"{what:<28} {spread(values):<24} p99 {quantile(values, 0.99):6.1f}   (at most {most})")
@@ -122,12 +122,12 @@ def told(starts: dict[str, list[Start | None]], asked: list[Asked], notes: dict[
 
 
 def good(starts: list[Start | None]) -> list[Start]:
-    """Those that came to their end."""
+    """Return the completed starts."""
     return [one for one in starts if one is not None]
 
 
 def first(asked: list[Asked], start: Start, verb: str, what: str) -> float:
-    """Milliseconds from the Call to the end of the first such request."""
+    """Return the milliseconds from the request to the end of the first matching API request."""
     ends = [
         one.done_unix_s
         for one in asked
@@ -137,13 +137,13 @@ def first(asked: list[Asked], start: Start, verb: str, what: str) -> float:
 
 
 def after_ready(starts: list[Start], notes: Path) -> list[float]:
-    """Milliseconds from the engine's first 200 to the client's first byte."""
+    """Return the milliseconds from the engine's first 200 to the client's first byte."""
     ready = [json.loads(line)["ready_time"] for line in notes.read_text().splitlines()]
     return [(one.first_byte_unix_s - max(at for at in ready if at < one.first_byte_unix_s)) * 1e3 for one in starts]
 
 
 def requests(asked: list[Asked], start: Start) -> float:
-    """What the product asked of the API server from the Call to its first byte, without Lease and lasting watches."""
+    """Return the number of API requests of the product during the start, without leader election and long watches."""
     return sum(
         one.agent.startswith("pilotlight") and one.verb != "watch" and one.what != "leases"
         for one in asked
@@ -155,7 +155,7 @@ def requests(asked: list[Asked], start: Start) -> float:
 
 
 async def called(url: str, model: str) -> Start:
-    """A Call through the gateway, on a connection that is open."""
+    """Send a request through the gateway, on an open connection."""
     client = Client(url)
     await client.open(1)
     await asyncio.sleep(SETTLE_S)
@@ -163,16 +163,16 @@ async def called(url: str, model: str) -> Start:
 
 
 async def sent(client: Client, model: str) -> Start:
-    """One Call; BenchError if it fails."""
+    """Send one request. Raises BenchError if it fails."""
     sent_unix_s = time.time()
     result = await client.send(Shot(model=model, body=body(model), timeout_s=HOPELESS_S))
     if result.ending is not Ending.COMPLETED or result.first_byte_s is None:
-        raise BenchError(f"a Call did not complete: {result.status} {result.code}")
+        raise BenchError(f"a request did not complete: {result.status} {result.code}")
     return Start(sent_unix_s, sent_unix_s + result.first_byte_s)
 
 
 async def by_hand(one: Bed, notes: Path) -> Start:
-    """The pod is created, asked, and called."""
+    """Create the pod, poll it, and send a request."""
     await asyncio.sleep(SETTLE_S)
     pods, begun_unix_s = f"/api/v1/namespaces/{one.namespace}/pods", time.time()
     template = deployment(notes)["spec"]["template"]
@@ -190,11 +190,11 @@ async def by_hand(one: Bed, notes: Path) -> Start:
 
 
 async def zero(one: Bed) -> None:
-    """Until there is no pod."""
+    """Wait until there is no pod."""
     deadline_s = time.monotonic() + HOPELESS_S
     while await one.pods():
         if time.monotonic() > deadline_s:
-            raise BenchError("what ran does not go away")
+            raise BenchError("the pods of the previous round are not removed")
         await asyncio.sleep(0.02)
 
 
@@ -202,7 +202,7 @@ async def zero(one: Bed) -> None:
 
 
 def ours(notes: Path) -> Document:
-    """A Model whose Replicas are pods of ours."""
+    """Return a Model whose replicas are pods of Pilotlight."""
     words = engine("{host}", "{port}", notes)
     return model(
         "pod", engine="command", command=words, gpu={"memory": "1Gi"}, idleSeconds=0.05, residencySeconds=0,
@@ -211,7 +211,7 @@ def ours(notes: Path) -> Document:
 
 
 def deployment(notes: Path) -> Object:
-    """Of the same engine, with the annotations that make it ours to scale."""
+    """Return a Deployment of the same engine, with the annotations for adoption."""
     container: Object = {
         "name": "engine", "image": "instant-engine", "command": engine("$(POD_IP)", str(PORT), notes),
         "ports": [{"containerPort": PORT}],
@@ -233,5 +233,5 @@ def deployment(notes: Path) -> Object:
 
 
 def engine(host: str, port: str, notes: Path) -> list[str]:
-    """Its words."""
+    """Return the command line of the engine."""
     return [sys.executable, "-S", "-E", str(ROOT / "bench" / "instant.py"), host, port, str(notes)]

@@ -1,7 +1,7 @@
-"""Cold starts while the API server is in trouble: a webhook for pods that is slow or away, and an error of etcd.
+"""Cold starts while the API server has problems: a pod webhook that is slow or not available, and an error of etcd.
 
-A start cannot be faster than the webhook, so the figure is the time of the request beyond that of the webhook. The
-error of etcd is answered by a proxy in front of the real API server, to the first write of the pod.
+A start cannot be faster than the webhook, so the figure is the time in excess of the webhook's. A proxy in front of the
+real API server returns the error of etcd for the first write of the pod.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SLOW_S, AWAY_S = 20.0, 2.0
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """webhook_slow_s, webhook_away_s, etcd_error_s."""
+    """Return webhook_slow_s, webhook_away_s and etcd_error_s."""
     slow_s, rounds = (3.0, 1) if quick else (SLOW_S, 5)
     kit.title(
-        f"cold start with a webhook of {slow_s:.0f} s, one that is away for {AWAY_S:.0f} s, and one error of etcd"
+        f"cold start with a webhook of {slow_s:.0f} s, one that is unavailable for {AWAY_S:.0f} s, and an error of etcd"
     )
     slow, away, usual, failed = list[float](), list[float](), list[float](), list[float]()
     async with bed(place) as one:
@@ -57,15 +57,15 @@ async def measure(place: Path, *, quick: bool) -> Figures:
                     lossy.fails = fails
                     answered.append(await answered_s(running.url))
                     if lossy.fails:
-                        raise BenchError("the error of etcd was not met")
+                        raise BenchError("the proxy did not return the error of etcd")
     say(f"beyond a webhook of {slow_s:.0f} s: {spread(slow, 2)} s (at most 2)")
-    say(f"webhook away for {AWAY_S:.0f} s: answered after {spread(away, 2)} s (at most 4)")
-    say(f"one error of etcd: answered after {spread(failed, 2)} s (at most 1); without it {spread(usual, 2)} s")
+    say(f"webhook unavailable for {AWAY_S:.0f} s: response after {spread(away, 2)} s (at most 4)")
+    say(f"one error of etcd: response after {spread(failed, 2)} s (at most 1); without it {spread(usual, 2)} s")
     return {"webhook_slow_s": median(slow), "webhook_away_s": median(away), "etcd_error_s": median(failed)}
 
 
 async def answered_s(url: str) -> float:
-    """Of one call that does not stream, because a stream that waits has bytes before its answer. Raises BenchError."""
+    """Measure one non-streaming request; a waiting stream sends bytes before its response. Raises BenchError."""
     started_s = time.perf_counter()
     timeout = aiohttp.ClientTimeout(HOPELESS_S)
     async with (
@@ -74,5 +74,5 @@ async def answered_s(url: str) -> float:
     ):
         await answer.read()
         if answer.status != 200:
-            raise BenchError(f"the call was answered {answer.status}")
+            raise BenchError(f"the request got status {answer.status}")
     return time.perf_counter() - started_s

@@ -1,8 +1,8 @@
-"""`make bench-cold`: cold starts, bursts, fairness, idleness and throughput of `pilotlight serve`, beside its peers.
+"""`make bench-cold`: cold starts, bursts, fairness, idle CPU and throughput of `pilotlight serve` and of its peers.
 
-Runs every part (or those named on the command line), each of which prints its table while it works, and prints as its
-last line one JSON object (interfaces, section 10). `QUICK=1` takes fewer rounds of the same sizes, about 5 minutes.
-Exits 0 when it ran to the end, whatever the figures.
+Runs all parts, or those named on the command line. Each part prints its table while it runs. The last line is one JSON
+object (interfaces, section 10). `QUICK=1` uses fewer rounds of the same sizes, about 5 minutes. The exit status is 0 if
+all parts ran to their end, whatever the figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEYS = (
     "lost", "starts", "fair_releases_max", "starved_s_max", "kib_per_parked_call", "idle_cpu_core", "ratio_aiohttp",
     "llama_swap_overhead_ms_median",
 )  # fmt: skip
-"""Of the last line; a part that was not asked for leaves null."""
+"""The keys of the last line. The keys of a part that was not selected are null."""
 
 
 async def _coldstart(place: Path, *, quick: bool) -> Figures:
@@ -31,12 +31,12 @@ async def _burst(place: Path, *, quick: bool) -> Figures:
 
 
 async def _idle(place: Path, *, quick: bool) -> Figures:
-    del quick  # it is short enough
+    del quick  # already short
     return await idle.measure(place, _weights(place))
 
 
 def _weights(place: Path) -> Path:
-    """The tiny model."""
+    """Create the weights of the tiny model."""
     path = place / "tiny.gguf"
     tiny_gguf.make_model(path, SENTENCE)
     return path
@@ -52,7 +52,7 @@ PARTS: dict[str, parts.Part] = {
     "idle": _idle,
     "throughput": throughput.measure,
 }
-"""In the order in which they run."""
+"""The parts, in the order in which they run."""
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Cold start: first byte through Pilotlight at zero against the same engine started by hand and called directly.
+"""Cold start: first byte through Pilotlight at zero, compared with the same engine started by hand and called directly.
 
-Owns one table: per extra start time of the engine, both sides in every round, in alternating order, and llama-swap as a
-third where it is installed. Both clocks begin when the Call is wanted and end at the first body byte; the by-hand side
-has its port and command ready by then, and asks for readiness every 2 ms. Both sides have the same engine command (but
-for the port), environment and cores; the command is compared in every round. A round begins when
-nothing of the earlier one is left. The overhead is the median of the rounds' differences: a neighbour that slows some
-starts by half moves the two medians apart, and hardly that.
+One table. For each additional start time of the engine, both sides run in every round, in alternating order; llama-swap
+is a third side if it is installed. Both times begin when the request is due and end at the first body byte. The by-hand
+side has its port and command ready by then, and polls readiness every 2 ms. Both sides have the same engine command
+(except for the port), environment and cores; each round compares the commands. A round begins when nothing of the
+previous one is left. The overhead is the median of the differences of the rounds. It is less sensitive than the two
+medians to other load that slows some starts by half.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from loadtest.client import Client
 from loadtest.result import Ending, Shot
 
 ROUNDS = {0.0: (60, 40), 0.3: (45, 30), 1.3: (30, 16)}
-"""Seconds that the engine needs more -> rounds in full and with QUICK: the shorter, the more, since they are cheap."""
+"""Additional start time of the engine in seconds -> rounds in full and with QUICK. Short starts have more rounds."""
 IDLE_S = 0.05
 RIVAL, RIVAL_EVERY = "llama-swap", 3
-"""llama-swap takes part in every third round: a second more or less is seen from few."""
+"""llama-swap takes part in every third round, because a few rounds show a difference of about a second."""
 SETTLE_S = 0.15
-"""Pause after the last of a round is gone: its clean-up is nobody's start-up."""
+"""The pause after everything of a round has been removed, so that cleaning up does not slow the next start."""
 
 Side = Callable[[], Awaitable[float]]
 Taken = dict[int, float]
@@ -39,7 +39,7 @@ Taken = dict[int, float]
 
 
 async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
-    """overhead_ms_median and _p95 (worst over the start times), llama_swap_overhead_ms_median (likewise)."""
+    """Return overhead_ms_median and _p95 (worst over the start times), and llama_swap_overhead_ms_median (likewise)."""
     documents = [delayed(f"m{number}", weights, delay_s) for number, delay_s in enumerate(ROUNDS)]
     rival = llamaswap.binary()
     counts = [row[quick] for row in ROUNDS.values()]
@@ -81,7 +81,7 @@ async def measure(place: Path, weights: Path, *, quick: bool) -> Figures:
 
 
 def delayed(name: str, weights: Path, delay_s: float) -> Document:
-    """The tiny real engine, or one that needs so many seconds more: a script that sleeps and becomes the engine."""
+    """Return a Model of the tiny real engine, or of a script that sleeps for this time and then becomes the engine."""
     plain = real(name, weights, idleSeconds=IDLE_S, residencySeconds=0)
     if not delay_s:
         return plain
@@ -92,7 +92,7 @@ def delayed(name: str, weights: Path, delay_s: float) -> Document:
 
 
 async def _rounds(sides: dict[str, Side], rounds: int) -> dict[str, Taken]:
-    """What each side took; who goes first changes from round to round."""
+    """Measure each side in every round. The order changes from round to round."""
     took: dict[str, Taken] = {name: {} for name in sides}
     order = list(sides)
     for number in range(rounds):
@@ -106,7 +106,7 @@ async def _rounds(sides: dict[str, Side], rounds: int) -> dict[str, Taken]:
 
 
 def _row(engine: str, name: str, taken: Taken, bare: Taken) -> tuple[float, float]:
-    """Prints one row; (median of the differences to the engine by hand in the same round, difference of the p95)."""
+    """Print one row; return the median of the differences to the engine by hand, and the difference of the p95."""
     values = list(taken.values())
     differences = sorted(value - bare[number] for number, value in taken.items())
     overhead = statistics.median(differences)
@@ -121,10 +121,10 @@ def _row(engine: str, name: str, taken: Taken, bare: Taken) -> tuple[float, floa
 
 
 async def _first_byte_s(client: Client, subject: Model, planned_s: float) -> float:
-    """Sends one Call; seconds from `planned_s` to the first body byte."""
+    """Send one request; return the seconds from `planned_s` to the first body byte."""
     result = await client.send(Shot(model=subject.name, body=body(subject.name)), planned_s)
     if result.ending is not Ending.COMPLETED or result.first_byte_s is None:
-        raise kit.BenchError(f"a Call did not complete: {result}")
+        raise kit.BenchError(f"a request did not complete: {result}")
     return result.first_byte_s
 
 

@@ -121,7 +121,7 @@ def t_cumulative(t: float, degrees: int) -> float:
 
 
 def interval(ratios: Sequence[float]) -> Interval:
-    """Of the mean of the logarithms. A single ratio has the interval from 0 to infinity."""
+    """Return the interval of the mean of the logarithms. A single ratio has the interval from 0 to infinity."""
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
     if len(logs) < 2:
@@ -370,7 +370,7 @@ def module(tree: Path, names: Sequence[str]) -> str:
 
 @asynccontextmanager
 async def working(part: str, tree: Tree, hash_seed: int, log: Path) -> AsyncIterator[Worker]:
-    """A worker, whose first line says that it is ready. Ctrl-C does not reach its session, so that it can clean up."""
+    """Start a worker and wait until it is ready. Ctrl-C does not reach its session, so that it can clean up."""
     python = [str(tree.folder / ".venv" / "bin" / "python"), "-Pm"]
     command = [*python, "bench.compare", "--serve", part]
     if PARTS[part].cluster:
@@ -396,7 +396,7 @@ def cache_folder() -> Path:
 
 
 def git(folder: Path, *words: str) -> str | None:
-    """What the command prints, or None if it fails."""
+    """Return the output of the command. None: it failed."""
     done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 

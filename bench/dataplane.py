@@ -1,8 +1,8 @@
-"""`make bench-dataplane`: what a Call, a chunk and a waiting stream cost at one gateway, beside other proxies.
+"""`make bench-dataplane`: the cost of a request, a chunk and a waiting stream at one gateway, and at other proxies.
 
-Runs every part (or those named on the command line), each of which prints its table while it works, and prints as its
-last line one JSON object (interfaces, section 10). `QUICK=1` takes fewer rounds of the same sizes, at most 10 minutes,
-without LiteLLM. Proxies run on core 0, load and engine on core 1, and so does the bench itself.
+Runs all parts, or those named on the command line. Each part prints its table while it runs. The last line is one JSON
+object (interfaces, section 10). `QUICK=1` uses fewer rounds of the same sizes, at most 10 minutes, without LiteLLM.
+Proxies run on core 0; load, engine and this program run on core 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEYS = (
     "close_ms_p99", "refusal_ms_p99", "rss_growth_mib", "overload_goodput",
     "attacked_p99_ratio", "attacked_added_ms_p99",
 )  # fmt: skip
-"""Of the last line; a part that was not asked for leaves null."""
+"""The keys of the last line. The keys of a part that was not selected are null."""
 
 PARTS: dict[str, parts.Part] = {
     "calls": calls.measure,
@@ -31,11 +31,11 @@ PARTS: dict[str, parts.Part] = {
     "overload": overload.measure,
     "attacks": attacks.measure,
 }
-"""In the order in which they run."""
+"""The parts, in the order in which they run."""
 
 
 def main() -> None:
-    """On the core of the load, with all the open files that the machine allows."""
+    """Run on the core of the load, with the maximum number of open files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     kit.pin(kit.LOAD_CORE)

@@ -1,11 +1,11 @@
-"""The engine of the data plane benchmarks, in one of five manners, and how a Model of it is declared.
+"""The engine of the data plane benchmarks, with five behaviours, and the Models that use it.
 
 `python -m bench.engine PORT FOLDER MANNER [MS]`. `paced`: one chunk every MS milliseconds per stream. `blast`: chunks
-as fast as they are taken, 256 in one piece. `flood`: the same, and what nobody takes stays on the other side, as of an
-engine that is a machine of its own. `silent`: reads the request and says nothing. `late`: a document after MS
-milliseconds. Owns the bytes of all of them, and notes by request id when a request came and when its connection ended.
-A stream has as many chunks as its request's `max_tokens`; asked for usage, it tells it in a last chunk, as vLLM does.
-Paced streams do not beat together: they are spread evenly over MS beats of one millisecond each.
+as fast as they are accepted, 256 in one piece. `flood`: the same, but unread bytes stay on the receiver's side, as with
+an engine on another machine. `silent`: reads the request and does not respond. `late`: a document after MS
+milliseconds. It records by request ID when a request arrived and when its connection ended. A stream has as many chunks
+as its request's `max_tokens`. If usage is requested, the last chunk contains it, as with vLLM. Paced streams are spread
+evenly over MS beats of one millisecond each.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bench.documents import ROOT, Document, model
 from pilotlight import process
 
 MARK = b"@"
-"""Once in every chunk that counts, and nowhere else: counting it counts them, however the bytes are cut."""
+"""Occurs once in every counted chunk and nowhere else, so that chunks can be counted however the bytes are split."""
 BLOCK_CHUNKS = 256
 FLOOD_SEND_BYTES = 32 << 10
-"""Of what a flood has not sent yet."""
+"""The maximum of unsent bytes of a flood."""
 BEAT_S = 0.001
 HEAD_BYTES, ASK_BYTES = 4 << 10, 512
-"""Where the id of a request is looked for, and at its other end what it asks for: prompts may be large."""
+"""The ranges at both ends of a request in which its ID and its options are searched; prompts may be large."""
 NOTES, PORT = "engine.notes", "engine.port"
 
 _ID = re.compile(rb"x-request-id: *([^\r]+)", re.IGNORECASE)
@@ -42,7 +42,7 @@ _USAGE = b'"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":64,"total
 
 
 def framed(content: bytes) -> bytes:
-    """One chunk of a chunked body."""
+    """Return one chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
@@ -57,7 +57,7 @@ HEAD = (
 
 
 def document(place: Path, *words: str, module: str = "bench.engine", name: str = "t", **spec: object) -> Document:
-    """A Model of it, started with `serve` and kept; it runs on the core of the load."""
+    """Return a Model of it that starts with `serve` and stays; it runs on the core of the load."""
     command = [*kit.on_core(kit.LOAD_CORE), sys.executable, "-m", module, "{port}", str(place), *words]
     replicas = {"min": 1}
     return model(name, engine="command", command=command, readinessPath="/", replicas=replicas, idleSeconds=3600,
@@ -65,12 +65,12 @@ def document(place: Path, *words: str, module: str = "bench.engine", name: str =
 
 
 def address(place: Path) -> str:
-    """`host:port` of the engine that was started last with this folder."""
+    """Return `host:port` of the engine that was last started with this folder."""
     return f"{kit.HOST}:{(place / PORT).read_text()}"
 
 
 class Engine:
-    """What its connections share: the manner, the notes and the beats."""
+    """The state that connections share: the behaviour, the records and the beats."""
 
     def __init__(self, place: Path, manner: str, every_ms: int) -> None:
         self.manner, self.every_ms = manner, every_ms
@@ -79,17 +79,17 @@ class Engine:
         self._turn = count()
 
     def note(self, what: str, id: str) -> None:
-        """One line: what, when (the machine's monotonic seconds), whose."""
+        """Write one line: the event, its time (the machine's monotonic seconds), the request ID."""
         os.write(self._notes, f"{what} {time.monotonic():.6f} {id}\n".encode())
 
     def join(self, connection: Connection) -> set[Connection]:
-        """A stream takes the next place among the beats."""
+        """Add a stream to the next beat."""
         beat = self._beats[next(self._turn) % self.every_ms]
         beat.add(connection)
         return beat
 
     async def beat(self) -> None:
-        """Until cancelled; a beat that is late is made up for."""
+        """Run the beats until cancelled; catch up if one is late."""
         due_s = time.monotonic()
         for number in count():
             due_s += BEAT_S
@@ -101,7 +101,7 @@ class Engine:
 
 
 class Connection(upstream.Connection):
-    """One connection; `asked` begins an answer in the engine's manner."""
+    """One connection; `asked` starts the response of the engine's behaviour."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Connection(upstream.Connection):
         self._beat: set[Connection] | None = None
 
     def asked(self, request: bytes) -> None:
-        """A whole request; GET is the probe."""
+        """Handle a complete request. GET is the probe."""
         if request.startswith(b"GET"):
             self.write(upstream.RESPONSE)
             return
@@ -134,7 +134,7 @@ class Connection(upstream.Connection):
             self._pour()
 
     def say(self) -> None:
-        """One chunk of a paced stream."""
+        """Send one chunk of a paced stream."""
         if self._left > 0:
             self._left -= 1
             self.write(CHUNK)
@@ -156,17 +156,17 @@ class Connection(upstream.Connection):
         self.write(FINISH + (USAGE if self._usage else b"") + END)
 
     def pause_writing(self) -> None:
-        """Nobody takes more."""
+        """The client reads no more."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """More is taken."""
+        """The client reads again."""
         self._full = False
         if self._engine.manner == "blast" and self._left >= 0:
             self._pour()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended; noted where an answer had not."""
+        """The connection ended; recorded if a response was incomplete."""
         del exc
         if self._id and self._engine.manner in ("paced", "silent"):
             self._engine.note("ended", self._id)
@@ -180,12 +180,12 @@ class Connection(upstream.Connection):
 
 
 async def serve(port: int, place: Path, manner: str, every_ms: int) -> None:
-    """Until killed."""
+    """Serve until killed."""
     engine = Engine(place, "blast" if manner == "flood" else manner, every_ms)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(engine), kit.HOST, port, backlog=4096)
     if manner == "flood":
-        for sock in server.sockets:  # its connections inherit it
+        for sock in server.sockets:  # accepted connections inherit the option
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FLOOD_SEND_BYTES)
     (place / PORT).write_text(str(port))
     async with server:

@@ -1,17 +1,17 @@
-"""`make bench-fabric`: how soon a fabric is asked for a GPU that a Call lacks, and what that costs beside the attach.
+"""`make bench-fabric`: the time until a fabric gets the order for a missing GPU, and the overhead of an attach.
 
-On a real API server, with one gateway and one autoscaler as processes. Both parts begin at the moment at which a Call
-that lacks a GPU is sent to the gateway, where it parks at once: the queue signal.
+Runs on a real API server, with one gateway and one autoscaler as processes. Both parts begin when a request that lacks
+a GPU is sent to the gateway, which queues it at once.
 
-`requested`, by a fabric's operator (CRO): each round is a Call for another Model without a Replica, where nodes have no
-GPUs and each may have one attached. It ends when the API server has the ComposabilityRequest, by its audit log. What
-was asked for before stays on its way, one more each round: the played operator makes its resources between rounds, and
-never attaches.
+`requested`, with a fabric's operator (CRO): each round is a request for another Model without a replica. Nodes have no
+GPUs, and each may get one. The round ends when the API server has the ComposabilityRequest, by its audit log. Earlier
+orders stay in progress, one more each round: the simulated operator creates its resources between rounds, and never
+attaches.
 
-`attached` (`bench.fabricredfish`), by Redfish: until the service has its first PATCH, and until the plan has placed a
-Replica on the GPU, less what the attach took.
+`attached` (`bench.fabricredfish`), with Redfish: until the service has its first PATCH, and until the plan has placed a
+replica on the GPU, less the duration of the attach.
 
-Prints as its last line one JSON object (interfaces, section 10). `QUICK=1`: fewer rounds.
+The last line is one JSON object (interfaces, section 10). `QUICK=1`: fewer rounds.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ KEYS = (
     *fabricredfish.KEYS,
 )  # fmt: skip
 FEW = 10
-"""So many on their way at once are few."""
+"""Rounds with at most this number of orders in progress are reported separately."""
 ROUNDS, QUICK_ROUNDS = 60, 15
 PAUSE_S = 1.0
-"""From one Call to when the operator is let at what was made of it."""
+"""The time from a request until the operator may process the order."""
 BEAT_S = 2.0
-"""From one heartbeat of a node to its next: the bed's controllers give up a node after 5 s."""
+"""The interval of a node's heartbeats: the controllers give up a node after 5 s."""
 SETTLE_S = 3.0
-"""Until what the provider offers has been heard."""
+"""The time until the provider's offers are known."""
 HOPELESS_S = 20.0
 LASTS_S = 600.0
-"""Longer than all rounds: a Call waits on, and nothing is attached."""
+"""Longer than all rounds: requests keep waiting, because nothing is attached."""
 
 
 async def requested(place: Path, *, quick: bool) -> Figures:
-    """From the Call to the request."""
+    """Measure from the request to the order."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    title(f"a Call that lacks a GPU -> ComposabilityRequest at the API server, {rounds} rounds")
+    title(f"a request that lacks a GPU -> ComposabilityRequest at the API server, {rounds} rounds")
     async with bed(place, gpus=0) as one:
         await custom_resources.install_foreign(one.api, "cro")
         documents = [rack(), *(lacking(number) for number in range(rounds))]
@@ -80,7 +80,7 @@ async def requested(place: Path, *, quick: bool) -> Figures:
                     task.cancel()
         took_ms = took(sent_unix_s, requests(one))
     few, many = took_ms[:FEW], took_ms[FEW:]
-    say(f"  up to {len(few)} on their way at once: {spread(few)} ms, p99 {quantile(few, 0.99):.1f}   (at most 100)")
+    say(f"  up to {len(few)} in progress at once: {spread(few)} ms, p99 {quantile(few, 0.99):.1f}   (at most 100)")
     say(f"  up to {rounds}: {spread(many)} ms, p99 {quantile(many, 0.99):.1f}")
     say(f"  one by one: {' '.join(f'{each:.0f}' for each in took_ms)}")
     return {
@@ -91,7 +91,7 @@ async def requested(place: Path, *, quick: bool) -> Figures:
 
 
 async def called(url: str, number: int, calls: set[asyncio.Task[Result]], operator: FakeCro) -> float:
-    """When the Call of one round was sent. It waits on, so that what was asked for it is not the next one's."""
+    """Send the request of one round; return the time. It keeps waiting, so the next round cannot use its order."""
     client = Client(url)
     await client.open(1)
     sent_unix_s = time.time()
@@ -100,13 +100,13 @@ async def called(url: str, number: int, calls: set[asyncio.Task[Result]], operat
     await asyncio.wait([call], timeout=PAUSE_S)
     if call.done():
         said = call.result()
-        raise BenchError(f"round {number}: the Call was answered: {said.status} {said.code}")
+        raise BenchError(f"round {number}: the request got a response: {said.status} {said.code}")
     await operator.step()
     return sent_unix_s
 
 
 def took(sent_unix_s: list[float], had: list[Asked]) -> list[float]:
-    """Milliseconds from each Call to the request that the API server had next. Raises BenchError where it had none."""
+    """Return the milliseconds from each request to the next order at the API server; BenchError if there is none."""
     ends = [*sent_unix_s[1:], sent_unix_s[-1] + HOPELESS_S]
     found = [
         [each.done_unix_s for each in had if sent_s <= each.done_unix_s < end_s]
@@ -114,32 +114,32 @@ def took(sent_unix_s: list[float], had: list[Asked]) -> list[float]:
     ]
     if not all(found):
         late = [number for number, each in enumerate(found) if not each]
-        raise BenchError(f"nothing was asked of the operator before the next Call in rounds {late}")
+        raise BenchError(f"nothing was ordered from the operator before the next request in rounds {late}")
     if len(had) != len(sent_unix_s):
-        raise BenchError(f"{len(had)} requests were made in {len(sent_unix_s)} rounds")
+        raise BenchError(f"{len(had)} orders were created in {len(sent_unix_s)} rounds")
     return [(min(each) - sent_s) * 1e3 for each, sent_s in zip(found, sent_unix_s, strict=True)]
 
 
 def requests(one: Bed) -> list[Asked]:
-    """Those of ours that the API server took."""
+    """Return Pilotlight's orders that the API server accepted."""
     return [each for each in one.ours(0.0) if (each.what, each.verb) == (KIND, "create") and each.code < 300]
 
 
 def shot(number: int) -> Shot:
-    """The Call of a round."""
+    """Return the request of a round."""
     name = f"m{number:02}"
     return Shot(model=name, body=body(name), timeout_s=LASTS_S)
 
 
 def rack() -> Document:
-    """Settings with the fabric."""
+    """Return Settings with the fabric."""
     kind = {"selector": {"fabric": "bench"}, "device": {"model": PRODUCT, "memory": "40Gi"}, "devicesMax": 1}
     provider = {"name": "rack", "cro": {"model": PRODUCT}, "expectedSeconds": 120}
     return settings(devices=[], auth="none", nodes=[kind], capacity=[provider])
 
 
 def lacking(number: int) -> Document:
-    """A Model that nobody has room for."""
+    """Return a Model that fits on no existing device."""
     return model(
         f"m{number:02}", engine="command", command=["serve", "{host}", "{port}"], image="engine", gpu={},
         replicas={"max": 1},
@@ -147,21 +147,21 @@ def lacking(number: int) -> Document:
 
 
 async def beats(one: Bed, many: int) -> None:
-    """The hearts of nodes that have no kubelet."""
+    """Send heartbeats of nodes that have no kubelet."""
     while True:
         for number in range(many):
             await one.api.patch(f"{LEASES}/{node(number)['metadata']['name']}", {"spec": lease()["spec"]}, MERGE)
-            await asyncio.sleep(BEAT_S / many)  # not all at once
+            await asyncio.sleep(BEAT_S / many)  # spread over the interval
 
 
 def lease() -> Object:
-    """Of a node that lives now."""
+    """Return the Lease of a node that is alive."""
     spec = {"holderIdentity": "bench", "leaseDurationSeconds": 40, "renewTime": now(micro=True)}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
 
 
 def node(number: int) -> Object:
-    """Without GPUs."""
+    """Return a node without GPUs."""
     amounts = {"cpu": "64", "memory": "1Ti", "pods": "110"}
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     good = {

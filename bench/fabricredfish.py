@@ -1,14 +1,14 @@
-"""A Call that lacks a GPU, and a fabric that is composed by Redfish: what it takes beside the attach itself.
+"""A request that lacks a GPU, and a fabric that Redfish composes: the overhead in addition to the attach itself.
 
-Owns the part `attached` of `bench.fabric`. The service is the project's own emulator, over TLS, with ETags and tasks;
-an attach takes ATTACH_S there, from the PATCH of the system's links until the block is the system's. In the same moment
-its node counts one GPU more: what a device plug-in and a kubelet take is neither ours nor played here. One round is one
-Call for another Model, each of which finds its GPU and is answered from it.
+The part `attached` of `bench.fabric`. The service is the project's own emulator, with TLS, ETags and tasks. An attach
+takes ATTACH_S, from the PATCH of the system's links until the block belongs to the system. The node then counts one GPU
+more at once: the time of a device plug-in and a kubelet is not simulated. One round is one request for another Model,
+which gets its GPU and is answered from it.
 
-The overhead is exact: from the Call to the moment at which the API server has the pod that the plan placed on the GPU
-(so the plan may use it, and has), less what the emulator took from that PATCH to the attach. So it is all of: the Call
-parks, the plan orders, the block is found free and marked, the links are written, the task's end is noticed, the new
-GPU is seen of node and service, and the plan places on it.
+The overhead is exact: the time from the request until the API server has the pod that the plan placed on the GPU, less
+the emulator's time from that PATCH to the attach. It contains these steps. The request is queued, the plan orders, a
+free block is found and marked, and the links are written. Then the end of the task is detected, node and service report
+the new GPU, and the plan places the replica on it.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ KEYS = (
     "redfish_overhead_s_max", "attaches",
 )  # fmt: skip
 NODES = 4
-"""Rounds take turns among them."""
+"""The number of nodes. Rounds use them in turn."""
 ROUNDS, QUICK_ROUNDS = 40, 8
 ATTACH_S = 1.0
 SETTLE_S = 3.0
-"""Until what the provider offers has been heard."""
+"""The time until the provider's offers are known."""
 
 
 class Round(NamedTuple):
-    """One Call; moments of the system's clock."""
+    """One request. Times are of the system clock."""
 
     sent_s: float
     marked_s: float
-    """The service has the first PATCH: the block is marked as ours."""
+    """When the service had the first PATCH, which marks the block."""
     linked_s: float
-    """It has that of the system's links."""
+    """When it had the PATCH of the system's links."""
     attached_s: float
     placed_s: float
-    """The API server has the pod."""
+    """When the API server had the pod."""
 
     @property
     def overhead_s(self) -> float:
-        """See the module."""
+        """Return the overhead as defined in the module's docstring."""
         return self.placed_s - self.sent_s - (self.attached_s - self.linked_s)
 
 
 class Rack:
-    """The emulator, and nodes that count what is attached to their systems."""
+    """The emulator, and nodes that count the GPUs attached to their systems."""
 
     def __init__(self, one: Bed, place: Path, rounds: int) -> None:
         self.fabric = FakeFabric(
@@ -77,7 +77,7 @@ class Rack:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Rack]:
-        """The emulator answers, and the nodes are ready."""
+        """Run until the emulator responds and the nodes are ready."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.fabric.serving(certificates.sides().server))
             self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -86,7 +86,7 @@ class Rack:
             yield self
 
     def _changed(self) -> None:
-        """An operation is over."""
+        """Update the nodes after an operation."""
         self.attached_s.append(time.time())
         for at, node in enumerate(self.nodes):
             count = len(self.fabric.attached(str(at)))
@@ -95,7 +95,7 @@ class Rack:
                 self._tasks.create_task(node.has({GPU: str(count)}))
 
     def settings(self, place: Path, rounds: int) -> Document:
-        """With the fabric."""
+        """Return Settings with the fabric."""
         authority = place / "ca.crt"
         authority.write_text(certificates.pem(certificates.OURS))
         kind = {"selector": {"fabric": "bench"}, "device": {"model": A100[0], "memory": "40Gi"}, "devicesMax": rounds}
@@ -106,9 +106,9 @@ class Rack:
 
 
 async def attached(place: Path, *, quick: bool) -> Figures:
-    """From the Call to the first PATCH, and to the pod."""
+    """Measure from the request to the first PATCH, and to the pod."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    title(f"a Call that lacks a GPU -> Redfish, attached in {ATTACH_S:.0f} s there, {rounds} rounds")
+    title(f"a request that lacks a GPU -> Redfish, an attach takes {ATTACH_S:.0f} s, {rounds} rounds")
     async with bed(place, gpus=0) as one, Rack(one, place, rounds).running() as rack:
         names = [f"m{number:02}" for number in range(rounds)]
         documents = [rack.settings(place, rounds), *(lacking(name, place) for name in names)]
@@ -121,29 +121,29 @@ async def attached(place: Path, *, quick: bool) -> Figures:
             each.done_unix_s for each in one.ours(0.0)
             if (each.what, each.verb) == ("pods", "create") and each.code < 300
         ]  # fmt: skip
-    found = told(sent, rack, offset_s, placed)
+    found = match_rounds(sent, rack, offset_s, placed)
     return figures(found)
 
 
-def told(sent: list[float], rack: Rack, offset_s: float, placed: list[float]) -> list[Round]:
-    """The rounds: of all that happened what came first after each Call."""
+def match_rounds(sent: list[float], rack: Rack, offset_s: float, placed: list[float]) -> list[Round]:
+    """Return the rounds: for each request the first event of each kind after it."""
     marked, linked = (
         [one.at_s + offset_s for one in rack.fabric.patches(below)] for below in (BLOCKS, SYSTEMS)
     )  # fmt: skip
     seen = {"marked": marked, "linked": linked, "attached": rack.attached_s, "placed": placed}
     if any(len(one) < len(sent) for one in seen.values()):
-        raise BenchError(f"{len(sent)} Calls, and {', '.join(f'{len(one)} {what}' for what, one in seen.items())}")
+        raise BenchError(f"{len(sent)} requests, and {', '.join(f'{len(one)} {what}' for what, one in seen.items())}")
     return [Round(at_s, *(min(one for one in of if one >= at_s) for of in seen.values())) for at_s in sent]
 
 
 def figures(found: list[Round]) -> Figures:
-    """The table and the figures."""
+    """Print the table and return the figures."""
     patch_ms = [(one.marked_s - one.sent_s) * 1e3 for one in found]
     link_ms = [(one.linked_s - one.sent_s) * 1e3 for one in found]
     over_s = [one.overhead_s for one in found]
     seen_ms = [(one.placed_s - one.attached_s) * 1e3 for one in found]
-    say(f"  Call -> first PATCH {spread(patch_ms)} ms, p99 {quantile(patch_ms, 0.99):.1f}   (at most 100)")
-    say(f"  Call -> PATCH of links {spread(link_ms)} ms, p99 {quantile(link_ms, 0.99):.1f}")
+    say(f"  request -> first PATCH {spread(patch_ms)} ms, p99 {quantile(patch_ms, 0.99):.1f}   (at most 100)")
+    say(f"  request -> PATCH of links {spread(link_ms)} ms, p99 {quantile(link_ms, 0.99):.1f}")
     say(f"  attached -> pod at the API server {spread(seen_ms)} ms, p99 {quantile(seen_ms, 0.99):.1f}")
     say(f"  overhead {spread(over_s, 3)} s, p99 {quantile(over_s, 0.99):.3f}   (at most 0.5)")
     return {
@@ -154,7 +154,7 @@ def figures(found: list[Round]) -> Figures:
 
 
 def lacking(name: str, place: Path) -> Document:
-    """A Model that nobody has room for, and that stays."""
+    """Return a Model that fits on no existing device, and that stays."""
     words = engine("{host}", "{port}", place / name)
     return model(
         name, engine="command", command=words, image="engine", gpu={}, idleSeconds=3600, residencySeconds=3600,

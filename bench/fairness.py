@@ -1,8 +1,8 @@
-"""Tenant A has 500 Calls waiting at gateway 1; Tenant B's one Call comes to gateway 2: whose is the next Slot?
+"""Tenant A has 500 requests waiting at gateway 1; tenant B sends one to gateway 2: which tenant gets the next slot?
 
-Owns one figure: which release of a Slot, of those later than 50 ms after B's arrival, gave B its turn (the first is 1;
-0: B did not need to wait so long). It is read from the engine's own transcript: after the release that is B's, A never
-has all Slots again, so it is one more than the releases after which A did. B's arrival is the moment it is sent.
+One figure: the number of the slot release, among those later than 50 ms after B's arrival, that gave B its slot. 1 is
+the first; 0: B did not wait so long. It is derived from the engine's own log: after the release for B, A never has all
+slots again, so the number is one more than the releases after which A had them. B arrives when its request is sent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SECONDS_OF_A_CALL = 0.15
 TOKENS = 15
 GAP_S = 0.3
 GOLDEN = 0.618
-"""B comes GAP_S after its last Call and a part of a Call's length more: multiples of GOLDEN fall on all phases."""
+"""B arrives GAP_S plus a part of a request's length after its last one: multiples of GOLDEN cover all phases evenly."""
 
 
 class Stay(NamedTuple):
-    """One Call in the engine; Unix seconds."""
+    """One request in the engine. Times are Unix seconds."""
 
     began_s: float
     ended_s: float
@@ -39,8 +39,8 @@ class Stay(NamedTuple):
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """fair_releases_max over 4 slots and 1 slot."""
-    kit.title(f"fairness: A has {CALLS} Calls waiting at gateway 1, B's single Calls come to gateway 2")
+    """Return fair_releases_max over 4 slots and 1 slot."""
+    kit.title(f"fairness: A has {CALLS} requests waiting at gateway 1, B's single requests arrive at gateway 2")
     say(f"{'slots':>5} {'B: calls':>9} {'B granted at release (0, 1, 2, ... times)':<42} {'B waited, ms':<24}")
     worst = 0
     for slots in (4, 1):
@@ -59,14 +59,14 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def _run(place: Path, slots: int, tries: int) -> tuple[list[Stay], list[float]]:
-    """What the engine saw, in the order in which it began, and when B's Calls were sent."""
+    """Return the engine's log, in the order of starts, and the times at which B's requests were sent."""
     transcript = place.with_suffix(".jsonl")
     knobs = ("--tokens-per-s", str(TOKENS / SECONDS_OF_A_CALL), "--transcript", str(transcript))
-    # A Call of B is one token: short, and so told apart
+    # A request of B has one token, so it is short and identifiable.
     documents = [settings(), fake("f", *knobs, slots=slots), tenant("a"), tenant("b")]
     sent_s: list[float] = []
     async with fleet(place, documents, gateways=2) as one:
-        await _one(one, 1, "b")  # warm
+        await _one(one, 1, "b")  # warm-up
         client = Client(one.urls[0], headers=_key("a"))
         crowd = asyncio.create_task(client.run([_shot(TOKENS)] * CALLS))
         await asyncio.sleep(1)
@@ -84,7 +84,7 @@ async def _run(place: Path, slots: int, tries: int) -> tuple[list[Stay], list[fl
 
 
 def releases_before(others: Sequence[Stay], arrived_s: float, granted_s: float, slots: int) -> int:
-    """Which release later than GRACE_S after `arrived_s` gave the turn at `granted_s`; 0: none was needed."""
+    """Return the number of the release after `arrived_s` + GRACE_S that gave the slot at `granted_s`; 0: none."""
     from_s = arrived_s + GRACE_S
     busy = sum(stay.began_s <= from_s < stay.ended_s for stay in others)
     if granted_s <= from_s or busy < slots:
@@ -114,11 +114,11 @@ def _shot(tokens: int, **headers: str) -> Shot:
 
 
 async def _one(one: Serving, gateway: int, tenant: str) -> float:
-    """One short Call; the moment it was sent (Unix seconds)."""
+    """Send one short request; return the time at which it was sent (Unix seconds)."""
     client = Client(one.urls[gateway], headers=_key(tenant))
     await client.open(1)
     sent_s = time.time()
     result = await client.send(_shot(1, X_Request_Id="b"))
     if result.ending is not Ending.COMPLETED:
-        raise kit.BenchError(f"a Call did not complete: {result}")
+        raise kit.BenchError(f"a request did not complete: {result}")
     return sent_s

@@ -1,7 +1,7 @@
-"""One autoscaler and several gateways, each on a port of its own: for benchmarks that must reach a certain gateway.
+"""One autoscaler and several gateways, each with its own port: for benchmarks that must reach a certain gateway.
 
-Owns the state directory that they share and the order of their start. `serve` puts all gateways on one port, where the
-kernel chooses.
+The gateways share a state directory and start in order. With `serve` all gateways use one port, where the kernel
+selects one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ async def fleet(
     core: int | None = None,
     runs: Sequence[str] = ("pilotlight",),
 ) -> AsyncIterator[kit.Serving]:
-    """Ready; `urls` of the Serving are the gateways' own. `runs`: the module of a gateway, and what goes before its
-    arguments; all processes are on one core if told so.
+    """Run a fleet and wait until it is ready; `urls` of the Serving are those of the gateways.
+
+    `runs`: the module of a gateway, and the words before its arguments. `core`: all processes run on this core.
     """
     place.mkdir(parents=True)
     (place / "documents.yaml").write_text(text(documents))

@@ -1,6 +1,6 @@
-"""CPU of `serve` with 100 Models at zero and nobody calling: all of its processes, over 20 s.
+"""CPU time of `serve` with 100 Models at zero and no requests: all of its processes, over 20 s.
 
-Owns one figure, as the share of one core.
+One figure, as the share of one core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTLE_S = 5.0
 
 
 async def measure(place: Path, weights: Path) -> Figures:
-    """idle_cpu_core."""
+    """Return idle_cpu_core."""
     kit.title(f"idle: {MODELS} Models at zero, {SPAN_S:.0f} s, share of a core")
     documents: list[Document] = [settings(), *(real(f"m{number:03}", weights) for number in range(MODELS))]
     async with kit.serving(place / "idle", documents) as one:

@@ -1,7 +1,7 @@
-"""The memory that hostile inputs take: `python -m bench.inputs`, about two minutes.
+"""The memory use of hostile inputs: `python -m bench.inputs`, about two minutes.
 
-Reads headers of weight files up to the limits of the product, YAML of 1 MiB and objects of 1.5 MiB, each in a process
-of its own, and prints the peak above the idle process. The last line is JSON. The exit status is 1 above 200 MiB.
+Reads headers of weight files up to the limits of the product, YAML of 1 MiB and objects of 1.5 MiB, each in a separate
+process, and prints the peak above an idle process. The last line is JSON. The exit status is 1 above 200 MiB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.builders.worst_case_inputs import GGUF, MIB_MAX, OBJECT, SAFE
 
 
 def inputs(folder: Path) -> Iterator[tuple[str, str, Path, int]]:
-    """(kind, case, path to read, bytes) of each input, which is written when it is asked for."""
+    """Yield (kind, case, path to read, bytes) of each input, which is written on demand."""
     for case, made in GGUF.items():
         path = folder / "a.gguf"
         with path.open("wb") as file:
@@ -32,7 +32,7 @@ def inputs(folder: Path) -> Iterator[tuple[str, str, Path, int]]:
 
 
 def main() -> int:
-    """Measures all inputs."""
+    """Measure all inputs."""
     worst: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind, case, path, size_bytes in inputs(Path(folder)):

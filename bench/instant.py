@@ -1,8 +1,8 @@
-"""An engine that is there at once: `python -S -E instant.py HOST PORT NOTES`, until it is killed.
+"""An engine that starts very fast: `python -S -E instant.py HOST PORT NOTES`, until it is killed.
 
-It listens some 20 ms after its start, like the engine of the measurements of the peers (27 ms), where the fake engine
-of the load tests needs 60 for its imports: what a cold start on a cluster costs is not to drown in that. GET says 200;
-a POST streams one chunk and `[DONE]`. Each POST adds a line to NOTES: when this engine first said 200, in seconds of
+It listens about 20 ms after its start, like the engine in the measurements of the peers (27 ms). The fake engine of the
+load tests needs 60 ms for its imports, which would hide the cost of a cold start on a cluster. GET returns 200; a POST
+streams one chunk and `[DONE]`. Each POST appends a line to NOTES: the time of this engine's first 200, in seconds of
 the system clock.
 """
 
@@ -21,14 +21,14 @@ FOUND = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Instant:
-    """One engine; `ready_unix_s` is of its first 200, 0 before it."""
+    """One engine. `ready_unix_s` is the time of its first 200; 0 before."""
 
     def __init__(self, notes: str) -> None:
         self._notes = notes
         self.ready_unix_s = 0.0
 
     def serve(self, connection: socket.socket) -> None:
-        """One connection after another of its requests, until its client goes."""
+        """Answer the requests of one connection, one after the other, until the client disconnects."""
         with connection, connection.makefile("rb") as stream:
             while words := stream.readline().split():
                 length = 0
@@ -47,7 +47,7 @@ class Instant:
 
 
 def main(host: str, port: str, notes: str) -> None:
-    """Serves without end."""
+    """Serve without end."""
     engine = Instant(notes)
     with socket.create_server((host, int(port))) as listening:
         while True:

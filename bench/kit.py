@@ -1,7 +1,7 @@
-"""What every benchmark needs: a Pilotlight of its own, its processes, the engine by hand, and tables with spread.
+"""Shared parts of the benchmarks: a Pilotlight with its processes, an engine started by hand, and tables with spread.
 
-Owns the processes that it starts and ends all of them. `serve` is started as a user starts it; its engines are the
-children of its autoscaler and never counted as ours. It must not know what is measured.
+Starts and stops these processes. `serve` is started as users start it; its engines are children of its autoscaler and
+never count as Pilotlight's processes. Independent of the measurements.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from pilotlight.models.documents import build_launcher, fill_memory_estimate
 HOST = "127.0.0.1"
 PORTS = Ports()
 PROXY_CORE, LOAD_CORE = 0, 1
-"""Where throughput is measured: the proxy has a core of its own, engine and load share the other."""
+"""For throughput: the proxy has its own core; engine and load share the other one."""
 START_S_MAX = 30.0
 ZERO_S_MAX = 60.0
 BARE_POLL_S = 0.002
-"""How often the engine that is started by hand is asked whether it is ready."""
+"""The interval at which the readiness of an engine started by hand is polled."""
 MIB, KIB = 1 << 20, 1 << 10
 
 Figures = dict[str, float | int | None]
 
 
 class BenchError(Exception):
-    """A benchmark cannot go on; says what is wrong."""
+    """A benchmark cannot continue. The message is the reason."""
 
 
 class Serving:
-    """One running Pilotlight."""
+    """A running Pilotlight."""
 
     def __init__(self, inference: Sequence[str], operations: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.urls = inference
@@ -59,21 +59,21 @@ class Serving:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
 
     def processes(self) -> list[psutil.Process]:
-        """All of ours: supervisor, autoscaler, gateways. Engines are the autoscaler's children."""
+        """Return Pilotlight's processes: supervisor, autoscaler, gateways. Engines are children of the autoscaler."""
         supervisor = psutil.Process(self.process.pid)
         return [supervisor, *supervisor.children()]
 
     def gateways(self) -> list[psutil.Process]:
-        """The gateway processes."""
+        """Return the gateway processes."""
         return [process for process in self.processes() if "gateway" in process.cmdline()]
 
     async def ready(self) -> None:
-        """Waits until every gateway answers; BenchError with the last line of the log when one does not."""
+        """Wait until every gateway responds. Raises BenchError with the last line of the log otherwise."""
         for url in self.urls:
             await _answers(self._session, f"{url}/v1/models", self.process, self.log)
 
     async def model_ready(self, name: str, key: str) -> None:
-        """Waits until the gateways know of a ready Replica; for Models that start without a Call."""
+        """Wait until the gateways have a ready replica, for Models that start without a request."""
         deadline_s = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline_s:
             headers = {"Authorization": f"Bearer {key}"}
@@ -84,7 +84,7 @@ class Serving:
         raise BenchError(f"{name} is not ready after {START_S_MAX:.0f} s; see {self.log}")
 
     async def zero(self) -> None:
-        """Waits until nothing holds a device."""
+        """Wait until no replica holds a device."""
         deadline_s = time.monotonic() + ZERO_S_MAX
         while time.monotonic() < deadline_s:
             async with self._session.get(f"{self.operations}/api/v1/devices") as answer:
@@ -94,7 +94,7 @@ class Serving:
         raise BenchError(f"not at zero after {ZERO_S_MAX:.0f} s; see {self.log}")
 
     async def starts(self) -> int:
-        """Replicas started so far."""
+        """Return the number of replicas started so far."""
         async with self._session.get(f"{self.operations}/metrics") as answer:
             for line in (await answer.text()).splitlines():
                 if line.startswith("pilotlight_actions_total{") and 'kind="start"' in line:
@@ -102,12 +102,12 @@ class Serving:
         return 0
 
     async def close(self) -> None:
-        """Closes the connections of this object, not the server."""
+        """Close the connections of this object, not the server."""
         await self._session.close()
 
 
 def compiled() -> bool:
-    """Whether the gateway that we and all that we start find first is the compiled one (PYTHONPATH: the Makefile)."""
+    """Return whether the gateway that is found first is the compiled one (PYTHONPATH: see the Makefile)."""
     spec = importlib.util.find_spec("gateway.dispatch.dispatcher")
     return spec is not None and (spec.origin or "").endswith(".so")
 
@@ -116,7 +116,7 @@ def compiled() -> bool:
 async def serving(
     place: Path, documents: Sequence[Document], *, gateways: int = 1, core: int | None = None
 ) -> AsyncIterator[Serving]:
-    """`pilotlight serve` with its state in `place`, ready; on one core if told so."""
+    """Run `pilotlight serve` with its state in `place`, on one core if given, and wait until it is ready."""
     place.mkdir(parents=True)
     (place / "documents.yaml").write_text(text(documents))
     listen, ops = free_port(), free_port()
@@ -134,7 +134,7 @@ async def serving(
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose output goes to `log`; at the end SIGTERM, and SIGKILL when that does not help."""
+    """Run a process with its output in `log`; at the end send SIGTERM, then SIGKILL if it does not exit."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -151,7 +151,7 @@ def running(command: Sequence[str], log: Path, env: dict[str, str] | None = None
 
 
 async def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until `url` answers anything; BenchError when the process ends or the time is over."""
+    """Wait until `url` responds. Raises BenchError if the process exits or the time is over."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         await _answers(session, url, process, log)
 
@@ -164,32 +164,32 @@ async def _answers(session: aiohttp.ClientSession, url: str, process: subprocess
                 return
         await asyncio.sleep(0.05)
     lines = log.read_text(errors="replace").strip().splitlines()
-    raise BenchError(f"{process.args!r} does not answer: {lines[-1] if lines else 'it said nothing'}")
+    raise BenchError(f"{process.args!r} does not respond: {lines[-1] if lines else 'it printed nothing'}")
 
 
 # --- the engine by hand ---------------------------------------------------------------------------------------------
 
 
 def model_of(document: Document) -> Model:
-    """The Model that `serve` makes of a document."""
+    """Return the Model that `serve` builds from a document."""
     return fill_memory_estimate(parse_documents([("bench", text([document]))], {}).models[0])
 
 
 def launch_of(model: Model, port: int) -> Launch:
-    """Exactly what Pilotlight starts for this Model."""
+    """Return exactly what Pilotlight starts for this Model."""
     return build_launcher()(model, HOST, port)
 
 
 @contextlib.contextmanager
 def by_hand(launch: Launch, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The engine, spawned as the driver spawns it: same words, same environment, its own session, output to a file."""
+    """Run the engine as the driver does: same command, same environment, its own session, output to a file."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")} | dict(launch.env)
     with running(launch.argv, log, {**env, "PILOTLIGHT_REPLICA": "bench/by-hand"}) as process:
         yield process
 
 
 async def engine_ready(launch: Launch, port: int) -> None:
-    """Asks every 2 ms until the engine says 200."""
+    """Poll every 2 ms until the engine returns 200."""
     deadline_s = time.monotonic() + START_S_MAX
     while not await probe_engine(HOST, port, launch.readiness_path):
         if time.monotonic() > deadline_s:
@@ -197,55 +197,55 @@ async def engine_ready(launch: Launch, port: int) -> None:
         await asyncio.sleep(BARE_POLL_S)
 
 
-# --- small things ---------------------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------------------------
 
 
 def free_port() -> int:
-    """A port that is free now, below those that outgoing connections take: the Calls of a benchmark are many."""
+    """Return a free port below those of outgoing connections, because a benchmark opens many of these."""
     return PORTS.choose(time.monotonic())
 
 
 def on_core(core: int | None) -> list[str]:
-    """The words that pin a command to a core; none where there is no such core."""
+    """Return the words that pin a command to a core. Empty: the machine has no such core."""
     return [] if core is None or core >= (os.cpu_count() or 1) else ["taskset", "-c", str(core)]
 
 
 def pin(core: int) -> None:
-    """Pins this process to a core, if the machine has that core."""
+    """Pin this process to a core, if the machine has that core."""
     if core in os.sched_getaffinity(0):
         os.sched_setaffinity(0, {core})
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """CPU seconds of these processes so far, in ticks of the kernel (10 ms)."""
+    """Return the CPU seconds of these processes so far, in kernel ticks (10 ms)."""
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def pss_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Their proportional share of memory."""
+    """Return their proportional share of memory."""
     return sum(process.memory_full_info().pss for process in processes)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all do not exceed, one that occurred (nearest rank)."""
+    """Return the value that `share` of all do not exceed, one that occurred (nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """`median [min-max]`."""
+    """Format as `median [min-max]`."""
     return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f}-{max(values):.{digits}f}]"
 
 
 def times(ratios: Sequence[float]) -> str:
-    """`median [min-max] x`."""
+    """Format as `median [min-max] x`."""
     return f"{spread(ratios, 2)} x"
 
 
 def say(line: str = "") -> None:
-    """A line of the report, at once."""
+    """Print a line of the report and flush it."""
     print(line, flush=True)
 
 
 def title(line: str) -> None:
-    """The headline of one part."""
+    """Print the headline of one part."""
     say(f"\n{line}")

@@ -1,8 +1,8 @@
-"""What a proxy adds to a Call at 200 Calls a second, far from its limit: p50 and p99 over the engine alone.
+"""The latency that a proxy adds at 200 requests a second, far below its limit: p50 and p99 over the engine alone.
 
-Owns one table. Open loop; the sides take turns with every single Call (direct, ours, nginx, HAProxy, direct, ...), each
-at 200 a second on connections of its own, so that whatever else the machine does meets all of them alike. The engine
-answers at once.
+One table. The load is open loop. The sides take turns with every single request (direct, Pilotlight, nginx, HAProxy,
+direct, ...), each at 200 a second on its own connections, so that disturbances affect all sides alike. The engine
+responds at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DIRECT = "direct"
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """added_ms_p50, added_ms_p99: the median of the rounds' differences."""
+    """Return added_ms_p50 and added_ms_p99: the median of the differences of the rounds."""
     rounds, span_s = (5, 8) if quick else (10, 20)
-    kit.title(f"latency: {PER_S} Calls a second, {rounds} rounds of {span_s} s, ms from the write to the last byte")
+    kit.title(f"latency: {PER_S} requests a second, {rounds} rounds of {span_s} s, ms from the write to the last byte")
     ask = body("t", stream=False, bytes_min=KIB)
     model = engine.document(place, module="bench.nginx", slots=128)
     shot = Shot(model="t", body=ask, stream=False, headers=(AUTHORIZATION,), timeout_s=10)
@@ -35,13 +35,13 @@ async def measure(place: Path, *, quick: bool) -> Figures:
     async with peers.sides(place, model, ("nginx", "HAProxy"), shot) as found:
         urls = {DIRECT: f"http://{engine.address(place)}"} | {side.name: side.url for side in found}
         for _ in range(rounds):
-            for name, took_ms in (await beside(urls, ask, span_s)).items():
+            for name, took_ms in (await measure_sides(urls, ask, span_s)).items():
                 runs.setdefault(name, []).append(took_ms)
-    return _told(runs)
+    return _report(runs)
 
 
-async def beside(urls: dict[str, str], ask: bytes, span_s: float) -> dict[str, list[float]]:
-    """Milliseconds of each Call, by side; all sides at once, their Calls in turn. BenchError where one is not a 200."""
+async def measure_sides(urls: dict[str, str], ask: bytes, span_s: float) -> dict[str, list[float]]:
+    """Return the milliseconds of each request by side, all sides in turn. Raises BenchError if a status is not 200."""
     senders = {name: Sender(url, request(url, ask)) for name, url in urls.items()}
     for sender in senders.values():
         await sender.open(LINES)
@@ -52,8 +52,8 @@ async def beside(urls: dict[str, str], ask: bytes, span_s: float) -> dict[str, l
     return {name: openloop.took_ms(sender.answers) for name, sender in senders.items()}
 
 
-def _told(runs: dict[str, list[list[float]]]) -> Figures:
-    """Prints the table; the figures."""
+def _report(runs: dict[str, list[list[float]]]) -> Figures:
+    """Print the table and return the figures."""
     say(f"{'side':<14} {'p50':<22} {'p99':<22} {'p50 added':<22} {'p99 added':<22}")
     added: dict[str, tuple[list[float], list[float]]] = {}
     for name, rounds in runs.items():

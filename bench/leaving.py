@@ -1,9 +1,9 @@
-"""A client leaves: how long until the engine's connection is closed, and so its work ends.
+"""Client disconnects: the time until the engine's connection is closed, so that the engine can stop its work.
 
-Owns one table: 100 streams at once, leaving one by one, 5 ms apart. Prefill: the engine has the request and has said
-nothing. Mid-stream: chunks flow, 50 a second in each stream that is still there. Both are timed by the engine, which
-notes when a connection ended; the machine has one monotonic clock. Parked: there is no engine's connection; the client
-half-closes, what is timed is the gateway's end of the connection, and no such Call may ever reach the engine.
+One table, with 100 concurrent streams whose clients disconnect one by one, 5 ms apart. Prefill: the engine has the
+request and has not responded. Mid-stream: chunks flow, 50 a second in each remaining stream. Both are measured at the
+engine, which records the end of a connection; the machine has one monotonic clock. Parked: the request is queued. The
+client half-closes, the gateway's close is measured, and such a request must never reach the engine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bench.streams import Stream
 STREAMS = 100
 APART_S = 0.005
 CHUNKS_MIN = 3
-"""What a stream has got before its client leaves in the middle."""
+"""The number of chunks of a stream before its client disconnects."""
 WAIT_S_MAX = 10.0
 AT_MOST_MS = 5
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """close_ms_p99: the worst of the three."""
+    """Return close_ms_p99: the worst of the three."""
     rounds = 3 if quick else 10
     kit.title(f"leaving: client leaves -> engine's connection closed, {rounds} rounds of {STREAMS} streams, ms")
     took_ms: dict[str, list[float]] = {"prefill": [], "mid": [], "parked": []}
@@ -52,10 +52,10 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def _leave(url: str, place: Path, model: str, number: int) -> list[float]:
-    """All of them run, then leave; milliseconds until the engine's side was closed."""
+    """Start all streams, disconnect them; return the milliseconds until the engine's side was closed."""
     made, ids = await _running(url, model, STREAMS, f"{model}-{number}")
     notes = place / model / engine.NOTES
-    await _until(lambda: set(ids) <= _noted(notes, "asked").keys(), "the engine has not got all requests")
+    await _until(lambda: set(ids) <= _noted(notes, "asked").keys(), "the engine has not received all requests")
     if model == "mid":
         await _until(lambda: all(stream.chunks >= CHUNKS_MIN for stream in made), "not all streams run")
     left_s = {}
@@ -63,16 +63,16 @@ async def _leave(url: str, place: Path, model: str, number: int) -> list[float]:
         left_s[id] = time.monotonic()
         stream.leave()
         await asyncio.sleep(APART_S)
-    await _until(lambda: set(ids) <= _noted(notes, "ended").keys(), "the engine still has streams that were left")
+    await _until(lambda: set(ids) <= _noted(notes, "ended").keys(), "the engine still has streams without a client")
     ended_s = _noted(notes, "ended")
     return [(ended_s[id] - left_s[id]) * 1e3 for id in ids]
 
 
 async def _leave_parked(url: str, place: Path, number: int) -> list[float]:
-    """One Call has the only Slot; those behind it leave, then it does, and nothing comes to the engine after it."""
+    """One request has the only slot. The queued ones disconnect, then it does; none of them may reach the engine."""
     notes = place / "parked" / engine.NOTES
     first, ids = await _running(url, "parked", 1, f"first-{number}")
-    await _until(lambda: ids[0] in _noted(notes, "asked"), "the engine has not got the first request")
+    await _until(lambda: ids[0] in _noted(notes, "asked"), "the engine has not received the first request")
     made, _ = await _running(url, "parked", STREAMS, f"parked-{number}")
     await asyncio.sleep(0.2)
     left: list[tuple[float, Stream]] = []
@@ -86,12 +86,12 @@ async def _leave_parked(url: str, place: Path, number: int) -> list[float]:
     await asyncio.sleep(0.2)
     late = [id for id in _noted(notes, "asked") if id.startswith("parked")]
     if late:
-        raise kit.BenchError(f"{len(late)} Calls came to the engine after their clients had left")
+        raise kit.BenchError(f"{len(late)} requests reached the engine after their clients had disconnected")
     return [(stream.closed_s - left_s) * 1e3 for left_s, stream in left]
 
 
 async def _running(url: str, model: str, count: int, prefix: str) -> tuple[list[Stream], list[str]]:
-    """So many streams, asked for, with their request ids."""
+    """Start this number of streams; return them with their request IDs."""
     made = await streams.connect(url, count)
     ids = [f"{prefix}-{number}" for number in range(count)]
     ask = body(model, tokens=1_000_000)
@@ -101,7 +101,7 @@ async def _running(url: str, model: str, count: int, prefix: str) -> tuple[list[
 
 
 def _noted(notes: Path, what: str) -> dict[str, float]:
-    """Request id -> when."""
+    """Return request ID -> time."""
     rows = [line.split() for line in notes.read_text().splitlines()]
     return {id: float(at_s) for said, at_s, id in rows if said == what}
 

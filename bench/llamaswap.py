@@ -1,6 +1,6 @@
-"""llama-swap as a peer: the binary that is on the PATH or that LLAMA_SWAP names, on loopback, with its defaults.
+"""llama-swap as a peer: the binary on the PATH or in LLAMA_SWAP, on loopback, with its defaults.
 
-Owns its configuration and its process. Nothing of it is kept here; where it is not installed its figure is null.
+If it is not installed, its figure is null.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MISSING = "llama-swap is not measured: it is not on the PATH, and LLAMA_SWAP nam
 
 
 class Swap:
-    """One running llama-swap."""
+    """A running llama-swap."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def unload(self) -> None:
-        """Stops all its engines and waits until it says that they are gone."""
+        """Stop all its engines and wait until it reports that none is left."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
             async with session.get(f"{self.url}/unload") as answer:
                 answer.raise_for_status()
@@ -41,13 +41,13 @@ class Swap:
 
 
 def binary() -> str | None:
-    """The program, if there is one."""
+    """Return the program, if installed."""
     return os.environ.get("LLAMA_SWAP") or shutil.which("llama-swap")
 
 
 @contextlib.asynccontextmanager
 async def serving(place: Path, program: str, documents: Sequence[Document]) -> AsyncIterator[Swap]:
-    """llama-swap with the same Models, started exactly as Pilotlight starts them."""
+    """Run llama-swap with the same Models, started exactly as Pilotlight starts them."""
     place.mkdir(parents=True)
     models = {}
     for document in documents:

@@ -1,6 +1,6 @@
-"""Memory of one parked Call: how much the gateway grows by 2,000 of them, less the size of their bodies.
+"""Memory of one queued request: the growth of the gateway with 2,000 of them, less the size of their bodies.
 
-Owns one figure, of proportional set size (PSS), for streams of 1 KiB at a Model whose engine never gets ready.
+One figure, of proportional set size (PSS), for streams of 1 KiB to a Model whose engine never becomes ready.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from loadtest.result import Shot
 
 CALLS = 2000
 PARKED_S = 4.0
-"""From the first Call to the look; below the keep-alive, so that nothing has been sent back."""
+"""From the first request to the sample; shorter than the keep-alive interval, so that nothing has been sent back."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """kib_per_parked_call, the worst run."""
+    """Return kib_per_parked_call of the worst run."""
     runs = 2 if quick else 3
     kit.title(f"memory: {CALLS:,} streams of 1 KiB parked at one gateway, PSS")
-    say(f"{'idle MiB':>9} {'parked MiB':>11} {'KiB per Call over its body':>27}")
+    say(f"{'idle MiB':>9} {'parked MiB':>11} {'KiB per request over its body':>27}")
     found = [await _run(place / f"memory-{number}") for number in range(runs)]
     return {"kib_per_parked_call": max(found)}
 

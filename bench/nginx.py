@@ -1,8 +1,8 @@
-"""nginx and HAProxy as the benchmarks run them: one process that works, kept connections, no buffering of answers.
+"""nginx and HAProxy in the benchmarks: one worker process, persistent connections, unbuffered responses.
 
-Owns their configuration. nginx is also the engine where the engine must not be what is measured: it answers every
-request with the same chat completion of 650 bytes (`python -m bench.nginx PORT FOLDER` becomes it). All their files are
-in the benchmark's folder, and they listen on loopback only.
+nginx is also the engine where the engine must not be the bottleneck: it answers every request with the same chat
+completion of 650 bytes (`python -m bench.nginx PORT FOLDER` runs it). All files are in the benchmark's folder, and both
+listen on loopback only.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ backend engines
 
 
 def nginx_proxy(place: Path, port: int, engine: str) -> list[str]:
-    """The command of an nginx in front of an engine (`host:port`)."""
+    """Return the command of an nginx in front of an engine (`host:port`)."""
     return _nginx(place, _PROXY.format(host=kit.HOST, port=port, engine=engine))
 
 
 def haproxy(place: Path, port: int, engine: str) -> list[str]:
-    """The same for HAProxy."""
+    """Return the command of an HAProxy in front of an engine."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "haproxy.cfg").write_text(_HAPROXY.format(host=kit.HOST, port=port, engine=engine))
     return ["haproxy", "-db", "-f", str(place / "haproxy.cfg")]
@@ -78,11 +78,11 @@ def _nginx(place: Path, more: str) -> list[str]:
 
 
 def main() -> None:
-    """Becomes the engine."""
+    """Run the engine in place of this process."""
     port, place = int(sys.argv[1]), Path(sys.argv[2])
     command = _nginx(place / "engine", _ENGINE.format(host=kit.HOST, port=port, answer=upstream.ANSWER.decode()))
     (place / engine.PORT).write_text(str(port))
-    os.execvp(command[0], command)  # noqa: S606  becoming it is the point: no process of ours in between
+    os.execvp(command[0], command)  # noqa: S606  replaces this process, so that no parent is left
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Calls at a fixed rate, whatever became of the others: a lean client of answers that come in one piece with a length.
+"""Requests at a fixed rate, regardless of their results: a lean client for responses in one piece with a length.
 
-Owns its connections and one Answer per Call. Thousands a second cost it little, so that it can share a core with an
-engine; `loadtest.client` reads answers better and costs ten times as much. Times count from the write of the Call; how
-late that was after its planned moment is told beside. It must not repeat a Call.
+It sends thousands of requests a second at little cost, so that it can share a core with an engine; `loadtest.client`
+checks responses better and costs ten times as much. Times count from the write of the request. The delay of the write
+after its planned time is reported separately. Requests are never repeated.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bench import kit
 from loadtest.client import target_of
 
 CONNECTIONS_MAX = 1500
-"""More Calls than that at once are not sent, and counted as unsent."""
+"""Further concurrent requests are not sent, and count as unsent."""
 END_S_MAX = 30.0
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class Answer(NamedTuple):
-    """What became of one Call. `status` 0: the connection broke."""
+    """The result of one request. `status` 0: the connection broke."""
 
     sent_s: float
     took_s: float
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class Line(asyncio.Protocol):
-    """One connection; one Call at a time."""
+    """One connection with one request at a time."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -40,17 +40,17 @@ class Line(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Register the connection."""
         self.transport = cast("asyncio.Transport", transport)
 
     def send(self, request: bytes) -> None:
-        """Writes a Call."""
+        """Write a request."""
         self._got, self._sent_s = b"", time.monotonic()
         if self.transport is not None:
             self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of an answer."""
+        """Process bytes of a response."""
         got_s = time.monotonic()
         self._got += data
         end = self._got.find(b"\r\n\r\n") + 4
@@ -65,7 +65,7 @@ class Line(asyncio.Protocol):
             self._sender.idle.append(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed; a Call that was on it has no answer."""
+        """The connection closed; a request on it has no response."""
         del exc
         self.transport = None
         if self._sent_s is not None:
@@ -73,13 +73,13 @@ class Line(asyncio.Protocol):
         self._sender.lines.discard(self)
 
     def close(self) -> None:
-        """At once."""
+        """Close the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
 
 class Sender:
-    """Sends one request over and over to one URL."""
+    """Sends one request repeatedly to one URL."""
 
     def __init__(self, url: str, request: bytes) -> None:
         self._request = request
@@ -89,16 +89,16 @@ class Sender:
         self.lines: set[Line] = set()
         self.answers: list[Answer] = []
         self.late_s: list[float] = []
-        """How long after its moment each Call was sent."""
+        """The delay of each request after its planned time."""
         self.unsent = 0
 
     async def open(self, count: int) -> None:
-        """So many connections before the first Call."""
+        """Open connections before the first request."""
         for _ in range(count):
             self.idle.append(await self._connect())
 
     async def run(self, per_s: float, span_s: float, offset_s: float = 0.0) -> list[Answer]:
-        """Sends for so long, waits for what is out, closes all. Answers are in the order of their ends."""
+        """Send for this time, wait for the responses, close all. Responses are in the order of their ends."""
         begun_s = time.monotonic() + offset_s
         async with asyncio.TaskGroup() as opening:
             for number in range(int(per_s * span_s)):
@@ -107,7 +107,7 @@ class Sender:
                     await asyncio.sleep(wait_s)
                 self._fire(planned_s, opening)
                 if number % 64 == 0:
-                    await asyncio.sleep(0)  # a sender that is late must still read
+                    await asyncio.sleep(0)  # a late sender must still read
         await self._settle()
         return self.answers
 
@@ -145,19 +145,19 @@ class Sender:
                 while len(self.answers) < len(self.late_s):
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise kit.BenchError(f"{len(self.late_s) - len(self.answers)} Calls have no answer") from None
+            raise kit.BenchError(f"{len(self.late_s) - len(self.answers)} requests have no response") from None
         finally:
             for line in tuple(self.lines):
                 line.close()
 
 
 def took_ms(answers: Sequence[Answer]) -> list[float]:
-    """How long each took."""
+    """Return the duration of each request."""
     return [answer.took_s * 1e3 for answer in answers]
 
 
 def all_good(answers: Sequence[Answer]) -> None:
-    """BenchError where one is not a 200."""
+    """Raise BenchError if a status is not 200."""
     bad = [answer.status for answer in answers if answer.status != 200]
     if bad:
-        raise kit.BenchError(f"{len(bad)} of {len(answers)} Calls were not answered with 200 but {sorted(set(bad))}")
+        raise kit.BenchError(f"{len(bad)} of {len(answers)} requests did not get 200 but {sorted(set(bad))}")

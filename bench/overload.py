@@ -1,8 +1,9 @@
-"""Ten times as many Calls as the engine can do: how much of its peak is still done, and how fast the rest is refused.
+"""Ten times as many requests as the engine can serve: the share of the peak goodput, and the time of rejections.
 
-Owns one table. 32 Slots of 80 ms each are 400 Calls a second; open loop, 4,000 a second. Goodput: answers with 200 that
-ended within the span. Peak: goodput at 440 a second, just enough to fill all Slots, before and after. Refusals are
-timed from the write to the last byte. Memory: growth of the gateway's RSS from 3 s after the begin to the end.
+One table. 32 slots of 80 ms each serve 400 requests a second; the open-loop load is 4,000 a second. Goodput: 200
+responses that ended within the span. Peak: goodput at 440 a second, just enough to fill all slots, before and after.
+Rejections are timed from the write to the last byte. Memory: growth of the gateway's RSS from 3 s after the start to
+the end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LINES = 300
 
 
 class Run(NamedTuple):
-    """What came of one rate."""
+    """The result at one rate."""
 
     goodput_per_s: float
     refusal_ms: list[float]
@@ -37,13 +38,11 @@ class Run(NamedTuple):
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """overload_goodput (of peak), refusal_ms_p99, rss_growth_mib."""
+    """Return overload_goodput (relative to the peak), refusal_ms_p99 and rss_growth_mib."""
     span_s = 15 if quick else 60
-    kit.title(f"overload: {OVERLOAD_TIMES} times the engine's {CAPACITY_PER_S:.0f} Calls a second for {span_s} s")
+    kit.title(f"overload: {OVERLOAD_TIMES} times the engine's {CAPACITY_PER_S:.0f} requests a second for {span_s} s")
     model = engine.document(place, "late", str(TAKES_MS), slots=SLOTS, queue=QUEUE)
-    say(
-        f"{'Calls/s':>8} {'done/s':>8} {'refused':>9} {'p50 ms':>7} {'p99':>7} {'max':>7} {'broken':>7} {'late p99':>9}"
-    )
+    say(f"{'sent/s':>8} {'done/s':>8} {'refused':>9} {'p50 ms':>7} {'p99':>7} {'max':>7} {'broken':>7} {'late p99':>9}")
     async with kit.serving(place / "serve", [settings(), tenant("a"), model], core=kit.PROXY_CORE) as one:
         await one.model_ready("t", key("a"))
         before = await _run(one, PEAK_TIMES, PEAK_S)
@@ -63,7 +62,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def _run(one: kit.Serving, times: float, span_s: int) -> Run:
-    """One rate for so long."""
+    """Send at one rate for this time."""
     per_s = times * CAPACITY_PER_S
     sender = Sender(one.url, request(one.url, body("t", stream=False, bytes_min=KIB)))
     await sender.open(LINES)
@@ -78,8 +77,8 @@ async def _run(one: kit.Serving, times: float, span_s: int) -> Run:
     good = [a for a in answers if a.status == 200 and begun_s + SETTLE_S <= a.sent_s + a.took_s <= begun_s + span_s]
     refused_ms = sorted(answer.took_s * 1e3 for answer in answers if answer.status in (429, 503))
     broken = sum(answer.status not in (200, 429, 503) for answer in answers) + sender.unsent
-    told = "".join(f"{quantile(refused_ms, share) if refused_ms else 0.0:>8.2f}" for share in (0.5, 0.99, 1.0))
+    quantiles = "".join(f"{quantile(refused_ms, share) if refused_ms else 0.0:>8.2f}" for share in (0.5, 0.99, 1.0))
     late_ms = quantile(sender.late_s, 0.99) * 1e3
     done_per_s = len(good) / (span_s - SETTLE_S)
-    say(f"{per_s:>8.0f} {done_per_s:>8.1f} {len(refused_ms):>9,}{told} {broken:>7} {late_ms:>9.2f}")
+    say(f"{per_s:>8.0f} {done_per_s:>8.1f} {len(refused_ms):>9,}{quantiles} {broken:>7} {late_ms:>9.2f}")
     return Run(done_per_s, refused_ms, grown_mib)

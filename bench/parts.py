@@ -1,8 +1,8 @@
-"""The command line of a benchmark that has parts: runs all, or those that are named, and tells the figures at the end.
+"""The command line of a benchmark with parts: runs all, or the named ones, and prints the figures at the end.
 
-Owns its words, the folder that each part gets, and the last line: one JSON object with every key (interfaces, section
-10), null where no part gave it. `QUICK=1` takes fewer rounds of the same sizes. The exit status is 0 when every part
-ran to its end, whatever the figures; one that cannot go on is said to have failed, and the others still run.
+The last line is one JSON object with every key (interfaces, section 10), null if no part returned it. `QUICK=1` uses
+fewer rounds of the same sizes. The exit status is 0 if every part ran to its end, whatever the figures. A part that
+cannot continue is reported as failed, and the others still run.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pilotlight import process
 
 
 class Part(Protocol):
-    """One part: measures in an empty folder of its own, prints while it works, gives figures."""
+    """One part: measures in its own empty folder, prints while it runs, and returns figures."""
 
     def __call__(self, place: Path, *, quick: bool) -> Awaitable[Figures]:
-        """Runs it."""
+        """Run the part."""
 
 
 def main(name: str, about: str | None, keys: Sequence[str], parts: Mapping[str, Part]) -> None:
-    """Runs what the command line of `bench.NAME` says."""
+    """Run the parts on the command line of `bench.NAME`."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
-    parser.add_argument("part", nargs="*", help=f"{', '.join(parts)}; none named: all of them")
+    parser.add_argument("part", nargs="*", help=f"{', '.join(parts)}; default: all of them")
     parser.add_argument("--quick", action="store_true", help="as QUICK=1")
     asked = parser.parse_args()
     unknown = sorted(set(asked.part) - parts.keys())
@@ -46,12 +46,12 @@ def main(name: str, about: str | None, keys: Sequence[str], parts: Mapping[str, 
 
 
 def quick() -> bool:
-    """Whether the environment asks for fewer rounds: `QUICK=1`, not `QUICK=0`."""
+    """Return whether the environment requests fewer rounds: `QUICK=1`, not `QUICK=0`."""
     return os.environ.get("QUICK", "") not in {"", "0"}
 
 
 async def run(keys: Sequence[str], parts: Mapping[str, Part], failed: list[str], *, quick: bool) -> None:
-    """Runs the parts and prints all figures. The names of those that could not go on are added to `failed`."""
+    """Run the parts and print all figures. The names of parts that fail are added to `failed`."""
     say(machine())
     figures: Figures = dict.fromkeys(keys)
     with tempfile.TemporaryDirectory(prefix="pilotlight-bench-") as folder:
@@ -60,7 +60,7 @@ async def run(keys: Sequence[str], parts: Mapping[str, Part], failed: list[str],
             place.mkdir()
             try:
                 figures |= await part(place, quick=quick)
-            except (BenchError, OSError, ExceptionGroup) as error:  # the last two: what it measures is gone
+            except (BenchError, OSError, ExceptionGroup) as error:  # the last two: the measured process is gone
                 failed.append(name)
                 say(f"{name} FAILED: {error!r}")
             say(f"({name}: {time.monotonic() - begun_s:.0f} s)")
@@ -68,7 +68,7 @@ async def run(keys: Sequence[str], parts: Mapping[str, Part], failed: list[str],
 
 
 def machine() -> str:
-    """What the figures were taken on. The empty turns tell builds of Python apart that their version does not."""
+    """Describe the machine. The time of empty turns distinguishes builds of Python with the same version."""
     begun_s = time.perf_counter()
     for _ in range(1_000_000):
         pass

@@ -1,8 +1,8 @@
-"""The peers of the data plane benchmarks, and one engine behind all of them and ours.
+"""The peers of the data plane benchmarks, and one engine behind all of them and Pilotlight.
 
-Owns their commands, where their programs are looked for (the PATH, then the folder that BENCH_PEERS names, where
-bench/peers.sh put them) and that each really completes a Call before it is measured. Every proxy runs on core 0. What
-is not there, or does not answer, is left out with the reason, and so are its figures.
+Has their commands, and searches their programs on the PATH, then in the folder that BENCH_PEERS names, where
+bench/peers.sh installs them. Each peer must complete a request before it is measured. Every proxy runs on core 0. A
+peer that is missing or does not respond is omitted with the reason, and its figures are null.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from loadtest.client import Client
 from loadtest.result import Ending, Shot
 
 READY_S_MAX = 120.0
-"""LiteLLM needs a while on a busy machine."""
+"""LiteLLM starts slowly on a busy machine."""
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilotlight" / "peers"
 AUTHORIZATION = ("Authorization", f"Bearer {key('a')}")
 OURS = "Pilotlight"
@@ -44,16 +44,16 @@ _LITELLM_ENV = {
 
 
 class Side(NamedTuple):
-    """One proxy that runs. CPU and memory are those of `processes`; `beside`: ours that carry no bytes."""
+    """A running proxy. CPU time and memory are those of `processes`; `others` are processes that carry no bytes."""
 
     name: str
     url: str
     processes: list[psutil.Process]
-    beside: list[psutil.Process]
+    others: list[psutil.Process]
 
 
 class Peer(NamedTuple):
-    """How one peer is started: its program, and the command from (folder, program, port, engine)."""
+    """How a peer is started: its program, and the command from (folder, program, port, engine)."""
 
     name: str
     program: str
@@ -95,7 +95,7 @@ PEERS = (
 
 
 def program(name: str) -> str | None:
-    """Where a program is, if it is."""
+    """Return the path of a program, if it exists."""
     folder = Path(os.environ.get("BENCH_PEERS") or CACHE)
     path = [os.environ.get("PATH", ""), str(folder), *(str(one) for one in sorted(folder.glob("*/bin")))]
     return shutil.which(name, path=os.pathsep.join(path))
@@ -103,9 +103,9 @@ def program(name: str) -> str | None:
 
 @contextlib.asynccontextmanager
 async def sides(place: Path, model: Document, names: Sequence[str], ask: Shot) -> AsyncIterator[list[Side]]:
-    """Ours and the named peers, all in front of one engine: that of `model`, which `serve` starts in `place`.
+    """Run Pilotlight and the named peers in front of one engine: that of `model`, which `serve` starts in `place`.
 
-    `ask`: a Call that each must complete before it counts. A side that cannot be had is told and left out.
+    `ask`: a request that each must complete. A side that does not is omitted and reported.
     """
     async with contextlib.AsyncExitStack() as stack:
         documents = [settings(), tenant("a"), model]
@@ -117,12 +117,12 @@ async def sides(place: Path, model: Document, names: Sequence[str], ask: Shot) -
         for peer in (peer for peer in PEERS if peer.name in names):
             found = program(peer.program)
             if found is None:
-                say(f"{peer.name} is left out: there is no {peer.program} ({peer.install})")
+                say(f"{peer.name} is omitted: there is no {peer.program} ({peer.install})")
                 continue
             try:
                 made.append(await _start(stack, place, peer, found, ask))
             except kit.BenchError as error:
-                say(f"{peer.name} is left out: {error}")
+                say(f"{peer.name} is omitted: {error}")
         yield made
 
 
@@ -137,7 +137,7 @@ async def _start(stack: contextlib.AsyncExitStack, place: Path, peer: Peer, foun
 
 
 async def _completes(url: str, ask: Shot, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Sends the Call until it is completed; BenchError when the process ends or the time is over."""
+    """Send the request until it completes. Raises BenchError if the process exits or the time is over."""
     deadline_s, last = time.monotonic() + READY_S_MAX, "nothing"
     while process.poll() is None and time.monotonic() < deadline_s:
         result = await Client(url).send(ask)
@@ -146,4 +146,4 @@ async def _completes(url: str, ask: Shot, process: subprocess.Popen[bytes], log:
         last = f"{result.status} {result.code} {result.broken}".strip()
         await asyncio.sleep(0.2)
     lines = log.read_text(errors="replace").strip().splitlines()
-    raise kit.BenchError(f"it completes no Call ({last}); it said: {lines[-1] if lines else 'nothing'}")
+    raise kit.BenchError(f"it completes no request ({last}); its last line: {lines[-1] if lines else 'nothing'}")

@@ -1,6 +1,6 @@
-"""Plots of the last run as SVG files beside the README: those of `loadtest.report.plots`, made to stand alone.
+"""Plots of the last run as SVG files next to the README, based on `loadtest.report.plots` as standalone files.
 
-Owns the colours and the legend; results on the screen are the figures, pictures only show how they lie.
+Has the colours and the legend. The figures on the screen are the results; pictures only show their distribution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STYLE = (
 
 
 def picture(name: str, x_label: str, y_label: str, series: Sequence[Series]) -> None:
-    """Writes plots/NAME.svg; nothing to plot, nothing written."""
+    """Write plots/NAME.svg, unless there is nothing to plot."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return

@@ -1,8 +1,8 @@
-"""How long `plan()` takes: nothing to do, 50 to place, 2,000 full nodes, 1 % of 10,000 Models changed. Medians.
+"""The duration of `plan()`: nothing to do, 50 to place, 2,000 full nodes, 1 % of 10,000 Models changed. Medians.
 
-Prints a table with spread, and as its last line one JSON object (interfaces, section 10). `QUICK=1` or `--quick` takes
-fewer rounds of the same sizes. Each figure is of one plan on a World that is already folded, by a Planner that has
-planned the one before; the last case has others waiting, and other Replicas, in every round.
+Prints a table with spread. The last line is one JSON object (interfaces, section 10). `QUICK=1` or `--quick` uses fewer
+rounds of the same sizes. Each figure is of one plan on a World that is already folded, by a Planner that has computed
+the previous plan. In the last case other Models wait, and other replicas run, in every round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIZES_GI = (8, 12, 20, 30, 40, 60)
 
 
 def models(count: int) -> list[Model]:
-    """Models of mixed sizes, 4 Slots each."""
+    """Return Models of mixed sizes, with 4 slots each."""
     spec = ModelSpec(engine="command")
     return [
         Model(name=ModelName(f"m{i:05}"), spec=spec, memory_bytes=SIZES_GI[i % len(SIZES_GI)] * GI, slots=4)
@@ -57,7 +57,7 @@ def models(count: int) -> list[Model]:
 
 
 def devices(count: int) -> list[Slice]:
-    """Shared Devices of 80Gi, eight to a node."""
+    """Return shared devices of 80Gi, eight per node."""
     return [
         Slice(
             id=SliceId(f"d{i:04}"), device=DeviceId(f"d{i:04}"), node=NodeId(f"n{i // 8}"), memory_bytes=DEVICE_GI * GI
@@ -67,7 +67,7 @@ def devices(count: int) -> list[Slice]:
 
 
 def replicas(of: Iterable[Model], slices: list[Slice], used: float) -> list[Replica]:
-    """Ready Replicas, first fit, until `used` of all memory is taken."""
+    """Return ready replicas, first fit, until `used` of all memory is taken."""
     free = {slice_.id: DEVICE_GI * GI for slice_ in slices}
     goal = int(len(slices) * DEVICE_GI * GI * (1 - used))
     made: list[Replica] = []
@@ -95,22 +95,24 @@ def replicas(of: Iterable[Model], slices: list[Slice], used: float) -> list[Repl
 
 
 def build(model_count: int, device_count: int, used: float, waiting: int) -> World:
-    """A World with `used` of its memory taken by Replicas of one Call each, and `waiting` cold Models with Calls."""
+    """Return a World with `used` of its memory taken by replicas with one request each, and `waiting` cold Models."""
     documents, slices = models(model_count), devices(device_count)
     running = replicas(documents, slices, used)
     there = {replica.model for replica in running}
     cold = [model.name for model in documents if model.name not in there][:waiting]
-    return told_of(documents, slices, running, cold)
+    return compose_world(documents, slices, running, cold)
 
 
-def told_of(documents: list[Model], slices: list[Slice], running: list[Replica], cold: list[ModelName]) -> World:
-    """A World of these, where a Call runs on each Replica and some wait for each that is cold."""
+def compose_world(documents: list[Model], slices: list[Slice], running: list[Replica], cold: list[ModelName]) -> World:
+    """Return a World of these, with a request on each replica and some waiting for each cold Model."""
     there = {replica.model for replica in running}
     tenant = TenantName("acme")
     levels = [Level(model=replica.model, tenant=tenant, running=1) for replica in running]
     levels += [Level(model=name, tenant=tenant, waiting=3, oldest_wait_s=0.01) for name in cold]
     uses = tuple(ReplicaUse(replica=replica.id, hold=4, in_use=1) for replica in running)
-    told = Report(gateway=GatewayId("g"), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=uses)
+    report = Report(
+        gateway=GatewayId("g"), boot="b", sequence=1, epoch=1, version=1, levels=tuple(levels), replicas=uses
+    )
     known = History(starts_s=tuple(4.0 + i / 8 for i in range(32)), last_activity_s=NOW_S)
     world = World(
         epoch=1,
@@ -119,14 +121,14 @@ def told_of(documents: list[Model], slices: list[Slice], running: list[Replica],
         models={model.name: model for model in documents},
         nodes=Nodes(slices={slice_.id: slice_ for slice_ in slices}),
         replicas={replica.id: replica for replica in running},
-        gateways={GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=told, in_epoch=True)},
+        gateways={GatewayId("g"): Gateway(id=GatewayId("g"), boot="b", seen_s=NOW_S, report=report, in_epoch=True)},
         learned=Learned(histories=dict.fromkeys(there, known)),
     )
     return rebuild_indices(world, NOW_S)
 
 
 def crowded(device_count: int, waiting: int) -> World:
-    """Every Device is full, of busy Replicas whose residency is over, and that many Models of as many sizes wait."""
+    """Return a World with full devices, busy replicas after their residency, and waiting Models of different sizes."""
     slices, spec, documents, running = (
         devices(device_count),
         ModelSpec(engine="command"),
@@ -145,18 +147,18 @@ def crowded(device_count: int, waiting: int) -> World:
         Model(name=ModelName(f"w{i:03}"), spec=spec, memory_bytes=2 * GI + i * 75 * GI // waiting, slots=4)
         for i in range(waiting)
     ]
-    return told_of([*documents, *cold], slices, running, [model.name for model in cold])
+    return compose_world([*documents, *cold], slices, running, [model.name for model in cold])
 
 
 def measure(name: str, world: World, rounds: int) -> float:
-    """Median milliseconds of one plan; prints the row."""
-    return tell(name, (world for _ in range(rounds + 1)))
+    """Return the median milliseconds of one plan; print the row."""
+    return measure_plans(name, (world for _ in range(rounds + 1)))
 
 
 def changing(world: World, rounds: int) -> Iterator[World]:
-    """In every round other Models wait, 1 % of all, and what was planned for those before has started."""
+    """Yield Worlds in which 1 % of the Models wait, others each round; the previous ones have started as planned."""
     gateway, planner = world.gateways[GatewayId("g")], Planner()
-    running = [level for level in told(gateway).levels if not level.waiting]
+    running = [level for level in last_report(gateway).levels if not level.waiting]
     cold = [name for name in world.models if name not in world.by_model]
     many = len(world.models) // 100
     for number in range(rounds + 1):
@@ -164,21 +166,21 @@ def changing(world: World, rounds: int) -> Iterator[World]:
             Level(model=name, tenant=running[0].tenant, waiting=3, oldest_wait_s=0.01)
             for name in cold[number * many : (number + 1) * many]
         ]
-        report = replace(told(gateway), sequence=number + 2, levels=tuple(running + waiting))
+        report = replace(last_report(gateway), sequence=number + 2, levels=tuple(running + waiting))
         world, _ = advance(world, (Reported(report=report),), NOW_S)
         yield world
         world, _ = advance(world, [Acted(action=action) for action in planner.plan(world, NOW_S).actions], NOW_S)
 
 
-def told(gateway: Gateway) -> Report:
-    """Its last report."""
+def last_report(gateway: Gateway) -> Report:
+    """Return its last report."""
     if gateway.report is None:
         raise ValueError("the gateway has not reported")
     return gateway.report
 
 
-def tell(name: str, worlds: Iterable[World]) -> float:
-    """Plans one after the other, the first one outside of the figure; prints the row."""
+def measure_plans(name: str, worlds: Iterable[World]) -> float:
+    """Plan one World after the other, the first one as a warm-up; print the row."""
     planner, took_ms, plan = Planner(), list[float](), Plan()
     last = World(epoch=0)
     for number, world in enumerate(worlds):
@@ -194,7 +196,7 @@ def tell(name: str, worlds: Iterable[World]) -> float:
 
 
 def main() -> None:
-    """Runs them all."""
+    """Run all cases."""
     rounds = 20 if quick() or "--quick" in sys.argv else 100
     gc.freeze()
     print(f"{'case':<34} {'replicas':>8} {'actions':>7} {'unmet':>6} {'min ms':>8} {'median':>8} {'max':>8}")
@@ -206,7 +208,9 @@ def main() -> None:
     measure("the same, devices empty", build(1000, 200, 0.0, 50), rounds)
     figures["crowded_ms_2000"] = measure("2,000 full nodes of 8, 100 wait", crowded(16_000, 100), min(rounds, 10))
     large = build(10_000, 16_000, 0.12, 0)
-    figures["changed1pct_ms_10000"] = tell("10,000 Models, 2,000 nodes of 8, 100", changing(large, min(rounds, 40)))
+    figures["changed1pct_ms_10000"] = measure_plans(
+        "10,000 Models, 2,000 nodes of 8, 100", changing(large, min(rounds, 40))
+    )
     print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
 
 

@@ -1,9 +1,9 @@
-"""Prompts of 1 MiB, 50 a second, and of 8 MiB, 2 a second, beside small Calls on one core: the longest callback, and
-what small Calls notice.
+"""Prompts of 1 MiB, 50 a second, and of 8 MiB, 2 a second, with small requests on one core: the longest callback of the
+event loop, and the effect on the small requests.
 
-Owns one table. The gateway runs with a clock around every callback of its event loop (`bench.timed`; the thread's CPU
-time). Small Calls go at 200 a second through it and as many straight to the engine, in turns, so that what is added is
-the difference of two p99 of the same seconds. The engine reads all of a prompt before it answers.
+One table. The gateway measures the thread's CPU time of every callback of its event loop (`bench.timed`). Small
+requests are sent at 200 a second through it and, in turn, directly to the engine, so the added latency is the
+difference of two p99 of the same seconds. The engine reads the whole prompt before it responds.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ MODULE = "bench.timed"
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """stall_cpu_ms_max: the worst of all rounds; small_added_ms_p99: the median of the rounds."""
+    """Return stall_cpu_ms_max, the worst of all rounds, and small_added_ms_p99, the median of the rounds."""
     rounds, span_s = (4, 6) if quick else (8, 15)
     kit.title(
-        f"stalls: {LARGE_PER_S} prompts of 1 MiB a second, {HUGE_PER_S} of 8 MiB, {SMALL_PER_S} small Calls,"
+        f"stalls: {LARGE_PER_S} prompts of 1 MiB a second, {HUGE_PER_S} of 8 MiB, {SMALL_PER_S} small requests,"
         f" {rounds} rounds of {span_s} s"
     )
-    told = place / "longest.json"
+    path = place / "longest.json"
     documents = [settings(), tenant("a"), engine.document(place, "late", "0", slots=256)]
     longest_ms, added_ms = list[float](), list[float]()
     say(
         f"{'longest ms':>10} {'callbacks':>10} {'small p99 ms':>13} {'direct':>8} {'added':>8} {'1 MiB p99':>10}"
         f" {'8 MiB p99':>10}"
     )
-    async with fleet(place / "fleet", documents, 1, core=kit.PROXY_CORE, runs=(MODULE, str(told))) as one:
+    async with fleet(place / "fleet", documents, 1, core=kit.PROXY_CORE, runs=(MODULE, str(path))) as one:
         await one.model_ready("t", key("a"))
         (gateway,) = [p for p in psutil.Process().children() if MODULE in p.cmdline()]
         await _round(one.url, place, WARM_S)
         for _ in range(rounds):
-            await _longest(gateway, told)
+            await _longest(gateway, path)
             large, huge, small, direct = await _round(one.url, place, span_s)
-            found = await _longest(gateway, told)
+            found = await _longest(gateway, path)
             longest_ms.append(float(found["longest_ms"]))
             added_ms.append(small - direct)
             say(
@@ -59,12 +59,12 @@ async def measure(place: Path, *, quick: bool) -> Figures:
                 f" {large:>10.2f} {huge:>10.2f}   {found['where']}"
             )
     added = statistics.median(added_ms)
-    say(f"longest callback {max(longest_ms):.2f} ms (at most 5); p99 added to small Calls {added:.2f} ms (at most 10)")
+    say(f"longest callback {max(longest_ms):.2f} ms (at most 5); added p99 of small requests {added:.2f} (at most 10)")
     return {"stall_cpu_ms_max": max(longest_ms), "small_added_ms_p99": added}
 
 
 async def _round(url: str, place: Path, span_s: int) -> tuple[float, float, float, float]:
-    """p99 in milliseconds of the large Calls, the huge ones, the small ones, and those straight to the engine."""
+    """Return the p99 in milliseconds of large, huge and small requests, and of those sent directly to the engine."""
     direct = f"http://{engine.address(place)}"
     asks = [(url, MIB, LARGE_PER_S), (url, 8 * MIB, HUGE_PER_S), (url, KIB, SMALL_PER_S), (direct, KIB, SMALL_PER_S)]
     senders = [Sender(where, request(where, body("t", stream=False, bytes_min=size))) for where, size, _ in asks]
@@ -82,12 +82,12 @@ async def _round(url: str, place: Path, span_s: int) -> tuple[float, float, floa
     return p99_ms[0], p99_ms[1], p99_ms[2], p99_ms[3]
 
 
-async def _longest(gateway: psutil.Process, told: Path) -> dict[str, float | int | str]:
-    """What its clock has seen since the last time."""
-    told.unlink(missing_ok=True)
+async def _longest(gateway: psutil.Process, path: Path) -> dict[str, float | int | str]:
+    """Return the gateway's measurements since the last call."""
+    path.unlink(missing_ok=True)
     gateway.send_signal(signal.SIGUSR1)
     async with asyncio.timeout(TOLD_S_MAX):
-        while not told.exists():
+        while not path.exists():
             await asyncio.sleep(0.01)
-    found: dict[str, float | int | str] = json.loads(told.read_text())
+    found: dict[str, float | int | str] = json.loads(path.read_text())
     return found

@@ -1,7 +1,7 @@
-"""Model B is called while Model A, on the same Device, is always busy: how long B's first byte takes, and A's streams.
+"""Model B is requested while Model A, on the same device, is always busy: the time to B's first byte, and A's streams.
 
-Owns one table. More closed loops than Slots keep A busy with streams of about a second; the Device holds one Model.
-Bound of a wait: A's residency, A's longest stream, B's start. Nothing of A may be cut.
+One table. More closed loops than slots keep A busy with streams of about a second; the device fits one Model. A wait is
+bounded by A's residency, A's longest stream and B's start. No stream of A may be cut.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SLOTS = 4
 TOKENS, TOKENS_PER_S = 100, 100
 RESIDENCY_S = 2.0
 BUSY_S = (0.4, 3.0)
-"""B is called when A has been back for so long, at least and at most: within A's residency and after it."""
+"""The minimum and maximum time for which A has run again before B is requested: within A's residency and after it."""
 GOLDEN = 0.618
-"""Its multiples, modulo 1, fall evenly on all phases of A's streams."""
+"""Its multiples, modulo 1, cover all phases of A's streams evenly."""
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """starved_s_max: the longest wait for B's first byte, in seconds."""
+    """Return starved_s_max: the longest wait for B's first byte, in seconds."""
     rounds = 5 if quick else 12
-    kit.title(f"starvation: A always busy ({LOOPS} loops, {SLOTS} slots), B called {rounds} times, seconds")
+    kit.title(f"starvation: A always busy ({LOOPS} loops, {SLOTS} slots), B requested {rounds} times, seconds")
     knobs = ("--tokens", str(TOKENS), "--tokens-per-s", str(TOKENS_PER_S))
     device = [{"name": "gpu0", "model": "bench", "memory": "100Mi"}]
     documents = [
@@ -61,7 +61,7 @@ async def measure(place: Path, *, quick: bool) -> Figures:
 
 
 async def _busy(url: str, stop: asyncio.Event, results: list[Result]) -> None:
-    """One closed loop at A."""
+    """Run one closed loop of requests for A."""
     client = Client(url, reuse=True)
     shot = Shot(model="a", body=body("a", tokens=TOKENS), timeout_s=60)
     while not stop.is_set():
@@ -72,5 +72,5 @@ async def _busy(url: str, stop: asyncio.Event, results: list[Result]) -> None:
 async def _first_byte_s(url: str, name: str) -> float:
     result = await Client(url).send(Shot(model=name, body=body(name), timeout_s=60))
     if result.ending is not Ending.COMPLETED or result.first_byte_s is None:
-        raise kit.BenchError(f"a Call did not complete: {result}")
+        raise kit.BenchError(f"a request did not complete: {result}")
     return result.first_byte_s

@@ -1,8 +1,8 @@
-"""Many streams at once through one proxy: a client that takes what comes, counts it, and says which ended whole.
+"""Many concurrent streams through one proxy: a client that counts chunks, and checks that streams are complete.
 
-Owns its connections. A chunk is counted by a mark that each carries once (`bench.engine`), so a proxy may cut and frame
-bytes as it likes. Whole: status 200, as many chunks as were asked for, the last event, the end of the framing, and
-nothing that only the proxy asked the engine for.
+A chunk is counted by a mark that each contains once (`bench.engine`), so a proxy may split and frame the bytes freely.
+Complete: status 200, the requested number of chunks, the last event, the end of the framing, and no usage chunk that
+only the proxy requested.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ from loadtest.client import request_bytes, target_of
 CONNECT_AT_ONCE = 200
 END = DONE + b"\r\n0\r\n\r\n"
 HEAD_BYTES, TAIL_BYTES = 64, 1 << 10
-"""Kept of a stream's begin and of its end."""
+"""The kept bytes of a stream's start and of its end."""
 SMALL_BYTES = 4 << 10
-"""Up to here bytes count themselves; in more numpy counts eight times as fast."""
+"""Up to this size bytes.count is used; above it numpy counts eight times as fast."""
 ACCEPT_S = 0.2
-"""A connection is there before the proxy has accepted it."""
+"""The time for a proxy to accept a connection that the kernel has established."""
 END_S_MAX = 60.0
-"""How long streams may take to end."""
+"""The maximum time for streams to end."""
 
 
 def request(url: str, body: bytes, *headers: tuple[str, str]) -> bytes:
-    """The POST of a Call with the key of Tenant `a`."""
+    """Return the POST of a request with the key of tenant `a`."""
     return request_bytes(target_of(url), "POST", "/v1/chat/completions", (AUTHORIZATION, *headers), body)
 
 
 class Stream(asyncio.Protocol):
-    """One connection and one stream on it."""
+    """One connection with one stream."""
 
     def __init__(self, chunks: int) -> None:
         self._expected = chunks
         self._head = self._tail = b""
         self._transport: asyncio.Transport | None = None
         self.chunks = 0
-        """So far."""
+        """The number of chunks so far."""
         self.broken = ""
-        """Why it is not whole."""
+        """The reason why it is incomplete."""
         self.running = False
         self.closed_s = 0.0
-        """When the connection was over, by the machine's monotonic clock."""
+        """When the connection ended, by the machine's monotonic clock."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Register the connection."""
         self._transport = cast("asyncio.Transport", transport)
 
     def ask(self, request: bytes) -> None:
-        """Begins the stream."""
+        """Start the stream."""
         if self._transport is not None:
             self.running = True
             self._transport.write(request)
 
     def leave(self) -> None:
-        """Closes the connection, as a client that has enough."""
+        """Close the connection, as a client that cancels."""
         self.running = False
         if self._transport is not None:
             self._transport.abort()
 
     def half_close(self) -> None:
-        """Says that it sends no more, and waits for the end of the connection."""
+        """Half-close the connection and wait for its end."""
         self.running = False
         if self._transport is not None:
             self._transport.write_eof()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a stream."""
+        """Process bytes of a stream."""
         if len(self._head) < HEAD_BYTES:
             self._head += data[:HEAD_BYTES]
         if len(data) < SMALL_BYTES:
@@ -88,7 +88,7 @@ class Stream(asyncio.Protocol):
             self._ended()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed, by either side."""
+        """The connection was closed by either side."""
         self._transport, self.closed_s = None, time.monotonic()
         if self.running:
             how = "closed" if exc is None else "reset"
@@ -102,7 +102,7 @@ class Stream(asyncio.Protocol):
 
 
 async def connect(url: str, count: int, chunks: int = 0) -> list[Stream]:
-    """So many connections, all accepted."""
+    """Open connections and wait until all are accepted."""
     loop, where = asyncio.get_running_loop(), target_of(url)
     made: list[Stream] = []
     while len(made) < count:
@@ -116,9 +116,9 @@ async def connect(url: str, count: int, chunks: int = 0) -> list[Stream]:
 
 
 async def ended(streams: Sequence[Stream], name: str) -> int:
-    """Waits until all have ended and closes them; how many there were. BenchError where one is not whole.
+    """Wait until all have ended and close them; return their number. Raises BenchError if one is incomplete.
 
-    `name`: whose they are.
+    `name`: the side, for the message.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_S_MAX):
@@ -129,5 +129,5 @@ async def ended(streams: Sequence[Stream], name: str) -> int:
         stream.leave()
     broken = [stream.broken for stream in streams if stream.broken]
     if broken or unended:
-        raise kit.BenchError(f"{name}: {len(broken)} streams are not whole, {unended} have no end; {broken[:1]}")
+        raise kit.BenchError(f"{name}: {len(broken)} streams are incomplete, {unended} have no end; {broken[:1]}")
     return len(streams)

@@ -1,8 +1,8 @@
-"""Non-streaming Calls a second through one gateway with all its work, against a plain aiohttp proxy, in the same run.
+"""Non-streaming requests a second through one gateway with all its functions, and through a plain aiohttp proxy.
 
-Owns one table. Proxy on core 0, engine and load on core 1 (both sides alike); wrk, 64 connections, 1 KiB bodies;
-our own client where there is no wrk. Ours does its full work: key, limits, queue, metrics, one event per Call; its
-autoscaler and supervisor share core 0 with it.
+One table. The proxy runs on core 0, engine and load on core 1 (for both sides); wrk with 64 connections and 1 KiB
+bodies, or our own client without wrk. Pilotlight performs all its functions: key, limits, queue, metrics, one event per
+request; its autoscaler and supervisor also run on core 0.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from loadtest.result import Ending, Shot
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """ratio_aiohttp: the median of the rounds' ratios."""
+    """Return ratio_aiohttp: the median of the ratios of the rounds."""
     rounds, span_s = (5, 3) if quick else (8, 4)
     kit.title(f"throughput: non-streaming, one gateway, {CONNECTIONS} connections, {rounds} rounds of {span_s} s")
     if not wrk.there():
-        say(f"{wrk.MISSING}: our own client is the load, and the ratio is too low where `core` is well below 1")
+        say(f"{wrk.MISSING}: our own client is the load, and the ratio is too low if `core` is well below 1")
     script = wrk.script(place / "call.lua", _ask())
     documents: list[Document] = [settings(), tenant("a"), _engine()]
     ours, peer = list[Load](), list[Load]()
@@ -44,14 +44,14 @@ async def measure(place: Path, *, quick: bool) -> Figures:
                 for kept, url, processes in sides:
                     kept.append(await wrk.load(script, url, span_s, processes))
                 sides.reverse()
-    say(f"{'proxy':<10} {'load':<15} {'Calls/s':<32} {'CPU us per Call':<24} {'core':>5} {'not 2xx':>7}")
+    say(f"{'proxy':<10} {'load':<15} {'Requests/s':<32} {'CPU us per request':<24} {'core':>5} {'not 2xx':>7}")
     for name, loads in (("Pilotlight", ours), ("aiohttp", peer)):
         rates, costs = (spread(values) for values in ([one.per_s for one in loads], [one.us_per_call for one in loads]))
         core, bad = statistics.median([one.core for one in loads]), sum(one.bad for one in loads)
         say(f"{name:<10} {wrk.name():<15} {rates:<32} {costs:<24} {core:>5.2f} {bad:>7}")
     ratios = [mine.per_s / other.per_s for mine, other in zip(ours, peer, strict=True)]
     cheaper = [other.us_per_call / mine.us_per_call for mine, other in zip(ours, peer, strict=True)]
-    say(f"Calls/s {kit.times(ratios)} aiohttp's (at least 1.7 x); CPU per Call: aiohttp's is {kit.times(cheaper)} ours")
+    say(f"Requests/s {kit.times(ratios)} aiohttp's (at least 1.7 x); CPU: aiohttp's is {kit.times(cheaper)} ours")
     return {"ratio_aiohttp": statistics.median(ratios)}
 
 
@@ -66,10 +66,10 @@ def _engine() -> Document:
 
 
 async def _woken(one: kit.Serving) -> str:
-    """The engine's own URL, once it runs."""
+    """Return the engine's own URL, once it runs."""
     shot = Shot(model="t", body=_ask(), stream=False, headers=(("Authorization", f"Bearer {key('a')}"),))
     result = await Client(one.url).send(shot)
     if result.ending is not Ending.COMPLETED:
-        raise kit.BenchError(f"a Call did not complete: {result}")
+        raise kit.BenchError(f"a request did not complete: {result}")
     (engine,) = [p for p in psutil.Process(one.process.pid).children(recursive=True) if "bench.upstream" in p.cmdline()]
     return f"http://{kit.HOST}:{engine.cmdline()[-1]}"

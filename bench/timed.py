@@ -1,10 +1,10 @@
-"""The gateway process as it is, with a clock around everything of ours that its event loop calls.
+"""The unchanged gateway process, with a timer around every callback that its event loop runs.
 
-`python -m bench.timed FILE gateway ...` takes the arguments of `pilotlight` after the file that it tells the longest
-callback to. Owns the clock: CPU time of the thread, so that a neighbour on the core is not counted. Three ways lead
-from uvloop into our code, and all are timed: methods of the protocols (client and engine connections), callbacks with
-the steps of tasks (`call_soon`), and timers. At a SIGUSR1 the longest since the last one is written down.
-The product knows nothing of this.
+`python -m bench.timed FILE gateway ...`: after the file for the longest callback, the arguments of `pilotlight` follow.
+The timer measures the CPU time of the thread, so other processes on the core do not count. It covers all three ways in
+which uvloop calls the gateway's code: methods of the protocols (client and engine connections), callbacks including the
+steps of tasks (`call_soon`), and timers. On SIGUSR1 the longest callback since the last signal is written to the file.
+The product does not depend on this.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _T = TypeVar("_T")
 
 
 class Watch:
-    """The longest callback since the last look, and how many there were."""
+    """The longest callback since the last report, and the number of callbacks."""
 
     def __init__(self) -> None:
         self._longest_ns, self._where, self._calls = 0, "", 0
 
     def timed(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
-        """The same, timed."""
+        """Return the function with a timer."""
 
         def around(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             begun_ns = time.thread_time_ns()
@@ -53,11 +53,11 @@ class Watch:
 
         return around
 
-    def tell(self, path: Path) -> None:
-        """Writes down what there was, and begins anew."""
-        told = {"longest_ms": self._longest_ns / 1e6, "where": self._where, "calls": self._calls}
+    def report(self, path: Path) -> None:
+        """Write the measurements to the file, and reset them."""
+        found = {"longest_ms": self._longest_ns / 1e6, "where": self._where, "calls": self._calls}
         self._longest_ns, self._where, self._calls = 0, "", 0
-        path.with_suffix(".new").write_text(json.dumps(told))
+        path.with_suffix(".new").write_text(json.dumps(found))
         path.with_suffix(".new").replace(path)
 
 
@@ -65,32 +65,32 @@ WATCH = Watch()
 
 
 class TimedLoop(uvloop.Loop):
-    """uvloop, with everything that is scheduled on it timed."""
+    """uvloop with timers around everything that is scheduled on it."""
 
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
-        """As uvloop's."""
+        """As in uvloop."""
         return super().call_soon(WATCH.timed(callback), *args, context=context)
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As uvloop's."""
+        """As in uvloop."""
         return super().call_later(delay, WATCH.timed(callback), *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """As uvloop's."""
+        """As in uvloop."""
         return super().call_at(when, WATCH.timed(callback), *args, context=context)
 
 
 def run(main: Coroutine[object, object, None], path: Path) -> None:
-    """In place of `pilotlight.process.run`."""
+    """Replacement of `pilotlight.process.run`."""
 
     async def watched() -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, WATCH.tell, path)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, WATCH.report, path)
         await main
 
     with asyncio.Runner(loop_factory=TimedLoop) as runner:
@@ -98,7 +98,7 @@ def run(main: Coroutine[object, object, None], path: Path) -> None:
 
 
 def main() -> None:
-    """Times what can be called, then is `pilotlight`."""
+    """Install the timers, then run `pilotlight`."""
     path = Path(sys.argv.pop(1))
     for kind in (Connection, EngineConnection):
         for name in CALLED:

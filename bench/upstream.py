@@ -1,6 +1,6 @@
-"""The engine of the throughput benchmark: it answers every Call at once with the same document of 650 bytes.
+"""The engine of the throughput benchmark: it responds to every request at once with the same document of 650 bytes.
 
-Owns the least that an engine can do, so that the proxies are what is measured. Started by Pilotlight as a command.
+It does the minimum of an engine, so that the proxies are the bottleneck. Pilotlight starts it as a command.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length
 
 
 class Connection(asyncio.Protocol):
-    """One connection; requests one after the other."""
+    """One connection with one request at a time."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Register the connection."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Answers every whole request."""
+        """Respond to every complete request."""
         self._buffer = self._buffer + data if self._buffer else data
         while (end := self._buffer.find(b"\r\n\r\n") + 4) > 3:
             length = LENGTH.search(self._buffer, 0, end)
@@ -44,18 +44,18 @@ class Connection(asyncio.Protocol):
             self.asked(request)
 
     def asked(self, request: bytes) -> None:
-        """A whole request is here."""
+        """Handle a complete request."""
         del request
         self.write(RESPONSE)
 
     def write(self, data: bytes) -> None:
-        """Sends it, if anybody is there."""
+        """Send the bytes if the client is connected."""
         if self.transport is not None:
             self.transport.write(data)
 
 
 async def serve(port: int) -> None:
-    """Until killed."""
+    """Serve until killed."""
     server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 

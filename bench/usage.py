@@ -1,7 +1,7 @@
-"""What processes have used: CPU time in microseconds, memory that is theirs.
+"""Resource usage of processes: CPU time in microseconds, and their memory.
 
-Owns the reading of /proc. CPU is `schedstat` of every thread: nanoseconds on a core (sched-stats.txt), where the
-ticks of `stat` are 10 ms wide. Threads that have ended since the last look are missing from it: peers keep theirs.
+Reads /proc. CPU time is from `schedstat` of every thread: nanoseconds on a core (sched-stats.txt), because the ticks of
+`stat` are 10 ms. Threads that have ended since the last sample are missing; the peers keep their threads.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import psutil
 
 
 def ran_us(processes: Sequence[psutil.Process]) -> float:
-    """Microseconds that these processes have run so far."""
+    """Return the microseconds for which these processes have run so far."""
     return sum(_ran_ns(process.pid) for process in processes) / 1e3
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     process = psutil.Process(pid)
     return [process, *process.children(recursive=True)]
 
 
 def rss_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Their resident memory."""
+    """Return their resident memory."""
     return sum(process.memory_info().rss for process in processes)
 
 

@@ -1,8 +1,8 @@
-"""Memory of a waiting stream: 10,000 parked at a Model that starts, and as many as fit at an engine that says nothing.
+"""Memory of a waiting stream: 10,000 queued for a starting Model, and the maximum number at a silent engine.
 
-Owns one table, of proportional set size (PSS) of the gateway: its growth per stream, body included, once all are there
-and at the end, when parked streams have long been told that they wait. All are held for the whole time, or the run
-ends. An engine's streams need two open files each, so fewer may fit below the limit that the machine sets.
+One table, of the proportional set size (PSS) of the gateway: its growth per stream, including the body, after all have
+arrived and at the end, after queued streams have got keep-alives. If one stream ends early, the run fails. Streams at
+an engine need two open files each, so fewer may fit below the machine's limit.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bench.kit import KIB, MIB, Figures, say
 
 STREAMS = 10_000
 SPARE_FILES = 500
-"""Open files of a gateway that are no streams'."""
+"""Open files of a gateway that are not streams."""
 SETTLE_S = 2.0
 AT_MOST_KIB = 8
 
 
 async def measure(place: Path, *, quick: bool) -> Figures:
-    """kib_per_waiting: the worse of both, at the end."""
+    """Return kib_per_waiting: the worse of both, at the end."""
     hold_s = 10 if quick else 60
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     kit.title(f"waiting: streams of 1 KiB held for {hold_s} s, PSS of the gateway")

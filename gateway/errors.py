@@ -138,23 +138,23 @@ def path_not_found() -> CallError:
 
 def method_not_allowed(allow: bytes) -> CallError:
     """405: the path exists, but not with this method (RFC 9110, 15.5.6). `allow`: the allowed methods."""
-    message = f"this path does not take this method; it takes {allow.decode()}"
+    message = f"this path does not support this method; it supports {allow.decode()}"
     return CallError(405, "method_not_allowed", message, allow=allow)
 
 
 def too_many_chunks() -> CallError:
     """400: the body has thousands of tiny chunks."""
-    return invalid_request("the body comes in too many small chunks; send larger ones", close=True)
+    return invalid_request("the body has too many small chunks; send larger ones", close=True)
 
 
 def pipelining_limit_exceeded() -> CallError:
     """400: too many bytes of later requests arrived before the response; nothing after them can be read."""
-    return invalid_request("too much was sent ahead of the answer", close=True)
+    return invalid_request("too many pipelined bytes; wait for the response before sending more", close=True)
 
 
 def unsupported_dialect() -> CallError:
     """400: the model's engine does not support this API endpoint."""
-    return invalid_request("this model does not speak the dialect of this path", param="model")
+    return invalid_request("this model does not support this API endpoint", param="model")
 
 
 def request_timeout() -> CallError:
@@ -183,7 +183,7 @@ def header_too_large() -> CallError:
 
 def queue_full(retry_after_s: float) -> CallError:
     """429: the model's queue in this gateway is full."""
-    return CallError(429, "queue_full", "too many calls are waiting for this model", retry_after_s=retry_after_s)
+    return CallError(429, "queue_full", "too many requests are waiting for this model", retry_after_s=retry_after_s)
 
 
 def model_starting(expected_wait_s: float | None, retry_after_s: float) -> CallError:
@@ -195,7 +195,7 @@ def model_starting(expected_wait_s: float | None, retry_after_s: float) -> CallE
 def deadline_reached(retry_after_s: float) -> CallError:
     """503: the model is warm, but the request was queued until its deadline."""
     return CallError(
-        503, "overloaded", "no slot came free before the deadline of this call", retry_after_s=retry_after_s
+        503, "overloaded", "no slot became free before the deadline of this request", retry_after_s=retry_after_s
     )
 
 
@@ -207,7 +207,7 @@ def service_unavailable(code: str, message: str, retry_after_s: float) -> CallEr
 
 def capacity_pending(wait_s: float, retry_after_s: float) -> CallError:
     """503: the model waits for more capacity, which arrives after the deadline."""
-    message = f"more capacity for the model is on its way: in about {math.ceil(wait_s)} s"
+    message = f"capacity for the model is being added; expected in about {math.ceil(wait_s)} s"
     return CallError(503, "no_capacity", message, retry_after_s=retry_after_s)
 
 
@@ -233,7 +233,7 @@ def upstream_error() -> CallError:
 
 def upstream_timeout() -> CallError:
     """504: the engine's first byte, next byte or whole response took too long."""
-    return CallError(504, "upstream_timeout", "the engine did not answer in time")
+    return CallError(504, "upstream_timeout", "the engine did not respond in time")
 
 
 def render_error_body(error: CallError, dialect: str = "openai") -> bytes:

@@ -76,7 +76,7 @@ class Gateway(GatewayContext):
         super().__init__(clock, limits, room, dispatch, Upstreams(engine_tls), Telemetry(events_fd))
         dispatch.parked.bytes_max = int(room.size_bytes * PARKED_SHARE)
         self._on_loopback = False
-        self.on_report: Callable[[], None] = _nobody_listens
+        self.on_report: Callable[[], None] = _ignore_edge
         self._ids = 0
         self._id_prefix = f"{gateway}-{boot}-"
         self._calls: dict[Call, ProxiedCall] = {}
@@ -307,5 +307,5 @@ class Gateway(GatewayContext):
         self.telemetry.flush()
 
 
-def _nobody_listens() -> None:
+def _ignore_edge() -> None:
     """Do nothing until sync sets its callback."""

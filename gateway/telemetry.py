@@ -164,7 +164,7 @@ class Telemetry:
         cell.pair.tokens_in += call.tokens_in
         cell.pair.tokens_out += call.tokens_out
         if self._events_fd is not None:
-            self._tell(
+            self._queue_event(
                 Ended(
                     call.id, call.model, call.tenant, cell.end.outcome, code, call.stream, call.cold, call.moves,
                     call.replica, int(queued_s * 1e6), int(start_s * 1e6), int(waited_s * 1e6),
@@ -177,7 +177,7 @@ class Telemetry:
         pair = self._pairs.get(("", "")) or self._new_pair("", "")
         pair.end(Outcome.FAILED, code).count += 1
         if self._events_fd is not None:
-            self._tell(TurnedAway(request_id, code))
+            self._queue_event(TurnedAway(request_id, code))
 
     def retried(self, model: str, reason: str) -> None:
         """Record a request that returned to dispatch because an engine failed before the commit point."""
@@ -201,7 +201,7 @@ class Telemetry:
             self._pending = block
             try:
                 self._pending = block[os.write(fd, block) :]
-            except OSError:  # the reader is gone, or the disk is full
+            except OSError:  # the reader has exited, or the disk is full
                 self._pending = b""
                 self._dropped += block.count(b"\n")
 
@@ -211,7 +211,7 @@ class Telemetry:
         registry.register(_Snapshot([*self._counters(), *self._times(), *_gauges(levels, routes_age_s)]))
         return generate_latest(registry)
 
-    def _tell(self, event: Ended | TurnedAway) -> None:
+    def _queue_event(self, event: Ended | TurnedAway) -> None:
         if len(self._events) >= EVENTS_MAX:
             self._dropped += 1
         else:
@@ -247,10 +247,10 @@ class Telemetry:
 
     def _counters(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(
-            "pilotlight_calls", "Calls that have ended.", labels=("model", "tenant", "outcome", "code")
+            "pilotlight_calls", "Requests that have ended.", labels=("model", "tenant", "outcome", "code")
         )
         tokens = CounterMetricFamily(
-            "pilotlight_tokens", "Tokens as engines tell them.", labels=("model", "tenant", "direction")
+            "pilotlight_tokens", "Tokens as engines report them.", labels=("model", "tenant", "direction")
         )
         for (model, tenant), pair in self._pairs.items():
             for code, end in pair.ends.items():
@@ -260,15 +260,17 @@ class Telemetry:
                 tokens.add_metric((model, tenant, "out"), pair.tokens_out)
         retries = CounterMetricFamily(
             "pilotlight_upstream_retries",
-            "Calls that an engine failed before the first byte.",
+            "Requests that an engine failed before the first byte.",
             labels=("model", "reason"),
         )
         for labels, count in self._retries.items():
             retries.add_metric(labels, count)
-        dropped = CounterMetricFamily("pilotlight_events_dropped", "Events that no sink took.", value=self._dropped)
+        dropped = CounterMetricFamily(
+            "pilotlight_events_dropped", "Events that the sink did not accept.", value=self._dropped
+        )
         folded = CounterMetricFamily(
             "pilotlight_series_folded",
-            "Calls told under tenant `other`, for there are too many.",
+            "Requests reported under tenant `other`, because there are too many tenants.",
             value=self._series_folded,
         )
         yield from (calls, tokens, retries, dropped, folded)
@@ -284,7 +286,7 @@ class Telemetry:
             labels = (model, "1" if cold else "0")
             queue.add_metric(labels, series.queue.buckets(), series.queue.sum)
             first.add_metric(labels, series.first_byte.buckets(), series.first_byte.sum)
-        overhead = HistogramMetricFamily("pilotlight_overhead_seconds", "Our own time: from grant to the bytes sent.")
+        overhead = HistogramMetricFamily("pilotlight_overhead_seconds", "Gateway time from grant to the bytes sent.")
         overhead.add_metric((), self._overhead.buckets(), self._overhead.sum)
         yield from (queue, first, overhead)
 
@@ -300,13 +302,13 @@ class _Snapshot(Collector):
 
 
 def _gauges(levels: Iterable[tuple[str, int, int]], routes_age_s: float | None) -> Iterator[Metric]:
-    waiting = GaugeMetricFamily("pilotlight_calls_waiting", "Calls parked now.", labels=("model",))
-    running = GaugeMetricFamily("pilotlight_calls_running", "Calls on Replicas now.", labels=("model",))
+    waiting = GaugeMetricFamily("pilotlight_calls_waiting", "Requests that wait now.", labels=("model",))
+    running = GaugeMetricFamily("pilotlight_calls_running", "Requests that run on replicas now.", labels=("model",))
     for model, parked, granted in levels:
         waiting.add_metric((model,), parked)
         running.add_metric((model,), granted)
     yield from (waiting, running)
     if routes_age_s is not None:
         yield GaugeMetricFamily(
-            "pilotlight_routes_age_seconds", "Since an autoscaler was last heard.", value=routes_age_s
+            "pilotlight_routes_age_seconds", "Time since the last message from an autoscaler.", value=routes_age_s
         )

@@ -76,7 +76,7 @@ def rank_suspects(names: Iterable[ModelName], error: Exception) -> list[ModelNam
     """Sort `names` by suspicion, the most suspect last.
 
     A Model is suspect if a local variable of a frame in the traceback refers to it; the innermost frame counts most.
-    When a replica is examined on behalf of another Model, the culprit is thus the replica's Model.
+    When a replica is examined on behalf of another Model, the culprit is therefore the replica's Model.
     """
     rank: dict[ModelName, int] = {}
     known = frozenset(names)

@@ -2,10 +2,10 @@
 
 The loop holds the only mutable reference to the `World`. `observe` puts events into its inbox and never blocks. One
 task folds the inbox as one batch, calls the planner and `divide_slots` on the result, folds every Action before the
-driver executes it, and then calls the listeners. Before a start or an eviction for a Model, the driver is asked whether
-that Model could start at all; an obstacle is folded like any other observation. The loop sleeps until the next
-observation or until time alone would change the plan. Under a flood of events it sleeps as long as it worked, so it
-uses at most half a core.
+driver executes it, and then calls the listeners. Before a start or an eviction for a Model, the loop checks with the
+driver whether that Model could start at all; an obstacle is folded like any other observation. The loop sleeps until
+the next observation or until time alone would change the plan. Under a flood of events it sleeps as long as it worked,
+so it uses at most half a core.
 
 An exception that one Model causes quarantines that Model (`autoscaler.controller.containment`). For any other
 exception `World.degraded` is set, no decision is made until a retry succeeds, and the last plan stays.
@@ -105,8 +105,8 @@ class Loop:
 
     `writes_s` returns for how many more seconds this process may act; a leader that was suspended gets 0. `in_touch`
     returns whether the driver can execute an order now. While it cannot, nothing is decided: draining a replica that
-    can be neither stopped nor replaced would only take it away from the requests that it could still serve. `cutter`
-    repartitions MIG nodes; without it none is. `supplier` orders capacity and releases it.
+    can be neither stopped nor replaced would only take it away from its requests. `cutter` repartitions MIG nodes;
+    without it none is. `supplier` orders and releases capacity.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Loop:
             before, self.world, self.plan, tuple(actions), transitions, received_s, started_s, acted_s, merged
         )
         for listener in self.listeners:
-            self._tell(listener, done)
+            self._notify(listener, done)
         if self.world.leadership.synced and not self.world.replicas:
             self._empty.set()
         now_s = self._clock()
@@ -381,8 +381,8 @@ class Loop:
             self._troubles[what] = reason
         else:
             del self._troubles[what]
-        told = "; ".join(f"{one}: {self._troubles[one]}" for one in sorted(self._troubles))
-        self.world = replace(self.world, degraded=told)
+        problems = "; ".join(f"{one}: {self._troubles[one]}" for one in sorted(self._troubles))
+        self.world = replace(self.world, degraded=problems)
 
     def _degrade(self, what: str, error: Exception, now_s: float) -> None:
         """Record the error and pause decisions with exponential back-off."""
@@ -401,7 +401,7 @@ class Loop:
                 self._try(action, now_s)
         return again
 
-    def _tell(self, listener: Listener, step: LoopStep) -> None:
+    def _notify(self, listener: Listener, step: LoopStep) -> None:
         """Call a listener. If it raises, record the error; it is called again with the next step."""
         done = attempt(lambda: listener(step))
         if isinstance(done, Failure) or self._troubles:
@@ -466,13 +466,13 @@ class Loop:
 
     def _cut(self, action: CutNode) -> None:
         if self._cutter is None:
-            self.observe((CutRefused(node=action.order.node, reason="nobody here can have it cut anew"),))
+            self.observe((CutRefused(node=action.order.node, reason="this process cannot repartition GPUs"),))
         else:
             self._cutter.cut(action.order)
 
     def _acquire(self, action: AcquireLease) -> None:
         if self._supplier is None:
-            self.observe((LeaseRefused(id=action.order.id, reason="nobody here can order it"),))
+            self.observe((LeaseRefused(id=action.order.id, reason="this process cannot order capacity"),))
         else:
             self._supplier.acquire(action.order)
 

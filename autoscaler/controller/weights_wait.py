@@ -25,9 +25,9 @@ from autoscaler.weights.desired import (
     find_unfetched_artifact,
 )
 
-HOW = "it is not known how pods can see them: the API server does not say its version and our rights"
+HOW = "it is unknown how pods can mount them: the API server reports neither its version nor the permissions"
 LOOK_S_MAX = 30.0
-"""How long to wait for these cluster facts: a new leader queries them again after 5 s."""
+"""How long to wait for these cluster facts. A new leader queries them again after 5 s."""
 
 
 class NotBroughtError(Exception):
@@ -38,7 +38,7 @@ class NotBroughtError(Exception):
 class _Waiting:
     replica: Replica
     model: Model
-    told: Callable[[str], None]
+    report_progress: Callable[[str], None]
     since_s: float
     laid: asyncio.Future[Laid]
     said: str = ""
@@ -52,9 +52,11 @@ class AgentNodeSupply:
         self._clock = clock
         self._waiting: dict[ReplicaId, _Waiting] = {}
 
-    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
-        """Wait for the replica's weights, passing progress to `told`; None if agents fetch nothing for this Model."""
-        return self._laid(replica, model, told) if self.brings(model) else None
+    def __call__(
+        self, replica: Replica, model: Model, report_progress: Callable[[str], None]
+    ) -> Awaitable[Laid] | None:
+        """Wait for the replica's weights and report the progress; None if agents fetch nothing for this Model."""
+        return self._laid(replica, model, report_progress) if self.brings(model) else None
 
     def brings(self, model: Model) -> Collection[str]:
         """The parts of the Model (its own weights, adapters) that agents fetch."""
@@ -62,11 +64,13 @@ class AgentNodeSupply:
 
     def obstacle(self, model: Model) -> str:
         """Why no node could provide the weights; empty: no obstacle is known."""
-        world, wishes = self._world(), collect_weights_requests(model)
-        if wishes and model.spec.gpu.count == 0:
+        world, requests = self._world(), collect_weights_requests(model)
+        if requests and model.spec.gpu.count == 0:
             return explain_no_node(model)
         of = {OWN: ("its weights", find_unfetched_artifact(model))} | {
-            name: (f"the weights of its adapter {name}", wish.artifact) for name, wish in wishes.items() if name != OWN
+            name: (f"the weights of its adapter {name}", request.artifact)
+            for name, request in requests.items()
+            if name != OWN
         }
         why = (
             mounts.explain_unmountable(
@@ -80,9 +84,9 @@ class AgentNodeSupply:
         """The cluster facts that decide how pods mount weights."""
         return self._world().nodes.mounting or ClusterFacts()
 
-    async def _laid(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Laid:
+    async def _laid(self, replica: Replica, model: Model, report_progress: Callable[[str], None]) -> Laid:
         now_s = self._clock()
-        one = _Waiting(replica, model, told, now_s, asyncio.get_running_loop().create_future())
+        one = _Waiting(replica, model, report_progress, now_s, asyncio.get_running_loop().create_future())
         self._waiting[replica.id] = one
         try:
             self._look(one, self._world(), now_s)
@@ -107,4 +111,4 @@ class AgentNodeSupply:
             one.laid.set_result(found)
         elif found.words != one.said:
             one.said = found.words
-            one.told(found.words)
+            one.report_progress(found.words)

@@ -45,7 +45,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "Tenant": tuple(f"spec.{key}" for key in _TENANT),
     "Settings": _SETTINGS,
 }
-"""Kind -> unsupported key paths. `*` stands for any key and for any item of a list."""
+"""Kind -> unsupported key paths. `*` matches any key and any item of a list."""
 
 
 def find_unsupported_key(kind: str, document: object) -> Path | None:
@@ -264,10 +264,10 @@ def _check_artifact(spec: ModelSpec) -> None:
 
 
 def _check_adapters(spec: ModelSpec) -> None:
-    told, seen = ENGINES[spec.engine].adapters, set[str]()
+    support, seen = ENGINES[spec.engine].adapters, set[str]()
     if not spec.adapters:
         return
-    if told is None:
+    if support is None:
         raise WrongKeyError(
             ("spec", "adapters"),
             f"engine {spec.engine} does not support adapters: use a model that includes the adapter",
@@ -295,7 +295,7 @@ def _check_adapters(spec: ModelSpec) -> None:
             wanted = "an absolute path such as file:///models/support.gguf, without any of , : = and quotes"
             raise WrongKeyError((*at, "artifact"), f"expected {wanted}")
     for position, arg in enumerate(spec.args):
-        if arg.partition("=")[0].replace("_", "-") in told.excludes:
+        if arg.partition("=")[0].replace("_", "-") in support.excludes:
             raise WrongKeyError(
                 ("spec", "args", position), "not allowed with spec.adapters: it would mix up the adapters"
             )

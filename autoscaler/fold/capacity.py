@@ -83,8 +83,8 @@ def apply_capacity_observation(draft: Draft, seen: Seen) -> None:
     match seen:
         case ProvidersSeen():
             kept = ("offers", "offered_s", "listed_s", "trouble", "unanswered", "closed")
-            told = {name: _of(getattr(capacity, name), seen.providers) for name in kept}
-            _change(draft, providers=seen.providers, hedges=seen.hedges, **told)
+            remaining = {name: _of(getattr(capacity, name), seen.providers) for name in kept}
+            _change(draft, providers=seen.providers, hedges=seen.hedges, **remaining)
         case OffersSeen():
             offers = {**capacity.offers, seen.provider: seen.offers}
             closed = _without(capacity.closed, seen.provider)
@@ -190,9 +190,9 @@ def _released(draft: Draft, action: ReleaseLease) -> None:
         _learn(draft, lease.offer.kind, record_failed_delivery(_learnt(draft, lease.offer)))
     if not lease.leaving and lease.here_s is not None and is_claim_owner(lease.owner) and not lease.used:
         _bar(draft, OfferId(lease.id.provider, lease.owner), action.reason)
-    told = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
-    told["forced"] = lease.forced or action.order.force
-    _put(draft, replace(lease, why=lease.why if lease.leaving else action.reason, **told))
+    changes = {"release_s": draft.now_s, "releases": lease.releases + 1, "uncommitted": action.order.uncommitted}
+    changes["forced"] = lease.forced or action.order.force
+    _put(draft, replace(lease, why=lease.why if lease.leaving else action.reason, **changes))
 
 
 def _grouped(draft: Draft, seen: GroupsSeen) -> None:
@@ -228,7 +228,7 @@ def _listed(draft: Draft, seen: LeasesSeen) -> None:
     trouble = _without(capacity.trouble, seen.provider)
     _change(draft, trouble=trouble, leases=leases, listed_s={**capacity.listed_s, seen.provider: seen.began_s})
     for lease in lost:
-        _bar(draft, lease.offer.id, "what was ordered of it was gone before it came")
+        _bar(draft, lease.offer.id, "the ordered capacity was removed before it was delivered")
         _learn(draft, lease.offer.kind, record_failed_delivery(_learnt(draft, lease.offer)))
 
 
@@ -240,7 +240,7 @@ def _given_up(lease: Lease) -> bool:
 
 
 def _compared(lease: Lease, listed: Listed | None, began_s: float) -> Lease | None:
-    """The order after comparison with a list; None: it is gone."""
+    """The order after comparison with a list; None: it no longer exists."""
     if listed is not None:
         some = listed.phase == "here" and len(listed.device_ids)  # devices still missing then are never delivered
         lease = replace(lease, listed=listed, missing=0, devices=some or lease.devices)
@@ -274,13 +274,13 @@ def _refused(draft: Draft, seen: LeaseRefused) -> None:
     _change(draft, leases={id: one for id, one in draft.world.capacity.leases.items() if id != seen.id})
 
 
-def _of(told: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
+def _of(entries: Mapping[str, object], providers: Collection[str]) -> dict[str, object]:
     """Keep only the entries of existing providers."""
-    return {name: one for name, one in told.items() if name in providers}
+    return {name: one for name, one in entries.items() if name in providers}
 
 
-def _without(told: Mapping[str, str], provider: str) -> dict[str, str]:
-    return {name: one for name, one in told.items() if name != provider}
+def _without(entries: Mapping[str, str], provider: str) -> dict[str, str]:
+    return {name: one for name, one in entries.items() if name != provider}
 
 
 def _bar(draft: Draft, of: OfferId, why: str) -> None:

@@ -80,11 +80,11 @@ class Draft:
 
     @cached_property
     def by_pod(self) -> dict[str, ReplicaId]:
-        """Pod UID -> replica, computed at the first access, thus once per batch."""
+        """Pod UID -> replica. Computed at the first access, once per batch."""
         return {one.runtime.pod.uid: id for id, one in self.replicas.now.items() if one.runtime.pod is not None}
 
     def correct(self, name: ModelName) -> None:
-        """Correct the memory estimate of a Model's next replica by measurements."""
+        """Correct the memory estimate of a Model's next replica with measurements."""
         model, history = self.world.models.get(name), self.histories.now.get(name)
         after = model if model is None or history is None else correct_memory_estimate(model, history)
         if after is not None and after is not model:

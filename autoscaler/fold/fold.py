@@ -101,7 +101,7 @@ Observation = (
     | Tick
     | Acted
 )
-NO_MEMORY = "its memory reads 0 bytes: mend its driver or the label that says it, or say its memory in Settings `nodes`"
+NO_MEMORY = "its memory reads 0 bytes: fix its driver or its memory label, or set its memory in Settings `nodes`"
 
 
 def fold(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:

@@ -67,9 +67,9 @@ def apply_report(draft: Draft, of: Reported) -> None:
 
 
 def is_redundant_report(world: World, report: Report) -> bool:
-    """Whether the report adds nothing relevant: no request arrived, moved or ended, wait times merely grew, and nothing
-    else changed that a decision depends on. Service attained matters only while requests wait for the same Model (it
-    decides whose turn is next), later Routes only for drains and grants. While anything waits, a gateway sends twenty
+    """Whether the report contains nothing relevant: no request arrived, moved or ended, wait times merely grew, and
+    nothing else changed that a decision depends on. The attained service matters only while requests wait for the same
+    Model (fair queueing uses it), later Routes only for drains and grants. While anything waits, a gateway sends twenty
     reports a second.
     """
     gateway = world.gateways.get(report.gateway)

@@ -37,7 +37,7 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
     room_bytes = [
         draft.world.nodes.slices[id].memory_bytes for id in replica.resources.slices if id in draft.world.nodes.slices
     ]
-    served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # given more, it would use more
+    served = served and not has_shrunk(model, replica) and not is_memory_minimum(model)  # with more, it would use more
     after = measured_memory.record_measured_memory(history, model, min((used_bytes, *room_bytes)), served=served)
     if after is not history:
         draft.put_history(model.name, after)
@@ -45,8 +45,8 @@ def apply_memory_use(draft: Draft, replica: Replica, used_bytes: int) -> None:
 
 
 def _beyond(draft: Draft, replica: Replica, model: Model, used_bytes: int) -> int:
-    """The memory that counts for an engine that uses all it is granted: its estimate plus its use above the grant; 0:
-    it stays within the grant. On an exclusive slice or on several devices it uses all there is, which tells nothing.
+    """The memory that counts for an engine that uses all it is granted: its estimate plus its use above the grant. 0:
+    it does not exceed the grant. On an exclusive slice or on several devices it uses all memory, so nothing is learned.
     """
     on = [draft.world.nodes.slices[id] for id in replica.resources.slices if id in draft.world.nodes.slices]
     if len(on) != 1 or any(not one.shared or one.device_bytes for one in on):

@@ -171,13 +171,13 @@ def _node(draft: Draft, seen: NodeReported) -> None:
 def refresh_weights_reports(draft: Draft) -> None:
     """After a change of Models, forget weights reports that no Model needs and take those that one needs now."""
     world = draft.world
-    wishes = _asked(draft, None)
+    requests = _asked(draft, None)
     artifacts = {one for model in world.models.values() for one in model.artifacts()}
-    looked = {wish: one for wish, one in world.learned.looked.items() if wish in wishes}
+    looked = {request: one for request, one in world.learned.looked.items() if request in requests}
     unbrought = {artifact: why for artifact, why in world.learned.unbrought.items() if artifact in artifacts}
     if (len(looked), len(unbrought)) != (len(world.learned.looked), len(world.learned.unbrought)):
         draft.change_learned(looked=looked, unbrought=unbrought)
-    new = wishes - looked.keys()
+    new = requests - looked.keys()
     for node in draft.agents.now.values() if new else ():
         if any(one.look and read_weights_request(one) in new for one in node.report.weights):
             _looks(draft, node.report, ())
@@ -188,14 +188,18 @@ def _looks(draft: Draft, report: NodeReport, before: tuple[WeightsReport, ...]) 
     no Model needs are not kept.
     """
     world, said = draft.world, {read_weights_request(one): one for one in report.weights if one.look}
-    over = {one.artifact for one in before if one.look and one.failed} - {wish.artifact for wish in said}
+    over = {one.artifact for one in before if one.look and one.failed} - {request.artifact for request in said}
     if not said and not over:
         return
-    asked = _asked(draft, frozenset(wish.artifact for wish in said))
+    asked = _asked(draft, frozenset(request.artifact for request in said))
     learned = world.learned
-    found = {wish: _seen(one, learned.looked.get(wish)) for wish, one in said.items() if one.digest and wish in asked}
-    failed = {wish.artifact: one.failed for wish, one in said.items() if one.failed and wish in asked}
-    known = over | {wish.artifact for wish in found}
+    found = {
+        request: _seen(one, learned.looked.get(request))
+        for request, one in said.items()
+        if one.digest and request in asked
+    }
+    failed = {request.artifact: one.failed for request, one in said.items() if one.failed and request in asked}
+    known = over | {request.artifact for request in found}
     unbrought = {artifact: why for artifact, why in (learned.unbrought | failed).items() if artifact not in known}
     looked = learned.looked | found
     if (looked, unbrought) != (learned.looked, learned.unbrought):
@@ -206,7 +210,7 @@ def _asked(draft: Draft, artifacts: frozenset[str] | None) -> set[WeightsRequest
     """The inspections that Models need, of the given artifacts or of all."""
     models = draft.world.models.values()
     some = (one for one in models if artifacts is None or not artifacts.isdisjoint(one.artifacts()))
-    return {wish._replace(look=True) for model in some for wish in collect_weights_requests(model).values()}
+    return {request._replace(look=True) for model in some for request in collect_weights_requests(model).values()}
 
 
 def _seen(said: WeightsReport, before: WeightsReport | None) -> WeightsReport:

@@ -34,7 +34,7 @@ from autoscaler.state.resources import NOTHING
 from autoscaler.state.world import Drain, Placing, Replica, ReplicaResources, ReplicaRuntime, ReplicaTimes
 
 LIVE = {Seen.STARTING: S.STARTING, Seen.READY: S.READY, Seen.UNREADY: S.UNREADY}
-"""The state of a replica with a process, as far as the driver can tell."""
+"""The state of a replica with a process, as the driver observes it."""
 FOUND = {**LIVE, Seen.TAKEN: S.UNREADY, Seen.LEAVING: S.STOPPING}
 """The initial state of an adopted replica."""
 UNDECIDED = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY})
@@ -186,7 +186,7 @@ def _adopt(draft: Draft, seen: ReplicaSeen) -> None:
             slices=seen.actual or seen.slices,
             memory_bytes=seen.memory_bytes,
             compute_percent=seen.compute_percent,
-            beside=seen.beside or NOTHING,
+            host_request=seen.host_request or NOTHING,
             chosen=seen.slices if seen.actual else (),
         ),
         times=ReplicaTimes(
@@ -226,8 +226,8 @@ def _facts(draft: Draft, before: Replica, seen: ReplicaSeen) -> Replica:
         times["grown_s"] = draft.now_s
     if seen.address and seen.address != before.runtime.address:
         runtime["address"] = seen.address
-    if seen.beside not in (None, before.resources.beside):
-        resources["beside"] = seen.beside
+    if seen.host_request not in (None, before.resources.host_request):
+        resources["host_request"] = seen.host_request
     resources |= _whereabouts(before, seen)
     if seen.rank != before.runtime.rank:
         runtime["rank"] = seen.rank
@@ -303,12 +303,12 @@ def _ready(draft: Draft, replica: Replica) -> Replica:
 def _leaving(draft: Draft, before: Replica, reason: str) -> None:
     """Another party stops the replica: treat it as an ordered stop, not as a failure."""
     if before.state in UNDECIDED or before.state is S.DRAINING:
-        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "somebody else stops it")
+        _move(draft, before, replace(before, state=S.STOPPING), "seen", reason or "another program stops it")
 
 
 def _is_taken(draft: Draft, before: Replica, reason: str) -> None:
     """Another party terminates the replica after a grace period: drain it, without the option to revive it."""
-    reason = reason or "somebody else ends it"
+    reason = reason or "another program ends it"
     if before.state is S.DRAINING and before.drain is not None:
         draft.put_replica(replace(before, drain=replace(before.drain, taken=True)))
     elif before.state in UNDECIDED:
@@ -337,8 +337,8 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
     history = draft.history(before.model)
     if any(_stayed(draft, model, one) for one in (before, *draft.replicas_of(before.model))):
         history = histories.clear_failures(history)
-    told = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # irrelevant to another spec
-    if told and not _taken(draft, before):
+    counts = before.spec_hash == model.spec_hash() and not _stayed(draft, model, before)  # irrelevant to another spec
+    if counts and not _taken(draft, before):
         tried_s = before.times.created_s if before.times.started_s is None else before.times.started_s
         history = histories.record_failure(history, model.spec.start, tried_s, draft.now_s, reason)
         history = replace(history, failed_hash=model.spec_hash())
@@ -347,7 +347,7 @@ def _break(draft: Draft, before: Replica, verb: str, reason: str) -> None:
 
 
 def _taken(draft: Draft, replica: Replica) -> bool:
-    """Whether its node was removed, or about to be: that is no failure of the Model either."""
+    """Whether its node was or will be removed, which does not count as a failure of the Model."""
     slices = draft.world.nodes.slices
     gone = bool(replica.resources.slices) and not any(id in slices for id in replica.resources.slices)
     return gone or is_stop_ordered(draft.world, replica)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from autoscaler.placement.model.predicates import can_evict, find_required_amount
 from autoscaler.placement.model.types import Bin, Occupant, PlacementRequest, RestartCosts
-from autoscaler.state.resources import NO_ROOM, NOTHING, Beside, HostResources, ResourceAmount
+from autoscaler.state.resources import NO_ROOM, NOTHING, HostAmount, HostResources, ResourceAmount
 from autoscaler.state.world import SliceId
 
 FREE, LOCKED, COMING, EVICT = range(4)
@@ -250,7 +250,7 @@ def fit_options_to_host(
     return tuple(_as(option, EVICT, victims, outlook) for option in team) if found else None
 
 
-def sum_host_requests(incumbents: Iterable[Occupant]) -> Beside:
+def sum_host_requests(incumbents: Iterable[Occupant]) -> HostAmount:
     """Return the sum of the CPU and memory that they hold on their node."""
     total = NOTHING
     for one in incumbents:

@@ -92,7 +92,7 @@ class IndexCache:
                 seen[id] = build_occupied_bin(look, world.nodes.slices[id])
             return seen[id]
 
-        self._images.tell(world.nodes.images)
+        self._images.update(world.nodes.images)
         self._yard.locality.see(self._images)
         self._yard.budget = partial(compute_elastic_budget, look)
         self._yard.yet = lambda victims: self._yet.now({*look.leaving, *victims}, look.staying)

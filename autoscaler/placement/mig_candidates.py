@@ -29,7 +29,7 @@ from autoscaler.queries.mig_status import (
 from autoscaler.slicing.mig import build_mig_slice
 from autoscaler.slicing.mig_geometry import Geometry, MigProfile, geometry_of
 from autoscaler.state.mig import MigNode
-from autoscaler.state.resources import NOTHING, Beside, HostResources, RequestShape, ResourceAmount
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources, RequestShape, ResourceAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId, World
 
 
@@ -45,9 +45,9 @@ class RepartitionCandidate(NamedTuple):
     """What foreign pods leave of its host resources, which is all of them while it is idle. None: unknown."""
 
     @property
-    def size(self) -> Beside | None:
+    def size(self) -> HostAmount | None:
         """Its host resources as the packer counts them. None: unknown."""
-        return None if self.host is None else Beside(self.host.cores_milli, self.host.host_bytes)
+        return None if self.host is None else HostAmount(self.host.cores_milli, self.host.host_bytes)
 
     @property
     def plain(self) -> list[MigProfile]:
@@ -89,7 +89,7 @@ class Sites:
         self._prices = Prices(world.settings.prices)
         self._cuts: dict[tuple[str, str], Slice] = {}
         self._shelves: dict[tuple[str, str], Bin] = {}
-        self._held: dict[tuple[RequestShape, str, Beside | None], tuple[str, ...]] = {}
+        self._held: dict[tuple[RequestShape, str, HostAmount | None], tuple[str, ...]] = {}
         self._free: dict[str, list[Bin]] = {}
         busy, there = _busy(world, taken), count_shown_profiles(world)
         known = (
@@ -105,7 +105,7 @@ class Sites:
             if (geometry := geometry_of(seen.product)) is not None
         )
         self.all = sorted(known, key=lambda node: node.rank)
-        self._alike: dict[tuple[str, Beside | None], list[RepartitionCandidate]] = {}
+        self._alike: dict[tuple[str, HostAmount | None], list[RepartitionCandidate]] = {}
         for node in self.all:
             self._alike.setdefault((node.seen.product, node.size), []).append(node)
 
@@ -149,7 +149,7 @@ class Sites:
         """Return the profiles of such nodes that are large enough, smallest first; none if the host is too small."""
         key = kind, node.seen.product, node.size
         if key not in self._held:
-            need, size = Beside(kind.cpu_milli, kind.host_bytes), node.size
+            need, size = HostAmount(kind.cpu_milli, kind.host_bytes), node.size
             fits = kind.rank(node.seen.product) is not None and (size is None or size.lack(need) == NOTHING)
             names = [one.name for one in node.plain] if fits else []
             self._held[key] = tuple(one for one in names if kind.takes(self.shelf(node, one).lane) is not None)

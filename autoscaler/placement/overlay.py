@@ -13,7 +13,7 @@ from autoscaler.contract import ReplicaId
 from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.tenant_isolation import domain_of, has_tenant_conflict
 from autoscaler.placement.model.types import Bin, Occupant, PlacementRequest
-from autoscaler.state.resources import Beside, HostResources
+from autoscaler.state.resources import HostAmount, HostResources
 from autoscaler.state.world import NodeId, Slice, SliceId
 
 
@@ -30,7 +30,7 @@ class SliceCache(Protocol):
 class Overlay:
     """`most`: the largest CPU and memory request of this call."""
 
-    def __init__(self, yard: SliceIndex, most: Beside) -> None:
+    def __init__(self, yard: SliceIndex, most: HostAmount) -> None:
         self.yard = yard
         self.listeners: list[SliceCache] = []
         self.hosts: dict[NodeId, HostResources] = {}

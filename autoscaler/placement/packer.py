@@ -45,7 +45,7 @@ from autoscaler.placement.model.types import (
     Victim,
 )
 from autoscaler.placement.overlay import Overlay
-from autoscaler.state.resources import NO_ROOM, NOTHING, Beside
+from autoscaler.state.resources import NO_ROOM, NOTHING, HostAmount
 from autoscaler.state.world import Copy, NodeId, SliceId
 
 
@@ -68,7 +68,7 @@ def pack(
         raise ValueError(f"now_s is {now_s}: expected a time in seconds")
     validate_growth(wanted)
     yard.locality.tell(copies)
-    most = reduce(Beside.most, (want.kind.host_request for want in wanted), NOTHING) if yard.hosts else NOTHING
+    most = reduce(HostAmount.most, (want.kind.host_request for want in wanted), NOTHING) if yard.hosts else NOTHING
     ordered = _in_turn(wanted)
 
     first = PackRun(yard, outlook, now_s, most, told=told)
@@ -184,7 +184,7 @@ def request_sort_key(want: PlacementRequest) -> Key:
 class PackRun:
     """State of one call of the packer."""
 
-    def __init__(self, yard: SliceIndex, outlook: RestartCosts, now_s: float, most: Beside, *, told: bool) -> None:
+    def __init__(self, yard: SliceIndex, outlook: RestartCosts, now_s: float, most: HostAmount, *, told: bool) -> None:
         self._yard = yard
         self._told = told
         self._now_s = now_s

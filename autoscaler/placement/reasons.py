@@ -23,7 +23,7 @@ from autoscaler.placement.model.predicates import (
 from autoscaler.placement.model.tenant_isolation import domain_of
 from autoscaler.placement.model.types import Bin, NodeConstraints, PlacementRequest
 from autoscaler.spec.pod import Toleration
-from autoscaler.state.resources import BYTES_MAX, Beside, RequestShape
+from autoscaler.state.resources import BYTES_MAX, HostAmount, RequestShape
 from autoscaler.state.world import SliceId
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class UnschedulableReasons:
         host = self._yard.hosts.get(node)
         if host is None:
             return ""
-        left = Beside(int(stock.cpu[best]), int(stock.host_bytes[best]))
+        left = HostAmount(int(stock.cpu[best]), int(stock.host_bytes[best]))
         return host_shortage_reason(want, host.having(left), f"node {node}")
 
     def _with_enough(self, want: PlacementRequest, lanes: Flags) -> Flags:

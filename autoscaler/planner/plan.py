@@ -362,7 +362,7 @@ class PlanBuilder:
                 slices=placement.slices,
                 memory_bytes=placement.memory_bytes,
                 compute_percent=want.kind.compute_percent,
-                beside=want.kind.host_request,
+                host_request=want.kind.host_request,
             ),
             times=ReplicaTimes(
                 created_s=self.now_s,

@@ -13,15 +13,15 @@ from typing import Final
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import Pod, Resources
 from autoscaler.spec.quantity import read_milli
-from autoscaler.state.resources import BYTES_MAX, CPU_MAX, Beside
+from autoscaler.state.resources import BYTES_MAX, CPU_MAX, HostAmount
 
 UNASKED: Final = {"cpu": "100m"}
 """Requests of a pod that states none."""
 NOTHING: Final = Resources()
-LEAST: Final = Beside(read_milli(UNASKED["cpu"]))
+LEAST: Final = HostAmount(read_milli(UNASKED["cpu"]))
 
 
-def compute_host_request(model: Model, defaults: Pod | None = None) -> Beside:
+def compute_host_request(model: Model, defaults: Pod | None = None) -> HostAmount:
     """Requests of a replica, capped at CPU_MAX and BYTES_MAX."""
     spec = model.spec
     laid = (NOTHING if defaults is None else defaults.resources, spec.resources, spec.pod.resources)
@@ -37,7 +37,7 @@ def requests_for(model: Model, defaults: Pod) -> dict[str, str]:
     return {"cpu": f"{need.cpu_milli}m", **({"memory": str(need.host_bytes)} if need.host_bytes else {})}
 
 
-def parse_resource_list(amounts: dict[str, str | int]) -> Beside:
+def parse_resource_list(amounts: dict[str, str | int]) -> HostAmount:
     """CPU and memory of a Kubernetes resource list. Raises ValueError if they are not quantities."""
     cpu_milli, bytes_milli = (read_milli(amounts.get(name, 0)) for name in ("cpu", "memory"))
-    return Beside(min(cpu_milli, CPU_MAX), min(-(-bytes_milli // 1000), BYTES_MAX))
+    return HostAmount(min(cpu_milli, CPU_MAX), min(-(-bytes_milli // 1000), BYTES_MAX))

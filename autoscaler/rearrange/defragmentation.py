@@ -31,7 +31,7 @@ from autoscaler.rearrange.replica_migration import (
 )
 from autoscaler.rearrange.vacate_gpu import group_parts_by_gpu
 from autoscaler.state.lifecycle import ReplicaState as S
-from autoscaler.state.resources import NOTHING, Beside, RequestShape, ResourceAmount
+from autoscaler.state.resources import NOTHING, HostAmount, RequestShape, ResourceAmount
 from autoscaler.state.world import Move, NodeId, Replica, SliceId
 from autoscaler.text import format_duration, format_size
 
@@ -246,9 +246,9 @@ class _Search:
         host = self._ground.yard.hosts.get(node)
         return host is None or host.left.plus(self._amounts(leave)).holds(want.kind.host_request)
 
-    def _amounts(self, leave: Iterable[ReplicaId]) -> Beside:
+    def _amounts(self, leave: Iterable[ReplicaId]) -> HostAmount:
         replicas = self._ground.world.replicas
-        return reduce(Beside.plus, (replicas[id].resources.beside for id in leave), NOTHING)
+        return reduce(HostAmount.plus, (replicas[id].resources.host_request for id in leave), NOTHING)
 
     def _price(self, incumbent: Occupant, replica: Replica) -> float:
         """Device-seconds of starting it elsewhere, counting at least one second per start: no move is free."""

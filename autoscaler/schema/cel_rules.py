@@ -1,9 +1,11 @@
 """CEL versions of the rules of `autoscaler.documents.validation` that need only one object, enforced by the API server.
 
-Each rule has the message of its rule in Python; a test against a real API server compares them. Some rules exist only
-in Python, because CEL cannot express them or their cost is too high: the names of variables (`env` has values of two
-types, which CEL does not see), unknown placeholders, adapters' names that equal aliases, the form of labels and
-quantities, and what depends on the namespace or the Settings. https://kubernetes.io/docs/reference/using-api/cel
+Each rule has the message of its rule in Python; a test against a real API server compares them.
+
+Some rules exist only in Python, because CEL cannot express them or their cost is too high: unknown placeholders,
+adapters' names that equal aliases, and the form of labels, quantities and names of variables. (`env` has values of two
+types, which CEL cannot read.) Rules that depend on the namespace or the Settings exist only in Python, too.
+https://kubernetes.io/docs/reference/using-api/cel
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `python -m autoscaler.schema docs/schema` writes the output; a test keeps the files in docs/schema equal to it. Rules
 between keys (`replicas.min` <= `max`) are not in a schema; `autoscaler.documents.validation` has them. msgspec's own
-generator cannot show the default of a size, hence this one.
+generator cannot show the default of a size.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Authenticates the clients of the contract on TCP, and permits each endpoint to one role: gateway or agent.
 
 Tokens (RFC 6750) are compared in constant time, before a body is read; a stream is checked when it opens. A rejected
-client gets no detail; the log has one line a minute. Unix sockets need no check: their file modes are one. The caller
-supplies the valid tokens for each request: as lists of shared secrets, or as a function that looks at the token
-(`admits`), which may ask the API server. A client certificate has a role by its name (`read_certificate_roles`).
+client gets no detail; the log has one line a minute. Unix sockets are protected by their file modes instead. The caller
+supplies the valid tokens for each request: lists of shared secrets, or a function that reviews the token (`admits`),
+possibly with the API server. The name in a client certificate determines its role (`read_certificate_roles`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp.typedefs import Middleware
 SAY_EVERY_S = 60.0
 REFUSED = b'{"error":"not allowed"}'
 BOUND = web.RequestKey("bound", str)
-"""The key of the node that a request's token is bound to."""
+"""The key of the node to which a request's token is bound."""
 NODE_CHARS_MAX = 253
 """The maximum length of a node's name (RFC 1123)."""
 
@@ -31,26 +31,26 @@ GATEWAY: Final[Roles] = frozenset({"gateway"})
 AGENT: Final[Roles] = frozenset({"agent"})
 BOTH: Final[Roles] = GATEWAY | AGENT
 ROLES = web.RequestKey("roles", frozenset)
-"""The key of the roles of a request's token and certificate. Absent: the request came over a Unix socket."""
+"""The key of the roles of a request's token and certificate. Absent: the request arrived on a Unix socket."""
 
 
 class Authenticated(NamedTuple):
     """A client whose token is valid."""
 
     node: str = ""
-    """The node that the token is bound to; empty: none, or the API server does not report it."""
+    """The node to which the token is bound. Empty: none, or the API server does not report it."""
     roles: Roles = BOTH
 
 
 Admits = Callable[[str], Awaitable[Authenticated | None]]
-"""Returns the client of a token that is not a shared secret; None: the token is not valid."""
+"""Returns the client of a token that is not a shared secret. None: the token is invalid."""
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("pilotlight.autoscaler.auth")
 
 
 class ContractAuth:
-    """An aiohttp middleware (`check`) that authenticates a request and notes its roles."""
+    """An aiohttp middleware (`check`) that authenticates a request and records its roles."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class ContractAuth:
     ) -> None:
         """`tokens`: the valid shared secrets, for both roles, or with `agent_tokens` for gateways only.
 
-        `admits` looks at any other token. With neither, no token is needed. `agent_name` is that of agents'
-        certificates; without it every certificate has both roles.
+        `admits` reviews any other token. Without `tokens` and `admits`, no token is needed. `agent_name` is the name in
+        agents' certificates; without it every certificate has both roles.
         """
         self._tokens = tokens
         self._agent_tokens = agent_tokens
@@ -97,7 +97,7 @@ class ContractAuth:
         return check
 
     def roles(self, authorization: str) -> Roles:
-        """The roles of a shared secret; takes as long for a wrong token as for a valid one."""
+        """Return the roles of a shared secret, in constant time."""
         if self._tokens is None and self._agent_tokens is None and self._admits is None:
             return BOTH
         digest = _digest(_shown(authorization))
@@ -108,7 +108,7 @@ class ContractAuth:
         return (GATEWAY if first else frozenset()) | (AGENT if second else frozenset())
 
     def refused(self) -> None:
-        """Counts a rejected request, and logs the count once a minute."""
+        """Count a rejected request, and log the count once a minute."""
         self._refused += 1
         now_s = self._clock()
         if self._said_s is None or now_s - self._said_s >= SAY_EVERY_S:
@@ -117,12 +117,12 @@ class ContractAuth:
 
 
 def check_token_node(request: web.Request, node: str) -> web.Response | None:
-    """Return an error response if a client reports for a node other than that of its token; None: it is permitted."""
+    """Return an error response if a client reports for another node than that of its token; None: it is permitted."""
     bound = request.get(BOUND, "")
     if not bound or bound == node:
         return None
     log.warning(
-        "event=contract_refused node=%r token_node=%s reason='the token is of another node'",
+        "event=contract_refused node=%r token_node=%s reason='the token belongs to another node'",
         node[:NODE_CHARS_MAX],
         bound,
     )
@@ -132,12 +132,12 @@ def check_token_node(request: web.Request, node: str) -> web.Response | None:
 
 
 def require_roles(endpoints: Mapping[str, Role]) -> Middleware:
-    """A middleware that permits each of the application's endpoints, by its path, to clients of one role only."""
+    """Return a middleware that permits each endpoint of the application, by path, to clients of one role only."""
 
     @web.middleware
     async def check(request: web.Request, handler: Answer) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        if resource is None:  # no such path: the handler answers 404
+        if resource is None:  # unknown path: the handler answers 404
             return await handler(request)
         path, roles = resource.canonical, request.get(ROLES, BOTH)
         needed = endpoints[path]
@@ -152,9 +152,9 @@ def require_roles(endpoints: Mapping[str, Role]) -> Middleware:
 
 
 def read_certificate_roles(certificate: Mapping[str, Any], agent_name: str) -> Roles:
-    """The role of a client certificate, as `ssl.SSLSocket.getpeercert` describes it.
+    """Return the role of a client certificate, as `ssl.SSLSocket.getpeercert` describes it.
 
-    Its DNS names count, or its common name where it has none. With `agent_name` among them it is an agent's.
+    The DNS names count, or the common name if there are none. A certificate with `agent_name` is an agent's.
     """
     names = {value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"}
     if not names:
@@ -164,7 +164,7 @@ def read_certificate_roles(certificate: Mapping[str, Any], agent_name: str) -> R
 
 
 def _matches(digest: bytes, tokens: Callable[[], Sequence[str]] | None) -> bool:
-    """Compares with every token, so that the time does not depend on which one matches."""
+    """Compare with every token, so that the time does not depend on the one that matches."""
     valid = () if tokens is None else tokens()
     return sum(hmac.compare_digest(digest, _digest(token)) for token in valid) > 0
 

@@ -71,7 +71,7 @@ BLANK = b""
 class Feed:
     """The messages for gateways, independent of transport, as JSON: the full state first, then changes.
 
-    A slow reader is only behind: its next message is the difference from the last one that it got.
+    A slow reader only lags behind: its next message is the difference from the last one that it received.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -91,23 +91,23 @@ class Feed:
         """Yield the routes for this boot of this gateway, with an empty delta as heartbeat if nothing changes."""
         clock = asyncio.get_running_loop().time
         said_s = -math.inf
-        told: dict[ModelName, Unmet] = {}
+        unmet: dict[ModelName, Unmet] = {}
 
         def delta(before: World | None) -> bytes | None:
-            nonlocal said_s, told
+            nonlocal said_s, unmet
             now_s, leads = clock(), self._loop.world.leadership.leads
             if not leads:
                 if now_s - said_s < HEARTBEAT_S:
                     return None
                 said_s = now_s
                 return BLANK
-            was, told = told, {unmet.model: unmet for unmet in self._loop.plan.unmet}
-            full = partial(publish.routes_full, gateway=gateway, now_s=now_s, unmet=told, boot=boot)
+            was, unmet = unmet, {one.model: one for one in self._loop.plan.unmet}
+            full = partial(publish.routes_full, gateway=gateway, now_s=now_s, unmet=unmet, boot=boot)
             change = partial(
-                publish.routes_delta, gateway=gateway, now_s=now_s, unmet=told, unmet_before=was, boot=boot
+                publish.routes_delta, gateway=gateway, now_s=now_s, unmet=unmet, unmet_before=was, boot=boot
             )
             message = self._changed_since(before, change, full)
-            if message is None and now_s - said_s >= HEARTBEAT_S:  # also while the World changes all the time
+            if message is None and now_s - said_s >= HEARTBEAT_S:  # also if the World changes at every step
                 message = publish.build_heartbeat(self._loop.world)
             said_s = said_s if message is None else now_s
             return None if message is None else _encode(message)
@@ -132,9 +132,7 @@ class Feed:
     def _changed_since(
         self, before: World | None, change: Callable[[World, World], D | None], full: Callable[[World], D]
     ) -> D | None:
-        """Return the change since `before` (None: nothing was sent), or the full state if a Model makes the change
-        raise.
-        """
+        """Return the change since `before` (None: nothing was sent), or the full state if a Model makes this raise."""
 
         def compute(world: World) -> D | None:
             done = full(world) if before is None else attempt(lambda: change(before, world))
@@ -173,10 +171,10 @@ class ContractServer:
         self._watch = ProcessWatch()
 
     def application(self, door: ContractAuth | None = None) -> web.Application:
-        """Return the application: POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET
-        /v1/wants?node=, GET /v1/peers?node=&artifact=.
+        """Return the application.
 
-        `door` authenticates the clients, if given.
+        Paths: POST /v1/report, GET /v1/routes?gateway=&boot=, GET /v1/catalogue; POST /v1/node, GET /v1/wants?node=,
+        GET /v1/peers?node=&artifact=. `door` authenticates the clients, if given.
         """
         doors = () if door is None else (door.check,)
         app = web.Application(client_max_size=REPORT_BYTES_MAX, middlewares=(*doors, require_roles(ENDPOINTS)))

@@ -1,4 +1,4 @@
-"""The server for node agents: GET /v1/wants (what to pull), GET /v1/peers (from which agents). I/O.
+"""The server for node agents: GET /v1/wants (required weights and images), GET /v1/peers (their sources). I/O.
 
 `autoscaler.weights.desired` decides what is needed, `autoscaler.weights.peers` which agents have it (interfaces,
 section 6). Owns the streams of the agents. The leader sends the complete wants at once when they change. A follower
@@ -45,7 +45,7 @@ class NodeTelling:
         objects.
         """
         self._others = False
-        """Whether the set of connected agents has changed since inspections were last assigned."""
+        """Whether the set of connected agents changed since inspections were last assigned."""
         self._now_s: float | None = None
         """The time of the last step."""
         self._images, self._lookers = ImageWants(), InspectionAssigner()
@@ -79,7 +79,7 @@ class NodeTelling:
         )
 
     async def messages(self, node: NodeId) -> AsyncGenerator[bytes]:
-        """Yield lines for one agent: its wants, again whenever they change."""
+        """Yield lines for one agent: its wants, once and after every change."""
         changed, said = asyncio.Event(), None
         kept, self._others = bool(self._readers), self._others or node not in self._readers
         self._readers.setdefault(node, {})[changed] = None
@@ -121,8 +121,8 @@ class NodeTelling:
         if (refused := check_token_node(request, node)) is not None:
             return refused
         now_s = asyncio.get_running_loop().time()
-        told = self._asked.peers(self._loop.world, self._wants, node, artifact, now_s)
-        return web.Response(body=_encode(told), content_type="application/json")
+        peers = self._asked.peers(self._loop.world, self._wants, node, artifact, now_s)
+        return web.Response(body=_encode(peers), content_type="application/json")
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         node = NodeId(request.query.get("node", ""))

@@ -129,8 +129,8 @@ def render_openapi(version: str) -> bytes:
 NAMED: dict[str, object] = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _act(act: Act, told: object, wish: object, problem: object) -> dict[str, object]:
-    answers = {"200": _answer("The effect of the order", told)}
+def _act(act: Act, effect: object, wish: object, problem: object) -> dict[str, object]:
+    answers = {"200": _answer("The effect of the order", effect)}
     answers |= {status: _answer(why, problem) for status, why in REFUSALS.items()}
     return {
         "summary": act.summary,

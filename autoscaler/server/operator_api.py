@@ -25,7 +25,7 @@ from autoscaler.state.world import World
 
 BODY_BYTES_MAX = 1024
 JSON = "application/json"
-NAMES_TOLD = 20
+NAMES_MAX = 20
 FOREIGN = "orders from pages of another origin are rejected: send them from a program or from this port's own page"
 NOT_LEADING = "this autoscaler does not lead: send the order to the leader, which may change at any time"
 
@@ -86,11 +86,16 @@ class Commands:
             return order_error_response(error)
         except CordonError as error:
             return order_error_response(OrderError(500, f"the order has no effect: {error}"))
-        told = made.told
+        response = made.response
         log.warning(
-            "event=operator who=%r verb=%s %s=%s%s", who, told.verb, told.kind, told.name, " force=true" * wish.force
+            "event=operator who=%r verb=%s %s=%s%s",
+            who,
+            response.verb,
+            response.kind,
+            response.name,
+            " force=true" * wish.force,
         )
-        return web.Response(body=msgspec.json.encode(told), content_type=JSON)
+        return web.Response(body=msgspec.json.encode(response), content_type=JSON)
 
     async def _perform(self, order: Order) -> None:
         if order.observed is not None:
@@ -113,7 +118,7 @@ def check_leads(world: World) -> None:
 
 
 def is_same_origin(origin: str | None, site: str | None, host: str | None) -> bool:
-    """Return whether a page of another origin cannot have sent the request, by `Origin`, `Sec-Fetch-Site` and `Host`.
+    """Return whether the request cannot come from a page of another origin (`Origin`, `Sec-Fetch-Site` and `Host`).
 
     Programs send neither of the first two. (https://www.w3.org/TR/fetch-metadata/)
     """
@@ -147,9 +152,9 @@ async def _wish(request: web.Request) -> Wish:
 
 
 def format_names(names: object) -> str:
-    """Format names for an error message, up to NAMES_TOLD."""
+    """Format names for an error message, up to NAMES_MAX."""
     known = sorted(str(name) for name in names) if isinstance(names, dict) else []
-    return ", ".join(known[:NAMES_TOLD]) or "none"
+    return ", ".join(known[:NAMES_MAX]) or "none"
 
 
 def order_error_response(error: OrderError) -> web.Response:

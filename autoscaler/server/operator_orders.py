@@ -53,7 +53,7 @@ class Wish(Fact, frozen=True, forbid_unknown_fields=True):
 class Order(NamedTuple):
     """An order to execute: an observation, or a cordon to store or to remove; and the response."""
 
-    told: Told
+    response: Told
     observed: ModelWoken | ModelStopped | None = None
     put: Cordon | None = None
     lift: CordonTarget | None = None
@@ -107,10 +107,10 @@ def place_order(world: World, place: CordonTarget, verb: str, wish: Wish, now_s:
     elif there:
         says += f"; {_who(there)} stays there until it is idle or drained (`pilotlight drain {place.name}`)"
     ids = tuple(one.id for one in there) if drain else ()
-    told = Told(
+    response = Told(
         verb="drain" if verb == "drain" else "cordon", kind=place.kind, name=place.name, says=says, replicas=ids
     )
-    return Order(told, put=cordon)
+    return Order(response, put=cordon)
 
 
 def _wake(world: World, model: Model) -> Order:
@@ -153,8 +153,8 @@ def _stop(world: World, model: Model, wish: Wish) -> Order:
         )
         says += f"; {format_count(running, 'running request')} may take {within} at most" if running else ""
     says += _again(model)
-    told = Told(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
-    return Order(told, ModelStopped(model=ModelName(name), force=wish.force))
+    response = Told(verb="stop", kind="model", name=name, says=says, replicas=tuple(one.id for one in going))
+    return Order(response, ModelStopped(model=ModelName(name), force=wish.force))
 
 
 def _again(model: Model) -> str:
@@ -181,13 +181,17 @@ def _leaves(world: World, there: tuple[Replica, ...], *, force: bool) -> str:
 
 def _detaches(world: World, place: CordonTarget) -> str:
     """Describe fabric devices that may be detached by force."""
-    told = [
+    devices = [
         f"{one.devices} x {one.offer.product} of {one.id.provider}"
         for _, one in sorted(world.capacity.leases.items())
         if one.listed is not None and one.offer.node
         and (place == CordonTarget("node", one.offer.node) or place.name in one.listed.device_ids)
     ]  # fmt: skip
-    return f"; {', '.join(told)} is released, by force if necessary: programs that have it open lose it" if told else ""
+    return (
+        f"; {', '.join(devices)} is released, by force if necessary: programs that have it open lose it"
+        if devices
+        else ""
+    )
 
 
 def _who(there: tuple[Replica, ...]) -> str:

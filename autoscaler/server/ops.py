@@ -77,7 +77,7 @@ def _hash(text: str, tag: str) -> str:
 
 
 SCRAPE_TIMEOUT_S = 1.0
-NAMES_TOLD = 100
+NAMES_MAX = 100
 """The maximum number of names in an error message."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -88,7 +88,7 @@ class OperationsServer:
     """The operations port as an aiohttp application.
 
     `gateway_sockets` returns the current ports of the gateways; `off` lists functions that this mode does not support.
-    `documents` and `needs` read files, in a thread: whether the last reload failed, and what a Model's artifact needs.
+    `documents` and `needs` read files in a thread: the result of the last reload, and the needs of a Model's artifact.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class OperationsServer:
         commands: Commands | None = None,
         off: Sequence[str] = (),
         documents: Callable[[], DocumentsView] = DocumentsView,
-        needs: Callable[[Model], Needs] = lambda _: Needs(problem="nothing here reads artifacts"),
+        needs: Callable[[Model], Needs] = lambda _: Needs(problem="this process does not read artifacts"),
     ) -> None:
         self._loop = loop
         self._log = log
@@ -226,7 +226,7 @@ class OperationsServer:
 
     def _no_model(self) -> web.Response:
         """Return a 404 that lists the names of Models."""
-        names = sorted(self._world.models)[:NAMES_TOLD]
+        names = sorted(self._world.models)[:NAMES_MAX]
         return error_response(404, f"no such model; existing: {', '.join(names) or 'none'}")
 
     def _now_s(self) -> float:

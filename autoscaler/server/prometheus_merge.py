@@ -1,8 +1,8 @@
 """Merges Prometheus texts of several processes into one: samples with the same name and labels are added up.
 
-Has no state and no I/O; it counts as impure because prometheus_client does, whose parser it uses. Addition is right for
-counters, histograms and level gauges (waiting, running). A gauge of an age is not a sum: families in MAXIMA use the
-largest value, and creation times of counters the oldest.
+Stateless; it counts as impure because it uses the parser of prometheus_client. Addition is right for counters,
+histograms and level gauges (waiting, running). Gauges of ages (families in MAXIMA) use the largest value, creation
+times of counters the oldest.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Authenticates bound service-account tokens with the API server (TokenReview), for one audience only. I/O.
 
-Owns the reviews and the validity of their results. A client that was admitted within STANDS_S is admitted at once; if
-its review is older than KEPT_S, it is repeated in the background, so that no report waits for a hanging API server.
-Invariants: a token that the API server now rejects (it caches its own results for 10 s, too) is no longer admitted
-after that repeated review, which starts when the token is first used after KEPT_S; a new client is never admitted
-without a review. Only hashes of tokens are stored. At most KEPT_MAX results of each kind are stored, and at most
-ASKED_MAX reviews of unknown tokens and AGAIN_MAX repeated reviews run at the same time. So invalid tokens neither
-displace known clients nor delay their reviews.
+Owns the reviews and the validity of their results. A client that was admitted within STANDS_S is admitted at once. If
+its review is older than KEPT_S, the review is repeated in the background, so that no report waits for a hanging API
+server. Invariants: a token that the API server now rejects is no longer admitted after that repeated review, which
+starts at the token's first use after KEPT_S; the API server caches its own results for 10 s. A new client is never
+admitted without a review. Only hashes of tokens are stored, at most KEPT_MAX results of each kind. At most ASKED_MAX
+reviews of unknown tokens and AGAIN_MAX repeated reviews run at the same time, so invalid tokens neither displace known
+clients nor delay their reviews.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ STANDS_S = 3600.0
 """The default lifetime of a bound token, in seconds."""
 KEPT_MAX = 1024
 ASKED_MAX = 8
-"""The maximum number of concurrent reviews of unknown tokens. Further clients are rejected and try again."""
+"""The maximum number of concurrent reviews of unknown tokens. Further clients are rejected and retry."""
 AGAIN_MAX = 64
-"""The maximum number of concurrent repeated reviews, one per token. The next report is another chance."""
+"""The maximum number of concurrent repeated reviews, one per token. The next report of a client retries it."""
 ASK_S_MAX = 2.0
 TOKEN_BYTES_MAX = 16 << 10
 NODE = "authentication.kubernetes.io/node-name"

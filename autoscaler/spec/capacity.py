@@ -147,10 +147,10 @@ class ProviderSettings(Part, frozen=True):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The provider kinds that are set, by their document keys."""
-        told = (
+        values = (
             self.cro, self.redfish, self.karpenter, self.cluster_autoscaler, self.provisioning_request, self.kueue
         )  # fmt: skip
-        return tuple(kind for kind, one in zip(KINDS, told, strict=True) if one is not None)
+        return tuple(kind for kind, one in zip(KINDS, values, strict=True) if one is not None)
 
 
 def kinds_of(providers: Sequence[ProviderSettings]) -> tuple[str, ...]:
@@ -179,8 +179,8 @@ def check_providers(providers: Sequence[ProviderSettings]) -> None:
             raise WrongKeyError((*at, "name"), f"`{one.name}` occurs twice")
         seen.add(one.name)
         if len(one.kinds) != 1:
-            told = " and ".join(one.kinds) or "none"
-            raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; found {told}")
+            found = " and ".join(one.kinds) or "none"
+            raise WrongKeyError(at, f"expected exactly one of {', '.join(KINDS)}; found {found}")
         _check_kind(one, at)
     _check_writers(providers)
 
@@ -225,25 +225,25 @@ def _check_kind(one: ProviderSettings, at: Path) -> None:
         check_object_name(one.kueue.local_queue, (*at, "kueue", "localQueue"))
 
 
-def _check_provisioning(told: Provisioning, at: Path) -> None:
-    check_object_name(told.class_name, (*at, "class"))
-    check_labels(told.selector, (*at, "selector"))
-    if told.max_run_seconds is not None and told.max_run_seconds < 1:
+def _check_provisioning(provisioning: Provisioning, at: Path) -> None:
+    check_object_name(provisioning.class_name, (*at, "class"))
+    check_labels(provisioning.selector, (*at, "selector"))
+    if provisioning.max_run_seconds is not None and provisioning.max_run_seconds < 1:
         raise WrongKeyError((*at, "maxRunSeconds"), "expected at least 1")
 
 
-def _check_redfish(told: Redfish, at: Path) -> None:
-    if not re.fullmatch(ORIGIN, told.url):
+def _check_redfish(redfish: Redfish, at: Path) -> None:
+    if not re.fullmatch(ORIGIN, redfish.url):
         fix = "expected https://HOST or https://HOST:PORT, without a user, a path or a query"
         raise WrongKeyError((*at, "url"), fix)
-    if told.secret_ref is not None:
-        check_object_name(told.secret_ref, (*at, "secretRef"))
-    if told.ca_file is not None and not told.ca_file.startswith("/"):
+    if redfish.secret_ref is not None:
+        check_object_name(redfish.secret_ref, (*at, "secretRef"))
+    if redfish.ca_file is not None and not redfish.ca_file.startswith("/"):
         raise WrongKeyError((*at, "caFile"), "expected an absolute path")
-    if not told.systems:
+    if not redfish.systems:
         raise WrongKeyError((*at, "systems"), "expected at least one node, with the path of its system")
     owners: dict[str, str] = {}
-    for node, path in told.systems.items():
+    for node, path in redfish.systems.items():
         check_object_name(node, (*at, "systems", node))
         if not path.startswith("/redfish/v1/Systems/"):
             raise WrongKeyError((*at, "systems", node), "expected a path such as /redfish/v1/Systems/1")

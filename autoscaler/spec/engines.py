@@ -41,8 +41,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     variables but reject unknown flags.
     """
     for_gpus: str = ""
-    """Not empty: the usual installation computes on the CPU. On GPUs other programs are preferred, and this text says
-    what to install instead.
+    """Not empty: the usual installation computes on the CPU. On GPUs other programs are preferred; this text names
+    the alternative to install.
     """
 
 
@@ -77,7 +77,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     programs: tuple[Program, ...] = ()
     install: str = ""
-    """What to install if none of the programs is available."""
+    """The program to install if none of the programs is available."""
     env: dict[str, Word] = {}
     """Variables to add to the environment. A value in a tuple is omitted if its placeholder has no value."""
     readiness_path: str = "/health"

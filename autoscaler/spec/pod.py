@@ -216,8 +216,8 @@ def check_resources(resources: Resources, at: Path) -> None:
 def check_source(source: EnvSource, at: Path) -> None:
     """Check that a variable has exactly one source. Raises WrongKeyError."""
     of = source.value_from
-    told = [one for one in (of.secret_key_ref, of.config_map_key_ref, of.field_ref) if one is not None]
-    if len(told) != 1:
+    sources = [one for one in (of.secret_key_ref, of.config_map_key_ref, of.field_ref) if one is not None]
+    if len(sources) != 1:
         raise WrongKeyError((*at, "valueFrom"), "expected one of secretKeyRef, configMapKeyRef and fieldRef")
 
 

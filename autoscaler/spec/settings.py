@@ -242,7 +242,7 @@ class Settings(Part, frozen=True):
     """Devices that are declared by hand. If there are any, NVML is not used."""
     nodes: tuple[NodeKind, ...] = ()
     """Descriptions of nodes. The first entry that matches a node applies. Without permission to read nodes, each entry
-    stands for one node.
+    describes one node.
     """
     cutting: Cutting = Cutting()
     """The ConfigMap for MIG repartitioning."""

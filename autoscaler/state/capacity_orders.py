@@ -75,7 +75,7 @@ class OfferKind(NamedTuple):
     product: str
     node: str
     bought: Bought = "on-demand"
-    """Part of the kind, because interruptions of spot nodes say nothing about other nodes of the same pool."""
+    """Part of the kind, because interruptions of spot nodes do not apply to other nodes of the same pool."""
 
 
 class Offer(StateRecord, frozen=True):

@@ -100,38 +100,40 @@ def sort_by_wait(found: Iterable[PendingDeviceClaim]) -> tuple[PendingDeviceClai
     return tuple(sorted(found, key=lambda one: (one.since, one.uid, one.provider, one.kind)))
 
 
-def build_device_statuses(claim: Mapping[str, Any], told: Mapping[str, tuple[str, str, str]], at: str) -> list[Any]:
+def build_device_statuses(
+    claim: Mapping[str, Any], conditions: Mapping[str, tuple[str, str, str]], at: str
+) -> list[Any]:
     """Build `status.devices` of a claim with one more condition for each device of ours. Entries of others are kept.
 
-    `told`: device -> type, reason and message of the condition.
+    `conditions`: device -> type, reason and message of the condition.
     """
     status = _map(claim.get("status"))
     before = [*map(_map, _list(status.get("devices")))]
     ours = {str(one.get("device")): one for one in before if one.get("driver") == DRIVER}
     others = [one for one in before if one.get("driver") != DRIVER]
-    return [*others, *_ours(status, ours, told, at)]
+    return [*others, *_ours(status, ours, conditions, at)]
 
 
 def _ours(
     status: Mapping[str, Any],
     before: Mapping[str, Mapping[str, Any]],
-    told: Mapping[str, tuple[str, str, str]],
+    conditions: Mapping[str, tuple[str, str, str]],
     at: str,
 ) -> Iterator[Any]:
     for one in map(_map, _list(_devices(status).get("results"))):
         device = str(one.get("device", ""))
-        if one.get("driver") != DRIVER or device not in told:
+        if one.get("driver") != DRIVER or device not in conditions:
             continue
-        type_, reason, message = told[device]
+        type_, reason, message = conditions[device]
         kept = [each for each in _list(_map(before.get(device)).get("conditions")) if _map(each).get("type") != type_]
         made = {"type": type_, "status": "True", "reason": reason, "message": message, "lastTransitionTime": at}
         yield {**{key: one[key] for key in ("driver", "pool", "device")}, "conditions": [*kept, made]}
 
 
 def _is_over(device: Mapping[str, Any]) -> bool:
-    told = map(_map, _list(device.get("conditions")))
+    conditions = map(_map, _list(device.get("conditions")))
     return device.get("driver") == DRIVER and any(
-        one.get("type") in OVER and one.get("status") == "True" for one in told
+        one.get("type") in OVER and one.get("status") == "True" for one in conditions
     )
 
 

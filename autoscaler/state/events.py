@@ -14,7 +14,7 @@ from autoscaler.spec.tenant import Tenant
 from autoscaler.state.images import Image
 from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import Beside, HostResources
+from autoscaler.state.resources import HostAmount, HostResources
 from autoscaler.state.world import ClusterFacts, Copy, Fact, History, NodeId, Placing, PodRef, Slice, SliceId
 
 
@@ -27,7 +27,7 @@ class Seen(StrEnum):
     UNREADY = "unready"
     """It was ready, and its probes fail."""
     TAKEN = "taken"
-    """Another program ends it and leaves time for requests. It gets no new requests and cannot be kept."""
+    """Another program ends it and allows time for requests. It gets no new requests and cannot be kept."""
     LEAVING = "leaving"
     """An earlier leader or another program ordered its end, or its machine ended it (a full disk). It counts as ordered
     to stop.
@@ -117,7 +117,7 @@ class ReplicaSeen(Fact, frozen=True):
     pod: PodRef | None = None
     grew: bool = False
     """Whether its memory grew since the last observation."""
-    beside: Beside | None = None
+    host_request: HostAmount | None = None
     """The CPU and memory that it requests of its node. None: unknown to the driver."""
     used_bytes: int = 0
     """The device memory that the driver last measured. 0: not measured."""

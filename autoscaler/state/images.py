@@ -30,7 +30,7 @@ class NodeImages(NamedTuple):
 
     seen: tuple[Image, ...] = ()
     """Images that the kubelet reports."""
-    told: tuple[Image, ...] = ()
+    agent_images: tuple[Image, ...] = ()
     """Images that the agent reports."""
 
 
@@ -66,7 +66,9 @@ def update_kubelet_images(before: dict[str, NodeImages], now: Mapping[str, tuple
     if all(before.get(node, NONE).seen == now.get(node, ()) for node in before.keys() | now.keys()):
         return before
     after = {node: _kept(before.get(node, NONE), there) for node, there in now.items()}
-    return after | {node: NodeImages((), one.told) for node, one in before.items() if node not in now and one.told}
+    return after | {
+        node: NodeImages((), one.agent_images) for node, one in before.items() if node not in now and one.agent_images
+    }
 
 
 def update_agent_images(before: dict[str, NodeImages], node: str, names: Iterable[str]) -> dict[str, NodeImages]:
@@ -80,7 +82,7 @@ def update_agent_images(before: dict[str, NodeImages], node: str, names: Iterabl
 
 
 def _kept(before: NodeImages, there: tuple[Image, ...]) -> NodeImages:
-    return before if before.seen == there else NodeImages(there, before.told)
+    return before if before.seen == there else NodeImages(there, before.agent_images)
 
 
 class Whereabouts:
@@ -93,7 +95,7 @@ class Whereabouts:
         self.version = 0
         """Increases with every change."""
 
-    def tell(self, nodes: Mapping[str, NodeImages]) -> None:
+    def update(self, nodes: Mapping[str, NodeImages]) -> None:
         """Update the index to the current images of all nodes."""
         if nodes is self._nodes:
             return
@@ -101,7 +103,7 @@ class Whereabouts:
         for node in before.keys() | nodes.keys():
             old, new = before.get(node, NONE), nodes.get(node, NONE)
             if old is not new:
-                was, now = {*old.seen, *old.told}, {*new.seen, *new.told}
+                was, now = {*old.seen, *old.agent_images}, {*new.seen, *new.agent_images}
                 self._change(node, gone=was - now, come=now - was)
 
     def _change(self, node: str, *, gone: Set[Image], come: Set[Image]) -> None:

@@ -21,7 +21,7 @@ from autoscaler.spec.pod import Pod, Toleration
 
 
 class PendingLabels(Enum):
-    """What is being added, which determines the labels that may appear."""
+    """The kind of the addition, which determines the labels that may appear."""
 
     NOTHING = ""
     DEVICES = "devices"

@@ -13,39 +13,39 @@ from typing import Final, NamedTuple
 
 CPU_MAX: Final = 1 << 40
 BYTES_MAX: Final = 1 << 50
-"""More than any node or slice has. It also stands for a node whose resources are unknown."""
+"""More than any node or slice has. Also used for a node whose resources are unknown."""
 CORE: Final = 1000
 
 
-class Beside(NamedTuple):
+class HostAmount(NamedTuple):
     """CPU and host memory of a node."""
 
     cpu_milli: int = 0
     host_bytes: int = 0
 
-    def holds(self, need: Beside) -> bool:
+    def holds(self, need: HostAmount) -> bool:
         """Return whether `need` fits. Resources that are not requested are ignored: less than zero may be left."""
         return all(not asked or asked <= has for has, asked in zip(self, need, strict=True))
 
-    def lack(self, need: Beside) -> Beside:
+    def lack(self, need: HostAmount) -> HostAmount:
         """Return the part of `need` that does not fit."""
         cpu_milli, host_bytes = (max(0, asked - has) if asked else 0 for has, asked in zip(self, need, strict=True))
-        return Beside(cpu_milli, host_bytes)
+        return HostAmount(cpu_milli, host_bytes)
 
-    def plus(self, more: Beside) -> Beside:
+    def plus(self, more: HostAmount) -> HostAmount:
         """Return the sum."""
-        return Beside(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
+        return HostAmount(self.cpu_milli + more.cpu_milli, self.host_bytes + more.host_bytes)
 
-    def less(self, need: Beside) -> Beside:
+    def less(self, need: HostAmount) -> HostAmount:
         """Return the difference. It is negative where more is taken than exists."""
-        return Beside(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
+        return HostAmount(self.cpu_milli - need.cpu_milli, self.host_bytes - need.host_bytes)
 
-    def most(self, other: Beside) -> Beside:
+    def most(self, other: HostAmount) -> HostAmount:
         """Return the maximum of each resource."""
-        return Beside(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
+        return HostAmount(max(self.cpu_milli, other.cpu_milli), max(self.host_bytes, other.host_bytes))
 
 
-NOTHING: Final = Beside()
+NOTHING: Final = HostAmount()
 
 
 class HostResources(NamedTuple):
@@ -59,20 +59,20 @@ class HostResources(NamedTuple):
     host_bytes: int = BYTES_MAX
     cpu_left_milli: int = CPU_MAX
     left_bytes: int = BYTES_MAX
-    coming: Beside = NOTHING
+    coming: HostAmount = NOTHING
 
     @property
-    def all(self) -> Beside:
+    def all(self) -> HostAmount:
         """All resources of the node."""
-        return Beside(self.cpu_milli, self.host_bytes)
+        return HostAmount(self.cpu_milli, self.host_bytes)
 
     @property
-    def left(self) -> Beside:
+    def left(self) -> HostAmount:
         """Resources that are neither held nor promised."""
-        return Beside(self.cpu_left_milli, self.left_bytes)
+        return HostAmount(self.cpu_left_milli, self.left_bytes)
 
     @property
-    def soon(self) -> Beside:
+    def soon(self) -> HostAmount:
         """Resources that are left, including those of stopping replicas."""
         return self.left.plus(self.coming)
 
@@ -81,21 +81,21 @@ class HostResources(NamedTuple):
         """The CPU in whole cores, so that small system reservations make no difference between nodes."""
         return min(-(-self.cpu_milli // CORE) * CORE, CPU_MAX)
 
-    def without(self, taken: Beside) -> HostResources:
+    def without(self, taken: HostAmount) -> HostResources:
         """Return the node after `taken` was allocated."""
         return self.having(self.left.less(taken))
 
-    def promised(self, need: Beside) -> HostResources:
+    def promised(self, need: HostAmount) -> HostResources:
         """Return the node after `need` was promised: first from what is left, then from what is coming."""
         now = need.less(need.less(self.left.most(NOTHING)).most(NOTHING))
         return self.having(self.left.less(now))._replace(coming=self.coming.less(need.less(now)))
 
-    def kept(self, stays: Beside) -> HostResources:
+    def kept(self, stays: HostAmount) -> HostResources:
         """Return the node if a stopping replica stays after all: what was promised comes from the other resources."""
         rest = stays.less(self.coming).most(NOTHING)
         return self.having(self.left.less(rest))._replace(coming=self.coming.less(stays.less(rest)))
 
-    def having(self, left: Beside) -> HostResources:
+    def having(self, left: HostAmount) -> HostResources:
         """Return the node with this amount left."""
         return self._replace(cpu_left_milli=left.cpu_milli, left_bytes=left.host_bytes)
 
@@ -197,9 +197,9 @@ class RequestShape(NamedTuple):
     """The minimum link between several devices."""
 
     @property
-    def host_request(self) -> Beside:
+    def host_request(self) -> HostAmount:
         """The CPU and memory of the node that it requests, as one amount."""
-        return Beside(self.cpu_milli, self.host_bytes)
+        return HostAmount(self.cpu_milli, self.host_bytes)
 
     @property
     def total_bytes(self) -> int:

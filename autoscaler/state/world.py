@@ -1,8 +1,8 @@
 """The World: one immutable snapshot of everything a decision may depend on.
 
-Owns the types only; `autoscaler.fold.fold` makes the next World out of an old one and a batch of observations
-(`autoscaler.state.events`). Entities are frozen and replaced whole. All times are seconds of one monotonic clock
-(`now_s`), given from outside.
+The types only; `autoscaler.fold.fold` computes the next World from a World and a batch of observations
+(`autoscaler.state.events`). Records are frozen and replaced as a whole. All times are seconds of one monotonic clock
+(`now_s`), which the caller passes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autoscaler.state.mig import Intent, MigNode
 from autoscaler.state.node_labels import NodeBackoff, PendingLabels, Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget, NodeAgentStatus, StopOrder
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import NOTHING, Beside, HostResources, Isolation
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources, Isolation
 
 SliceId = NewType("SliceId", str)
 DeviceId = NewType("DeviceId", str)
@@ -42,26 +42,26 @@ NodeId = NewType("NodeId", str)
 
 Version = tuple[int, int]
 STORE = "/var/lib/pilotlight/weights"
-"""On nodes, unless we are told otherwise."""
+"""The default path on nodes."""
 
 
 class ClusterFacts(NamedTuple):
-    """What holds for all nodes, as far as it is known."""
+    """Facts about the whole cluster, as far as they are known."""
 
     volumes: bool = False
-    """We may make PersistentVolumes."""
+    """Whether Pilotlight may create PersistentVolumes."""
     server: Version | None = None
-    """Of the API server."""
+    """The version of the API server. None: unknown."""
     store: str = STORE
-    """Of the agents, on their nodes."""
+    """The path of the agents' store on their nodes."""
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of everything in the World."""
+    """Base of all records in the World."""
 
 
 class Slice(Fact, frozen=True):
-    """A share of a Device that Replicas may hold. `shared`: many Replicas up to its memory and compute; else one."""
+    """A share of a device that replicas can use: many, up to its memory and compute, if `shared`; otherwise one."""
 
     id: SliceId
     device: DeviceId
@@ -71,61 +71,61 @@ class Slice(Fact, frozen=True):
     isolation: Isolation = Isolation.NONE
     shared: bool = True
     product: str = ""
-    """The device's product name, matched against `gpu.models`; empty matches only a Model that names none."""
+    """The device's product name, matched against `gpu.models`. Empty: it matches only Models that name no product."""
     healthy: bool = True
     labels: dict[str, str] = {}
     labels_known: bool = False
-    """Those above are all that its node has; False: it may have others, too."""
+    """Whether `labels` are all labels of the node. False: the node may have more."""
     labels_coming: PendingLabels = PendingLabels.NOTHING
-    """It is not there yet, and with this its node gets some more."""
+    """The addition that creates the slice, if it does not exist yet: its node will get further labels with it."""
     taints: tuple[Taint, ...] = ()
-    """Of its node, but for those that every pod of ours tolerates."""
+    """The taints of the node, without those that every replica pod tolerates."""
     closed: str = ""
-    """Why nothing new may be put there now, as its driver sees it; empty: it is open."""
+    """The reason why the driver allows no new replica on it. Empty: it is open."""
     kind: str = ""
-    """How its Device is sliced: the name of its Slicer (`autoscaler.slicing`); empty: by nobody, the machine's own."""
+    """The name of the slicer that divides the device (`autoscaler.slicing`). Empty: the device is not divided."""
     device_bytes: int = 0
-    """All the memory of its Device, or of what it was cut from, where others have some; 0: it is all its own."""
+    """The total memory of the physical device that the slice shares with others. 0: the slice has its own memory."""
     overcommitted: bool = False
-    """More of it may be given out than its Device has, or than is its own."""
+    """Whether more of it may be allocated than the device, or the slice, has."""
     holders_max: int = 0
-    """So many may be on it, Replicas and pods of others together; 0: as many as have room."""
+    """The maximum number of holders, replicas and pods of others together. 0: no limit except its resources."""
     theirs: int = 0
-    """So many pods of others are on it, where that is known of this very Slice."""
+    """The number of pods of others on it, if that is known for this slice."""
     handle: str = ""
-    """What its Slicer calls it: a resource's name, a device's UUID, a device of a ResourceSlice."""
+    """The slicer's name for it: a resource name, the UUID of a device, or a device of a ResourceSlice."""
 
     link: str = ""
-    """What joins its Device to others of its node more closely than the node does (a PCIe root); empty: not known."""
+    """The link of its device to others of the node (a PCIe root), closer than the node itself. Empty: unknown."""
 
     @property
     def counted(self) -> str:
-        """What it is counted by: its node, and what its Slicer calls it. Of such Slices nobody knows which is whose."""
+        """The key under which the slice is counted: node and handle. Pods of others are known only per key."""
         return f"{self.node} {self.handle}" if self.handle else self.node
 
 
 class Copy(Fact, frozen=True):
-    """An Artifact complete on one node."""
+    """A complete copy of an artifact on one node."""
 
     artifact: str
     node: NodeId
 
 
 class Placing(Fact, frozen=True):
-    """How far it got on its way to a process, as its driver saw it; None: that was not seen, or not by itself."""
+    """When the driver observed each step towards a process. None: the step was not observed, or has no event."""
 
     asked_s: float | None = None
-    """The API server has what was asked of it: a pod, or a scale."""
+    """When the API server accepted the request: a pod, or a scale."""
     bound_s: float | None = None
-    """It has a node."""
+    """When it was bound to a node."""
     prepared_s: float | None = None
-    """Its node has all of it ready, but for its image and its container."""
+    """When its node had prepared everything except image and container."""
     pulled_s: float | None = None
-    """The weights that its node was to bring from a registry are there."""
+    """When its node had pulled the weights from a registry."""
 
 
 class PodRef(Fact, frozen=True):
-    """A Replica's pod."""
+    """The pod of a replica."""
 
     namespace: str
     name: str
@@ -133,7 +133,7 @@ class PodRef(Fact, frozen=True):
 
 
 class Drain(Fact, frozen=True):
-    """Why and since when a Replica drains. Stopped only when every known gateway acted on (epoch, version) or later."""
+    """Why and since when a replica drains. It stops when every known gateway acted on (epoch, version) or later."""
 
     since_s: float
     reason: str
@@ -141,28 +141,28 @@ class Drain(Fact, frozen=True):
     epoch: int
     version: int
     victim_of: ModelName | None = None
-    """The Model that its Slice is wanted for; None when it drains for its own sake."""
+    """The Model that needs its slice. None: it is not an eviction."""
     stranded: bool = False
     crowded: bool = False
-    """More is on a Slice of its than that has (`autoscaler.queries.crowded_slices`)."""
+    """Whether one of its slices is overcommitted (`autoscaler.queries.crowded_slices`)."""
     taken: bool = False
-    """Somebody else ends it (a queue that gives its quota to another, an eviction): that is no failure of it."""
+    """Whether another program ends it (a queue that reclaims quota, an eviction). This does not count as a failure."""
 
 
 class Move(Fact, frozen=True):
-    """Whose place a Replica takes, and for whom that makes room; empty: it was on what costs, and goes home."""
+    """The replica that a new one replaces, and the Model that gets its place. Empty: it moves off paid capacity."""
 
     replica: ReplicaId
     room_for: ModelName = ModelName("")
 
 
 class PaidCapacity(Fact, frozen=True):
-    """Who is on capacity that costs, and who else keeps it in use (`autoscaler.rearrange.paid_capacity`)."""
+    """Replicas on paid capacity, and the Models that keep it in use (`autoscaler.rearrange.paid_capacity`)."""
 
     guests: frozenset[ReplicaId] = frozenset()
-    """Replicas on it."""
+    """The replicas on it."""
     idlers: frozenset[ModelName] = frozenset()
-    """Models whose idle Replicas let it cost: those of guests, and of those in whose place a guest could be."""
+    """Models whose idle replicas keep it in use: those of guests, and those in whose place a guest would fit."""
 
 
 class ReplicaResources(Fact, frozen=True):
@@ -173,8 +173,8 @@ class ReplicaResources(Fact, frozen=True):
     memory_bytes: int
     """Claimed on each of its slices."""
     compute_percent: int = 0
-    beside: Beside = NOTHING
-    """The other resources of its node that it requests."""
+    host_request: HostAmount = NOTHING
+    """The CPU and memory that it requests of its node."""
     chosen: tuple[SliceId, ...] = ()
     """The slices that the planner chose, if a scheduler placed it elsewhere; empty: those are its slices."""
 
@@ -240,172 +240,172 @@ class Replica(Fact, frozen=True):
 
 
 class Grant(Fact, frozen=True):
-    """A hold given to a gateway on a Replica by Routes of `version` (of the current epoch)."""
+    """An allocation of slots on a replica to a gateway, by Routes of `version` (of the current epoch)."""
 
     version: int
     hold: int
 
 
 class Gateway(Fact, frozen=True):
-    """One known gateway: its last report, and every grant that it has not acknowledged yet (newest last)."""
+    """A known gateway: its last report, and every grant that it has not acknowledged yet (newest last)."""
 
     id: GatewayId
     boot: str = ""
     boots_before: tuple[str, ...] = ()
-    """Boots proven dead by a later one, newest last, at most 8: what still comes from them is ignored."""
+    """Boots that a later boot proves dead, newest last, at most 8. Their late messages are ignored."""
     seen_s: float = 0.0
     """When it last reported, or when it was proven dead."""
     report: Report | None = None
-    """Its last report, of whatever epoch; None: it has not reported to this leader yet, or is proven dead."""
+    """Its last report, of any epoch. None: it has not reported to this leader yet, or it is proven dead."""
     in_epoch: bool = False
-    """It has acted on Routes of this epoch and said so; only then its holds are known."""
+    """Whether it has acknowledged Routes of this epoch. Only then are its allocations known."""
     grants: dict[ReplicaId, tuple[Grant, ...]] = {}
-    """Per Replica, newest last, holds strictly falling: at most `slots` + 1. Version 0: echoed, never sent."""
+    """Per replica, newest last, allocations strictly falling: at most `slots` + 1. Version 0: reported, never sent."""
     totals: dict[tuple[ModelName, TenantName], Total] = {}
     """The last cumulative counts of this boot."""
     watched: bool = False
-    """Its process or pod is watched, so its end will be observed; else nothing proves that it exists."""
+    """Whether its process or pod is watched, so that its end is observed. Otherwise nothing proves that it exists."""
     lapsed: bool = False
-    """It is not watched and its last report has expired: its slots go to other gateways."""
+    """Whether it is unwatched and its last report has expired: other gateways get its slots."""
     gone: bool = False
-    """Its process or pod does not exist, which the silence of a watched gateway does not prove."""
+    """Whether its process or pod is known not to exist. A watched gateway that does not report may still exist."""
     gone_version: int = 0
-    """Of the Routes made when it was: nobody dead acts on them."""
+    """The version of Routes when it was found gone. A report that acknowledges this version proves that it exists."""
 
     levels: dict[ModelName, tuple[Level, ...]] = {}
-    """Derived from `report`: its demand per Model; empty once the report has expired."""
+    """Derived from `report`: its demand per Model. Empty after the report has expired."""
     uses: dict[ReplicaId, ReplicaUse] = {}
-    """Derived from `report`: its Replicas by id, less what merely ages. Never expires: expired is not dead."""
+    """Derived from `report`: its replicas by ID, without ages. It never expires: an expired report proves no end."""
 
 
 class Used(Fact, frozen=True):
-    """The most memory that one Replica of a Model was seen to use of a Device."""
+    """The highest device memory use observed for one replica of a Model."""
 
     spec_hash: str
     estimated_bytes: int
-    """Both of the Model as it was: of another spec or another file it says nothing."""
+    """Estimate and hash are those of the measured Model; the measurement is not valid for another spec or file."""
     bytes: int
     served: bool = False
-    """It had served for a while when it was looked at."""
+    """Whether the replica had served for a while when it was measured."""
 
 
 class History(Fact, frozen=True):
-    """What is remembered of a Model beyond its Replicas; survives a restart."""
+    """The state of a Model apart from its replicas. It survives a restart."""
 
     starts_s: tuple[float, ...] = ()
     """Durations from first process start to ready, newest last, at most 32."""
     last_activity_s: float | None = None
-    """Last arrival or finish of a Call at any gateway."""
+    """The last arrival or end of a request at any gateway."""
     refused_cold_s: float | None = None
-    """When a cold Call was last refused, or an operator said wake: demand for one start."""
+    """When a request was last rejected because the Model was cold, or an operator woke it: demand for one start."""
     woken_s: float | None = None
-    """When an operator last said wake."""
+    """When an operator last woke it."""
     hold_until_s: float = 0.0
-    """A start nobody waits for any more is kept ready until then (twice the Retry-After that was given)."""
+    """A start for which no request waits any more stays ready until then (twice the Retry-After that was sent)."""
     tries: int = 0
-    """Failed tries of the current episode."""
+    """The number of failed attempts in the current episode."""
     first_try_s: float | None = None
-    """First process start of the episode."""
+    """When the first process of the episode started."""
     retry_at_s: float = 0.0
-    """No new try before this."""
+    """The earliest time of the next attempt."""
     episodes: int = 0
-    """Failed episodes in a row: the back-off is 1, 2, 4 ... minutes."""
+    """The number of consecutive failed episodes: the back-off is 1, 2, 4 ... minutes."""
     refused_until_s: float = 0.0
-    """An episode failed: Calls are refused at once until then."""
+    """After a failed episode, requests are rejected at once until then."""
     failure: str = ""
     failed_hash: str = ""
-    """Of the Model when that was said (`Model.spec_hash`); empty: nobody knows."""
+    """The hash of the Model that failed (`Model.spec_hash`). Empty: unknown."""
     served_until_s: float | None = None
-    """When its last ready Replica stopped taking Calls."""
+    """When its last ready replica stopped accepting requests."""
     stopped_idle_s: float | None = None
-    """When it last went to zero for idleness; a start soon after is a regret."""
+    """When it was last scaled to zero for idleness. A start soon afterwards counts as a regret."""
     regrets: int = 0
-    """Each doubles the `auto` idle window, within its bounds."""
+    """The number of regrets. Each doubles the `auto` idle window, within its limits."""
     used: Used | None = None
-    """None: nothing was measured."""
+    """None: not measured."""
     peaks: tuple[tuple[int, int], ...] = ()
-    """(bucket, most Calls at once in it) over the idle window: fewer Replicas only when the peak fits them."""
+    """(bucket, peak concurrent requests) over the idle window. Scaling down requires that the peak still fits."""
 
 
 class Fault(Fact, frozen=True):
     """Exceptions that a Model caused (`autoscaler.controller.containment`)."""
 
     reason: str
-    """The last one: its type, where it was raised, and its message."""
+    """The last exception: type, location and message."""
     seen_s: float
     until_s: float
-    """Quarantined until then; 0: the quarantine is over, and the Model is on trial."""
+    """The end of the quarantine. 0: it is over, and the Model is on probation."""
     times: int = 1
-    """Quarantines in a row: they last 1, 2, 4 ... 30 minutes."""
+    """Consecutive quarantines: they last 1, 2, 4 ... 30 minutes."""
 
 
 class MpsServerFailure(Fact, frozen=True):
-    """Replicas of one MPS server that ended together, as it seems (`autoscaler.queries.mps_failures`)."""
+    """Replicas of one MPS server that ended together, presumably with it (`autoscaler.queries.mps_failures`)."""
 
     first_s: float
     """When the first of them ended."""
     replicas: frozenset[ReplicaId] = frozenset()
     times: int = 0
-    """The fall, and the starts that failed there since; 0: others are there, or one ended alone."""
+    """The failure and the failed starts since then. 0: other replicas still run, or only one ended."""
     until_s: float = 0.0
-    """Nothing is put there before."""
+    """The time before which nothing is placed there."""
 
 
 class ModelLoad(Fact, frozen=True):
-    """Demand of one Model summed over gateways whose report has not expired (kept by the fold)."""
+    """Demand of one Model, summed over the gateways whose report has not expired. The fold updates it."""
 
     waiting: int = 0
     running: int = 0
     oldest_s: float | None = None
-    """When the Call that waits longest arrived."""
+    """The arrival of the request that has waited longest."""
     tenants: frozenset[TenantName] = frozenset()
     waiting_at: frozenset[GatewayId] = frozenset()
-    """Gateways where Calls wait."""
+    """Gateways at which requests wait."""
 
 
 class Nodes(Fact, frozen=True):
-    """The nodes: their Devices, resources and contents, and what limits their use. Maps are never changed in place."""
+    """The nodes: devices, resources, contents and limits of their use. Maps are never changed in place."""
 
     slices: dict[SliceId, Slice] = {}
     others: dict[str, int] = {}
-    """By `Slice.counted`: how many of these Slices pods of others have; which ones is not known."""
+    """`Slice.counted` -> the number of such slices that pods of others use. Which of them is unknown."""
     hosts: dict[NodeId, HostResources] = {}
-    """What nodes have beside their Devices, and what others leave of it; of one that is not here any amount fits."""
+    """The CPU and memory of nodes, and what pods of others leave. A node that is missing here has no limit."""
     agents: dict[str, NodeAgentStatus] = {}
-    """By name, what agents said; `autoscaler.queries.device_health.is_report_fresh` tells what still counts."""
+    """Node name -> the agent's last report; `autoscaler.queries.device_health.is_report_fresh` checks its age."""
     copies: frozenset[Copy] = frozenset()
     images: dict[str, NodeImages] = {}
-    """By node: what its kubelet and its agent say."""
+    """Node name -> the images that its kubelet and its agent report."""
     mounting: ClusterFacts | None = None
-    """By what it is chosen how pods see weights; None: there are no pods, or nobody knows yet."""
+    """The facts that determine how pods mount weights. None: there are no pods, or the facts are unknown so far."""
     cordons: dict[CordonTarget, Cordon] = {}
     backoffs: dict[tuple[ModelName, NodeId], NodeBackoff] = {}
     mps_failures: dict[tuple[NodeId, DeviceId | None], MpsServerFailure] = {}
-    """By what ends with an MPS server: a Device, or (None) all that MPS shares of a node."""
+    """Keyed by the domain of one MPS server: a device, or (None) all devices of the node that MPS shares."""
     undisturbed: dict[ReplicaId, str] = {}
-    """Replicas of which PodDisruptionBudgets allow no disruption now: their names. Nobody moves them."""
+    """Replicas that PodDisruptionBudgets protect now -> names of the budgets. They are not moved."""
     cuttable: dict[str, MigNode] = {}
-    """By name: the nodes that may be cut anew."""
+    """Node name -> a node whose GPUs may be repartitioned."""
     cutting: dict[str, Intent] = {}
-    """By node: our orders to cut it that it does not show yet."""
+    """Node name -> a repartitioning order that the node does not show yet."""
 
 
 class Learned(Fact, frozen=True):
-    """What was measured, reported or computed about Models and their artifacts. Maps are never changed in place."""
+    """Measured, reported or computed facts about Models and their artifacts. Maps are never changed in place."""
 
     histories: dict[ModelName, History] = {}
     attained: dict[ModelName, dict[TenantName, float]] = {}
-    """Service that each Tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
+    """The service that each tenant got from a Model, in slot-seconds per weight: the virtual time of fair queueing."""
     obstacles: dict[ModelName, str] = {}
-    """Models whose start would surely fail, and why: nothing is displaced for them."""
+    """Models whose start would certainly fail, and why. Nothing is evicted for them."""
     faults: dict[ModelName, Fault] = {}
-    """Models that caused an exception lately."""
+    """Models that recently caused an exception."""
     unbrought: dict[str, str] = {}
-    """Artifacts that could not be brought, or looked at, ahead of a start, and why; it is tried again."""
+    """Artifacts that could not be fetched or inspected before a start, and why. It is retried."""
     looked: dict[WeightsRequest, WeightsReport] = {}
-    """What agents found artifacts to be that were only looked at, of Models that there are."""
+    """The results of inspections by agents of artifacts of the current Models."""
     lesson: PlacementValues | None = None
-    """What room is worth here; None: nobody knows yet what is asked for."""
+    """The learned value of free space. None: not learned yet."""
 
 
 class Leadership(Fact, frozen=True):
@@ -413,25 +413,25 @@ class Leadership(Fact, frozen=True):
 
     documented: bool = False
     synced: bool = False
-    """Documents were told; the driver has listed all that exists. No catalogue is told, or nothing decided, before."""
+    """Whether documents were read and the driver has listed everything. Before that, nothing is sent or decided."""
     leads: bool = True
-    """This process leads. One that follows folds everything, and orders and grants nothing."""
+    """Whether this process leads. A follower folds all observations, but orders and grants nothing."""
     leading_since_s: float = 0.0
     handed_over: bool = False
-    """Every gateway known at the hand-over has reported in this epoch or is proven dead: holds may change."""
+    """Whether every gateway known at the hand-over has reported in this epoch or is dead: allocations may change."""
 
 
 class World(Fact, frozen=True):
-    """The snapshot. Maps are never changed in place; the last group is derived, and a full rebuild gives the same."""
+    """The snapshot. Maps are never changed in place. The last group is derived: a rebuild gives the same values."""
 
     epoch: int
     version: int = 0
-    """Of Routes: rises with every change that a gateway must learn."""
+    """The version of Routes. It increases with every change that gateways must receive."""
     leadership: Leadership = Leadership()
     unix_offset_s: float | None = None
-    """With it a moment of our clock is in seconds since 1970; None: nobody knows what time of day it is."""
+    """Add it to a time of the monotonic clock to get seconds since 1970. None: the time of day is unknown."""
     installation: str = ""
-    """Part of the names of what is started and ordered: several installations may share a cluster."""
+    """Part of the names of everything that is started or ordered, so that installations can share a cluster."""
     settings: Settings = Settings()
     models: dict[ModelName, Model] = {}
     tenants: dict[TenantName, Tenant] = {}
@@ -440,15 +440,15 @@ class World(Fact, frozen=True):
     gateways: dict[GatewayId, Gateway] = {}
     learned: Learned = Learned()
     capacity: Capacity = NO_CAPACITY
-    """What could be added and was; nothing where no provider is."""
+    """Available and ordered capacity. Empty: there is no provider."""
     rented: PaidCapacity = PaidCapacity()
     stops: dict[ModelName, StopOrder] = {}
     moved_s: float | None = None
-    """When a Replica was last started to make room by taking the place of another; None: never, under this leader."""
+    """When a replica was last started to make room by replacing another. None: never, under this leader."""
     degraded: str = ""
-    """Exceptions that no Model explains, and where they were raised; empty: there are none."""
+    """Exceptions that no Model explains, and where they were raised. Empty: none."""
     undivided: frozenset[ModelName] = frozenset()
-    """Models in which something changed that `shares` must look at; folding its answer (Granted) empties it."""
+    """Models with changes that `shares` must process. Folding its result (Granted) clears the set."""
 
     by_model: dict[ModelName, tuple[ReplicaId, ...]] = {}
     by_slice: dict[SliceId, tuple[ReplicaId, ...]] = {}

@@ -1,11 +1,11 @@
-"""Decides which weights the nodes of a cluster are to have, and tracks those of a replica. Pure: of a snapshot.
+"""Decides which weights each node of a cluster needs, and tracks the weights of a replica. Pure.
 
-Covers what agents are asked and what they report about weights, and which of them an engine loads. A failure, and a
-copy, count only for the replica that the agent names: a retry is a new try, and a replica without permission does not
-get weights just because they are there.
+Covers requests to agents, their reports about weights, and the choice of the file that an engine loads. A failure or a
+copy counts only for the replica that the agent names: a retry is a new attempt, and a replica without permission does
+not get weights only because a copy exists.
 
-Not all weights come from a node's store: an artifact of the Hub that is passed to an engine by name is fetched by the
-engine, with its own login, into its own pod, and needs no agent. No engine supports a pattern of files (`?include=`).
+Some weights do not need an agent: an engine that gets a Hub artifact by name fetches it itself, with its own login,
+into its own pod. No engine supports a pattern of files (`?include=`).
 """
 
 from __future__ import annotations
@@ -40,57 +40,57 @@ from autoscaler.weights.mounts import ArtifactFacts
 
 
 def find_unfetched_artifact(model: Model) -> str | None:
-    """The model's artifact, if its engine does not fetch it itself; None: it does, or there is none."""
+    """Return the model's artifact, unless its engine fetches it or there is none (None)."""
     artifact = model.spec.artifact
     return None if artifact is None or is_fetched_by_engine(artifact, ENGINES[model.spec.engine]) else artifact
 
 
 AGENT_S_MAX = 30.0
-"""How long a replica waits for an agent that reports nothing about its node's weights before its start fails. An agent
-that is replaced is back sooner."""
+"""How long a replica waits for a node agent that does not report before its start fails. Replacing an agent takes
+less."""
 BEGINS = frozenset((S.PENDING, S.STARTING))
 NO_IMAGES: Mapping[NodeId, tuple[ImageWant, ...]] = {}
 NO_FABRIC: Mapping[NodeId, tuple[FabricWant, ...]] = {}
 
 
 class WeightsPending(NamedTuple):
-    """Weights that are not there yet."""
+    """The weights are not complete yet."""
 
     words: str
-    """How far they are."""
+    """The progress."""
 
 
 class WeightsFailed(NamedTuple):
-    """Weights that could not be provided."""
+    """The weights could not be provided."""
 
     reason: str
 
 
-def build_wishes(world: World, model: Model) -> dict[str, WeightsRequest]:
-    """As `collect_weights_requests`, by the present settings: weights mounted as an image are inspected, not pulled."""
+def build_weights_requests(world: World, model: Model) -> dict[str, WeightsRequest]:
+    """As `collect_weights_requests`, by the current settings: weights mounted as an image are only inspected."""
     settings, facts = world.settings, world.nodes.mounting
     return {
-        name: wish._replace(look=mounts.is_image_mount(wish.artifact, settings, facts))
-        for name, wish in collect_weights_requests(model).items()
+        name: request._replace(look=mounts.is_image_mount(request.artifact, settings, facts))
+        for name, request in collect_weights_requests(model).items()
     }
 
 
 def find_artifact_facts(world: World, model: Model, part: str = OWN) -> ArtifactFacts | None:
-    """What is known of an artifact of it, on any node; None if no agent has inspected it."""
-    wish = collect_weights_requests(model).get(part)
-    said = None if wish is None else world.learned.looked.get(wish._replace(look=True))
+    """Return the known facts about an artifact of the Model, on any node. None: no agent has inspected it."""
+    request = collect_weights_requests(model).get(part)
+    said = None if request is None else world.learned.looked.get(request._replace(look=True))
     return None if said is None else ArtifactFacts(said.digest, image=said.image, why=said.no_image)
 
 
 def should_read_header(model: Model) -> bool:
-    """Whether the artifact's header has what its document lacks: its memory, or what that consists of."""
+    """Return whether the artifact's header has data that the document lacks: the memory, or its parts."""
     gpu = model.spec.gpu
     made = gpu.elastic_percent is not None or gpu.growth_percent is not None or ENGINES[model.spec.engine].pages
     return gpu.count > 0 and (made or not gpu.memory_bytes)
 
 
 def node_of(world: World, replica: Replica) -> NodeId | None:
-    """Where it is placed; None if its scheduler chooses."""
+    """Return the node of a replica. None: its scheduler chooses one."""
     if not replica.resources.slices:
         return None
     slice_ = world.nodes.slices.get(replica.resources.slices[0])
@@ -98,7 +98,7 @@ def node_of(world: World, replica: Replica) -> NodeId | None:
 
 
 def list_promised_placements(world: World, unmet: Iterable[Unmet]) -> tuple[tuple[ModelName, NodeId], ...]:
-    """Nodes promised to models that lack room: models with waiting requests or required by `replicas.min`."""
+    """Return the nodes promised to unplaced models that have waiting requests or are required by `replicas.min`."""
     at = ((one.model, world.nodes.slices[id].node) for one in unmet for id in one.slices if id in world.nodes.slices)
     return tuple(sorted({(name, node) for name, node in at if name in world.models}))
 
@@ -110,7 +110,7 @@ def build_node_wants(
     looks: Iterable[tuple[NodeId, WeightsRequest]] = (),
     fabric: Mapping[NodeId, tuple[FabricWant, ...]] = NO_FABRIC,
 ) -> dict[NodeId, NodeWants]:
-    """What each node is to have; nodes without any are left out.
+    """Return the wants of each node that has any.
 
     `early`: from `list_promised_placements`; `images`: from `autoscaler.weights.image_prepull`; `looks`: from
     `autoscaler.weights.inspection`; `fabric`: from `autoscaler.capacity.fabric_agents`.
@@ -120,7 +120,7 @@ def build_node_wants(
     models = {
         model.name: (model, asked)
         for model in world.models.values()
-        if (asked := frozenset(build_wishes(world, model).values()))
+        if (asked := frozenset(build_weights_requests(world, model).values()))
     }
     for replica in world.replicas.values():
         known = models.get(replica.model)
@@ -130,19 +130,19 @@ def build_node_wants(
         if replica.runtime.weights:
             held.setdefault(node, set()).update(replica.runtime.weights)
         if known is not None and replica.state in BEGINS and replica.spec_hash == known[0].spec_hash():
-            for wish in known[1]:
-                waiting.setdefault(node, {}).setdefault(wish, []).append(replica)
+            for request in known[1]:
+                waiting.setdefault(node, {}).setdefault(request, []).append(replica)
     for name, node in early:
-        for wish in models[name][1] if name in models else ():
-            waiting.setdefault(node, {}).setdefault(wish, [])
-    for node, wish in looks:
-        waiting.setdefault(node, {}).setdefault(wish, [])
+        for request in models[name][1] if name in models else ():
+            waiting.setdefault(node, {}).setdefault(request, [])
+    for node, request in looks:
+        waiting.setdefault(node, {}).setdefault(request, [])
     return {
         node: NodeWants(
             epoch=world.epoch,
             wants=tuple(
-                NodeWant(**wish._asdict(), replicas=tuple(sorted(one.id for one in replicas)))
-                for wish, replicas in sorted(waiting.get(node, {}).items())
+                NodeWant(**request._asdict(), replicas=tuple(sorted(one.id for one in replicas)))
+                for request, replicas in sorted(waiting.get(node, {}).items())
             ),
             images=images.get(node, ()),
             held=tuple(sorted(held.get(node, ()))),
@@ -156,19 +156,19 @@ def build_node_wants(
 def assess_weights(
     world: World, replica: Replica, model: Model, since_s: float, now_s: float
 ) -> Laid | WeightsPending | WeightsFailed:
-    """Progress of the weights of a replica that has waited for them since `since_s`."""
+    """Return the progress of the weights of a replica that has waited for them since `since_s`."""
     name = node_of(world, replica)
     if name is None:
         return WeightsFailed(explain_no_node(model))
     node = world.nodes.agents.get(name)
     if node is None or not is_report_fresh(node, now_s) or not node.report.brings:
-        words = f"no agent says that it brings weights to node {name}"
+        words = f"no agent reports that it pulls weights to node {name}"
         heard_s = node.seen_s if node is not None and node.report.brings else since_s
         if now_s >= max(since_s, heard_s) + AGENT_S_MAX:
-            return WeightsFailed(f"{words}: let one run there (the chart's agent.enabled), or mount the weights")
+            return WeightsFailed(f"{words}: run one on it (agent.enabled of the chart), or mount the weights")
         return WeightsPending(words)
-    asked = build_wishes(world, model)
-    said = {part: one for part, wish in asked.items() if (one := _said(node, wish, replica)) is not None}
+    asked = build_weights_requests(world, model)
+    said = {part: one for part, request in asked.items() if (one := _said(node, request, replica)) is not None}
     for part, one in said.items():
         if why := one.failed or _unseen(world, one):
             return WeightsFailed(f"adapter {part}: {why}" if part else why)
@@ -179,19 +179,20 @@ def assess_weights(
             return WeightsFailed(str(error))
     now = world.models.get(model.name)
     if now is not None and now.spec_hash() != replica.spec_hash:
-        return WeightsFailed("its Model was changed while they came")  # `build_node_wants` no longer requests them
+        return WeightsFailed("its Model was changed during the pull")  # `build_node_wants` no longer requests them
     return WeightsPending(_so_far(node, set(asked.values())))
 
 
-def _said(node: NodeAgentStatus, wish: WeightsRequest, replica: Replica) -> WeightsReport | None:
-    """What its agent reports about them for this replica."""
+def _said(node: NodeAgentStatus, request: WeightsRequest, replica: Replica) -> WeightsReport | None:
+    """Return the agent's report about the weights for this replica."""
     return next(
-        (one for one in node.report.weights if replica.id in one.replicas and read_weights_request(one) == wish), None
+        (one for one in node.report.weights if replica.id in one.replicas and read_weights_request(one) == request),
+        None,
     )
 
 
 def _unseen(world: World, said: WeightsReport) -> str:
-    """Why pods cannot mount what was inspected; empty: they can, or it was pulled."""
+    """Explain why pods cannot mount the inspected artifact. Empty: they can, or it was pulled."""
     if not said.look or said.image is not None or not said.digest:
         return ""
     settings, facts = world.settings, world.nodes.mounting or ClusterFacts()
@@ -200,10 +201,12 @@ def _unseen(world: World, said: WeightsReport) -> str:
     ).reason
 
 
-def _so_far(node: NodeAgentStatus, wishes: set[WeightsRequest]) -> str:
-    """Total progress of these pulls, whichever replicas they are for."""
+def _so_far(node: NodeAgentStatus, requests: set[WeightsRequest]) -> str:
+    """Return the total progress of these pulls, for any replica."""
     coming = {
-        wish: one for one in node.report.weights if (wish := read_weights_request(one)) in wishes and one.total_bytes
+        request: one
+        for one in node.report.weights
+        if (request := read_weights_request(one)) in requests and one.total_bytes
     }.values()
     if not coming:
         return "asked for"
@@ -214,7 +217,7 @@ def _so_far(node: NodeAgentStatus, wishes: set[WeightsRequest]) -> str:
 
 
 def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
-    """Describe weights that are all there. Raises EngineError."""
+    """Describe complete weights. Raises EngineError."""
     adapters = tuple(
         LaidAdapter(name, one.folder, choose_adapter(one.adapters, name), one.digest, one.image)
         for name, one in said.items()
@@ -227,31 +230,31 @@ def _laid(said: Mapping[str, WeightsReport], model: Model) -> Laid:
 
 
 def explain_no_node(model: Model) -> str:
-    """Why weights cannot be pulled for a replica whose scheduler chooses the node."""
+    """Explain why weights cannot be pulled for a replica whose node a scheduler chooses."""
     artifact = next(iter(collect_weights_requests(model).values())).artifact
-    return f"{artifact} is brought to one node, and a scheduler chooses among all: ask for a device (gpu)"
+    return f"{artifact} is pulled to one node, but a scheduler may choose any node: request a device (spec.gpu)"
 
 
 def choose_gguf(ggufs: Sequence[str], model: Model) -> str:
-    """Which GGUF file of its artifact an engine loads; empty: the directory. Raises EngineError."""
+    """Return the GGUF file that the engine loads. Empty: the directory. Raises EngineError."""
     if len(ggufs) == 1:
         return ggufs[0]
     if ggufs:
         raise EngineError(
-            f"{model.spec.artifact} holds {len(ggufs)} GGUF files: {', '.join(sorted(ggufs)[:4])}; pack one"
+            f"{model.spec.artifact} contains {len(ggufs)} GGUF files: {', '.join(sorted(ggufs)[:4])}; package only one"
         )
     if model.spec.engine == "llama.cpp":
-        raise EngineError(f"{model.spec.artifact} holds no GGUF file, and llama.cpp loads no other")
+        raise EngineError(f"{model.spec.artifact} contains no GGUF file, which llama.cpp requires")
     return ""
 
 
 def choose_adapter(found: Sequence[str], name: str) -> str:
-    """Which of these files or directories of its artifact is the adapter. Raises EngineError."""
+    """Return the file or directory of the artifact that is the adapter. Raises EngineError."""
     if len(found) != 1:
         what = (
             f"{len(found)} adapters: {', '.join(sorted(found)[:4])}" if found else "no adapter (GGUF, or PEFT's files)"
         )
-        raise EngineError(f"adapter {name}: its artifact holds {what}; pack one")
+        raise EngineError(f"adapter {name}: its artifact contains {what}; package only one")
     if not ADAPTER_PATH.fullmatch(f"file:///{found[0] or '.'}"):
-        raise EngineError(f"adapter {name}: {found[0]} has one of , : = in it, which engines read as something else")
+        raise EngineError(f"adapter {name}: {found[0]} contains one of , : = which engines interpret; rename it")
     return found[0]

@@ -1,9 +1,9 @@
-"""Selects engine images that nodes pull ahead of a start, so that no request waits for one. Pure: of a snapshot.
+"""Selects engine images that nodes pull before a start, so that no request waits for a pull. Pure.
 
-Agents pull them (`pilotlight.agent.kubelet.image_pull`); a kubelet pulls what is missing. An image is wanted where a
-replica starts, in parallel with its weights; where an unplaced request will be placed; and, for a model in use, on
-enough other suitable nodes that the next start finds it, wherever that is. Images that a node has are not requested,
-nor from a node without a known agent, nor for a model that is not in use.
+Agents pull them (`pilotlight.agent.kubelet.image_pull`); a kubelet pulls a missing image at the start. A node needs an
+image if a replica starts on it (in parallel with its weights), or if an unplaced request will be placed on it. Models
+in use get their image also on enough other suitable nodes, so that the next start finds it on any of them. Images that
+a node has are not requested, nor are images from a node without an agent or for an unused model.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from autoscaler.state.resources import RequestShape
 from autoscaler.state.world import NodeId, SliceId, World
 
 NODES_ENOUGH: Final = 2
-"""Suitable nodes that are to have the image of a model in use: one more than a replica needs."""
+"""Suitable nodes that need the image of a model in use: one more than a replica uses."""
 NODE_MAX: Final = 8
-"""Images requested from one node at once: those of replicas that start first."""
+"""Images requested from one node at the same time: those of replicas that start first."""
 ALIKE_MAX: Final = 1024
-"""Different kinds of requests whose nodes are cached."""
+"""Maximum number of kinds of requests whose nodes are cached."""
 BEGINS: Final = frozenset({S.PENDING, S.STARTING})
 
 
 class ImageWants:
-    """Computes the images that nodes are to pull. Results do not depend on earlier calls."""
+    """Computes the images that nodes should pull. Results do not depend on earlier calls."""
 
     def __init__(self) -> None:
         self._where = Whereabouts()
@@ -43,12 +43,12 @@ class ImageWants:
         self._spare: dict[NodeId, list[ImageWant]] = {}
         self._place: tuple[object, ...] = ()
         self._places = 0
-        """How often `_place` changed."""
+        """The number of changes of `_place`."""
         self._could: dict[tuple[RequestShape, NodeConstraints], Set[NodeId]] = {}
-        """Suitable nodes by kind of request; independent of images, which come and go all the time."""
+        """Suitable nodes by kind of request. It does not depend on images, which change often."""
 
     def of(self, world: World, ahead: Iterable[tuple[ModelName, NodeId]] = ()) -> dict[NodeId, tuple[ImageWant, ...]]:
-        """By node, the most urgent first. `ahead`: where unplaced requests will be placed."""
+        """Return the images of each node, most urgent first. `ahead`: where unplaced requests will be placed."""
         if not world.nodes.agents:
             return {}
         found: dict[NodeId, dict[ImageWant, None]] = {}
@@ -71,8 +71,8 @@ class ImageWants:
         return {node: lacking for node, lacking in there if lacking}
 
     def _spares(self, world: World) -> Mapping[NodeId, list[ImageWant]]:
-        """Images for models in use; computed again if an input changed."""
-        self._where.tell(world.nodes.images)
+        """Return images for models in use, from a cache that expires when an input changes."""
+        self._where.update(world.nodes.images)
         used = frozenset(name for name, model in world.models.items() if model.spec.image and _used(world, model))
         place = world.nodes.slices, world.settings, frozenset(world.nodes.agents)
         if _differ(self._place, place):
@@ -105,7 +105,7 @@ class ImageWants:
 
 
 def model_want(model: Model) -> ImageWant:
-    """The image of its engine."""
+    """Return the image of the Model's engine."""
     return ImageWant(image=model.spec.image, pull_secret=model.spec.pull_secret or "")
 
 
@@ -115,7 +115,7 @@ def _add(found: dict[NodeId, dict[ImageWant, None]], node: NodeId, model: Model)
 
 
 def _lacking(world: World, node: NodeId, wants: Iterable[ImageWant]) -> tuple[ImageWant, ...]:
-    """Those of the images that an agent there is to pull."""
+    """Return the images that the node's agent should pull."""
     if node not in world.nodes.agents:
         return ()
     has = {name for some in world.nodes.images.get(node, NONE) for one in some for name in one.names}
@@ -123,7 +123,7 @@ def _lacking(world: World, node: NodeId, wants: Iterable[ImageWant]) -> tuple[Im
 
 
 def _used(world: World, model: Model) -> bool:
-    """Whether replicas of it exist, or are always wanted."""
+    """Return whether replicas of the Model exist, or are always required."""
     return not model.spec.paused and bool(model.spec.replicas.min or world.by_model.get(model.name))
 
 
@@ -132,7 +132,7 @@ def _differ(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 
 
 def _could_hold(world: World, kind: RequestShape, choice: NodeConstraints) -> set[NodeId]:
-    """Nodes with an agent and a slice that could hold it, if empty."""
+    """Return the nodes with an agent and a slice that could hold the request if it were empty."""
     if not kind.devices:
         return set()
     lanes: dict[object, bool] = {}
@@ -154,5 +154,5 @@ def _node_of(world: World, id: SliceId) -> NodeId:
 
 
 def _order(image: str, node: NodeId) -> int:
-    """Order of nodes that differs by image, so that not all use one node, and stays the same between calls."""
+    """Return a stable order of nodes that differs by image, so that images spread over nodes."""
     return zlib.crc32(f"{image} {node}".encode())

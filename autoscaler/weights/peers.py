@@ -1,8 +1,8 @@
-"""Selects the agents that may have an artifact, to be asked before its registry. Pure.
+"""Selects the agents that may have an artifact, so that a node tries them before the registry. Pure.
 
-Agents that have all of it come first, then those that pull it or are to. An answer names at most PEERS_MAX of them, and
-different ones to each node, so that it stays small and no node serves all. It grants no access: what agents give each
-other, and to whom, is between them.
+Agents with a complete copy come first, then agents that pull it or will pull it. A response names at most PEERS_MAX
+agents, and different ones for each node, so that it stays small and no node serves all others. It grants no access:
+agents authenticate each other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from autoscaler.queries.device_health import is_report_fresh
 from autoscaler.state.world import Copy, NodeId, World
 
 PEERS_MAX = 16
-"""Peers named in one answer; as many are asked by one pull (`artifacts.peers.selection`)."""
+"""The maximum number of peers in one response, and of peers that one pull tries (`artifacts.peers.selection`)."""
 KEPT_S = 1.0
-"""Maximum age of a cached list: nodes that start together ask together, and each list examines all nodes."""
+"""Maximum age of a cached list. Nodes that start together request together, and each list examines all nodes."""
 KEPT_MAX = 64
 
 
@@ -29,24 +29,24 @@ class NodePeer(Message, frozen=True):
     node: str
     url: str
     digest: str = ""
-    """The digest that it reported under that name; empty: it reported none, or has not all of it."""
+    """The digest that it reported for the artifact. Empty: it reported none, or its copy is incomplete."""
 
 
 class NodePeers(Message, frozen=True):
-    """The answer to an agent."""
+    """The response to an agent."""
 
     peers: tuple[NodePeer, ...] = ()
 
 
 class Having(NamedTuple):
-    """Peers for one artifact, in order of nodes."""
+    """Peers for one artifact, in the order of nodes."""
 
     whole: tuple[NodePeer, ...]
     coming: tuple[NodePeer, ...]
 
 
 class PeerCache:
-    """Answers agents, from lists that are cached for KEPT_S."""
+    """Answers agents from lists that are cached for KEPT_S."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, Having]] = {}
@@ -54,7 +54,7 @@ class PeerCache:
     def peers(
         self, world: World, wants: Mapping[NodeId, NodeWants], node: NodeId, artifact: str, now_s: float
     ) -> NodePeers:
-        """Peers for the agent of `node`. `wants`: what nodes are to have."""
+        """Return peers for the agent of `node`. `wants`: the wants of the nodes."""
         kept = self._kept.get(artifact)
         if kept is None or now_s >= kept[0] + KEPT_S:
             if len(self._kept) >= KEPT_MAX:
@@ -64,37 +64,37 @@ class PeerCache:
 
 
 def list_peers(world: World, wants: Mapping[NodeId, NodeWants], artifact: str, now_s: float) -> Having:
-    """All agents that share weights and have this artifact, or are to."""
+    """Return all agents that share weights and have this artifact, or will have it."""
     whole, coming = list[NodePeer](), list[NodePeer]()
     for name in sorted(world.nodes.agents):
         report = world.nodes.agents[name].report
         if not report.peer or not is_report_fresh(world.nodes.agents[name], now_s):
             continue
-        digest, told = _digest(report, artifact)
+        digest, pulls = _digest(report, artifact)
         if digest or Copy(artifact=artifact, node=NodeId(name)) in world.nodes.copies:
             whole.append(NodePeer(node=name, url=report.peer, digest=digest))
-        elif told or _is_wanted(wants.get(NodeId(name)), artifact):
+        elif pulls or _is_wanted(wants.get(NodeId(name)), artifact):
             coming.append(NodePeer(node=name, url=report.peer))
     return Having(tuple(whole), tuple(coming))
 
 
 def select_peers(of: Having, node: NodeId) -> tuple[NodePeer, ...]:
-    """Peers other than `node`, PEERS_MAX at most."""
+    """Return at most PEERS_MAX peers other than `node`."""
     first = _some(of.whole, node, PEERS_MAX)
     return first + _some(of.coming, node, PEERS_MAX - len(first))
 
 
 def _some(of: Sequence[NodePeer], node: NodeId, count: int) -> tuple[NodePeer, ...]:
-    """Consecutive peers, from a starting point that differs by node."""
+    """Return consecutive peers, from a position that depends on the node."""
     begin = zlib.crc32(node.encode())
     some = [of[(begin + number) % len(of)] for number in range(min(count + 1, len(of)))]
     return tuple(one for one in some if one.node != node)[:count]
 
 
 def _digest(report: NodeReport, artifact: str) -> tuple[str, bool]:
-    """(Digest reported under that name; whether it pulls it.) An agent that only inspected it has none of it."""
-    told = [one for one in report.weights if one.artifact == artifact and not one.look]
-    return next((one.digest for one in told if one.digest), ""), bool(told)
+    """Return the digest reported for the artifact, and whether the agent pulls it. An inspection does not count."""
+    pulls = [one for one in report.weights if one.artifact == artifact and not one.look]
+    return next((one.digest for one in pulls if one.digest), ""), bool(pulls)
 
 
 def _is_wanted(wants: NodeWants | None, artifact: str) -> bool:

@@ -1,1 +1,1 @@
-"""The packing experiment of FGD (USENIX ATC'23) replayed: which policy fills a cluster's GPUs best."""
+"""The packing experiment of FGD (USENIX ATC'23) replayed: which policy fills the GPUs of a cluster best."""

@@ -1,8 +1,7 @@
-"""Packing: the experiment of FGD (USENIX ATC'23) replayed with ours and five others, on the same rounds; then MIG.
+"""Packing: the experiment of FGD (USENIX ATC'23) with Pilotlight and five other policies on the same rounds; then MIG.
 
-Prints a table for each workload, draws plots/packing.svg, and prints as its last line one JSON object (interfaces,
-section 10). The trace is read from the folder that `OPENB` names. `QUICK=1` leaves out the peers that only the table
-shows.
+Prints a table for each workload and draws plots/packing.svg. The last line is one JSON object (interfaces, section 10).
+The trace is read from the folder that `OPENB` names. `QUICK=1` omits the peers that only the table shows.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from bench.packing.replay import Outcome
 from bench.parts import machine, quick
 
 SEEDS = range(100, 110)
-"""Ours is judged on them; its constants were chosen on those of `published`."""
+"""The seeds on which Pilotlight is judged. Its constants were chosen on those of `published`."""
 KEYS = (
     "fgd_default_100", "fgd_default_130", "gain_100", "gain_130", "worst_gain", "workloads", "decision_ms_p50",
     "decision_ms_p99", "elastic_gain_130", "mig_gap_closed", "elastic_grant_mean", "fgd_error_points_max",
 )  # fmt: skip
 
 Outcomes = Mapping[str, Mapping[str, Sequence[Outcome]]]
-"""Workload -> policy -> one for each seed, in order."""
+"""Workload -> policy -> one outcome per seed, in order."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.packing", description=__doc__)
-    parser.add_argument("workload", nargs="*", help="names of workloads; none: all that the folder has")
+    parser.add_argument("workload", nargs="*", help="names of workloads; default: all in the folder")
     asked = parser.parse_args()
     place = folder()
     try:
@@ -42,7 +41,7 @@ def main() -> None:
     except (FileNotFoundError, ValueError, csv.Error) as error:
         parser.error(str(error))
     if not found:
-        parser.error(f"no {openb.PREFIX}*.csv in {place.name}/: name the folder that has the workloads in OPENB")
+        parser.error(f"no {openb.PREFIX}*.csv in {place.name}/: set OPENB to the folder that has the workloads")
     unknown = sorted(set(asked.workload) - set(found))
     if unknown:
         parser.error(f"no workload is named {', '.join(unknown)}; there are {', '.join(found)}")
@@ -54,13 +53,13 @@ def main() -> None:
         known = [workload for workload in chosen if workload in published.FGD]
         figures |= harness(_outcomes(field, [Task(w, "FGD", seed) for w in known for seed in published.SEEDS]))
         if (figures["fgd_error_points_max"] or 0) > published.ERROR_POINTS_MAX:
-            say("this is not the experiment that was published: nobody is judged by it")
+            say("this is not the published experiment, so no policy is judged by it")
             say(json.dumps(figures))
             return
         for done, workload in enumerate(field.learn(chosen), 1):
-            say(f"(learnt {workload}: {done} of {len(chosen) * len(LEARN)})")
+            say(f"(learned {workload}: {done} of {len(chosen) * len(LEARN)})")
         outcomes = _outcomes(field, [Task(w, policy, seed) for w in chosen for policy in policies for seed in SEEDS])
-    tell(outcomes)
+    print_tables(outcomes)
     lost.draw(outcomes)
     figures |= judged(outcomes)
     figures |= elastic(outcomes)
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def _outcomes(field: Field, tasks: Sequence[Task]) -> Outcomes:
-    """All of them; says how far it is."""
+    """Run all replays and print the progress."""
     found: dict[Task, Outcome] = {}
     for task, outcome in field.play(tasks):
         found[task] = outcome
@@ -82,7 +81,7 @@ def _outcomes(field: Field, tasks: Sequence[Task]) -> Outcomes:
 
 
 def harness(outcomes: Outcomes) -> Figures:
-    """How far FGD is here from what was published: before that is small nobody is judged."""
+    """Return the difference between FGD here and as published. No policy is judged unless it is small."""
     title(f"FGD here and as published, {len(published.SEEDS)} seeds, percent of GPU in use at 100 and 130 % arrived")
     errors: list[float] = []
     for workload, by_policy in outcomes.items():
@@ -100,8 +99,8 @@ def harness(outcomes: Outcomes) -> Figures:
     return figures
 
 
-def tell(outcomes: Outcomes) -> None:
-    """A table for each workload."""
+def print_tables(outcomes: Outcomes) -> None:
+    """Print a table for each workload."""
     for workload, by_policy in outcomes.items():
         title(f"{workload}: {len(SEEDS)} seeds")
         head = f"{'policy':<12} {'at 100 %':<20} {'at 130 %':<20} {'idle GPUs':>9} {'in parts':>9}"
@@ -117,7 +116,7 @@ def tell(outcomes: Outcomes) -> None:
 
 
 def _gained(by_policy: Mapping[str, Sequence[Outcome]], policy: str, gains: Mapping[int, list[float]]) -> str:
-    """Adds what a policy gains over FGD on one workload to `gains`, by percent arrived; in words."""
+    """Add the gain of a policy over FGD on one workload to `gains`, by percent arrived; return it as text."""
     said: list[str] = []
     for key, found in gains.items():
         pairs = zip(by_policy[policy], by_policy["FGD"], strict=True)
@@ -128,8 +127,8 @@ def _gained(by_policy: Mapping[str, Sequence[Outcome]], policy: str, gains: Mapp
 
 
 def judged(outcomes: Outcomes) -> Figures:
-    """Ours beside FGD on the same rounds."""
-    title("ours minus FGD, points of GPU in use, on the same rounds")
+    """Compare Pilotlight with FGD on the same rounds."""
+    title("Pilotlight minus FGD, points of GPU in use, on the same rounds")
     gains: dict[int, list[float]] = {100: [], 130: []}
     for workload, by_policy in outcomes.items():
         said = _gained(by_policy, "LRV", gains)
@@ -147,8 +146,8 @@ def judged(outcomes: Outcomes) -> Figures:
 
 
 def elastic(outcomes: Outcomes) -> Figures:
-    """What is gained where each request that shares may get a little less than it asked for; apart from the others."""
-    title("elastic minus FGD, points of GPU asked for and accepted; grants by request and by milli, least of any seed")
+    """Measure the gain if each sharing request may get a little less than it asked for; apart from the others."""
+    title("elastic minus FGD, points of GPU requested and accepted; grants by request and by milli, minimum of seeds")
     gains: dict[int, list[float]] = {100: [], 130: []}
     least = 1.0
     for workload, by_policy in outcomes.items():

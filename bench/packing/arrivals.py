@@ -1,9 +1,9 @@
-"""Which requests arrive in which order, and in which order nodes stand, for one seed of the experiment.
+"""The order of the arriving requests, and the order of the nodes, for one seed of the experiment.
 
-Owns the experiment's rules (FGD's simulator, `pkg/simulator/core.go`): all pods shuffled, then more drawn with
-replacement until the next one's milli *of one GPU* would pass TUNE of the capacity, or random ones deleted until the
-demand is below it; no departures, no second try. Its generator of random numbers is ours, so single seeds differ from
-those published; means over ten seeds do not.
+The rules are those of the experiment (FGD's simulator, `pkg/simulator/core.go`). All pods are shuffled. More are drawn
+with replacement until the next one's milli *of one GPU* would exceed TUNE of the capacity, or random ones are deleted
+until the demand is below it. There are no departures and no second attempts. The random number generator differs, so
+single seeds differ from the published ones; means over ten seeds do not.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ TUNE = 1.3
 
 
 class Round(NamedTuple):
-    """One seed's input, the same for every policy."""
+    """The input of one seed, the same for every policy."""
 
     nodes: tuple[NodeRow, ...]
-    """In the order in which ties are decided: the first wins."""
+    """In the order that breaks ties: the first node wins."""
     arrivals: tuple[Kind, ...]
     seed: int
 
 
 def arrange(nodes: Sequence[NodeRow], pods: Sequence[Kind], seed: int, tune: float = TUNE) -> Round:
-    """The round of a seed. Raises ValueError where nobody asks for a GPU."""
+    """Return the round of a seed. Raises ValueError if no pod requests a GPU."""
     if not any(one.total_milli for one in pods):
-        raise ValueError("no pod of the workload asks for a GPU")
+        raise ValueError("no pod of the workload requests a GPU")
     rng = random.Random(seed)
     arrivals = list(pods)
     rng.shuffle(arrivals)

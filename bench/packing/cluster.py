@@ -1,8 +1,8 @@
-"""The nodes of one replay as arrays: what is left of each, who fits where, and what a placement takes.
+"""The nodes of one replay as arrays: free amounts, feasible nodes, and the effect of a placement.
 
-Rows are nodes in the order in which ties are decided; columns of `left` are GPUs, in thousandths, -1 where there is
-none. Owns feasibility (CPU, memory, model, enough GPUs with enough left) and which GPUs whole requests get: the lowest
-that are idle.
+Rows are nodes in the order that breaks ties; columns of `left` are GPUs, in thousandths, -1 if the node has no such
+GPU. Feasibility: CPU, memory, model, and enough GPUs with enough left. Requests for whole GPUs get the idle ones with
+the lowest numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 
 class Cluster:
-    """Empty at first."""
+    """The nodes, initially empty."""
 
     def __init__(self, nodes: Sequence[NodeRow]) -> None:
         self.cpu: Ints = np.array([node.cpu_milli for node in nodes], np.int64)
@@ -30,14 +30,14 @@ class Cluster:
         self.models = tuple(sorted({node.model for node in nodes}))
         self.model: Ints = np.array([self.models.index(node.model) for node in nodes], np.int64)
         self.log: list[int] = []
-        """Nodes that changed, in order."""
+        """Changed nodes, in order."""
 
     def allows(self, kind: Kind) -> Flags:
-        """By model, whether the kind may run there."""
+        """Return by model whether the kind may run there."""
         return np.array([not kind.models or model in kind.models for model in self.models])
 
     def feasible(self, kind: Kind, at: Ints) -> Flags:
-        """Which of these nodes have room for it."""
+        """Return which of these nodes have room for it."""
         fits = (self.cpu[at] >= kind.cpu_milli) & (self.memory[at] >= kind.memory_mib)
         if kind.gpus:
             fits &= self.allows(kind)[self.model[at]]
@@ -45,24 +45,24 @@ class Cluster:
         return fits
 
     def total(self, at: Ints) -> Ints:
-        """GPU milli left on each of these nodes."""
+        """Return the free GPU milli of each of these nodes."""
         sums: Ints = np.maximum(self.left[at], 0).sum(axis=1)
         return sums
 
     def tightest(self, kind: Kind, at: Ints) -> Ints:
-        """Of each of these nodes the GPU with the least that is enough, the lowest index first."""
+        """Return for each of these nodes the GPU with the smallest sufficient rest, the lowest index first."""
         left = self.left[at]
         found: Ints = np.where(left >= kind.milli, left, MILLI + 1).argmin(axis=1)
         return found
 
     def after_whole(self, kind: Kind, at: Ints) -> Ints:
-        """What would be left of the GPUs of these nodes if the lowest idle ones were taken."""
+        """Return the free GPU amounts of these nodes after the lowest idle GPUs would be taken."""
         left = self.left[at]
         idle = left == MILLI
         return np.where(idle & (idle.cumsum(axis=1) <= kind.gpus), 0, left)
 
     def place(self, kind: Kind, node: int, gpu: int) -> None:
-        """Takes what it needs; `gpu`: which one, of a kind that shares."""
+        """Take the amounts that it needs. `gpu`: the GPU of a sharing request."""
         self.cpu[node] -= kind.cpu_milli
         self.memory[node] -= kind.memory_mib
         if kind.shares:
@@ -72,6 +72,6 @@ class Cluster:
         self.log.append(node)
 
     def idle(self) -> tuple[int, float]:
-        """(whole GPUs that nobody uses, what is left of the others, in GPUs)."""
+        """Return (number of unused whole GPUs, free amount of the others, in GPUs)."""
         whole = self.left == MILLI
         return int(whole.sum()), float(np.where(whole, 0, np.maximum(self.left, 0)).sum()) / MILLI

@@ -1,9 +1,9 @@
 """FGD: fragmentation gradient descent (Weng et al., USENIX ATC'23), as its simulator computes it.
 
-F of a node is what of its idle GPU a typical request could not use. The score is the fall of F, through a sigmoid, *cut
-to a whole number*: with ties broken by order that cut is what makes it good (in exact numbers it is worse than best
-fit). Typical: the kinds of the workload, CPU-only ones too, by count, the fewest that are 95 % of it. Host memory does
-not count in F. A request that shares tries each GPU in order and keeps the first with the best whole number.
+F of a node is the part of its idle GPU that a typical request could not use. The score is the decrease of F, through a
+sigmoid, *truncated to an integer*. With ties broken by order, the truncation makes it good: exact numbers are worse
+than best fit. Typical: the most frequent kinds of the workload, including CPU-only ones, that make up 95 % of it. F
+ignores host memory. A sharing request tries each GPU in order and takes the first one with the best integer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 
 class Asked(NamedTuple):
-    """What decides where a typical request fits, but for memory."""
+    """The properties of a typical request that decide where it fits, except for memory."""
 
     cpu_milli: int
     gpus: int
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 
 def typical(pods: Sequence[Kind]) -> dict[Asked, float]:
-    """Kinds and their shares, which sum to 1."""
+    """Return kinds and their shares, which sum to 1."""
     counts = Counter(Asked(one.cpu_milli, one.gpus, one.milli, one.models) for one in pods)
     kept: dict[Asked, int] = {}
     for asked, count in counts.most_common():
@@ -60,15 +60,15 @@ class Fgd:
             if asked.gpus:
                 by_cpu[int(np.searchsorted(self._cpus, asked.cpu_milli)) + 1, groups.index(asked[1:])] += share
         self._within: Floats = by_cpu.cumsum(axis=0)
-        """[CPU sizes up to what a node has, group] -> share of the group's requests that its CPU is enough for."""
+        """[CPU sizes up to that of a node, group] -> share of the group's requests for which its CPU is enough."""
         self._all: Floats = self._within[-1]
         lefts = np.arange(-1, MILLI + 1)[:, None]
         self._enough: Ints = (lefts >= self._milli).astype(np.int64)
-        """[left + 1, group] -> whether that GPU is enough; the other: what of it is too little."""
+        """[left + 1, group] -> whether the GPU is enough; the next table: the insufficient amount."""
         self._short: Ints = np.where((lefts >= 0) & (lefts < self._milli), lefts, 0).astype(np.int64)
 
     def fragments(self, cpu: Ints, model: Ints, left: Ints) -> Floats:
-        """F of nodes that have so much left; milli."""
+        """Return F of nodes with these amounts left, in milli."""
         total = np.maximum(left, 0).sum(axis=1)[:, None]
         enough = self._enough[left + 1].sum(axis=1) >= self._need
         short = self._short[left + 1].sum(axis=1)
@@ -96,7 +96,7 @@ class Fgd:
 
 
 def _distinct(left: Ints, milli: int) -> tuple[Ints, Ints]:
-    """(row, GPU) of each that is enough, of equal ones of a row the first."""
+    """Return (row, GPU) of each sufficient GPU; of equal ones in a row only the first."""
     fits = left >= milli
     for gpu in range(1, GPUS_MAX):
         fits[:, gpu] &= ~(left[:, :gpu] == left[:, gpu, None]).any(axis=1)

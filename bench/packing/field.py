@@ -1,6 +1,6 @@
-"""Plays policies on workloads, several processes at a time, and gathers what came of each.
+"""Runs policies on workloads, several processes at a time, and collects the outcomes.
 
-Owns the names of the policies and what each needs. All policies of a workload see the same rounds (paired by seed).
+Has the names of the policies and their needs. All policies of a workload get the same rounds (paired by seed).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.packing.policy import Chooser, Rows
 from bench.packing.replay import Outcome, replay
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "openb"
-"""Where the trace is, unless the environment names another (`OPENB`); it is not shipped."""
+"""The folder of the trace, unless the environment variable `OPENB` names another. It is not shipped."""
 
 
 class Task(NamedTuple):
@@ -36,12 +36,12 @@ class Task(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a policy may know."""
+    """The input that a policy may use."""
 
     cluster: Cluster
     round: Round
     pods: Sequence[Kind]
-    """Of the workload, in no order of arrival."""
+    """The pods of the workload, not in the order of arrival."""
     tables: Taught | None
 
 
@@ -57,36 +57,36 @@ POLICIES: dict[str, Callable[[Given], Chooser]] = {
 
 
 LEARN = {"LRV": kind, "Elastic": elastic}
-"""Who learns before it is judged, and what a request is to it."""
+"""The policies that learn before they are judged, and their form of a request."""
 
 
 def learnt(given: Given) -> Taught:
-    """Raises ValueError where nothing was."""
+    """Return the learned tables. Raises ValueError if there are none."""
     if given.tables is None:
-        raise ValueError("ours is judged with what it has learnt")
+        raise ValueError("the policies of Pilotlight require learned tables")
     return given.tables
 
 
 def folder() -> Path:
-    """Where the workloads are: `OPENB`, or beside the project."""
+    """Return the folder of the workloads: `OPENB`, or the default next to the project."""
     return Path(os.environ.get("OPENB") or FOLDER)
 
 
 def nodes(place: Path) -> Path:
-    """The file of the nodes: there, or else beside the project. Raises FileNotFoundError."""
+    """Return the file of the nodes: in the folder, or next to the project. Raises FileNotFoundError."""
     for one in (place / openb.NODES, FOLDER / openb.NODES):
         if one.exists():
             return one
-    raise FileNotFoundError(f"no {openb.NODES} in {place.name}/: name the folder that has the trace in OPENB")
+    raise FileNotFoundError(f"no {openb.NODES} in {place.name}/: set OPENB to the folder that has the trace")
 
 
 class Field:
-    """The processes that play, as many as there are cores. To be used as a context."""
+    """The processes that run replays, one per core. Use it as a context manager."""
 
     def __init__(self, place: Path) -> None:
         self._pool = ProcessPoolExecutor(initializer=_load, initargs=(place,))
         self.tables: dict[tuple[str, str], Taught] = {}
-        """By workload and policy."""
+        """Learned tables by workload and policy."""
 
     def __enter__(self) -> Field:
         return self
@@ -95,14 +95,14 @@ class Field:
         self._pool.shutdown(cancel_futures=True)
 
     def learn(self, workloads: Iterable[str]) -> Iterator[str]:
-        """Learns what ours need to know of these; says each when that is done."""
+        """Learn the tables that Pilotlight's policies need for these workloads; yield the name of each finished one."""
         waiting = {self._pool.submit(_learn, one, policy): (one, policy) for one in workloads for policy in LEARN}
         for done in as_completed(waiting):
             self.tables[waiting[done]] = done.result()
             yield " for ".join(waiting[done])
 
     def play(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Outcome]]:
-        """As they end. Raises what a replay raises."""
+        """Run the tasks; yield them as they end. Raises the errors of replays."""
         waiting = {
             self._pool.submit(_play, task, self.tables.get((task.workload, task.policy))): task for task in tasks
         }
@@ -111,7 +111,7 @@ class Field:
 
 
 def mean(outcomes: Iterable[Outcome], key: int) -> float:
-    """Percent of GPU in use at a percent arrived, over seeds."""
+    """Return the mean percent of GPU in use at a percent arrived, over seeds."""
     return statistics.fmean(outcome.used[key] for outcome in outcomes)
 
 
@@ -120,7 +120,7 @@ _workloads: dict[str, list[Kind]] = {}
 
 
 def _load(place: Path) -> None:
-    """Once for each process: reading takes longer than a replay."""
+    """Read the trace once per process, because reading takes longer than a replay."""
     _nodes[:] = openb.read_nodes(nodes(place))
     _workloads.update(openb.workloads(place))
 

@@ -1,7 +1,7 @@
-"""A picture of the experiment: of the GPUs that could be in use, how many are not, while requests arrive.
+"""A picture of the experiment: the share of the GPUs that could be in use and is not, while requests arrive.
 
-Owns that measure: percent arrived, but not above 100, less percent in use; the mean over workloads and seeds. One that
-loses nothing would lie on the axis.
+The measure is percent arrived, at most 100, less percent in use, as the mean over workloads and seeds. A policy without
+losses would be on the axis.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bench.picture import Series, picture
 
 
 def curve(runs: Sequence[Outcome]) -> list[tuple[float, float]]:
-    """(percent arrived, points lost), for each percent that all runs passed."""
+    """Return (percent arrived, points lost), for each percent that all runs passed."""
     passed = sorted(set.intersection(*(set(run.used) for run in runs)))
     return [(at, fmean(min(at, 100) - run.used[at] for run in runs)) for at in passed]
 
 
 def draw(outcomes: Mapping[str, Mapping[str, Sequence[Outcome]]]) -> None:
-    """Writes plots/packing.svg, of the policies that every workload was played with."""
+    """Write plots/packing.svg, with the policies that ran on every workload."""
     policies = dict.fromkeys(policy for by_policy in outcomes.values() for policy in by_policy)
     series = [
         Series(policy, curve([run for by_policy in outcomes.values() for run in by_policy[policy]]), number)

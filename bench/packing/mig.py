@@ -1,14 +1,14 @@
-"""MIG, dynamic: profiles start and stop at random on 100 H100 at 90 % load; how much of the work asked for is accepted.
+"""MIG, dynamic: profiles start and stop at random on 100 H100 at 90 % load; the share of the requested work accepted.
 
-Run `python -m bench.packing.mig`; `QUICK=1` plays a shorter time on the same seeds. Three ways to choose, on the same
-arrivals (paired by seed): ours (`autoscaler.slicing.mig_placement`, which knows the mix), best fit, and a pool without
-geometry. Starts are a Poisson process, lives exponential with mean 1; what does not fit is refused for good. Work is
-compute slices times life. Load is the work that arrives in a unit of time, of all compute slices that there are. What
-arrives before the fleet has filled (WARM lives) is played and not counted.
+Run `python -m bench.packing.mig`; `QUICK=1` simulates a shorter time on the same seeds. Three policies get the same
+arrivals (paired by seed): Pilotlight (`autoscaler.slicing.mig_placement`, which knows the mix), best fit, and a pool
+without geometry. Starts are a Poisson process, lives are exponential with mean 1; a rejected request is not retried.
+Work is compute slices times life. Load is the work that arrives per unit of time, relative to all compute slices.
+Arrivals before the fleet has filled (WARM lives) are simulated and not counted.
 
-Best fit: the shortest run of free slices that holds it, on the Device with the least free, at its lowest start. The
-same with the highest start is told beside it: it leaves slices 0 to 3 to `4g`, and is a stronger opponent.
-The pool takes what its free compute and memory slices hold, wherever they are: no choice of place can beat it.
+Best fit: the shortest run of free slices that fits, on the device with the least free, at its lowest start. The
+variant with the highest start is reported, too: it leaves slices 0 to 3 to `4g`, and is a stronger competitor.
+The pool accepts a request if its free compute and memory slices suffice, wherever they are: no policy can beat it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ H100 = GEOMETRIES["H100-80"]
 DEVICES, LOAD = 100, 0.9
 WARM = 10.0
 COUNTED, COUNTED_QUICK = 100.0, 30.0
-"""Mean lives that are counted."""
+"""The number of mean lives that are counted."""
 SEEDS = range(100, 110)
 MIXES: dict[str, Mapping[str, float]] = {
     "all alike": {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 1, "4g.40gb": 1, "7g.80gb": 1},
@@ -53,13 +53,13 @@ class Arrival(NamedTuple):
 
 
 class Chooser(Protocol):
-    """A way to choose: what it places is told to it again when it stops."""
+    """A policy. Its placements are passed to it again when they stop."""
 
     def start(self, profile: str) -> tuple[DeviceId, Cut] | None:
-        """Where it goes; None: it is refused."""
+        """Return the location. None: rejected."""
 
     def stop(self, device: DeviceId, cut: Cut) -> None:
-        """It is gone."""
+        """Remove the placement."""
 
 
 class Ours:
@@ -76,13 +76,13 @@ class Ours:
         return (found.device, found.cut) if isinstance(found, MigPlacement) else None
 
     def stop(self, device: DeviceId, cut: Cut) -> None:
-        """See Chooser. The cut is undone at once, as DRA does; kept idle it would be room all the same."""
+        """See Chooser. The partition is removed at once, as DRA does; kept idle it would count as free as well."""
         self._fleet.stop(device, cut)
         self._fleet.undo(device, cut)
 
 
 class BestFit:
-    """The tightest (start, size). `order`: 1 for the lowest start first, -1 for the highest."""
+    """The tightest (start, size). `order`: 1 prefers the lowest start, -1 the highest."""
 
     def __init__(self, devices: int, order: int) -> None:
         self._order = order
@@ -117,7 +117,7 @@ class BestFit:
 
 
 class Pool:
-    """One Device as large as all of them, that can be cut anywhere."""
+    """One device of the total size that can be partitioned anywhere."""
 
     def __init__(self, devices: int) -> None:
         self._compute, self._memory = H100.compute * devices, H100.size * devices
@@ -141,7 +141,7 @@ POLICIES = ("ours", "best fit", "highest start", "pool")
 
 
 def chooser(policy: str, mix: Mapping[str, float], devices: int) -> Chooser:
-    """By its name in POLICIES."""
+    """Return the policy of a name in POLICIES."""
     if policy == "ours":
         return Ours(mix, devices)
     return Pool(devices) if policy == "pool" else BestFit(devices, 1 if policy == "best fit" else -1)
@@ -153,7 +153,7 @@ def _device(number: int) -> DeviceId:
 
 @lru_cache(maxsize=MEMO_MAX)
 def run(geometry: Geometry, on: Layout, cut: Cut) -> int:
-    """Of how many free memory slices in a row the cut would take its own."""
+    """Return the length of the run of free memory slices that contains the cut."""
     taken = {one.start + index for one in on for index in range(geometry.profile(one.profile).size)}
     first, last = cut.start, cut.start + geometry.profile(cut.profile).size - 1
     while first > 0 and first - 1 not in taken:
@@ -164,7 +164,7 @@ def run(geometry: Geometry, on: Layout, cut: Cut) -> int:
 
 
 def arrivals(mix: Mapping[str, float], seed: int, lives: float, devices: int = DEVICES) -> list[Arrival]:
-    """What starts in so many mean lives, the same for every policy."""
+    """Return the starts within this number of mean lives, the same for every policy."""
     rng = random.Random(seed)
     profiles, shares = list(mix), list(mix.values())
     work = sum(share * H100.profile(name).compute for name, share in mix.items()) / sum(shares)
@@ -177,7 +177,7 @@ def arrivals(mix: Mapping[str, float], seed: int, lives: float, devices: int = D
 
 
 def accepted(policy: Chooser, asked: Sequence[Arrival], warm: float) -> float:
-    """Percent of the work asked for after `warm` that was accepted."""
+    """Return the percent of the work requested after `warm` that was accepted."""
     ends: list[tuple[float, DeviceId, Cut]] = []
     work = total = 0.0
     for at, profile, life in asked:
@@ -194,7 +194,7 @@ def accepted(policy: Chooser, asked: Sequence[Arrival], warm: float) -> float:
 
 
 def closed(ours: Sequence[float], best_fit: Sequence[float], pool: Sequence[float]) -> float:
-    """The share of the gap between best fit and the pool that ours closes, of the means over all seeds."""
+    """Return the share of the gap between best fit and the pool that Pilotlight closes, of the means over all seeds."""
     low = statistics.fmean(best_fit)
     return (statistics.fmean(ours) - low) / (statistics.fmean(pool) - low)
 
@@ -212,11 +212,11 @@ def _play(task: _Task) -> list[float]:
 
 
 def figures() -> Figures:
-    """Plays all mixes, tells each, and gives KEYS."""
+    """Run all mixes, print each, and return KEYS."""
     lives = WARM + (COUNTED_QUICK if quick() else COUNTED)
     title(
         f"percent of work accepted, {DEVICES} H100 at {LOAD:.0%} load, {len(SEEDS)} seeds of {lives - WARM:.0f} lives:"
-        " median [least-most]; the gap from best fit to the pool that ours closes, of the means"
+        " median [least-most]; the gap from best fit to the pool that Pilotlight closes, of the means"
     )
     say(f"{'mix':<14}" + "".join(f" {policy:<20}" for policy in POLICIES) + " gap closed; of highest start")
     shares, others = list[float](), list[float]()
@@ -228,10 +228,10 @@ def figures() -> Figures:
             ours, pool = by_policy["ours"], by_policy["pool"]
             shares.append(closed(ours, by_policy["best fit"], pool))
             others.append(closed(ours, by_policy["highest start"], pool))
-            told = "".join(f" {spread(by_policy[policy], 2):<20}" for policy in POLICIES)
-            say(f"{mix:<14}{told} {shares[-1]:.0%}; {others[-1]:.0%}")
+            cells = "".join(f" {spread(by_policy[policy], 2):<20}" for policy in POLICIES)
+            say(f"{mix:<14}{cells} {shares[-1]:.0%}; {others[-1]:.0%}")
             gains = [one - other for one, other in zip(ours, by_policy["best fit"], strict=True)]
-            say(f"{'':<14} ours minus best fit, seed by seed: {spread(gains, 2)} points")
+            say(f"{'':<14} Pilotlight minus best fit, seed by seed: {spread(gains, 2)} points")
     return dict(zip(KEYS, (statistics.fmean(shares), min(shares), statistics.fmean(others)), strict=True))
 
 

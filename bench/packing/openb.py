@@ -1,7 +1,7 @@
 """Alibaba's cluster trace of 2023 as the packing experiment reads it: nodes, and requests by kind.
 
-Owns the CSV files' form (data/openb/NOTE.md): some workloads have five columns only; `gpu_milli` is of each GPU and at
-most 1000. Nodes and pods are given in the order of their names, from which the experiment shuffles.
+The form of the CSV files is in data/openb/NOTE.md: some workloads have five columns only; `gpu_milli` is per GPU and at
+most 1000. Nodes and pods are returned in the order of their names, from which the experiment shuffles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 PREFIX = "openb_pod_list_"
 NODES = "openb_node_list_gpu_node.csv"
 MILLI = 1000
-"""Of a whole GPU."""
+"""The milli of a whole GPU."""
 
 
 class NodeRow(NamedTuple):
@@ -30,28 +30,28 @@ class NodeRow(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What decides where a request fits: CPU, memory, and `milli` of each of so many GPUs of these models."""
+    """The properties that decide where a request fits: CPU, memory, and `milli` of each of its GPUs of these models."""
 
     cpu_milli: int
     memory_mib: int
     gpus: int
     milli: int
     models: frozenset[str]
-    """Empty: any."""
+    """Empty: any model."""
 
     @property
     def shares(self) -> bool:
-        """A part of one GPU."""
+        """Return whether it uses a part of one GPU."""
         return self.gpus == 1 and self.milli < MILLI
 
     @property
     def total_milli(self) -> int:
-        """Of all its GPUs."""
+        """Return the milli of all its GPUs."""
         return self.gpus * self.milli
 
 
 def read_nodes(path: Path) -> list[NodeRow]:
-    """Raises OSError, and ValueError that names the file, the line and what is wrong."""
+    """Read the nodes. Raises OSError, and ValueError with the file, the line and the problem."""
     rows = [
         NodeRow(name, of("cpu_milli"), of("memory_mib"), of("gpu"), row.get("model") or "")
         for name, row, of in _rows(path, "sn")
@@ -60,20 +60,20 @@ def read_nodes(path: Path) -> list[NodeRow]:
 
 
 def read_pods(path: Path) -> list[Kind]:
-    """One for each pod, by name. Raises OSError, and ValueError that names the file, the line and what is wrong."""
+    """Read the pods, by name. Raises OSError, and ValueError with the file, the line and the problem."""
     kinds: dict[str, Kind] = {}
     for name, row, of in _rows(path, "name"):
         gpus = of("num_gpu")
         milli = min(of("gpu_milli"), MILLI) if gpus else 0
         if gpus and not milli:
-            raise ValueError(f"{path}: {name}: gpu_milli is 0: expected 1 or more for who has GPUs")
+            raise ValueError(f"{path}: {name}: gpu_milli is 0: expected 1 or more for a pod with GPUs")
         models = frozenset(filter(None, (row.get("gpu_spec") or "").split("|"))) if gpus else frozenset()
         kinds[name] = Kind(of("cpu_milli"), of("memory_mib"), gpus, milli, models)
     return [kinds[name] for name in sorted(kinds)]
 
 
 def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, str], Callable[[str], int]]]:
-    """(name, row, its amounts by column), each name once."""
+    """Yield (name, row, its amounts by column); names are unique."""
     seen: set[str] = set()
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
@@ -85,7 +85,7 @@ def _rows(path: Path, key: str) -> Iterator[tuple[str, dict[str, str], Callable[
             seen.add(name)
             yield name, row, partial(_amount, at, row)
     if not seen:
-        raise ValueError(f"{path}: nothing is in it")
+        raise ValueError(f"{path}: the file is empty")
 
 
 def _amount(at: str, row: dict[str, str], column: str) -> int:
@@ -98,11 +98,11 @@ def _amount(at: str, row: dict[str, str], column: str) -> int:
 
 
 def workloads(folder: Path) -> dict[str, list[Kind]]:
-    """By name, all that the folder has."""
+    """Return all workloads of the folder by name."""
     files = sorted(folder.glob(f"{PREFIX}*.csv"))
     return {file.stem.removeprefix(PREFIX): read_pods(file) for file in files}
 
 
 def capacity_milli(nodes: Sequence[NodeRow]) -> int:
-    """GPU of all nodes."""
+    """Return the GPU milli of all nodes."""
     return sum(node.gpus for node in nodes) * MILLI

@@ -1,4 +1,4 @@
-"""Ours in the experiment: the autoscaler's own packer. It is told the workload's histogram of kinds and the nodes."""
+"""Pilotlight in the experiment: the autoscaler's packer. It gets the workload's histogram of kinds, and the nodes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MIB = 1 << 20
 
 
 def node(row: NodeRow) -> NodeCapacity:
-    """A GPU of the trace has MILLI bytes."""
+    """Convert a node. A GPU of the trace has MILLI bytes."""
     return NodeCapacity(row.name, (SliceClass(MILLI, row.model),) * row.gpus, row.cpu_milli, row.memory_mib * MIB)
 
 
 def kind(one: openb.Kind) -> RequestShape:
-    """A request of the trace."""
+    """Convert a request of the trace."""
     products = (EITHER.join(sorted(one.models)),) if one.models else ()
     return RequestShape(
         one.gpus, one.milli, products=products, cpu_milli=one.cpu_milli, host_bytes=one.memory_mib * MIB
@@ -38,19 +38,19 @@ def kind(one: openb.Kind) -> RequestShape:
 
 
 def draws(seed: int) -> Draw:
-    """For lessons."""
+    """Return the random numbers for learning."""
     return random.Random(seed).randrange
 
 
 def elastic(one: openb.Kind) -> RequestShape:
-    """A request of the trace that makes do with less, if it shares."""
+    """Convert a request of the trace that can do with less, if it shares."""
     return autoscaler.placement.index.elastic.make_elastic(kind(one)) if one.shares else kind(one)
 
 
 def learn(
     nodes: Sequence[NodeRow], pods: Sequence[openb.Kind], of: Callable[[openb.Kind], RequestShape] = kind
 ) -> Taught:
-    """The best of all lessons; about a minute."""
+    """Return the best result of learning; takes about a minute."""
     demand = [RequestFrequency(one, count) for one, count in Counter(map(of, pods)).items()]
     learner = Learner([node(row) for row in nodes], demand, draws)
     best, _ = max(learner.lessons(), key=lambda lesson: lesson[1])
@@ -58,12 +58,13 @@ def learn(
 
 
 class Packer:
-    """The policy for one replay: `autoscaler.placement.packer.pack`, one PlacementRequest at a time. It keeps its own
-    Yard; the replay's books are the referee's.
+    """The policy for one replay: `autoscaler.placement.packer.pack`, one PlacementRequest at a time.
+
+    It has its own SliceIndex; the replay keeps separate accounts to check it.
     """
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
-        names = [NodeId(f"{number:05}") for number in range(len(nodes))]  # ties are decided by the round's order
+        names = [NodeId(f"{number:05}") for number in range(len(nodes))]  # the round's order breaks ties
         shelves = [_shelf(name, gpu, row) for name, row in zip(names, nodes, strict=True) for gpu in range(row.gpus)]
         hosts = {name: _host(row) for name, row in zip(names, nodes, strict=True)}
         self._yard = SliceIndex(shelves, hosts, taught)
@@ -86,7 +87,7 @@ class Packer:
         return int(node), gpus[0] if gpus else 0
 
     def _take(self, id: SliceId, placement: Placement) -> int:
-        """It runs there from now on; which GPU of its node that is."""
+        """Record the placement; return the GPU of its node."""
         shelf = self._yard.shelves[id].copy()
         shelf.reserve(ResourceAmount(placement.memory_bytes, 0))
         self._yard.put(shelf)
@@ -94,7 +95,7 @@ class Packer:
 
 
 class Granter:
-    """The elastic policy for one replay: `autoscaler.placement.index.elastic`, as the packer asks it."""
+    """The elastic policy for one replay: `autoscaler.placement.index.elastic`, as the packer calls it."""
 
     def __init__(self, nodes: Sequence[NodeRow], taught: Taught) -> None:
         self._elastic = Elastic(NodeArrays([node(row) for row in nodes], taught))

@@ -1,7 +1,7 @@
-"""The policies that FGD was compared with, as its simulator has them (`pkg/simulator/plugin/*.go`).
+"""The policies that FGD was compared with, as its simulator implements them (`pkg/simulator/plugin/*.go`).
 
-Each is a few integers; where Go divides integers, so does this. GPUs of requests that share: the one with the least
-that is enough, but for Random. (The min-max normalisation of BestFit changes no order, so it is left out.)
+Each uses integer arithmetic like the Go code. A sharing request gets the GPU with the smallest sufficient rest, except
+for Random. (The min-max normalisation of BestFit changes no order and is omitted.)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from bench.packing.cluster import Cluster, Ints
 from bench.packing.openb import MILLI, Kind
 
 CPU_MAX_MILLI, GPU_MAX_MILLI = 128_000, 8_000
-"""Of the largest node: what scores are relative to."""
+"""The largest node's amounts, which scores are relative to."""
 
 
 class BestFit:
-    """Least left over, CPU and GPU alike."""
+    """The least rest of CPU and GPU together."""
 
     def score(self, cluster: Cluster, kind: Kind, at: Ints) -> tuple[Ints, Ints]:
         """See Scorer."""
@@ -28,7 +28,7 @@ class BestFit:
 
 
 class DotProd:
-    """Least product of what is left and what is asked (Tetris, SIGCOMM'14, turned round)."""
+    """The least product of free and requested amounts (Tetris, SIGCOMM'14, reversed)."""
 
     def score(self, cluster: Cluster, kind: Kind, at: Ints) -> tuple[Ints, Ints]:
         """See Scorer."""
@@ -38,7 +38,7 @@ class DotProd:
 
 
 class GpuPacking:
-    """Nodes whose GPUs are in use, then nodes in use, then idle ones; in each the fewest idle GPUs taken."""
+    """Prefer nodes with GPUs in use, then nodes in use, then idle ones; among them the fewest idle GPUs taken."""
 
     def score(self, cluster: Cluster, kind: Kind, at: Ints) -> tuple[Ints, Ints]:
         """See Scorer."""

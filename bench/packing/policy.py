@@ -1,7 +1,7 @@
-"""What a policy is: integers for nodes, of which the highest wins and among equals the first; and how it is asked fast.
+"""The interface of a policy: integer scores of nodes, where the highest wins and ties go to the first; and a cache.
 
-`Rows` keeps what a policy said of every node for each kind of request, and asks again only about nodes that changed
-since: a policy's score of a node may depend on nothing but that node and the kind.
+`Rows` caches the scores of every node for each kind of request, and recomputes them only for nodes that changed. So a
+policy's score of a node may depend on nothing but that node and the kind.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class Scorer(Protocol):
     """A policy that scores nodes one by one."""
 
     def score(self, cluster: Cluster, kind: Kind, at: Ints) -> tuple[Ints, Ints]:
-        """(score, GPU) for each of these nodes, all of which have room. The GPU counts where the kind shares."""
+        """Return (score, GPU) for each of these nodes, all of which have room. The GPU counts if the kind shares."""
 
 
 class Chooser(Protocol):
-    """What a replay asks."""
+    """The interface that a replay uses."""
 
     def choose(self, kind: Kind) -> tuple[int, int] | tuple[int, int, int] | None:
-        """(node, GPU); an elastic policy adds how many milli it grants to one that shares. None: it fits nowhere."""
+        """Return (node, GPU); an elastic policy adds the granted milli of a sharing request. None: it fits nowhere."""
 
 
 class _Row:
-    """One kind's scores, and up to where in the log of changes they are right."""
+    """The scores of one kind, and the position in the log of changes up to which they are valid."""
 
     def __init__(self, nodes: int) -> None:
         self.scores: Ints = np.full(nodes, NOWHERE, np.int64)
@@ -40,7 +40,7 @@ class _Row:
 
 
 class Rows:
-    """A Chooser of a Scorer."""
+    """A Chooser that uses a Scorer."""
 
     def __init__(self, cluster: Cluster, scorer: Scorer) -> None:
         self._cluster = cluster

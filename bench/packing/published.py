@@ -1,6 +1,6 @@
-"""FGD's published results on the five workloads: what the harness must print before it may judge anybody.
+"""FGD's published results on the five workloads, which the harness must reproduce before it may judge a policy.
 
-Means of ten seeds (42 to 51) of percent of GPU in use when 100 % and 130 % of the capacity have arrived, from the
+Means over ten seeds (42 to 51) of percent of GPU in use after 100 % and 130 % of the capacity have arrived, from the
 authors' `experiments/analysis/expected_results/analysis_allo_discrete.csv` (kubernetes-scheduler-simulator 8f3d6417).
 """
 

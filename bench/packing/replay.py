@@ -1,7 +1,7 @@
-"""One replay: requests arrive one by one, a policy places each or it is refused for good; what of the GPUs is in use.
+"""One replay: requests arrive one by one; a policy places each, or it is rejected for good; measures the GPUs in use.
 
-Owns the experiment's measure: after each arrival (used, arrived) in percent of the capacity, arrived ones that were
-refused included; the value at x is the mean over all moments at which the arrived percent rounds to x (half to even).
+The measure is that of the experiment: after each arrival (used, arrived) in percent of the capacity, including rejected
+requests. The value at x is the mean over all times at which the arrived percent rounds to x (half to even).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from bench.packing.policy import Chooser
 
 
 class Outcome(NamedTuple):
-    """What came of it."""
+    """The result of a replay."""
 
     used: dict[int, float]
-    """Percent of GPU in use, by percent arrived."""
+    """The percent of GPU in use, by percent arrived."""
     refused: int
     idle_whole: int
     idle_parts: float
-    """What is left of GPUs in part use, in GPUs."""
+    """The free amount of GPUs in partial use, in GPUs."""
     decisions_s: list[float]
-    """How long each choice took, with what keeps the policy up to date."""
+    """The duration of each choice, including updates of the policy."""
     grants: tuple[float, float] = (1.0, 1.0)
-    """What requests that share were granted of what they asked for: the mean over requests, and over milli."""
+    """The granted share of sharing requests: the mean over requests, and over milli."""
 
 
 LEAST, MEAN = 0.9, 0.95
-"""What an elastic policy grants at least of what was asked for: to each, and in the mean at the end."""
+"""The minimum that an elastic policy grants: to each request, and in the mean at the end."""
 Make = Callable[[Cluster], Chooser]
 
 
 def replay(round: Round, make: Make) -> Outcome:
-    """Plays a round through a policy."""
+    """Run a round with a policy."""
     cluster = Cluster(round.nodes)
     policy = make(cluster)
     capacity = int(cluster.gpus.sum()) * MILLI
@@ -74,32 +74,32 @@ def replay(round: Round, make: Make) -> Outcome:
 
 
 def round_half_even(arrived: int, capacity: int) -> int:
-    """Percent, as Go's `math.RoundToEven` and Python's `round` have it."""
+    """Return the percent, rounded like Go's `math.RoundToEven` and Python's `round`."""
     return round(100 * arrived / capacity)
 
 
 def _check_refused(cluster: Cluster, kind: Kind) -> None:
-    """Nor has one that refuses what fits."""
+    """Raise if the request fits: a policy may not reject it."""
     if cluster.feasible(kind, np.arange(len(cluster.cpu))).any():
-        raise AssertionError(f"there is room for {kind}, which was refused")
+        raise AssertionError(f"there is room for {kind}, which was rejected")
 
 
 def _check(cluster: Cluster, kind: Kind, node: int, gpu: int) -> None:
-    """A policy that over-commits has not won."""
+    """Raise if the request does not fit: a policy may not overcommit."""
     there = not kind.shares or cluster.left[node, gpu] >= kind.milli
     if not there or not cluster.feasible(kind, np.array([node]))[0]:
         raise AssertionError(f"node {node} has no room for {kind}")
 
 
 def _granted(kind: Kind, milli: int) -> Kind:
-    """As it is placed. Only what shares may get less, and not much."""
+    """Return the request as placed. Only a sharing request may get less, and not much less."""
     if milli != kind.milli and not (kind.shares and LEAST * kind.milli <= milli < kind.milli):
         raise AssertionError(f"{milli} milli are no grant for {kind}")
     return kind._replace(milli=milli)
 
 
 def _means(grants: list[tuple[int, int]]) -> tuple[float, float]:
-    """Of (asked, granted): see Outcome."""
+    """Return the means of (requested, granted), see Outcome."""
     if not grants:
         return 1.0, 1.0
     means = fmean(got / asked for asked, got in grants), sum(got for _, got in grants) / sum(one for one, _ in grants)

@@ -1,1 +1,1 @@
-"""Weights from a registry: our fetch beside oras-go's, on the same registry, in turns."""
+"""Weights from a registry: Pilotlight's fetch compared with oras-go's, on the same registry, in turns."""

@@ -1,12 +1,14 @@
-"""Weights from and to a registry: ours beside oras-go (three blobs at once, as its command does) and oras-py, in turns.
+"""Weights from and to a registry: Pilotlight, oras-go (three blobs at once, as its command does) and oras-py, in turns.
 
-8 blobs of 256 MiB and one of 2 GiB, over plain HTTP and by TLS, on loopback. Ours and oras-go check every digest. Each
-is measured twice: with everything on the disk at the end (the other's files are synced when they are done, in its
-time), and as both do it by themselves, where an engine may read what was summed before the disk has it (`unsynced_`;
-what is ours then is summed again after an unclean boot, the other's is not). Then: oras-py's pull, which checks
-nothing; a fetch that is killed (SIGKILL) at 90 % and gone on with; both pushes of 2 GiB; 50 processes of one node that
-want one digest, and how long the Replicas after the first wait for their weights. `--scale 8` makes all blobs so many
-times smaller. Prints the last line as one JSON object; a figure that could not be taken is null, with the reason above.
+8 blobs of 256 MiB and one of 2 GiB, over plain HTTP and TLS, on loopback. Pilotlight and oras-go verify every digest.
+Each is measured twice. First with everything on the disk at the end: the files of oras-go are synced afterwards, which
+counts. Then as both do it by default, where an engine may read verified files before they are on the disk
+(`unsynced_`); Pilotlight verifies its files again after an unclean boot, oras-go does not.
+
+Further parts: oras-py's pull, which verifies nothing; a fetch that is killed (SIGKILL) at 90 % and resumed; both pushes
+of 2 GiB. Then 50 processes of one node need one digest, and later replicas wait for their weights. `--scale 8` makes
+all blobs 8 times smaller. The last line is one JSON object; a figure that could not be measured is null, with the
+reason above.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ WANTING = 50
 HERE = Path(__file__).parent
 Cost = dict[str, float]
 Sides = Mapping[str, Sequence[str]]
-"""By name: the command of each, without where from and where to."""
+"""Name -> the command of each side, without source and destination."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.weights")
-    parser.add_argument("--scale", type=int, default=1, help="blobs so many times smaller; the figures count at 1 only")
+    parser.add_argument("--scale", type=int, default=1, help="divisor of the blob sizes; figures count only at 1")
     scale = parser.parse_args().scale
     say(machine())
     figures: Figures = dict.fromkeys(KEYS)
@@ -67,7 +69,7 @@ class _Bench:
         self._place = place
         self._program = program
         self._mib = 2048 // scale
-        """Of each artifact."""
+        """The size of each artifact."""
         self._rounds = 3 if quick() else 7
         self._oras = place / "oraspull"
         self._ours = [sys.executable, "-m", "bench.weights.ours"]
@@ -116,12 +118,12 @@ class _Bench:
 
     async def _oras_py(self, plain: str) -> Figures:
         if importlib.util.find_spec("oras") is None:
-            say("\noras-py is not installed: nothing beside it is measured")
+            say("\noras-py is not installed: it is not measured")
             return {}
         theirs = [sys.executable, "-m", "bench.weights.theirs"]
         sides = {"ours": self._ours, "oras-py": [*theirs, "pull"]}
-        beside = "beside oras-py, which checks no digest and syncs nothing"
-        pulls = await self._turns(beside, sides, [f"{plain}/{NAME}:many"], sync=False)
+        what = "compared with oras-py, which verifies no digest and syncs nothing"
+        pulls = await self._turns(what, sides, [f"{plain}/{NAME}:many"], sync=False)
         path = self._place / "pushed"
         await asyncio.to_thread(random_file, path, self._mib * MIB)
         sides = {"ours": [*self._ours, "push"], "oras-py": [*theirs, "push"]}
@@ -137,7 +139,7 @@ class _Bench:
     async def _turns(
         self, what: str, sides: Sides, given: Sequence[str], *more: str, sync: bool = True
     ) -> list[dict[str, Cost]]:
-        """What each round cost each side; who is first changes."""
+        """Return the cost of each side in each round. The order alternates."""
         turns = []
         out = self._place / "out"
         for at in range(self._rounds + 1):
@@ -145,13 +147,13 @@ class _Bench:
             for who in sides if at % 2 else reversed([*sides]):
                 costs[who] = await self._run([*sides[who], *given, str(out), *more], sync=sync)
                 shutil.rmtree(out, ignore_errors=True)
-            if at:  # the first has cold caches
+            if at:  # the first round has cold caches
                 turns.append(costs)
-        _tell(what, turns)
+        _print_turns(what, turns)
         return turns
 
     async def _pushes(self, what: str, sides: Sides, host: str, path: Path) -> list[dict[str, Cost]]:
-        """Each time into a repository of its own: what a registry has, it is not sent."""
+        """Push each time into a new repository, because a registry does not get blobs again that it has."""
         turns = []
         for at in range(3):
             costs = {}
@@ -159,30 +161,30 @@ class _Bench:
                 to = f"{host}/bench/{who}-{at}{':pushed' if who != 'ours' else ''}"
                 costs[who] = await self._run([*sides[who], to, str(path)])
             turns.append(costs)
-        _tell(what, turns)
+        _print_turns(what, turns)
         return turns
 
     async def _run(self, command: Sequence[str], *, sync: bool = True) -> Cost:
         (self._place / "out").mkdir(exist_ok=True)
         environment = os.environ | ({"SYNC": "1"} if sync else {})
         done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, env=environment)
-        found: Cost = json.loads(done.stdout[done.stdout.rindex(b"{") :])  # oras-py has words of its own before it
+        found: Cost = json.loads(done.stdout[done.stdout.rindex(b"{") :])  # oras-py prints other text before it
         return found
 
     async def _resumed(self, reference: str) -> float:
-        """Which share of all bytes the second fetch had to ask for, after the first was killed at 90 %."""
+        """Return the share of all bytes that the second fetch requested, after the first was killed at 90 %."""
         command = [*self._ours, reference, str(self._place / "out")]
         (self._place / "out").mkdir(exist_ok=True)
         environment = {**os.environ, "KILL_AT": "0.9"}
         await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, env=environment)
         share = (await self._run(command))["fetched_share"]
         shutil.rmtree(self._place / "out")
-        title("going on after SIGKILL at 90 %")
-        say(f"  asked for {share:.1%} of all bytes")
+        title("resuming after SIGKILL at 90 %")
+        say(f"  requested {share:.1%} of all bytes")
         return share
 
     async def _crowd(self, reference: str) -> Figures:
-        """Processes of one node that want the same at once, and those that come after."""
+        """Measure processes of one node that need the same digest at the same time, and later ones."""
         command = [sys.executable, "-m", "bench.weights.node", reference, str(self._place / "store")]
         crowd = [
             await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -196,11 +198,11 @@ class _Bench:
         out, _ = await alone.communicate(b"\n")
         quiet = json.loads(out.partition(b"\n")[2])
         asked = [one for one in fetches(self._place) if one != EMPTY]
-        title(f"{WANTING} processes want one digest of 64 MiB")
+        title(f"{WANTING} processes need one digest of 64 MiB")
         last_s = max(one["first_ms"] for one in said) / 1e3
         say(f"  {len(said)} had it, fetched {len(asked)} time(s); the last had it after {last_s:.1f} s")
-        title("weights that lie here, for the next Replica")
-        say(f"  {spread(quiet['more_ms'])} ms; the first of a process that has just begun {quiet['first_ms']:.1f} ms")
+        title("weights in the store, for the next replica")
+        say(f"  {spread(quiet['more_ms'])} ms; the first of a new process {quiet['first_ms']:.1f} ms")
         return {"fetches_of_50": len(asked), "second_replica_ms_max": max(quiet["more_ms"])}
 
 
@@ -208,17 +210,17 @@ EMPTY = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a
 """The config, `{}`."""
 
 
-def _ratio(turns: list[dict[str, Cost]], key: str, beside: str = "oras-go") -> float:
-    return statistics.median(one["ours"][key] / one[beside][key] for one in turns)
+def _ratio(turns: list[dict[str, Cost]], key: str, other: str = "oras-go") -> float:
+    return statistics.median(one["ours"][key] / one[other][key] for one in turns)
 
 
-def _tell(what: str, turns: list[dict[str, Cost]]) -> None:
-    beside = next(name for name in turns[0] if name != "ours")
+def _print_turns(what: str, turns: list[dict[str, Cost]]) -> None:
+    other = next(name for name in turns[0] if name != "ours")
     title(what)
     for key in ("wall_s", "cpu_s", "rss_mib"):
-        ours, theirs = ([one[side][key] for one in turns] for side in ("ours", beside))
+        ours, theirs = ([one[side][key] for one in turns] for side in ("ours", other))
         ratio = times([a / b for a, b in zip(ours, theirs, strict=True)])
-        say(f"  {key:8} ours {statistics.median(ours):7.2f}, {beside} {statistics.median(theirs):7.2f}: {ratio}")
+        say(f"  {key:8} ours {statistics.median(ours):7.2f}, {other} {statistics.median(theirs):7.2f}: {ratio}")
 
 
 if __name__ == "__main__":

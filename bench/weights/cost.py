@@ -1,6 +1,6 @@
-"""What this process has cost since a moment: time, CPU, and its largest memory. I/O.
+"""The cost of this process since a point in time: duration, CPU time, and its maximum memory. I/O.
 
-Owns the form in which the processes of the bench tell it: one JSON object.
+Has the output format of the benchmark's processes: one JSON object.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 class Cost:
-    """From now on."""
+    """Measures from its creation on."""
 
     def __init__(self) -> None:
         self._begun_s, self._begun_cpu_s = time.perf_counter(), time.process_time()
 
-    def tell(self, **more: object) -> None:
-        """Onto stdout; `more` comes beside it."""
+    def report(self, **more: object) -> None:
+        """Print the cost to stdout, with `more`."""
         cost = {
             "wall_s": time.perf_counter() - self._begun_s,
             "cpu_s": time.process_time() - self._begun_cpu_s,
@@ -28,6 +28,6 @@ class Cost:
 
 
 def _largest_mib() -> float:
-    """Of this program; what `getrusage` says may be that of the one which started it."""
+    """Return the maximum memory of this program. `getrusage` may return that of the parent program."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024

@@ -1,7 +1,7 @@
-"""One process of a node that wants weights: `python -m bench.weights.node REFERENCE STORE`.
+"""One process of a node that needs weights: `python -m bench.weights.node REFERENCE STORE`.
 
-Says `ready`, waits for a line, then has a Supply bring them as for a Replica's start, and after that again and again as
-for the Replicas that follow. Says as JSON how long each took; `more_ms` are those that followed.
+Prints `ready`, waits for a line, and then has a Supply fetch them as for a replica's start; then again and again, as
+for later replicas. Prints the durations as JSON; `more_ms` are those of the later ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ async def _want(reference: str, store: Path) -> None:
     cost = Cost()
     first_ms = await _once(supply, model)
     more_ms = [await _once(supply, model) for _ in range(MORE)]
-    cost.tell(first_ms=first_ms, more_ms=more_ms)
+    cost.report(first_ms=first_ms, more_ms=more_ms)
 
 
 async def _once(supply: Supply, model: Model) -> float:
     begun_s = time.perf_counter()
     coming = supply(model, lambda _: None)
     if coming is None:
-        raise RuntimeError("these weights are not the store's to bring")
+        raise RuntimeError("the store does not fetch these weights")
     held = await coming
     took_ms = (time.perf_counter() - begun_s) * 1e3
     held.close()

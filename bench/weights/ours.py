@@ -1,10 +1,11 @@
-"""One fetch or push of ours in a process of its own: `python -m bench.weights.ours HOST/REPOSITORY:TAG FOLDER [CA]`, or
-`python -m bench.weights.ours push HOST/REPOSITORY FILE`.
+"""One fetch or push of Pilotlight in its own process.
 
-Says as JSON what it cost (the interpreter's start is not in it: the agent of a node runs all the time), its largest
-memory (which is the process's), and how many bytes were there before. `KILL_AT=0.9` ends a fetch there by SIGKILL. With
-`SYNC=1` all is on the disk at the end, else as a node's store has it (`artifacts.store.durability`): there when it is
-summed, and brought onto the disk afterwards.
+`python -m bench.weights.ours HOST/REPOSITORY:TAG FOLDER [CA]`, or `... push HOST/REPOSITORY FILE`.
+
+Prints as JSON the cost (without the interpreter's start, because the agent of a node runs continuously), the maximum
+memory of the process, and the number of bytes that existed before. `KILL_AT=0.9` ends a fetch there by SIGKILL. With
+`SYNC=1` everything is on the disk at the end; otherwise as in a node's store (`artifacts.store.durability`): usable
+when it is verified, and synced afterwards.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ async def _fetch(reference: str, folder: Path, ca: Path | None) -> None:
 
         disk = Disk() if os.environ.get("SYNC") else Disk().later()
         await pull.fetch_blobs(wanted, Mirrored(client), folder, progress, file_system=disk)
-    cost.tell(fetched_share=1 - (there + sum(first.values())) / size)
+    cost.report(fetched_share=1 - (there + sum(first.values())) / size)
 
 
 async def _push(reference: str, path: Path) -> None:
-    """Also sums the file first, as whoever pushes must."""
+    """Push a file. It is also hashed first, as every push requires."""
     host, _, name = reference.partition("/")
     cost = Cost()
     with path.open("rb") as file:
@@ -65,7 +66,7 @@ async def _push(reference: str, path: Path) -> None:
     async with Client(Site(host)) as client:
         blob = Blob(name, Digest(f"sha256:{summed}"), path.stat().st_size)
         came = await push.push_blob(client, blob, push.FileSource(path))
-    cost.tell(came=came)
+    cost.report(came=came)
 
 
 if __name__ == "__main__":

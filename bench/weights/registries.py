@@ -1,6 +1,6 @@
 """Debian's registry on this machine, and artifacts of random bytes in it. I/O.
 
-Owns its processes and what is pushed to it before anything is measured; it must not know what that is for.
+Starts the processes and pushes the artifacts before anything is measured. Independent of the measurements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOB = re.compile(r'"GET /v2/[^ "]*/blobs/(sha256:[0-9a-f]{64}) ')
 
 @contextlib.asynccontextmanager
 async def registry(place: Path, program: str, ca: Path | None = None, *, tells: bool = False) -> AsyncIterator[str]:
-    """HOST:PORT of one; all of one `place` have the same blobs. `tells`: `fetches` says what it was asked for."""
+    """Run a registry and yield HOST:PORT; all of one `place` share blobs. `tells`: `fetches` returns its requests."""
     host = f"127.0.0.1:{free_port()}"
     http: dict[str, object] = {"addr": host, "secret": secrets.token_hex()}
     if ca is not None:
@@ -48,12 +48,12 @@ async def registry(place: Path, program: str, ca: Path | None = None, *, tells: 
 
 
 def fetches(place: Path) -> list[str]:
-    """The digests that the one which tells was asked for, in order."""
+    """Return the digests requested from the registry with `tells`, in order."""
     return _BLOB.findall((place / "registry-telling.log").read_text(errors="replace"))
 
 
 async def artifact(place: Path, host: str, tag: str, sizes: Sequence[int], titles: Sequence[str] = ()) -> None:
-    """Blobs of random bytes, one file each, and a manifest of them."""
+    """Push blobs of random bytes, one file each, and a manifest of them."""
     async with Client(Site(host)) as client:
         config = await _blob(client, place, b"{}", "application/vnd.oci.empty.v1+json")
         layers = []
@@ -81,13 +81,13 @@ async def _blob(client: Client, place: Path, content: bytes, kind: str) -> dict[
 
 
 def random_file(path: Path, size: int) -> None:
-    """A file of so many bytes, a whole number of MiB."""
+    """Write a file of this size, a whole number of MiB."""
     with path.open("wb") as file:
         for _ in range(size // MIB):
             file.write(os.urandom(MIB))
 
 
 def digest(path: Path) -> Digest:
-    """Of a file, by openssl."""
+    """Return the digest of a file, computed by openssl."""
     said = subprocess.run(["openssl", "dgst", "-sha256", "-r", str(path)], check=True, capture_output=True).stdout
     return Digest(f"sha256:{said[:64].decode()}")

@@ -1,7 +1,7 @@
-"""One pull or push of oras-py's in a process of its own: `python -m bench.weights.theirs pull|push REFERENCE PATH`.
+"""One pull or push of oras-py in its own process: `python -m bench.weights.theirs pull|push REFERENCE PATH`.
 
-As `bench.weights.ours` says what that cost; its imports are not in it. oras-py checks no digest. With `SYNC=1` the
-files are also brought onto the disk, and that counts.
+Prints the cost as `bench.weights.ours` does; its imports are not included. oras-py verifies no digest. With `SYNC=1`
+the files are also synced to the disk, which counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.weights.cost import Cost
 
 
 def _run(what: str, reference: str, path: Path) -> None:
-    oras = importlib.import_module("oras.client")  # it has no types
+    oras = importlib.import_module("oras.client")  # it has no type hints
     client = oras.OrasClient(hostname=reference.partition("/")[0], insecure=True)
     cost = Cost()
     if what == "push":
@@ -27,7 +27,7 @@ def _run(what: str, reference: str, path: Path) -> None:
                 number = os.open(one, os.O_RDONLY)
                 os.fsync(number)
                 os.close(number)
-    cost.tell()
+    cost.report()
 
 
 if __name__ == "__main__":

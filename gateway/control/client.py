@@ -99,7 +99,7 @@ class HttpLink:
     def _broken(self, error: Exception) -> LinkError:
         why = explain_auth_failure(error)
         if not why and self._tls is not None and is_disconnect(error):
-            why = "the autoscaler ends our connections: it may want another certificate (--contract-cert-file)"
+            why = "the autoscaler closes the connections: it may require another certificate (--contract-cert-file)"
         if why and why != self._distrust:
             self._distrust = why
             log.warning("event=autoscaler_distrust reason=%r", why)
@@ -109,7 +109,7 @@ class HttpLink:
 def explain_auth_failure(error: Exception) -> str:
     """Explain why authentication between gateway and autoscaler failed; empty for every other error."""
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 401:
-        return "the autoscaler refuses our token: --token-file must hold one of its tokens"
+        return "the autoscaler rejects the token of this gateway: --token-file must contain one of its tokens"
     if isinstance(error, aiohttp.ClientResponseError) and error.status == 403:
         return (
             "the autoscaler rejects this gateway's token or certificate: it belongs to an agent; use one for gateways"

@@ -142,7 +142,7 @@ class Sync:
         ]
 
     async def flush(self) -> None:
-        """Report once more to all autoscalers: after a drain, this says that nothing runs here."""
+        """Report once more to all autoscalers: after a drain, this reports that nothing runs here."""
         report = self._follower.report()
         await asyncio.gather(*(self._send(link, report) for link in self._links))
 

@@ -77,13 +77,13 @@ class Call:
         self.hold: Hold | None = None
         """The replica where it runs."""
         self.cold = False
-        """It waited for a start or a wake-up."""
+        """Whether it waited for a start or a wake-up."""
         self.granted_s: float | None = None
         self.replica: ReplicaId | None = None
         self.moves = 0
-        """How often it returned to the queue after an engine had received its bytes."""
+        """The number of returns to the queue after an engine had received its bytes."""
         self.fled: Hold | None = None
-        """The replica that failed it without a reason in Routes. Only once: this request may be what kills engines."""
+        """The replica that failed it without a reason in Routes. Only one, as the request itself may crash engines."""
 
     def __repr__(self) -> str:
         where = f" on {self.replica}" if self.replica else ""

@@ -1,10 +1,11 @@
 """Dispatch: every request of one gateway from admission to its single outcome.
 
-Contains the dispatchers of all models, the autoscaler's data, and the reports. Invariants: one outcome per request; no
-request waits while a slot that it may use is free; nothing is granted above the allowed slots (interfaces, section 6,
-Holds) or after its deadline; priority first, then fair over tenants, then first come, first served; bounded queues.
-Pure, single writer: all methods are synchronous, times are monotonic seconds passed in, and the returned Effects are to
-be performed in order. Knows nothing about connections, bodies or the meaning of an engine's response.
+Contains the dispatchers of all models, the autoscaler's data, and the reports. Invariants: each request has one
+outcome. No request waits while a slot that it may use is free. Nothing is granted above the allowed slots (interfaces,
+section 6, Holds) or after its deadline. The order is by priority, then fair over tenants, then first come, first
+served. Queues are bounded. Pure, single writer: all methods are synchronous, times are monotonic seconds passed in, and
+the caller performs the returned Effects in order. Independent of connections, bodies and the meaning of an engine's
+response.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Dispatch:
         """Models with a replica that did not accept a connection."""
         self._others_wait: set[ModelName] = set()
         self._said_waiting = False
-        """The last report contained waiting requests."""
+        """Whether the last report contained waiting requests."""
         self._closing = False
 
     # --- input from the autoscaler --------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class Dispatch:
         if changes is None:
             return out
         if self._routes.epoch > epoch:
-            self._tally.accounts.resend()  # a new leader may have missed what the old one acknowledged
+            self._tally.accounts.resend()  # a new leader may lack reports that the old one acknowledged
         if changes.acknowledge:
             self._tally.edge = True
         for name in sorted(changes.models):

@@ -6,7 +6,7 @@ next. A tenant that returns starts at the tag of the last grant, so that idle ti
 (tenant, priority). The queue does not decide which requests may wait or are rejected. Operations take O(1) or O(log n).
 
 Deadlines: one heap over the lines, each of which knows its own soonest deadline. A change takes O(log lines). Stale
-entries are dropped when they reach the top, or all at once when they are the majority.
+entries are dropped when they reach the top, or all together when they are the majority.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Decides which requests are granted, queued, moved or rejected, and keeps the retry budget. Invariants: after every
 public method no request waits while a slot that it may use is free, and nothing is granted after its deadline. Effects
 are appended to a list that is passed in. `SharedCounters` is shared by all models of a gateway; apart from it a
-dispatcher knows no other model.
+dispatcher is independent of other models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_WORDS: dict[str, Callable[[], CallError]] = {
     "connect": errors.upstream_error,
     "reset": errors.upstream_error,
     "timeout": errors.upstream_timeout,
-    "busy": lambda: errors.service_unavailable("overloaded", "the engine takes no more calls now", RETRY_AFTER_S),
+    "busy": lambda: errors.service_unavailable("overloaded", "the engine accepts no more requests now", RETRY_AFTER_S),
 }
 """Errors for requests that cannot move."""
 
@@ -59,7 +59,7 @@ class SharedCounters:
         self.parked = Parked()
         self.pressure = Pressure.NONE
         self.edge = False
-        """The next report is due at once."""
+        """Whether the next report is due at once."""
 
 
 class ModelDispatcher:
@@ -75,7 +75,7 @@ class ModelDispatcher:
         self.running = 0
         self.retries = RETRIES_MAX
         self.closed = True
-        """Nothing may be queued: the model is unknown, paused or rejected by the autoscaler."""
+        """Whether nothing may be queued: the model is unknown, paused or rejected by the autoscaler."""
         self.was_ready = False
         self._routes = routes
         self._tally = tally

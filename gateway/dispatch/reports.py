@@ -1,8 +1,8 @@
 """Contents and pace of a gateway's reports (interfaces, section 6): when to send, and the cumulative counts.
 
-Pace says when the next report is due, for the gateway and the simulation. Accounts holds the counts per (model, tenant)
-since the gateway's boot. A change is included in every report until one that contains it is acknowledged, so a lost
-report does no harm. There is one account per pair in use: the catalogue bounds them.
+Pace determines when the next report is due, for the gateway and the simulation. Accounts holds the counts per (model,
+tenant) since the gateway's boot. A change is included in every report until one that contains it is acknowledged, so a
+lost report does no harm. There is one account per pair in use: the catalogue bounds them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Routes as one gateway applies them: the replicas, and the gateway's hold on each.
 
 Applies each delta to the current Routes; slot usage is in `gateway.dispatch.slots`. Invariants: nothing older than the
-current state is applied; a hold rises only by a newer allocation of the leader (interfaces, section 6, Holds); requests
-above a lowered hold are never cut; while the leader is silent, exactly the stated bound applies. Knows nothing about
-queues or tenants.
+current state is applied. A hold rises only by a newer allocation of the leader (interfaces, section 6, Holds). Requests
+above a lowered hold are never cut. While the leader is silent, exactly the stated bound applies. Independent of queues
+and tenants.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class Routes:
             hold = self.holds.get(route.replica) or self._add(route)
             before = (hold.held, hold.ready)
             if risen or (hold.state, hold.address) != (route.state, route.address):
-                hold.connect_failures = 0  # the replica itself changed; a changed hold alone says nothing about it
+                hold.connect_failures = (
+                    0  # the replica itself changed; a changed hold alone does not prove that it works
+                )
             self._update(hold, route, delta.epoch)
             acknowledge |= hold.held < before[0] or (before[1] and not hold.ready) or route.state == "draining"
             changed.add(hold.model.name)

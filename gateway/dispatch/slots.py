@@ -2,7 +2,7 @@
 
 One request takes one slot and returns it. Slots in use never exceed the number allowed at the time of a grant. A
 replica that did not accept a connection gets one request at a time until it is confirmed.
-`gateway.dispatch.routing_table` sets the holds. Knows nothing about queues or tenants.
+`gateway.dispatch.routing_table` sets the holds. Independent of queues and tenants.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Hold:
         self.in_use = 0
         self.ready = False
         self.leaves = False
-        """Its shutdown is planned according to Routes: connections it cuts do not count against a request."""
+        """Whether Routes announce its shutdown: connections that it cuts then do not count against a request."""
         self.open = False
-        """Ready and not suspect: accepts new requests."""
+        """Whether it is ready and not suspect, and accepts new requests."""
         self.connect_failures = 0
         self.suspect_s = 0.0
         """When it last became suspect; it is suspect while `connect_failures` is not 0."""
@@ -88,7 +88,7 @@ class ModelRoutes:
         self.name = name
         self.route = ModelRoute(model=name)
         self.named = False
-        """Routes contain the model."""
+        """Whether Routes contain the model."""
         self.heard_s = 0.0
         """When `route` arrived."""
         self.holds: dict[ReplicaId, Hold] = {}
@@ -96,7 +96,7 @@ class ModelRoutes:
         """Replicas that accept new requests, by id."""
         self.suspects: list[Hold] = []
         self.ready = False
-        """Some replica is ready: the model is not cold."""
+        """Whether some replica is ready, so that the model is not cold."""
         self.free = 0
         """Free slots on open replicas: allowed minus in use."""
 

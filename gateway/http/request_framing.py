@@ -15,7 +15,7 @@ from gateway.http.request_head import TRAILERS, malformed_request
 
 CHUNKS_MAX, CHUNK_BYTES_MEAN = 4096, 64
 """A body may have CHUNKS_MAX chunks of any size, and one more per CHUNK_BYTES_MEAN bytes; above that 400.
-Each chunk costs as much as some hundred bytes, and no well-meaning client sends thousands of smaller ones.
+Each chunk costs as much as some hundred bytes, and no well-behaved client sends thousands of smaller ones.
 """
 TRAILER_BYTES_MAX = 8 << 10
 """Limit of all trailers of one body with the final empty line; above it 431."""
@@ -60,11 +60,11 @@ class ChunkReader:
         self._bytes_max = bytes_max
         self._chunks = 0
         self._missing = 0
-        """Bytes of the current chunk still to come."""
+        """Outstanding bytes of the current chunk."""
         self._data_ended = False
-        """A chunk's data is complete, its CRLF is due."""
+        """Whether a chunk's data is complete and its CRLF is due."""
         self._last = False
-        """The last chunk was read, trailers are due."""
+        """Whether the last chunk was read and trailers are due."""
         self._rest = b""
         """An incomplete line; at most TRAILER_BYTES_MAX."""
 

@@ -88,7 +88,7 @@ class Head:
         self.keep_alive = keep_alive
         """False: the connection ends after the response, as always with HTTP/1.0 (close-delimited)."""
         self.expects_continue = expects_continue
-        """The client waits for `100 Continue` before it sends the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
+        """Whether the client waits for `100 Continue` before the body (ignored on HTTP/1.0, RFC 9110, 10.1.1)."""
         self.host = host
         """The name or address in Host (`gateway.http.host_check.host_name`)."""
         self.passed: HostCheck | None = None

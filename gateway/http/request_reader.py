@@ -80,8 +80,8 @@ class RequestReader:
         """Length of the body that is being read; None if it is chunked."""
         return self._body.length if isinstance(self._body, LengthReader) else None
 
-    def told(self) -> Head | None:
-        """Return what is known of an incomplete or rejected request: its head, else its first line, else None."""
+    def partial_head(self) -> Head | None:
+        """Return the known part of an incomplete or rejected request: its head, else its first line, else None."""
         return self.pending or read_line(bytes(self._head), 0)
 
     def feed(self, data: bytes) -> Request | None:
@@ -103,7 +103,7 @@ class RequestReader:
         return None
 
     def next(self) -> Request | None:
-        """The response is sent: continue, and return the next Request if all of it has arrived."""
+        """Continue after the response was sent, and return the next Request if all of it has arrived."""
         if self._failure is not None or self.waiting_for != "nothing":
             return None
         self.waiting_for = "head"

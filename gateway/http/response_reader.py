@@ -63,7 +63,7 @@ class ResponseHead(NamedTuple):
     chunked: bool
     length: int | None
     keep_alive: bool
-    """The engine keeps the connection open; False if the close ends the body."""
+    """Whether the engine keeps the connection open. False if the close ends the body."""
     content_type: bytes
     fields: bytes
     """The PASSED header lines, each as `name: value CRLF`, ready for the gateway's own head."""
@@ -157,7 +157,7 @@ def parse_head(data: bytes) -> ResponseHead | None:
     content_type = known.get(b"content-type", b"").lower()
     if status in (204, 205, 304):
         if coding is not None or length not in (None, b"0"):
-            raise FramingError("a body where there can be none")
+            raise FramingError("a body that this response must not have")
         return ResponseHead(status, False, 0, keep_alive, content_type, fields)
     if coding is not None:
         if coding.lower() != b"chunked" or length is not None or minor == b"0":
@@ -184,7 +184,7 @@ def _read_fields(lines: bytes) -> tuple[dict[bytes, bytes], bytes]:
         value = value.strip(b" \t")
         if name in known:
             if name in _ONCE:
-                raise FramingError("a header that may stand once stands twice")
+                raise FramingError("a header that must occur once occurs twice")
             value = known[name] + b", " + value
         elif name in PASSED:
             fields += name + b": " + value + b"\r\n"
@@ -213,7 +213,7 @@ class BodyWalker:
     def __init__(self, head: ResponseHead) -> None:
         self._chunked = head.chunked
         self._left = -1 if head.length is None else head.length
-        """With a length: bytes to come (-1: until close). Chunked: bytes of this chunk to come, with its CRLF."""
+        """Outstanding bytes: all of them with a length (-1: until close), else those of this chunk with its CRLF."""
         if head.chunked:
             self._left = 0
         self._held = b""
@@ -223,7 +223,7 @@ class BodyWalker:
         self.unread = b""
         """Bytes for a further step (`walk` or `strip`, with or without new data): at most one read."""
         self.between = head.chunked
-        """Exactly between two chunks: no byte of the next one has arrived."""
+        """Whether the position is exactly between two chunks: no byte of the next one has arrived."""
         self.ended = head.length == 0
         self.excess = False
         self.first = b""
@@ -236,7 +236,7 @@ class BodyWalker:
 
     @property
     def left_of_chunk(self) -> int:
-        """Bytes to come of the current chunk, with its line end; 0 between two chunks or within a size line."""
+        """Outstanding bytes of the current chunk, with its line end; 0 between two chunks or within a size line."""
         return self._left if self._chunked and not self.unread else 0
 
     @property

@@ -74,7 +74,7 @@ def early_head(request_id: bytes, *, chunked: bool, close: bool, more: bytes) ->
 
 
 def server_timing(queued_s: float, upstream_s: float, phases_ms: dict[str, float]) -> bytes:
-    """Render W3C Server-Timing: what is known when the head is sent, in milliseconds.
+    """Render W3C Server-Timing: the times known when the head is sent, in milliseconds.
 
     For a request that waited for the whole start, `ready` is the wait after the start.
     """
@@ -82,6 +82,6 @@ def server_timing(queued_s: float, upstream_s: float, phases_ms: dict[str, float
         queued, upstream = int(queued_s * 1e4), int(upstream_s * 1e4)  # tenths: formatting a float is slower
         return b"queue;dur=%d.%d, upstream;dur=%d.%d" % (queued // 10, queued % 10, upstream // 10, upstream % 10)
     rest_ms = queued_s * 1e3 - sum(phases_ms.values())
-    told = phases_ms | {"ready": rest_ms} if rest_ms >= 0.0 else phases_ms
-    started = ", ".join(f"{name};dur={phase_ms:.1f}" for name, phase_ms in told.items())
+    phases = phases_ms | {"ready": rest_ms} if rest_ms >= 0.0 else phases_ms
+    started = ", ".join(f"{name};dur={phase_ms:.1f}" for name, phase_ms in phases.items())
     return b"queue;dur=%.1f, %b, upstream;dur=%.1f" % (queued_s * 1e3, started.encode(), upstream_s * 1e3)

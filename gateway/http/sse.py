@@ -66,9 +66,9 @@ def render_waiting_event(position: int, expected_wait_s: float | None, dialect: 
 def render_engine_error(body: bytes, dialect: str) -> bytes:
     """Render an engine's error document as one event; if it is malformed, the gateway's own error."""
     try:
-        told = _decode_error(body).error
-        told_object = {"type": "error", "error": told} if dialect == "anthropic" else {"error": told}
-        document = msgspec.json.encode(told_object)
+        error = _decode_error(body).error
+        wrapped = {"type": "error", "error": error} if dialect == "anthropic" else {"error": error}
+        document = msgspec.json.encode(wrapped)
     except _UNREADABLE:
         return errors.render_error_event(errors.upstream_error(), dialect)
     return (b"event: error\n" if dialect == "anthropic" else b"") + b"data: " + document + b"\n\n"
@@ -140,9 +140,9 @@ class EventGate:
         self._part = b""
         """The beginning of a chunk, which the walker has not seen."""
         self.whole = True
-        """The forwarded bytes end between two events; false only inside an event above EVENT_BYTES_MAX."""
+        """Whether the forwarded bytes end between two events; false only inside an event above EVENT_BYTES_MAX."""
         self._apart = False
-        """Chunks are being taken apart: the bytes so far do not end between both two chunks and two events."""
+        """Whether chunks are being taken apart: the bytes so far do not end between both two chunks and two events."""
 
     def pass_chunks(self, data: bytes) -> bytes:
         """Take received bytes of a chunked body and return the bytes to forward, in chunks.

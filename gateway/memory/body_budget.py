@@ -2,8 +2,8 @@
 
 Invariants: admitted bytes never exceed the total size. A large body of known length is admitted entirely or not at all,
 so that no body waits half read for another one. Large bodies are admitted in order and leave a quarter of the budget to
-small ones. A small body takes only the bytes that have arrived, so nobody reserves memory without sending. Knows no
-connections: a waiter is notified when it may continue.
+small ones. A small body takes only the bytes that have arrived, so a client cannot reserve memory without sending.
+Independent of connections: a waiter is notified when it may continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Waiter(Protocol):
     """A connection whose body waits for room."""
 
     def let_in(self) -> None:
-        """Called when room for the body has been taken."""
+        """Called when memory for the body was reserved."""
 
 
 class BodyBudget:
@@ -46,7 +46,7 @@ class BodyBudget:
         self._waiting: dict[Waiter, tuple[ChunkedBody, int]] = {}
         """In order; bounded by the bytes they hold (those read together with their heads)."""
         self._refused = False
-        """Since the last `looked`."""
+        """Whether a body was rejected since the last `looked`."""
 
     @property
     def wanted(self) -> bool:

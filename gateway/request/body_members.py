@@ -27,7 +27,7 @@ _COLONS_MAX = 20_000
 
 
 class Peek:
-    """What the gateway reads of a JSON body."""
+    """The members of a JSON body that the gateway reads."""
 
     __slots__ = ("body", "body_model", "members", "model", "stream", "wants_usage")
 
@@ -45,7 +45,7 @@ class Peek:
         """The requested model: from the path, the body, or the header."""
         self.stream = stream
         self.wants_usage = wants_usage
-        """The client set `stream_options.include_usage`; if not, the added chunk is removed from the response."""
+        """Whether the client set `stream_options.include_usage`. If not, the response loses the added chunk."""
         self.body_model = body_model
         """The model named in the body; None if only the path or a header names it."""
         self.members = members
@@ -94,9 +94,7 @@ def edit_body(
     path does not support that.
     """
     if lora and not operation.salted:
-        raise invalid_request(
-            "this model has adapters, and its engine cannot tell them apart on this path", param="model"
-        )
+        raise invalid_request("this model has adapters, which its engine cannot select on this path", param="model")
     if isinstance(peek, Form):
         return edit_multipart(peek, model=served_name)
     salt = cache_salt if operation.salted else None
@@ -104,7 +102,7 @@ def edit_body(
 
 
 def read_json(body: bytes | ChunkedBody, *, path_model: str | None = None, header_model: str | None = None) -> Peek:
-    """Read `model`, `stream` and `stream_options.include_usage`. Raises 400 that says what to fix.
+    """Read `model`, `stream` and `stream_options.include_usage`. Raises 400 with the fix.
     The path's model overrides the body's (Azure's clients send both); the header's must be equal to it.
     """
     if isinstance(body, bytes):
@@ -241,7 +239,7 @@ def _check_breadth(body: bytes) -> None:
 
 
 def _repeated() -> CallError:
-    return invalid_request("a top-level member of the body comes more than once; send it once")
+    return invalid_request("a top-level member of the body occurs more than once; send it once")
 
 
 def _too_broad() -> CallError:
@@ -272,7 +270,7 @@ def _options(raw: Raw) -> dict[str, Raw]:
         members = _members(bytes(raw))
     except CallError:
         raise invalid_request(
-            "stream_options must be an object whose members come once", param="stream_options"
+            "stream_options must be an object whose members occur once", param="stream_options"
         ) from None
     forbidden_fields.check_case(members, _USAGE)
     return members

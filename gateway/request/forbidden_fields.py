@@ -45,10 +45,10 @@ USUAL = frozenset(
     }
 )  # fmt: skip
 """Common fields of the OpenAI and Anthropic APIs that need no check: a body with only these takes one set test."""
-_ADAPTER, _CACHE = "an adapter is called as model:adapter", "whose cache a call may use is decided here"
+_ADAPTER, _CACHE = "request an adapter as model:adapter", "the gateway selects the cache"
 _FIXES = {
     "lora": _ADAPTER, "lora_path": _ADAPTER, "cache_salt": _CACHE, "extra_key": _CACHE, "session_params": _CACHE,
-    "rid": "header x-request-id names a call",
+    "rid": "set the id with header x-request-id",
 }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def check_case(names: Collection[str], known: frozenset[str]) -> None:
     for name in names:
         folded = name.casefold()
         if folded in known and name not in known:
-            message = f"a member differs from {folded} only in the case of its letters: write {folded}, or leave it out"
+            message = f"a member differs from {folded} only in the case of its letters: write {folded}, or remove it"
             raise invalid_request(message, param=folded)
 
 
@@ -85,5 +85,5 @@ def check_part(name: str) -> None:
 
 
 def _refusal(name: str) -> CallError:
-    fix = _FIXES.get(name, "where a call goes is decided here")
-    return invalid_request(f"{name} is not taken: {fix}; leave it out", param=name)
+    fix = _FIXES.get(name, "the gateway selects the engine")
+    return invalid_request(f"{name} is not accepted: {fix}; remove it", param=name)

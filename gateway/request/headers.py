@@ -45,7 +45,7 @@ _TRACE = (b"traceparent", b"tracestate")
 
 
 class Asked(NamedTuple):
-    """Everything that a head says about its request."""
+    """The properties of a request that its head states."""
 
     key_sha256: str | None
     """The API key as a lower-case hex hash; None if there is none."""

@@ -205,7 +205,7 @@ class JsonScan(Scan):
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise _invalid() from None
         if name in self.names:
-            raise invalid_request("a top-level member of the body comes more than once; send it once")
+            raise invalid_request("a top-level member of the body occurs more than once; send it once")
         if len(self.names) == MEMBERS_MAX:
             raise invalid_request(f"the body has more than {MEMBERS_MAX} top-level members")
         if self._state == _FIRST:

@@ -25,7 +25,7 @@ VALUE_BYTES_MAX = 4 << 10
 
 
 class Form(NamedTuple):
-    """What the gateway reads of a multipart body."""
+    """The parts of a multipart body that the gateway reads."""
 
     body: Body
     model: str
@@ -71,7 +71,7 @@ def names_model(pieces: ChunkedBody) -> bool:
 def read_multipart(
     body: Body, content_type: bytes, *, path_model: str | None = None, header_model: str | None = None
 ) -> Form:
-    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises 400 that says what to fix."""
+    """Find the parts `model` and `stream` (in a StreamingBody: so far). Raises 400 with the fix."""
     boundary = _boundary(content_type)
     spans: dict[bytes, tuple[int, int]] = {}
     for name, start, end in _parts(body, boundary) if isinstance(body, bytes) else _scanned(body, boundary):

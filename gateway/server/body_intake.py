@@ -1,8 +1,8 @@
 """Receives bodies that do not arrive at once: base class of `gateway.server.connection`.
 
-Holds the body that is being read, from its head until a request takes it. No body is read that its head alone rules
-out, or that has no room in memory. A large body is read one step per loop iteration, while it arrives. A form is
-forwarded while it arrives, once its model is known, but no engine gets all of it before all of it has been checked.
+Holds the body that is being read, from its head until a request takes it. A body is not read if its head alone rules
+it out, or if memory is short. A large body is read one step per loop iteration, while it arrives. A form is forwarded
+while it arrives, once its model is known, but no engine gets all of it before all of it has been checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BodyIntake(ClientTransport):
         super().__init__(gateway)
         self._reader = RequestReader(gateway.body_bytes_max)
         self._continued = False
-        """100 Continue was sent for the request that is being read."""
+        """Whether 100 Continue was sent for the request that is being read."""
         self._intake: ChunkedBody | None = None
         """The body that is being read, until a request takes it."""
         self._growing: StreamingBody | None = None
@@ -124,7 +124,7 @@ class BodyIntake(ClientTransport):
         return False
 
     def let_in(self) -> None:
-        """There is room for the waiting body: read it now, with its full timeout."""
+        """Memory for the waiting body was reserved: read it now, with its full timeout."""
         self._run("body")
         head, pieces = self._reader.pending, self._reader.pieces
         if head is not None and pieces is not None:

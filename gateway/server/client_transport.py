@@ -1,6 +1,6 @@
 """Reading, timeouts and closing of a client connection: base class of `gateway.server.connection`.
 
-Manages the one running timeout, and closes after the written bytes, at once, or by a reset. Knows nothing of requests.
+Manages the one running timeout, and closes after the written bytes, at once, or by a reset. Independent of requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClientTransport(ClientWriter):
         self._gateway = gateway
         self._reading = True
         self._lingers = False
-        """No further request is answered."""
+        """Whether further requests are ignored."""
         self._clock = "idle"
         """The timeout that runs since `_since_s`: idle, head, body, busy, stall or linger."""
         self._since_s = 0.0

@@ -1,9 +1,9 @@
 """Writes to one client socket. Bypasses the asyncio transport while its buffer is empty.
 
-A transport writes with write(2), through the layers for files and after its own; send(2) makes a token cheaper
+A transport writes with write(2), through the layers for files and its own; send(2) makes a token cheaper
 (bench/README.md, chunks). Bytes are sent in the order given, or not at all. The socket is released before the transport
-closes it, because its number may belong to another connection a moment later. `_fell_behind` and `_caught_up` are
-called once per change.
+closes it, because another connection may get its number at once. `_fell_behind` and `_caught_up` are called once per
+change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ClientWriter(asyncio.Protocol):
         self._direct: socket.socket | None = None
         """The transport's own socket, if writes may bypass the transport (not over TLS)."""
         self._waits = False
-        """The transport has bytes that the kernel has not accepted yet; over TLS, more than its limit."""
+        """Whether the transport has bytes that the kernel has not accepted yet; over TLS, more than its limit."""
         self.paused = False
 
     def write(self, data: bytes) -> None:
@@ -35,7 +35,7 @@ class ClientWriter(asyncio.Protocol):
         if direct is not None and not self._waits:
             try:
                 sent = direct.send(data)
-            except OSError:  # not writable now, or broken: the transport will find out
+            except OSError:  # not writable now, or broken: the transport will detect it
                 sent = 0
             if sent == len(data):
                 return

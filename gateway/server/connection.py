@@ -73,7 +73,7 @@ class Connection(BodyIntake):
             self._wait_for_more()
 
     def eof_received(self) -> None:
-        """The client has disconnected; a half-close counts as well."""
+        """The client disconnected; a half-close counts as well."""
         self._left()
         self._close()
 
@@ -182,12 +182,12 @@ class Connection(BodyIntake):
         elif not self._serving:
             self._next()
 
-    def broke_off(self, *, told: bool) -> None:
-        """The response ends early; if nothing in it says so (`told`), reset the connection."""
+    def broke_off(self, *, is_reported: bool) -> None:
+        """The response ends early. Unless its content reports that (`is_reported`), reset the connection."""
         self.proxied_call = None
-        if told and self._growing is not None:
+        if is_reported and self._growing is not None:
             self._end_intake()
-        elif told:
+        elif is_reported:
             self._close()
         else:
             self._reset()
@@ -253,7 +253,7 @@ class Connection(BodyIntake):
         if self.proxied_call is not None:  # pipelined: the response to the previous request is not sent yet
             self._abort()
             return
-        head = self._reader.told()
+        head = self._reader.partial_head()
         operation = None if head is None else find_operation(head.method, head.path)
         self._named(head)
         self._gateway.telemetry.turned_away(self.request_id, error.code)

@@ -1,4 +1,4 @@
-"""What client connections and requests use of their gateway: base class of `gateway.gateway.Gateway`."""
+"""The part of a gateway that client connections and requests use: base class of `gateway.gateway.Gateway`."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ def check_head(gateway: GatewayContext, head: Head, operation: Operation | None,
     if operation.kind is not Kind.INFER:
         check_body_size(operation, size)
         return
-    tenant, wish = gateway.tenant(head), get_call_headers(head)
-    if wish.error is not None:
-        raise wish.error.with_traceback(None)
-    check_model(gateway, tenant, operation, wish)
+    tenant, headers = gateway.tenant(head), get_call_headers(head)
+    if headers.error is not None:
+        raise headers.error.with_traceback(None)
+    check_model(gateway, tenant, operation, headers)
     if gateway.closing:
         raise errors.shutting_down()
     if gateway.dispatch.pressure is Pressure.NO_CALLS:
@@ -65,9 +65,9 @@ def check_body_size(operation: Operation, size: int) -> None:
         raise errors.too_large(DROP_BYTES_MAX)
 
 
-def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operation, wish: Asked) -> None:
+def check_model(gateway: GatewayContext, tenant: TenantEntry, operation: Operation, headers: Asked) -> None:
     """Check media type and dialect if the path or a header names the model. Raises CallError."""
-    body_members.check_media(operation, wish.content_type)
-    name = operation.model or wish.model
+    body_members.check_media(operation, headers.content_type)
+    name = operation.model or headers.model
     if name and operation.dialect not in gateway.directory.resolve(tenant, name).dialects:
         raise errors.unsupported_dialect()

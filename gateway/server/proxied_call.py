@@ -1,4 +1,4 @@
-"""A request in progress: from admission to its outcome, between one client connection and one engine at a time.
+"""A request in progress, from admission to its outcome: relays between one client connection and one engine at a time.
 
 Tracks what has been sent to the client, and the request's timeouts. The client gets one response or one error. The
 first body byte of an engine's response is the commit point: before it the request may move, after it never. A stream
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.server.context import GatewayContext
 
 PARKED, SENT, RELAYING, ENDED = range(4)
-"""Waits for a grant; sent to an engine that has not responded; being answered (committed); has its outcome."""
+"""Waiting for a grant; sent to an engine that has not responded; being relayed (committed); ended."""
 
 BREATHS_S = (0.05, 1.0)
 """Delay before the first and the second move off an engine that broke its connection.
@@ -57,19 +57,19 @@ def admit_call(
 ) -> ProxiedCall:
     """Build the Call for a Request, not yet known to dispatch. Raises CallError."""
     head = request.head
-    tenant, wish = gateway.tenant(head), get_call_headers(head)
-    if wish.error is not None:
-        raise wish.error.with_traceback(None)  # it is cached, and would keep every traceback
-    if operation.model or wish.model:
-        early.check_model(gateway, tenant, operation, wish)
-    peek = body_members.read_body(operation, request.body, wish.content_type, wish.model)
+    tenant, headers = gateway.tenant(head), get_call_headers(head)
+    if headers.error is not None:
+        raise headers.error.with_traceback(None)  # the cached error would otherwise keep every traceback
+    if operation.model or headers.model:
+        early.check_model(gateway, tenant, operation, headers)
+    peek = body_members.read_body(operation, request.body, headers.content_type, headers.model)
     entry = gateway.directory.resolve(tenant, peek.model)
     if operation.dialect not in entry.dialects:
         raise errors.unsupported_dialect()
     salt = cache_salt(tenant.name) if entry.takes_cache_salt else None
     body = body_members.edit_body(operation, peek, entry.served_name, salt, entry.lora)
-    deadline_s = now_s + min(entry.queue.wait_seconds_max, wish.wait_s)
-    priority, stream = min(tenant.priority_max, wish.priority), peek.stream
+    deadline_s = now_s + min(entry.queue.wait_seconds_max, headers.wait_s)
+    priority, stream = min(tenant.priority_max, headers.priority), peek.stream
     call = Call(
         client.request_id, tenant.name, entry.name, now_s, deadline_s, priority, len(body), stream, operation.dialect
     )
@@ -83,7 +83,7 @@ class ProxiedCall:
 
     __slots__ = (
         "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
-        "_gateway", "_moved", "_operation", "_response", "_stage", "_told_s", "_upwards", "_walker",
+        "_gateway", "_moved", "_operation", "_response", "_stage", "_stream_event_s", "_upwards", "_walker",
         "call", "drop_usage", "engine",
     )  # fmt: skip
 
@@ -106,10 +106,10 @@ class ProxiedCall:
         self._breath: asyncio.TimerHandle | None = None  # pending move
         self._stage = PARKED
         self._framed = head.minor == 1
-        """The gateway's own content is sent in chunks; HTTP/1.0: unframed, ended by the close."""
+        """Whether the gateway's own content is sent in chunks. HTTP/1.0: unframed, ended by the close."""
         self._close = not head.keep_alive or gateway.closing or isinstance(body, StreamingBody)
         self._early = False  # the head was sent while queued
-        self._told_s = self.call.arrived_s
+        self._stream_event_s = self.call.arrived_s
         """When the last keep-alive of a queued stream was sent."""
         self._response = _NO_HEAD
         self._alive_s = 0.0
@@ -222,8 +222,8 @@ class ProxiedCall:
         """A streaming body is complete; False if it is no longer needed. Raises CallError if it is invalid."""
         if self._stage == ENDED:
             return False
-        wish = get_call_headers(request.head)
-        peek = body_members.read_body(self._operation, request.body, wish.content_type, wish.model)
+        headers = get_call_headers(request.head)
+        peek = body_members.read_body(self._operation, request.body, headers.content_type, headers.model)
         growing.end()
         if self._stage == RELAYING:  # an engine that responds while it reads still needs the rest
             self._body = request.body
@@ -278,8 +278,8 @@ class ProxiedCall:
     def _sweep_parked(self, now_s: float) -> None:
         settings = self._gateway.directory.settings
         if self.call.stream:
-            if 0 < settings.keepalive_seconds <= now_s - self._told_s:
-                self._told_s = now_s
+            if 0 < settings.keepalive_seconds <= now_s - self._stream_event_s:
+                self._stream_event_s = now_s
                 self._say_waiting(now_s)
         elif 0 < settings.silent_seconds_max <= now_s - self.call.arrived_s:
             self._gateway.perform(self._gateway.dispatch.give_up(self.call, now_s))
@@ -385,13 +385,13 @@ class ProxiedCall:
         self._say(error)
 
     def _break(self, error: CallError) -> None:
-        """Break off the response after the commit point. No client may take it for complete."""
+        """Abort the response after the commit point. No client may take it for complete."""
         self._let_go()
-        told = self._answer.whole
-        if told:
+        is_reported = self._answer.whole
+        if is_reported:
             self._client.write(self._frame(errors.render_error_event(error, self.call.dialect)))
         self._end(Outcome.FAILED, error.code)
-        self._client.broke_off(told=told or self._framed)
+        self._client.broke_off(is_reported=is_reported or self._framed)
 
     def _say(self, error: CallError) -> None:
         """Send the request's one error, as a response or, after an early head, as the last event of the stream."""

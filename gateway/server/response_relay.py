@@ -21,7 +21,7 @@ _STREAM_ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"respon
 _EVENTS: Final = 0
 """Forward whole events, in the engine's chunks."""
 _AS_IT_COMES: Final = 1
-_ANEW: Final = 2
+_REFRAMED: Final = 2
 """Framed by the gateway."""
 _KEPT: Final = 3
 """Kept for one event at the end."""
@@ -63,7 +63,7 @@ class Answer:
         elif raw:
             self._manner = _AS_IT_COMES if gate is None else _EVENTS
         else:
-            self._manner = _ANEW
+            self._manner = _REFRAMED
         self.length = head.length if raw else None
         """For the head; with neither length nor chunks the close ends the body."""
         self.chunked = framed and (head.chunked or not raw)
@@ -95,7 +95,7 @@ class Answer:
             return self._walker.walk(data)
         if self._manner == _KEPT:
             return self._keep(data)
-        return self._content(data) if self._manner == _ANEW else b""
+        return self._content(data) if self._manner == _REFRAMED else b""
 
     def take(self, data: bytes) -> bytes:
         """Like `shape`, with the ending if it has arrived."""

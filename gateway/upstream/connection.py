@@ -90,7 +90,7 @@ class EngineConnection(asyncio.Protocol):
         """The error if the connection was lost in the meantime."""
         self.connecting: asyncio.Task[None] | None = None
         self.sink: Sink | None = None
-        self.take: Callable[[bytes], None] = _nobody
+        self.take: Callable[[bytes], None] = _reject_bytes
         self.single = False
         """Not pooled after this response."""
         self.reused = False
@@ -132,7 +132,7 @@ class EngineConnection(asyncio.Protocol):
     def let_go(self) -> None:
         """The Sink wants no more: abort the connection to the engine now."""
         sink, self.sink = self.sink, None
-        self.take = _nobody
+        self.take = _reject_bytes
         if sink is not None:
             sink.engine = None
         if self._transport is not None:
@@ -286,7 +286,7 @@ class EngineConnection(asyncio.Protocol):
     def _finish(self, sink: Sink, walker: BodyWalker) -> None:
         """The response is complete."""
         self._walker = None
-        self.take = _nobody
+        self.take = _reject_bytes
         if walker.excess:
             self._pool.surplus()
         self._freed(sink, keep=not walker.excess)
@@ -308,7 +308,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _lost(self, loss: Loss) -> None:
         sink, self.sink = self.sink, None
-        self.take = _nobody
+        self.take = _reject_bytes
         if self._transport is not None:
             self._transport.abort()
         if sink is not None:
@@ -345,5 +345,5 @@ class EngineConnection(asyncio.Protocol):
             self._lost("reset")
 
 
-def _nobody(_: bytes) -> None:
-    raise FramingError("bytes that nobody asked for")
+def _reject_bytes(_: bytes) -> None:
+    raise FramingError("bytes without a request")

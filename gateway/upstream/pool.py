@@ -77,7 +77,7 @@ class Pool:
         """Waiting for a connection attempt."""
         self._closes_after_stream = False
         self._says_more = False
-        """It once sent more than a response: its connections are never reused from then on."""
+        """Whether it once sent more than a response: its connections are not reused afterwards."""
         self._unused_sweeps = 0
         self.connections = 0
         self.authority = at.authority
@@ -188,7 +188,7 @@ class Pool:
         if sink is None:
             return
         sink.engine = None
-        went_out = sink.sent_s > 0.0  # earlier, or on this connection at the last moment: the engine may have it
+        went_out = sink.sent_s > 0.0  # earlier, or on this connection just before: the engine may have it
         sink.engine_lost("reset" if loss == "connect" and went_out else loss)
 
     def _distrust(self, error: ssl.SSLError) -> None:

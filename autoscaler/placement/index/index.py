@@ -39,7 +39,7 @@ from autoscaler.state.resources import (
     BYTES_MAX,
     NO_ROOM,
     NOTHING,
-    Beside,
+    HostAmount,
     HostResources,
     Link,
     RequestShape,
@@ -352,7 +352,7 @@ class SliceIndex:
         """Open a slice with this much room."""
         self._tell(self.shelves[id].slice, left, shut=False, held=False)
 
-    def gain(self, node: NodeId, amounts: Beside) -> None:
+    def gain(self, node: NodeId, amounts: HostAmount) -> None:
         """Add the host resources of a replica that leaves."""
         if node in self.hosts:
             at, stock = bisect_left(self.nodes, node), self.stock
@@ -381,7 +381,7 @@ class SliceIndex:
         """Return the node's number in `nodes`."""
         return bisect_left(self.nodes, node)
 
-    def short(self, need: Beside) -> Flags:
+    def short(self, need: HostAmount) -> Flags:
         """[nodes]: those with too little CPU or memory even once all leaving replicas are gone."""
         asked = [(at, amount) for at, amount in enumerate(need) if amount]
         found: Flags = np.any([self._soon[at] < amount for at, amount in asked], axis=0)

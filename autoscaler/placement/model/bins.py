@@ -52,7 +52,7 @@ from autoscaler.spec.pod import Pod, selector_of
 from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import merge_tolerations
-from autoscaler.state.resources import NO_ROOM, Beside, HostResources, Isolation, Link, RequestShape
+from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isolation, Link, RequestShape
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0
@@ -228,12 +228,12 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
 def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
     """Return the resources of a known node with what is left of them. `slices`: all slices of the node."""
     world = look.world
-    host, coming = world.nodes.hosts[node], Beside()
+    host, coming = world.nodes.hosts[node], HostAmount()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
         replica = world.replicas[id]
-        host = host.without(replica.resources.beside)
+        host = host.without(replica.resources.host_request)
         if _leaves(look, replica) and look.now_s < stuck_s(replica):
-            coming = coming.plus(replica.resources.beside)
+            coming = coming.plus(replica.resources.host_request)
     return host._replace(coming=coming)
 
 
@@ -337,5 +337,5 @@ def _incumbent(look: BinContext, replica: Replica, slice_: Slice) -> Occupant:
         stuck=look.now_s >= stuck_s(replica),
         others=len(replica.resources.slices) - 1,
         trust=tenant_set_of(model),
-        beside=replica.resources.beside,
+        beside=replica.resources.host_request,
     )

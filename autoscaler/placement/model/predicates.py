@@ -14,7 +14,7 @@ from autoscaler.placement.model.topology import UNKNOWN, WORDS, Team, count_team
 from autoscaler.placement.model.types import Bin, EvictionLevel, NodeConstraints, Occupant, PlacementRequest
 from autoscaler.state.lifecycle import LEAVING, ReplicaState
 from autoscaler.state.node_labels import Taint, can_label_appear, find_untolerated_taint
-from autoscaler.state.resources import CORE, NOTHING, Beside, HostResources, Link, ResourceAmount
+from autoscaler.state.resources import CORE, NOTHING, HostAmount, HostResources, Link, ResourceAmount
 from autoscaler.state.world import Slice
 from autoscaler.text import format_duration, format_size
 
@@ -118,7 +118,7 @@ def _too_small(want: PlacementRequest, rooms: Sequence[ResourceAmount]) -> str:
 
 def node_too_small_reason(want: PlacementRequest, cpu_milli: int, host_bytes: int) -> str:
     """Explain why no node could hold it, even empty. The amounts are the most on any node with suitable devices."""
-    most = Beside(cpu_milli if want.kind.cpu_milli else 0, host_bytes if want.kind.host_bytes else 0)
+    most = HostAmount(cpu_milli if want.kind.cpu_milli else 0, host_bytes if want.kind.host_bytes else 0)
     has = f"none that has such devices has more than {describe_host_request(most)}"
     return f"needs {describe_host_request(want.kind.host_request)} of one node beside {describe_request(want)}; {has}"
 
@@ -254,12 +254,12 @@ def _compute(want: PlacementRequest, room: ResourceAmount) -> str:
     return f" and {room.compute_percent} % of compute" if want.kind.compute_percent else ""
 
 
-def describe_host_request(amounts: Beside) -> str:
+def describe_host_request(amounts: HostAmount) -> str:
     """`4 cores and 16Gi`."""
     return " and ".join(told for amount, told in zip(amounts, _told(amounts), strict=True) if amount)
 
 
-def _told(amounts: Beside) -> tuple[str, str]:
+def _told(amounts: HostAmount) -> tuple[str, str]:
     return f"{amounts.cpu_milli / CORE:g} cores", format_size(amounts.host_bytes)
 
 

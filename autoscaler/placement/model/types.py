@@ -20,8 +20,8 @@ from autoscaler.state.lifecycle import ReplicaState
 from autoscaler.state.resources import (
     NO_GROWTH,
     NOTHING,
-    Beside,
     Growth,
+    HostAmount,
     RequestShape,
     ResourceAmount,
     SliceClass,
@@ -145,7 +145,7 @@ class Occupant(NamedTuple):
     others: int = 0
     """Number of other slices that it is on."""
     trust: TenantSet = ()
-    beside: Beside = NOTHING
+    beside: HostAmount = NOTHING
     """CPU and memory that it holds on its node."""
 
 

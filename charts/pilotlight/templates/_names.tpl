@@ -92,7 +92,7 @@ yes
 {{- if or .Values.agent.pullSecrets (include "pilotlight.agentsFabric" .) }}yes{{ end -}}
 {{- end -}}
 
-{{/* How pods of engines see weights, as Settings say. */}}
+{{/* How engine pods mount weights, from Settings. */}}
 {{- define "pilotlight.mount" -}}
 {{- dig "weights" "mount" "auto" .Values.settings -}}
 {{- end -}}

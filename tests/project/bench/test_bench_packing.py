@@ -77,14 +77,14 @@ PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n"
         (f"{PODS}p,nan,1,1,5\n", "line 2: cpu_milli: expected a whole number, 0 or more"),
         (f"{PODS}p,1,-1,1,5\n", "line 2: memory_mib: expected a whole number"),
         (f"{PODS}p,1,1,1,{10**40}\n", "line 2: gpu_milli: expected a whole number"),
-        (f"{PODS}p,1,1,1,0\n", "p: gpu_milli is 0: expected 1 or more for who has GPUs"),
+        (f"{PODS}p,1,1,1,0\n", "p: gpu_milli is 0: expected 1 or more for a pod with GPUs"),
         (f"{PODS}p,1,1,,5\n", "line 2: num_gpu: expected a whole number"),
         (f"{PODS}p,1\n", "line 2: num_gpu: expected a whole number"),
         (f"{PODS}p,1,1,1,5\np,1,1,1,5\n", "line 3: name: expected a name, each once, got 'p'"),
         (f"{PODS},1,1,1,5\n", "line 2: name: expected a name, each once, got ''"),
         ("other,columns\n1,2\n", "line 2: name: expected a name"),
-        (PODS, "nothing is in it"),
-        ("", "nothing is in it"),
+        (PODS, "the file is empty"),
+        ("", "the file is empty"),
     ],
 )
 def test_invalid_pod_list_raises_a_one_line_error_that_names_the_file(tmp_path: Path, text: str, says: str) -> None:

@@ -100,16 +100,16 @@ def test_request_line_of_an_incomplete_head_is_available() -> None:
     reader, data = RequestReader(100), POST + b"Content-Length: 1\r\n\r\n"
     line = POST.index(b"\r\n") + 2
     for at in range(len(data)):
-        head = reader.told()
+        head = reader.partial_head()
         assert (head is not None) == (at >= line)
         if head is not None:
             assert (head.method, head.path, head.headers) == (b"POST", b"/v1/chat/completions", {})
         assert reader.feed(data[at : at + 1]) is None
-    head = reader.told()
+    head = reader.partial_head()
     assert head is not None
     assert head.headers == {b"host": b"gw"}
     assert reader.feed(b"x") is not None
-    assert reader.told() is None
+    assert reader.partial_head() is None
 
 
 def test_expect_is_ignored_on_http_1_0() -> None:

@@ -39,7 +39,7 @@ from autoscaler.spec.pod import GPU, PLACE
 from autoscaler.spec.settings import NodeKind, kind_of
 from autoscaler.state.images import Image, make_image
 from autoscaler.state.node_labels import UNNEEDED, Taint
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NOTHING, HostAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
 RESLICED = "a Replica is still there that began before its device was shared as it is now"
@@ -72,7 +72,7 @@ class NodeSeen(NamedTuple):
     """Allocatable extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
     """The annotations that Slicers read."""
-    beside: Beside = NOTHING
+    beside: HostAmount = NOTHING
     """CPU and memory that pods may use; `NOTHING` if the node does not report them."""
     cordoned: frozenset[str] = frozenset()
     """Devices that an operator cordoned."""
@@ -100,7 +100,7 @@ class OtherPod(NamedTuple):
     """It reserves a GPU that KAI shares: where KAI manages all GPUs, its users count, elsewhere it counts itself."""
     lost: int = 0
     """Number of slices it holds whose identity is no longer known."""
-    beside: Beside = NOTHING
+    beside: HostAmount = NOTHING
     """Its CPU and memory requests."""
 
     @property

@@ -13,14 +13,14 @@ from typing import Any
 
 from autoscaler.kubernetes.api import Object
 from autoscaler.queries.pod_requests import parse_resource_list
-from autoscaler.state.resources import NOTHING, Beside, HostResources
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources
 from autoscaler.state.world import NodeId
 
 Resourced = Mapping[str, Any]
 """Has `resources`: a container, or a pod's spec."""
 
 
-def sum_pod_requests(spec: Object) -> Beside:
+def sum_pod_requests(spec: Object) -> HostAmount:
     """Return a pod's requests: the sum of its containers and sidecars, or the peak while an init container runs, if
     higher; or the pod-level requests; plus the pod overhead.
     """
@@ -35,14 +35,14 @@ def sum_pod_requests(spec: Object) -> Beside:
         staying = staying.plus(_asked(one))
     amounts, whole = staying.most(peak), _requests(spec)
     said = parse_resource_list(dict(whole))
-    amounts = Beside(
+    amounts = HostAmount(
         said.cpu_milli if "cpu" in whole else amounts.cpu_milli,
         said.host_bytes if "memory" in whole else amounts.host_bytes,
     )
     return amounts.plus(parse_resource_list(spec.get("overhead") or {}))
 
 
-def _asked(container: Resourced) -> Beside:
+def _asked(container: Resourced) -> HostAmount:
     return parse_resource_list(dict(_requests(container)))
 
 
@@ -55,18 +55,18 @@ class Hosts:
     """The requests of other pods per node; the remainder is recomputed where an input changed."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Beside] = {}
+        self._taken: dict[str, HostAmount] = {}
         self._known: dict[NodeId, HostResources] = {}
 
-    def take(self, node: str, amounts: Beside) -> bool:
+    def take(self, node: str, amounts: HostAmount) -> bool:
         """Add a pod of others. Return whether that makes a difference."""
         return self._add(node, amounts)
 
-    def give_back(self, node: str, amounts: Beside) -> bool:
+    def give_back(self, node: str, amounts: HostAmount) -> bool:
         """Remove a pod of others."""
         return self._add(node, NOTHING.less(amounts))
 
-    def _add(self, node: str, amounts: Beside) -> bool:
+    def _add(self, node: str, amounts: HostAmount) -> bool:
         if not any(amounts):
             return False
         after = self._taken.get(node, NOTHING).plus(amounts)
@@ -76,7 +76,7 @@ class Hosts:
             self._taken.pop(node, None)
         return True
 
-    def seen(self, nodes: Mapping[NodeId, Beside]) -> dict[NodeId, HostResources]:
+    def seen(self, nodes: Mapping[NodeId, HostAmount]) -> dict[NodeId, HostResources]:
         """Return the remainder per node; `nodes`: allocatable amounts. An unchanged entry is the same object."""
         found: dict[NodeId, HostResources] = {}
         for node, amounts in nodes.items():

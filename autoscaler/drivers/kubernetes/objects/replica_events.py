@@ -70,6 +70,6 @@ def build_observation(
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
         address=probes.format_engine_address(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
-        waits=waits, beside=pod.beside, weights=pod.weights, proof=proof,
+        waits=waits, host_request=pod.beside, weights=pod.weights, proof=proof,
         actual=told.actual if told is not None and is_about_pod(told, pod) else (),
     )  # fmt: skip

@@ -33,7 +33,7 @@ from autoscaler.spec.model import Model
 from autoscaler.spec.ownership import ANYBODYS, Ownership
 from autoscaler.spec.pod import DO_NOT_DISRUPT, GPU, MANAGED_BY, OURS, SAFE_TO_EVICT, EnvSource, Pod
 from autoscaler.spec.quantity import whole_number
-from autoscaler.state.resources import NOTHING, Beside
+from autoscaler.state.resources import NOTHING, HostAmount
 from autoscaler.state.world import Replica, SliceId
 
 DRAIN = OURS + "drain"
@@ -125,7 +125,7 @@ class PodSeen(NamedTuple):
     """Why others end it: preempted, drained, evicted."""
     grace_s: float = 30.0
     """Its grace period, unless the deletion sets a shorter one."""
-    beside: Beside = NOTHING
+    beside: HostAmount = NOTHING
     """Its CPU and memory requests."""
     cards: tuple[HamiAllocation, ...] = ()
     """Its allocation by HAMi, as HAMi's scheduler recorded it."""

@@ -126,8 +126,8 @@ async def test_missing_permission_for_volumes_is_reported_before_any_start(alone
     artifact: Object = {"artifact": "oci://registry.example/llama:8b"}
     alone.write(model("ada", **artifact), nodes=[declared(node)], weights={"mount": "volume"})
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX):
-        said = await alone.why("ada", lambda said: "It cannot start" in said and "to make PersistentVolumes" in said)
-        assert "put them into a claim (pvc://), or say weights.mount: hostPath" in said
+        said = await alone.why("ada", lambda said: "It cannot start" in said and "may not create Pers" in said)
+        assert "put them into a claim (pvc://), or set weights.mount: hostPath" in said
         assert (await one.call("ada"))[0] == 503
         assert any("weights are not seen as volumes" in sentence for sentence in await alone.off())
         assert not await alone.pods()

@@ -140,7 +140,7 @@ async def test_start_fails_if_mount_support_of_the_cluster_stays_unknown() -> No
     again = NodeReported(report=replace(at.nodes.agents["n1"].report, sequence=2))
     after = fold(at, [again], T0 + LOOK_S_MAX)[0]
     supply.on_step(step(after)._replace(acted_s=T0 + LOOK_S_MAX))
-    with pytest.raises(NotBroughtError, match="it is not known how pods can see them"):
+    with pytest.raises(NotBroughtError, match="it is unknown how pods can mount them"):
         await late
 
 
@@ -149,5 +149,5 @@ def test_start_with_a_file_artifact_does_not_wait_for_weights() -> None:
     of_file = replace(ADA, spec=replace(ADA.spec, artifact="file:///a"))
     assert supply(ONE, of_file, lambda _: None) is None
     on_cpu = replace(ADA, spec=replace(ADA.spec, gpu=Gpu(count=0)))
-    assert "ask for a device" in supply.obstacle(on_cpu)
+    assert "request a device" in supply.obstacle(on_cpu)
     assert supply.obstacle(ADA) == ""

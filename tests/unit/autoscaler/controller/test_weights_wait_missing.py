@@ -34,6 +34,8 @@ def test_adapters_are_delivered_even_if_the_model_weights_are_local() -> None:
 
 def test_reason_that_blocks_an_adapter_names_the_adapter_or_its_artifact() -> None:
     on_cpu = model("file:///m", adapters=LORA, gpu=Gpu(count=0))
-    assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is brought to one node")
+    assert supply().obstacle(on_cpu).startswith("oci://r.io/lora:1 is pulled to one node")
     nowhere = supply(ClusterFacts()).obstacle(model("pvc://claim", adapters=LORA))
-    assert nowhere.startswith("the weights of its adapter lora cannot be seen in its pods: no right is there")
+    assert nowhere.startswith(
+        "the weights of its adapter lora cannot be mounted in its pods: Pilotlight may not create"
+    )

@@ -49,9 +49,8 @@ def test_image_mounted_weights_are_described_by_their_inspection() -> None:
     one = replace(BASE, spec=replace(BASE.spec, artifact=OWN))
     facts, settings = ClusterFacts(server=(1, 36)), Settings(weights=Weights(mount="image"))
     before = replace_fields(world([one], [device()]), mounting=facts, settings=settings)
-    mounted = (
-        "Its weights are mounted by the node's container runtime as an image, as Settings say (weights.mount: image)"
-    )
+    as_image = "are mounted by the node's container runtime as an image, as Settings require (weights.mount: image)"
+    mounted = f"Its weights {as_image}"
     assert describe_weights(before, one) == [
         f"Its weights ({OWN}) are brought to no node.", f"{mounted}, if they are one, which nobody has seen yet.",
     ]  # fmt: skip

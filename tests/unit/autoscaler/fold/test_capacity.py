@@ -154,7 +154,7 @@ def test_order_withdrawn_by_its_provider_puts_the_offer_in_backoff() -> None:
     assert gone.capacity.learnt[KIND].failed == 1
     assert not orders(plan(gone, T0 + 920).actions)
     (barred,) = gone.capacity.barred.values()
-    assert (barred.until_s, barred.why) == (T0 + 980, "what was ordered of it was gone before it came")
+    assert (barred.until_s, barred.why) == (T0 + 980, "the ordered capacity was removed before it was delivered")
 
 
 def test_order_list_older_than_the_last_one_is_ignored() -> None:

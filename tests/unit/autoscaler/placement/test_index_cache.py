@@ -29,7 +29,7 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.node_labels import Taint
 from autoscaler.state.operator_orders import Cordon, CordonTarget
 from autoscaler.state.placement_value import PlacementValues
-from autoscaler.state.resources import Beside, HostResources, Link
+from autoscaler.state.resources import HostAmount, HostResources, Link
 from autoscaler.state.world import Copy, DeviceId, History, ModelLoad, NodeId, Replica, Slice, SliceId, World
 from tests.support.builders.placement_requests import change_request, placement_request
 from tests.support.builders.placement_values import cluster, exercise_of, lesson
@@ -121,16 +121,16 @@ def _beside_told(one: World, rng: Random) -> World:
     """Change a replica's or other pods' usage of a node, or add, remove or resize a node, or forget all of them."""
     if one.replicas and rng.random() < 0.4:
         old = one.replicas[rng.choice(sorted(one.replicas))]
-        beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+        beside = HostAmount(rng.randrange(5) * 1000, rng.randrange(3) * GI)
         return replace(
-            one, replicas={**one.replicas, old.id: replace(old, resources=replace(old.resources, beside=beside))}
+            one, replicas={**one.replicas, old.id: replace(old, resources=replace(old.resources, host_request=beside))}
         )
-    node, size = NodeId(f"n{rng.randrange(5)}"), Beside(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
+    node, size = NodeId(f"n{rng.randrange(5)}"), HostAmount(rng.choice((8000, 8000, 8000, 16_000)), 32 * GI)
     if rng.random() < 0.3:
         return replace_fields(
             one, hosts={name: host for name, host in one.nodes.hosts.items() if name not in {node, "n4"}}
         )
-    taken = Beside(rng.randrange(10) * 1000, rng.randrange(9) * GI)
+    taken = HostAmount(rng.randrange(10) * 1000, rng.randrange(9) * GI)
     told = HostResources(*size, *size).without(taken)
     return replace_fields(one, hosts={} if rng.random() < 0.1 else {**one.nodes.hosts, node: told})
 
@@ -138,8 +138,8 @@ def _beside_told(one: World, rng: Random) -> World:
 def _replica(rng: Random, now_s: float) -> Replica:
     of, at = rng.choice(MODELS), rng.choice(SLICES)
     made = replica(of, f"{of.name}-{rng.randrange(1 << 30)}", state=rng.choice((S.STARTING, S.READY)))
-    beside = Beside(rng.randrange(5) * 1000, rng.randrange(3) * GI)
-    made = replace(made, resources=replace(made.resources, beside=beside))
+    beside = HostAmount(rng.randrange(5) * 1000, rng.randrange(3) * GI)
+    made = replace(made, resources=replace(made.resources, host_request=beside))
     return replace(
         made,
         since_s=now_s,
@@ -278,7 +278,10 @@ def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRe
     found = [yard.roster.grade(change_request(one, priority=priority), now_s) for one in asked for priority in (0, 1)]
     return [
         *([part.tolist() for part in one] for one in found),
-        *(part.tolist() for part in (yard.roster.soon, yard.roster.few, yard.short(Beside(2000, GI))[_there(yard)])),
+        *(
+            part.tolist()
+            for part in (yard.roster.soon, yard.roster.few, yard.short(HostAmount(2000, GI))[_there(yard)])
+        ),
         yard.roster.next_s(now_s),
     ]
 
@@ -316,7 +319,7 @@ def test_reused_planner_makes_the_same_plans_as_a_new_one(seed: int) -> None:
 
 
 def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
-    size, survey = Beside(8000, 32 * GI), IndexCache()
+    size, survey = HostAmount(8000, 32 * GI), IndexCache()
     small, large = (HostResources(cpu, 32 * GI, cpu, 32 * GI) for cpu in (size.cpu_milli, 64_000))
     full, cpu_only = (
         HostResources(8000, 32 * GI, 0, 0),

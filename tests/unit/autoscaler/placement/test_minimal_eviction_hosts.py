@@ -14,7 +14,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.minimal_eviction import find_fewer_victims
 from autoscaler.placement.minimal_eviction_input import Assigned, Evictee
 from autoscaler.placement.model.types import Bin, EvictionLevel, PackResult, PlacementRequest
-from autoscaler.state.resources import NOTHING, Beside, HostResources
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources
 from autoscaler.state.world import NodeId, SliceId
 from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import T0, device
@@ -61,7 +61,7 @@ def scarce(seed: int) -> Batch:
     return Batch(wants, shelves, hosts if rng.random() < 0.8 else {NodeId("n0"): hosts[NodeId("n0")]})
 
 
-def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, Beside], dict[NodeId, Beside]]:
+def taken(found: Batch, answer: PackResult) -> tuple[dict[NodeId, HostAmount], dict[NodeId, HostAmount]]:
     """By node: what the immediate placements take, and what all placements with assigned room take."""
     nodes = {one.slice.id: one.slice.node for one in found.shelves}
     now, all_ = dict.fromkeys(found.hosts, NOTHING), dict.fromkeys(found.hosts, NOTHING)
@@ -86,7 +86,7 @@ def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> No
     there = {i.replica: (one.slice.node, i) for one in found.shelves for i in one.incumbents}
     for node, host in found.hosts.items():
         gone = [there[one.replica][1] for one in answer.victims if there[one.replica][0] == node]
-        soon = host.soon.plus(Beside(sum(i.beside.cpu_milli for i in gone), 0))
+        soon = host.soon.plus(HostAmount(sum(i.beside.cpu_milli for i in gone), 0))
         assert host.left.holds(now[node])
         assert soon.holds(all_[node])
 

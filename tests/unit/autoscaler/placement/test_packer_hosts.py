@@ -16,7 +16,7 @@ from autoscaler.placement.index.index import SliceIndex
 from autoscaler.placement.model.predicates import can_evict, find_required_amount
 from autoscaler.placement.model.types import Bin, EvictionLevel, Occupant, PackResult, PlacementRequest, RestartCosts
 from autoscaler.placement.packer import pack
-from autoscaler.state.resources import NOTHING, Beside, HostResources, ResourceAmount
+from autoscaler.state.resources import NOTHING, HostAmount, HostResources, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
 from tests.support.builders.placement_requests import change_request
 from tests.support.builders.worlds import GI, T0, device
@@ -29,7 +29,7 @@ CORES = 1000
 
 def host_of(shelves: Iterable[Bin], cores: int, memory_gi: int = 64) -> HostResources:
     """The host resources of a node with these bins."""
-    size = Beside(cores * CORES, memory_gi * GI)
+    size = HostAmount(cores * CORES, memory_gi * GI)
     host, coming = HostResources(*size, *size), NOTHING
     for one in {i.replica: i for each in shelves for i in each.incumbents}.values():
         host = host.without(one.beside)
@@ -42,8 +42,8 @@ def run(wants: Iterable[PlacementRequest], shelves: list[Bin], cores: Mapping[No
     return pack(tuple(wants), SliceIndex(shelves, hosts), frozenset(), RestartCosts(), T0)
 
 
-def cores(many: int, memory_gi: int = 0) -> Beside:
-    return Beside(many * CORES, memory_gi * GI)
+def cores(many: int, memory_gi: int = 0) -> HostAmount:
+    return HostAmount(many * CORES, memory_gi * GI)
 
 
 def asks(name: str, many: int, memory_gi: float = 10, **fields: object) -> PlacementRequest:
@@ -193,7 +193,7 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
     for victim in answer.victims:
         assert can_evict(victim.want, known[victim.replica], T0)
         soon[at[victim.replica]] = soon[at[victim.replica]].plus(known[victim.replica].beside)
-    need_at: dict[NodeId, Beside] = defaultdict(lambda: NOTHING)
+    need_at: dict[NodeId, HostAmount] = defaultdict(lambda: NOTHING)
     for missing in answer.unmet:
         if missing.promised:
             words = map(SliceId, missing.reason.replace(":", " ").split())

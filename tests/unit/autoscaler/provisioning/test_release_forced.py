@@ -183,6 +183,6 @@ def test_release_is_forced_only_under_a_forced_drain(
 @pytest.mark.parametrize(("place", "named"), [(NODE, True), (NEW, True), (CordonTarget("device", "cpu"), False)])
 def test_drain_response_warns_of_a_forced_release(place: CordonTarget, *, named: bool) -> None:
     begin = idle()
-    forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).told.says for one in (True, False))
+    forced, plain = (place_order(begin, place, "drain", Wish(force=one), HERE_S).response.says for one in (True, False))
     warning = "; 1 x A100 of rack is released, by force if necessary: programs that have it open lose it"
     assert (warning in forced, warning in plain) == (named, False)

@@ -19,7 +19,7 @@ from autoscaler.spec.pod import PLACE, Resources
 from autoscaler.spec.quantity import read_milli
 from autoscaler.state.actions import StartReplica
 from autoscaler.state.events import HostsSeen, ReplicaSeen, Seen
-from autoscaler.state.resources import CPU_MAX, Beside, HostResources
+from autoscaler.state.resources import CPU_MAX, HostAmount, HostResources
 from autoscaler.state.world import History, NodeId, World
 from tests.support.builders.worlds import GI, T0, device, gateway, level, model, replace_fields, replica, world
 
@@ -52,7 +52,7 @@ ALWAYS = {"restartPolicy": "Always"}
     ],
 )  # fmt: skip
 def test_sum_of_pod_requests_matches_the_kubernetes_scheduler(spec: Any, milli: int, mebi: int) -> None:
-    assert sum_pod_requests(spec) == Beside(milli, mebi * MI)
+    assert sum_pod_requests(spec) == HostAmount(milli, mebi * MI)
 
 
 @pytest.mark.parametrize(("text", "milli"), [("129e6", 129 * 10**9), ("1E3", 10**6), ("1E", 10**21), ("1500u", 2),
@@ -64,7 +64,7 @@ def test_quantity_is_parsed_to_milli_units_like_kubernetes(text: str | int, mill
 def test_foreign_pod_without_a_node_or_requests_is_not_recorded() -> None:
     found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
-    assert (found.node, found.beside, found.has_devices) == ("n1", Beside(2000, GI), False)
+    assert (found.node, found.beside, found.has_devices) == ("n1", HostAmount(2000, GI), False)
     assert nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
     assert nodes.read_other_pod({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
     keeps = {"metadata": {"labels": {PLACE: "lease"}}, "spec": {"nodeName": "n1", "containers": [has("2")]}}
@@ -74,29 +74,29 @@ def test_foreign_pod_without_a_node_or_requests_is_not_recorded() -> None:
 def test_cpu_and_memory_of_a_node_are_read_from_its_allocatable() -> None:
     status = {"allocatable": {"cpu": "3920m", "memory": "8Gi", "pods": "110"}, "capacity": {"cpu": "4"}}
     seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
-    assert seen.beside == Beside(3920, 8 * GI)
+    assert seen.beside == HostAmount(3920, 8 * GI)
     assert seen.amounts == {}, "CPU is nothing that Slices are made of"
 
 
 def test_added_and_removed_pods_change_the_free_cpu_and_memory_of_a_node() -> None:
-    hosts, size = Hosts(), Beside(8000, 8 * GI)
+    hosts, size = Hosts(), HostAmount(8000, 8 * GI)
     told = {NodeId("n1"): size, NodeId("n2"): size}
     first = hosts.seen(told)
-    assert hosts.take("n1", Beside(3000, GI))
-    assert not hosts.take("n1", Beside())
-    assert hosts.take("n1", Beside(6000))
+    assert hosts.take("n1", HostAmount(3000, GI))
+    assert not hosts.take("n1", HostAmount())
+    assert hosts.take("n1", HostAmount(6000))
     after = hosts.seen(told)
     assert after == {"n1": HostResources(*size, -1000, 7 * GI), "n2": HostResources(*size, *size)}
     assert after[NodeId("n2")] is first[NodeId("n2")], "what did not change is the very same"
-    assert hosts.give_back("n1", Beside(6000))
-    assert hosts.give_back("n1", Beside(3000, GI))
+    assert hosts.give_back("n1", HostAmount(6000))
+    assert hosts.give_back("n1", HostAmount(3000, GI))
     assert hosts.seen(told) == first
 
 
 # --- the resulting plan -----------------------------------------------------------------------------------------------
 
 N0, N1 = NodeId("n0"), NodeId("n1")
-SIZE = Beside(8000, 64 * GI)
+SIZE = HostAmount(8000, 64 * GI)
 
 
 def asking(name: str, cpu: str) -> Model:
@@ -114,27 +114,27 @@ def having(one: World, **left: int) -> World:
     return fold(one, (HostsSeen(hosts=told),), T0)[0]
 
 
-def starts(one: World) -> list[tuple[str, tuple[str, ...], Beside]]:
+def starts(one: World) -> list[tuple[str, tuple[str, ...], HostAmount]]:
     acts = [action.replica for action in plan(one, T0).actions if isinstance(action, StartReplica)]
-    return [(str(made.model), made.resources.slices, made.resources.beside) for made in acts]
+    return [(str(made.model), made.resources.slices, made.resources.host_request) for made in acts]
 
 
 def test_replica_is_placed_on_a_node_with_enough_free_cpu() -> None:
     there = called(asking("a", "4"))
-    assert starts(there) == [("a", ("n0/g0",), Beside(4000))], "nothing is known"
-    assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), Beside(4000))]
-    assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), Beside(4000))]
+    assert starts(there) == [("a", ("n0/g0",), HostAmount(4000))], "nothing is known"
+    assert starts(having(there, n0=3, n1=4)) == [("a", ("n1/g0",), HostAmount(4000))]
+    assert starts(having(there, n0=4, n1=4)) == [("a", ("n0/g0",), HostAmount(4000))]
 
 
 def test_model_without_resource_requests_gets_a_cpu_request_of_100m() -> None:
     silent = called(model("a", 10))
-    assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), Beside(100))]
+    assert starts(having(silent, n0=0, n1=1)) == [("a", ("n1/g0",), HostAmount(100))]
 
 
 def test_free_cpu_uses_recorded_replica_requests_instead_of_the_spec() -> None:
     there = called(asking("a", "4"))
     one = replica(asking("b", "1"), "b-r", ("n0/g0",))
-    held = replace(one, resources=replace(one.resources, beside=Beside(5000), memory_bytes=GI))
+    held = replace(one, resources=replace(one.resources, host_request=HostAmount(5000), memory_bytes=GI))
     left = replace(
         there, replicas={one.id: held}, by_slice={one.resources.slices[0]: (one.id,)}, by_model={one.model: (one.id,)}
     )
@@ -148,14 +148,14 @@ def test_observed_pod_requests_override_the_requests_of_the_spec() -> None:
     there = replace(called(a), replicas={one.id: one}, by_model={a.name: (one.id,)})
     seen = ReplicaSeen(
         id=one.id, model=a.name, spec_hash=one.spec_hash, intent=one.intent, slices=one.resources.slices,
-        memory_bytes=1, slots=1, seen=Seen.READY, beside=Beside(4250, GI),
+        memory_bytes=1, slots=1, seen=Seen.READY, host_request=HostAmount(4250, GI),
     )  # fmt: skip
     after, _ = fold(there, (seen,), T0)
-    assert after.replicas[one.id].resources.beside == Beside(4250, GI)
-    unknown, _ = fold(after, (replace(seen, beside=None),), T0)
-    assert unknown.replicas[one.id].resources.beside == Beside(4250, GI), "who does not know says nothing"
+    assert after.replicas[one.id].resources.host_request == HostAmount(4250, GI)
+    unknown, _ = fold(after, (replace(seen, host_request=None),), T0)
+    assert unknown.replicas[one.id].resources.host_request == HostAmount(4250, GI), "who does not know says nothing"
     adopted, _ = fold(called(a), (seen,), T0)
-    assert adopted.replicas[one.id].resources.beside == Beside(4250, GI)
+    assert adopted.replicas[one.id].resources.host_request == HostAmount(4250, GI)
 
 
 def test_unchanged_node_resources_return_the_same_world_object() -> None:

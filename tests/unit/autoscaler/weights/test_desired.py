@@ -168,7 +168,7 @@ def test_weights_are_ready_when_the_agent_reports_them_for_the_replica() -> None
     )
     assert stands(said(there), pull_secret="mine") == WeightsPending("asked for")
     many = replace(there, ggufs=("a.gguf", "b.gguf"))
-    assert stands(said(many)) == WeightsFailed(f"{ADA} holds 2 GGUF files: a.gguf, b.gguf; pack one")
+    assert stands(said(many)) == WeightsFailed(f"{ADA} contains 2 GGUF files: a.gguf, b.gguf; package only one")
 
 
 def test_pending_start_reports_progress_or_failure_of_its_weights() -> None:
@@ -201,11 +201,11 @@ def test_missing_or_invalid_adapter_fails_the_start_with_its_name() -> None:
     own = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files", ggufs=("a.gguf",))
     lora = WeightsReport(artifact=LORA, replicas=A1)
     assert with_lora(own, replace(lora, failed="no room")) == WeightsFailed("adapter lora: no room")
-    said = "adapter lora: its artifact holds no adapter (GGUF, or PEFT's files); pack one"
+    said = "adapter lora: its artifact contains no adapter (GGUF, or PEFT's files); package only one"
     assert with_lora(own, replace(lora, folder="y")) == WeightsFailed(said)
     odd = with_lora(own, replace(lora, folder="y", adapters=("x,y.gguf",)))
     assert isinstance(odd, WeightsFailed)
-    assert "has one of , : = in it" in odd.reason
+    assert "contains one of , : =" in odd.reason
 
 
 def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
@@ -249,7 +249,7 @@ def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:
 
 def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
     found = stands(looking(replace(NONE, replicas=A1)))
-    why = "cannot be seen in its pods: it is no image (ModelPack); say weights.mount: auto in the Settings"
+    why = "cannot be mounted in its pods: it is no image (ModelPack); set weights.mount: auto in Settings"
     assert found == WeightsFailed(why)
     assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == WeightsFailed("gone")
 
@@ -337,7 +337,7 @@ def test_start_fails_after_waiting_a_limited_time_for_a_node_agent() -> None:
     for at, now_s in ((said(there, brings=False), T0), (nodes([model()], []), T0), (said(there), T0 + 11)):
         found = stands(at, now_s)
         assert isinstance(found, WeightsPending)
-        assert "no agent says that it brings weights to node n1" in found.words
+        assert "no agent reports that it pulls weights to node n1" in found.words
     for at in (said(there, brings=False), nodes([model()], [])):
         assert isinstance(assess_weights(at, one(model(), "a1"), model(), T0 - AGENT_S_MAX, T0), WeightsFailed)
     long_s = T0 - 600.0
@@ -353,7 +353,7 @@ def test_start_fails_if_its_model_changes_while_weights_are_pending() -> None:
     report = NodeReport(node="n1", boot="b", sequence=1, brings=True, weights=(far,))
     at = fold(nodes([after], [waits]), [NodeReported(report=report)], T0)[0]
     assert build_node_wants(at) == {}, "nobody brings them any more"
-    assert assess_weights(at, waits, before, T0, T0) == WeightsFailed("its Model was changed while they came")
+    assert assess_weights(at, waits, before, T0, T0) == WeightsFailed("its Model was changed during the pull")
     there = WeightsReport(artifact=ADA, replicas=A1, folder="copies/x/files")
     at = fold(at, [NodeReported(report=replace(report, sequence=2, weights=(there,)))], T0)[0]
     assert assess_weights(at, waits, before, T0, T0) == Laid("copies/x/files", ""), "they were there before that"
@@ -370,7 +370,7 @@ def test_start_without_a_device_fails_its_weights_request() -> None:
         T0,
     )
     assert isinstance(found, WeightsFailed)
-    assert "ask for a device" in found.reason
+    assert "request a device" in found.reason
 
 
 def test_reported_copies_are_known_until_a_newer_report_or_expiry() -> None:
@@ -390,7 +390,7 @@ def test_engine_loads_the_single_gguf_file_or_the_folder(ggufs: list[str], engin
 
 
 def test_llama_cpp_rejects_a_folder_without_gguf_files() -> None:
-    with pytest.raises(EngineError, match="holds no GGUF file"):
+    with pytest.raises(EngineError, match="contains no GGUF file"):
         choose_gguf([], model(engine="llama.cpp"))
 
 

@@ -34,7 +34,7 @@ def chosen(
 
 
 def test_auto_mount_prefers_a_volume_of_the_node_store() -> None:
-    assert chosen() == ("volume", "are seen as a read-only volume of their node's store")
+    assert chosen() == ("volume", "are mounted as a read-only volume of their node's store")
     assert chosen("volume").way == "volume"
     assert chosen(found=None).way == "volume"
     assert chosen(node=None).way == "volume", "nothing is known against it"
@@ -43,36 +43,36 @@ def test_auto_mount_prefers_a_volume_of_the_node_store() -> None:
 def test_image_mount_is_chosen_if_volumes_cannot_be_created() -> None:
     assert chosen(facts=NO_RIGHT) == (
         "image",
-        "are mounted by the node's container runtime as an image, since no right is there to make PersistentVolumes",
+        "are mounted by the node's container runtime as an image, since Pilotlight may not create PersistentVolumes",
     )
     nameless = NODE._replace(hostname="")
     assert "node n1 has no label kubernetes.io/hostname" in chosen(node=nameless).reason
     assert chosen("image") == (
         "image",
-        "are mounted by the node's container runtime as an image, as Settings say (weights.mount: image)",
+        "are mounted by the node's container runtime as an image, as Settings require (weights.mount: image)",
     )
 
 
 @pytest.mark.parametrize(
     ("facts", "node", "found", "why"),
     [
-        (NO_RIGHT, NODE, MODELPACK, "the artifact is not known to be an image that a container runtime mounts"),
-        (ClusterFacts(), NODE, IMAGE, "the version of the API server is not known"),
+        (NO_RIGHT, NODE, MODELPACK, "the artifact is not known to be an image that container runtimes can mount"),
+        (ClusterFacts(), NODE, IMAGE, "the version of the API server is unknown"),
         (
             ClusterFacts(server=(1, 34)), NODE, IMAGE,
-            "the API server is Kubernetes 1.34, and images are mounted from 1.35",
+            "the API server runs Kubernetes 1.34, and image volumes require 1.35",
         ),
         (
             NO_RIGHT, NODE._replace(kubelet="v1.33.0"), IMAGE,
-            "the kubelet of node n1 is 1.33, and images are mounted from 1.35",
+            "the kubelet of node n1 has version 1.33, and image volumes require 1.35",
         ),
         (
             NO_RIGHT, NODE._replace(runtime="containerd://1.7.27"), IMAGE,
-            "containerd on node n1 is 1.7, and images are mounted from 2.1",
+            "containerd on node n1 has version 1.7, and image volumes require 2.1",
         ),
         (
             NO_RIGHT, NODE._replace(runtime="docker://28.0.1"), IMAGE,
-            "the container runtime of node n1, docker, is not known to mount images",
+            "the container runtime of node n1, docker, is not known to support image volumes",
         ),
     ],
 )  # fmt: skip
@@ -82,8 +82,8 @@ def test_impossible_mount_gives_both_reasons_and_a_fix(
     way, reason = chosen(facts=facts, node=node, found=found)
     assert way is None
     assert reason == (
-        f"cannot be seen in its pods: no right is there to make PersistentVolumes, and {why}; put them into a claim "
-        "(pvc://), or say weights.mount: hostPath in the Settings, where pod security lets it in"
+        f"cannot be mounted in its pods: Pilotlight may not create PersistentVolumes, and {why}; put them into a claim "
+        "(pvc://), or set weights.mount: hostPath in Settings, if pod security admits it"
     )
 
 
@@ -91,11 +91,11 @@ def test_explicit_mount_setting_is_not_replaced_by_another_mount() -> None:
     volume, image = chosen("volume", NO_RIGHT), chosen("image", found=MODELPACK)
     assert volume.way is None
     assert "image" not in volume.reason
-    no_image = "the artifact is not known to be an image that a container runtime mounts"
-    assert image == (None, f"cannot be seen in its pods: {no_image}; say weights.mount: auto in the Settings")
+    no_image = "the artifact is not known to be an image that container runtimes can mount"
+    assert image == (None, f"cannot be mounted in its pods: {no_image}; set weights.mount: auto in Settings")
     nameless = chosen("volume", node=NODE._replace(hostname=""))
     assert nameless.way is None
-    assert "label the node, or say weights.mount: hostPath" in nameless.reason
+    assert "label the node, or set weights.mount: hostPath" in nameless.reason
 
 
 def test_explicit_image_mount_is_allowed_on_older_versions_than_auto() -> None:
@@ -109,7 +109,7 @@ def test_image_mount_is_rejected_if_signatures_are_enforced() -> None:
     strict = Settings(weights=Weights(mount="image", signatures=Signatures(policy="enforce")))
     way, reason = mounts.choose_mount(OCI, strict, NEW, NODE, IMAGE)
     assert way is None
-    assert "signatures are judged only of what agents pull" in reason
+    assert "agents verify signatures only of weights that they pull" in reason
 
 
 def test_host_path_is_used_only_if_set_in_the_settings() -> None:
@@ -131,7 +131,7 @@ def test_claim_is_mounted_unchanged_under_every_mount_setting() -> None:
 def test_only_a_known_unmountable_artifact_blocks_a_start() -> None:
     none = ClusterFacts(server=(1, 30))
     assert mounts.explain_unmountable(OCI, said(), none).startswith(
-        "its weights cannot be seen in its pods: no right is there"
+        "its weights cannot be mounted in its pods: Pilotlight may not create"
     )
     assert not mounts.explain_unmountable(OCI, said(), None), "nobody knows yet"
     assert not mounts.explain_unmountable(OCI, said(), NEW)

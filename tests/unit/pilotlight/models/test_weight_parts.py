@@ -51,13 +51,13 @@ def test_adapter_path_is_its_gguf_file_or_its_peft_directory(paths: list[str], f
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        (["a.gguf", "b.gguf"], "adapter a0: its artifact holds no adapter"),
+        (["a.gguf", "b.gguf"], "adapter a0: its artifact contains no adapter"),
         (
             ["lora-a.gguf", "lora-b.gguf"],
-            "its artifact holds 2 adapters: lora-a.gguf, lora-b.gguf; pack one",
+            "its artifact contains 2 adapters: lora-a.gguf, lora-b.gguf; package only one",
         ),
-        (["model.safetensors"], "adapter a0: its artifact holds no adapter"),
-        (["x,y.gguf"], "adapter a0: x,y.gguf has one of"),
+        (["model.safetensors"], "adapter a0: its artifact contains no adapter"),
+        (["x,y.gguf"], "adapter a0: x,y.gguf contains one of"),
     ],
 )
 def test_artifact_without_exactly_one_valid_adapter_is_rejected(paths: list[str], said: str) -> None:

@@ -86,8 +86,8 @@ def test_load_path_is_the_single_gguf_file_or_the_directory(paths: list[str], en
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        (["b.gguf", "a.gguf"], "oci://r.io/a:1 holds 2 GGUF files: a.gguf, b.gguf; pack one"),
-        (["model.safetensors"], "oci://r.io/a:1 holds no GGUF file, and llama.cpp loads no other"),
+        (["b.gguf", "a.gguf"], "oci://r.io/a:1 contains 2 GGUF files: a.gguf, b.gguf; package only one"),
+        (["model.safetensors"], "oci://r.io/a:1 contains no GGUF file, which llama.cpp requires"),
     ],
 )
 def test_llama_cpp_weights_with_none_or_two_gguf_files_are_an_error(paths: list[str], said: str) -> None:
@@ -185,7 +185,7 @@ async def test_copy_unusable_by_the_engine_is_released(tmp_path: Path) -> None:
     )
     with packed_models.served(tmp_path / "layout") as host:
         one, wants = at(tmp_path, Registries()), model(f"oci://{host}/{packed_models.NAME}:v1")
-        with pytest.raises(EngineError, match="holds 2 GGUF files"):
+        with pytest.raises(EngineError, match="contains 2 GGUF files"):
             await one(wants, lambda _: None)  # type: ignore[misc]  # it is in a registry
         assert not Store(tmp_path / "weights").rows()[0].in_use
         assert one.located(wants) is wants

@@ -250,7 +250,9 @@ async def test_invalid_token_gets_401_and_is_logged_once_by_client_and_server(
         told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert len(told) == 2
         assert told[0] == "event=contract_refused count=1 reason='no valid token'"
-        assert told[1].startswith("event=autoscaler_distrust reason='the autoscaler refuses our token: ")
+        assert told[1].startswith(
+            "event=autoscaler_distrust reason='the autoscaler rejects the token of this gateway: "
+        )
         assert not await let_in(url, Access())
         async with aiohttp.ClientSession() as session:
             for headers in (
@@ -310,8 +312,8 @@ async def test_mutual_tls_admits_only_certificates_of_the_configured_ca(
         assert not await let_in(url, Access(identity=only_trust)), "no certificate"
         (told,) = [record.getMessage() for record in caplog.records]
         assert told == (
-            "event=autoscaler_distrust reason='the autoscaler ends our connections: it may want another certificate "
-            "(--contract-cert-file)'"
+            "event=autoscaler_distrust reason='the autoscaler closes the connections: it may require another "
+            "certificate (--contract-cert-file)'"
         )
         assert not await let_in(url, Access(identity=mutual(tmp_path, THEIRS, OURS))), "a foreign one"
 

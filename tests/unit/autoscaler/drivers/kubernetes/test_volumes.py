@@ -203,7 +203,9 @@ def test_missing_or_unmountable_weights_raise_mount_error() -> None:
         seen(found=None)
     with pytest.raises(MountError, match="what the weights of Model ada are is not known yet"):
         seen(found=None, mount="image")
-    with pytest.raises(MountError, match="the weights of Model ada cannot be seen in its pods: no right is there"):
+    with pytest.raises(
+        MountError, match="the weights of Model ada cannot be mounted in its pods: Pilotlight may not create"
+    ):
         seen(facts=ClusterFacts())
     with pytest.raises(MountError, match="are of a node, and none is chosen yet"):
         mount_weights(model(OCI), "engines", None, COPY, FACTS, Settings())

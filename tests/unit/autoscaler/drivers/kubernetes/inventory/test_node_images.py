@@ -123,22 +123,22 @@ def test_image_index_matches_all_nodes_after_random_changes() -> None:
         there = {**there, node: NodeImages(*drawn)}
         if rng.random() < 0.2:
             there = {name: one for name, one in there.items() if name != node}
-        kept.tell(there)
+        kept.update(there)
         for name in ("e:1", "f:1", "docker.io/library/f:2", "g"):
             having = {
                 n: one
                 for n, has in there.items()
-                for one in {*has.seen, *has.told}
+                for one in {*has.seen, *has.agent_images}
                 if normalize_image_name(name) in one.names
             }
             assert kept.of(name) == having.keys()
             sizes = [
                 one.size_bytes
                 for has in there.values()
-                for one in {*has.seen, *has.told}
+                for one in {*has.seen, *has.agent_images}
                 if normalize_image_name(name) in one.names
             ]
             assert kept.size_bytes(name) == max(sizes, default=0)
     before = kept.version
-    kept.tell(dict(there))
+    kept.update(dict(there))
     assert kept.version == before

@@ -19,7 +19,7 @@ from autoscaler.slicing.vendors import RESOURCES
 from autoscaler.spec.model import Model
 from autoscaler.spec.pod import GPU, Pod, Resources, SecretName, Toleration
 from autoscaler.spec.settings import PriorityClass, Settings
-from autoscaler.state.resources import Beside
+from autoscaler.state.resources import HostAmount
 from autoscaler.state.world import Replica, ReplicaResources, SliceId
 
 TEXT = """
@@ -124,7 +124,7 @@ def test_new_leader_can_read_the_full_replica_state_from_the_pod() -> None:
         "10.0.0.1",
         pods.assign_engine_port(found.replica),
     )
-    assert found.beside == Beside(100)
+    assert found.beside == HostAmount(100)
     assert pods.is_pod_of_replica(found, replica(of, "n1/gpu0"))
     assert not pods.is_pod_of_replica(found, replica(of, "n1/gpu1"))
     assert not pods.is_pod_of_replica(found._replace(leaving=True), replica(of, "n1/gpu0"))
