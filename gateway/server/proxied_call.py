@@ -27,7 +27,7 @@ from gateway.request.headers import get_call_headers, upstream_head
 from gateway.server import precheck as early
 from gateway.server.response_relay import Answer
 from gateway.upstream import token_usage
-from gateway.upstream.connection import EngineConnection, Loss
+from gateway.upstream.connection import Loss, Sink
 
 if TYPE_CHECKING:
     from gateway.server.connection import Connection
@@ -78,19 +78,20 @@ def admit_call(
     return proxied
 
 
-class ProxiedCall:
+class ProxiedCall(Sink):
     """A Call between its client and an engine; the Sink of the engine's response (`gateway.upstream.connection`)."""
 
     __slots__ = (
         "_alive_s", "_answer", "_body", "_breath", "_client", "_close", "_early", "_entry", "_framed",
         "_gateway", "_moved", "_operation", "_response", "_stage", "_stream_event_s", "_upwards", "_walker",
-        "call", "drop_usage", "engine",
+        "call", "drop_usage",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917  as Call.__init__
         self, call: Call, gateway: GatewayContext, client: Connection, head: Head, operation: Operation,
         entry: ModelEntry, body: Body,
     ) -> None:  # fmt: skip
+        super().__init__()
         self._moved = False  # bytes arrived since the last sweep; shares a cache line with the next three
         self._walker = _NO_BODY
         self._answer = _NO_ANSWER  # the relayed response, once committed
@@ -102,7 +103,6 @@ class ProxiedCall:
         self._upwards = get_call_headers(head).upwards
         self._body: Body = body
         self.drop_usage = False  # the gateway requested the usage chunk, not the client
-        self.engine: EngineConnection | None = None
         self._breath: asyncio.TimerHandle | None = None  # pending move
         self._stage = PARKED
         self._framed = head.minor == 1

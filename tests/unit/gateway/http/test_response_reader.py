@@ -9,7 +9,7 @@ import pytest
 
 from gateway.http.response_reader import LAST_CHUNK, STEP_BYTES, BodyWalker, ResponseHead
 from gateway.http.sse import encode_chunk
-from gateway.upstream.connection import EngineConnection, Loss
+from gateway.upstream.connection import EngineConnection, Loss, Sink
 from gateway.upstream.pool import Pool, parse_address
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -49,12 +49,11 @@ class Played(asyncio.Transport):
         self.aborted = True
 
 
-class Heard:
+class Heard(Sink):
     """A fake sink that collects the content and counts its pieces."""
 
     def __init__(self) -> None:
-        self.engine: EngineConnection | None = None
-        self.sent_s = 0.0
+        super().__init__()
         self.pieces: list[bytes] = []
         self.end = ""
         self._walker: BodyWalker | None = None
@@ -62,6 +61,10 @@ class Heard:
     @property
     def content(self) -> bytes:
         return b"".join(self.pieces)
+
+    @property
+    def sent_s(self) -> float:
+        return 0.0
 
     def engine_sent(self) -> None:
         pass
