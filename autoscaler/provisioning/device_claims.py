@@ -79,7 +79,7 @@ class Published(NamedTuple):
     """Everything that is published in a cluster."""
 
     pools: tuple[DevicePool, ...] = ()
-    told: tuple[ClaimStatus, ...] = ()
+    statuses: tuple[ClaimStatus, ...] = ()
 
 
 def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease], now_s: float) -> ClaimCommitment:
@@ -124,10 +124,10 @@ def find_published_devices(world: World, now_s: float, were: Collection[str] = (
     leases = [*world.capacity.leases.values()]
     ours = {*were, *(one.name for one in world.settings.capacity)}
     found = [commit_claim(one, world, leases, now_s) for one in world.capacity.awaited if one.provider in ours]
-    told = tuple(_told(found))
-    over = {one.uid for one in told}
+    statuses = tuple(_claim_statuses(found))
+    over = {one.uid for one in statuses}
     waiting = [one for one in found if one.awaited.uid not in over]
-    return Published(tuple(_pools(world, leases, waiting, now_s)), told)
+    return Published(tuple(_pools(world, leases, waiting, now_s)), statuses)
 
 
 def list_publishing_providers(world: World) -> set[str]:
@@ -142,7 +142,7 @@ def _is_of(one: PendingDeviceClaim, offer: Offer) -> bool:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def _told(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]:
+def _claim_statuses(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]:
     """Yield a claim's status once all its devices are here, or some cannot be had."""
     claims: dict[str, list[ClaimCommitment]] = {}
     for one in pledges:

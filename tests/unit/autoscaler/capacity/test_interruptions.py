@@ -142,10 +142,10 @@ def test_order_without_an_end_is_not_cordoned() -> None:
 
 
 def test_order_reclaimed_by_its_provider_is_cordoned_with_the_reason() -> None:
-    at = leased(T0, "n2", phase="leaving", says="Karpenter takes it: Underutilized")
+    at = leased(T0, "n2", phase="leaving", says="Karpenter is removing it: Underutilized")
     at = told(at, Tick(), now_s=T0 + 1)
     (cordon,) = at.nodes.cordons.values()
-    assert cordon.why == "node n1: its lease of cloud ends (Karpenter takes it: Underutilized)"
+    assert cordon.why == "node n1: its lease of cloud ends (Karpenter is removing it: Underutilized)"
     assert kinds(plan(at, T0 + 1))[:1] == ["start a"]
 
 

@@ -61,21 +61,25 @@ def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
 
 
 def test_explain_shows_the_error_of_a_silent_provider() -> None:
-    begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True))
-    assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
+    begin = told(
+        surge(offer()), ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True)
+    )
+    assert "Provider rack does not respond (TimeoutError)." in explained(begin)
     (step,) = rungs(begin, now_s=T0 + 200)
     assert step.why_not == "its provider has said nothing for a while"
 
 
 def test_reason_of_a_provider_without_offers_is_shown_until_it_offers() -> None:
-    closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
+    closed = OffersSeen(provider="rack", offers=(), closed="NodePool g4 does not exist")
     begin = told(surge(offer()), closed)
-    assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
+    assert "Provider rack offers nothing: NodePool g4 does not exist." in explained(begin)
     assert not rungs(begin), "what it offered before is not to be had"
     (missing,) = plan(begin, T0).unmet
-    assert "rack offers nothing: there is no NodePool g4" in missing.reason
+    assert "rack offers nothing: NodePool g4 does not exist" in missing.reason
     listed = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
-    assert "Provider rack offers nothing: there is no NodePool g4." in explained(listed), "its lists are another matter"
+    assert "Provider rack offers nothing: NodePool g4 does not exist." in explained(listed), (
+        "its lists are another matter"
+    )
     again = told(listed, OffersSeen(provider="rack", offers=(offer(),)), now_s=T0 + 2)
     assert not [one for one in explained(again, T0 + 2) if one.startswith("Provider")]
 

@@ -356,10 +356,10 @@ def test_reasons_state_the_ordered_capacity_and_expected_time(many: int) -> None
 def test_provider_trouble_is_reported_with_unmet_demand() -> None:
     begin = told(
         surge(offer(memory_bytes=GI)),
-        ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True),
+        ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True),
     )
     (unmet,) = plan(begin, T0).unmet
-    assert unmet.reason.endswith("; no provider offers what it needs now; rack gives no answer (TimeoutError)")
+    assert unmet.reason.endswith("; no provider offers what it needs now; rack does not respond (TimeoutError)")
 
 
 @pytest.mark.parametrize("priority", [0, 5])
