@@ -1,7 +1,7 @@
 """Nodes to which devices can be attached: how many each can have, and the properties of such a device. Pure.
 
-Common to all fabrics. A node has a maximum only where it is configured: by Settings `nodes[].devicesMax`, or, if they
-set it for no node, by Cluster Autoscaler's annotation on the node or on its MachineSet.
+Common to all fabrics. The maximum of a node must be configured: by Settings `nodes[].devicesMax` or, if no entry has
+it, by Cluster Autoscaler's annotation on the node or on its MachineSet.
 """
 
 from __future__ import annotations
@@ -33,52 +33,51 @@ class AttachableNode(NamedTuple):
     most: int
     """Maximum number of devices, existing ones included."""
     parts: int = 1
-    """How many times each device is offered there."""
+    """Number of slices per device."""
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    """Those that keep our pods away."""
+    """Taints that can exclude replicas' pods."""
 
 
 Groups = Mapping[str, tuple[int, Mapping[str, str]]]
-"""By name: the maximum devices of each node in a machine group, and the labels of its nodes
-(`autoscaler.capacity.machine_groups`)."""
+"""By machine group: maximum devices of each of its nodes, and their labels (`autoscaler.capacity.machine_groups`)."""
 NO_GROUPS: Groups = MappingProxyType({})
 
 
 def list_attachable_nodes(
-    nodes: Sequence[Mapping[str, Any]], settings: Settings, untold: int = 0, groups: Groups = NO_GROUPS
+    nodes: Sequence[Mapping[str, Any]], settings: Settings, default: int = 0, groups: Groups = NO_GROUPS
 ) -> dict[str, AttachableNode]:
-    """Of Node objects: those that are ready, schedulable and have a maximum. `untold`: the maximum if none is set."""
-    found = (_site(node, settings, groups, untold) for node in nodes)
+    """Select the Nodes that are ready, schedulable and have a maximum. `default`: the maximum if none is configured."""
+    found = (_site(node, settings, groups, default) for node in nodes)
     return {one.node: one for one in found if one is not None}
 
 
 def has_device_limit(nodes: Sequence[Mapping[str, Any]], settings: Settings, groups: Groups = NO_GROUPS) -> bool:
-    """Whether a maximum is set for any of these nodes, ready and schedulable or not."""
+    """Whether a maximum is configured for any of these nodes, including unready and unschedulable ones."""
     found = ((read_annotated_limit(one["metadata"]), one["metadata"].get("labels") or {}) for one in nodes)
     return any(resolve_max_devices(said, labels, kind_of(labels, settings.nodes), groups) for said, labels in found)
 
 
 def list_node_selectors(settings: Settings) -> tuple[str, ...]:
-    """Label selectors to list such nodes with; `""`: all nodes, since only annotations can set a maximum."""
+    """Label selectors of nodes with `devicesMax`; `""` (all nodes) if no Settings entry has it."""
     said = (one.selector for one in settings.nodes if one.devices_max is not None)
     return tuple(sorted({",".join(f"{key}={value}" for key, value in sorted(one.items())) for one in said})) or ("",)
 
 
-def _site(node: Mapping[str, Any], settings: Settings, groups: Groups, untold: int) -> AttachableNode | None:
+def _site(node: Mapping[str, Any], settings: Settings, groups: Groups, default: int) -> AttachableNode | None:
     metadata, status = node["metadata"], node.get("status", {})
     ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
     if not ready or node.get("spec", {}).get("unschedulable") or "deletionTimestamp" in metadata:
         return None
     labels = metadata.get("labels") or {}
     kind = kind_of(labels, settings.nodes)
-    most = resolve_max_devices(read_annotated_limit(metadata), labels, kind, groups) or untold
+    most = resolve_max_devices(read_annotated_limit(metadata), labels, kind, groups) or default
     if not most:
         return None
     said = node.get("spec", {}).get("taints") or ()
     taints = (Taint(one["key"], one.get("value", ""), one["effect"]) for one in said)
-    shuns = tuple(one for one in taints if one.effect != "PreferNoSchedule" and one.key != GPU)
-    return AttachableNode(metadata["name"], min(most, DEVICES_MAX), _parts(kind), labels, shuns)
+    excluding = tuple(one for one in taints if one.effect != "PreferNoSchedule" and one.key != GPU)
+    return AttachableNode(metadata["name"], min(most, DEVICES_MAX), _parts(kind), labels, excluding)
 
 
 class AnnotatedLimit(NamedTuple):
@@ -91,7 +90,7 @@ class AnnotatedLimit(NamedTuple):
 
 
 def read_annotated_limit(metadata: Mapping[str, Any]) -> AnnotatedLimit:
-    """Read it from a Node object."""
+    """Read the limit from a Node's metadata."""
     notes = metadata.get("annotations") or {}
     place = f"{notes.get(OWNER_NAMESPACE, '')}/{notes.get(OWNER_NAME, '')}"
     return AnnotatedLimit(
@@ -102,7 +101,8 @@ def read_annotated_limit(metadata: Mapping[str, Any]) -> AnnotatedLimit:
 def resolve_max_devices(said: AnnotatedLimit, labels: Mapping[str, str], kind: NodeKind | None, groups: Groups) -> int:
     """Maximum devices of a node; 0 if none is set.
 
-    The Settings come first, then the node itself, then its group, which is found by labels if nothing else names it.
+    Precedence: Settings, the node's annotation, its group's annotation. A node without a recorded group is matched to a
+    group by labels.
     """
     if kind is not None and kind.devices_max is not None:
         return kind.devices_max
@@ -126,7 +126,7 @@ def parse_device_count(said: object) -> int:
 def find_device_memory(product: str, world: World) -> int | None:
     """Bytes of one such device; None if unknown.
 
-    Taken from an existing one, from the Settings, or from its name, which states a little less than it has.
+    Read from an existing device, else from the Settings, else from the product name, which rounds down.
     """
     for slice_ in world.nodes.slices.values():
         if slice_.product == product and slice_.memory_bytes:
@@ -144,6 +144,6 @@ def count_devices_on_node(world: World, node: str) -> int:
 
 
 def list_leased_nodes(world: World) -> frozenset[str]:
-    """Nodes with devices of our orders, also ones being released: removing the node would remove these, too."""
+    """Nodes with devices of our orders, including those being released."""
     leases = world.capacity.leases.values()
     return frozenset(one.offer.node for one in leases if one.offer.node and one.committed)

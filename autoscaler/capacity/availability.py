@@ -1,7 +1,7 @@
-"""Computes what is left of an offer, from what was ordered since and how that went. Pure; decides nothing.
+"""Computes what remains of an offer after the orders placed since, and offers in back-off. Pure; decides nothing.
 
-Used before ordering, to publish what a fabric could attach, and to count what is on offer. It counts what is free and
-has a place, never the maximum that could exist.
+Used before ordering, to publish attachable devices, and to count offered devices. It counts free devices that a node
+has room for, not the maximum that could exist.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from autoscaler.state.capacity_orders import BackedOffOffer, Capacity, Lease, Of
 from autoscaler.text import format_duration
 
 SILENT_S = 180.0
-"""Nothing is ordered from a provider that was silent for this long, and its older offers do not count."""
-SILENT = "its provider has said nothing for a while"
-GONE = "what was offered was ordered meanwhile"
+"""After this many seconds without a response, a provider's offers are ignored."""
+SILENT = "its provider has not responded for a while"
+GONE = "the offered capacity was ordered meanwhile"
 
 
 def has_current_offers(capacity: Capacity, provider: str, now_s: float) -> bool:
-    """Whether the provider's offers count."""
+    """Whether the provider's offers are recent enough to be used."""
     said_s = min(capacity.offered_s.get(provider, -inf), capacity.listed_s.get(provider, -inf))
     return now_s < said_s + SILENT_S
 
@@ -33,11 +33,11 @@ def find_offer_backoff(capacity: Capacity, of: OfferId, now_s: float) -> BackedO
 
 
 def compute_remaining_offer(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s: float) -> Offer | str:
-    """What is left of it, or why nothing is. `leases`: including new orders, of its product at least."""
+    """The remaining offer, or why nothing remains. `leases`: all orders of its product, including new ones."""
     if (bar := find_offer_backoff(capacity, offer.id, now_s)) is not None:
-        return f"{bar.why}; it is left alone for {format_duration(bar.until_s - now_s)}"
+        return f"{bar.why}; the next attempt is in {format_duration(bar.until_s - now_s)}"
     if any(one.offer.id == offer.id and _lapsed(one, now_s) for one in leases):
-        return "what was ordered of it did not come; it is left alone for a while"
+        return "its last order was not delivered; it is retried later"
     of_pool = _since(capacity, leases, offer)
     since = [one for one in of_pool if one.offer.id == offer.id]
     if not offer.node:
@@ -49,7 +49,7 @@ def compute_remaining_offer(capacity: Capacity, leases: Collection[Lease], offer
 
 
 def count_offered_devices(capacity: Capacity, now_s: float) -> dict[tuple[str, str], int]:
-    """By provider and product: how many more devices could be had now. Queued offers are unknown, and left out."""
+    """Count the devices that can be ordered now, by provider and product, without offers of queues."""
     found: dict[tuple[str, str], int] = {}
     for provider, offers in capacity.offers.items():
         leases = [one for id, one in capacity.leases.items() if id.provider == provider]
@@ -73,15 +73,15 @@ def _devices(capacity: Capacity, leases: Collection[Lease], offer: Offer, now_s:
 
 
 def _since(capacity: Capacity, leases: Collection[Lease], offer: Offer) -> list[Lease]:
-    """Orders of its product placed since it was offered."""
+    """Orders of its product placed since the offer was read."""
     said_s = capacity.offered_s[offer.provider]
-    return [one for one in leases if _is_kin(one.offer, offer) and one.asked_s >= said_s]
+    return [one for one in leases if _is_same_product(one.offer, offer) and one.asked_s >= said_s]
 
 
-def _is_kin(one: Offer, other: Offer) -> bool:
+def _is_same_product(one: Offer, other: Offer) -> bool:
     return one.provider == other.provider and one.product == other.product
 
 
 def _lapsed(lease: Lease, now_s: float) -> bool:
-    """It is overdue, and given up in this plan."""
+    """Whether the order is overdue, so that this plan gives it up."""
     return lease.here_s is None and not lease.leaving and not lease.coming(now_s)

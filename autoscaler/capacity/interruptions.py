@@ -1,12 +1,12 @@
-"""Turns announced interruptions into drains: nodes to be removed, capacity withdrawn, and orders that end. Pure.
+"""Converts announced interruptions (node removal, withdrawn or expiring orders) into drains. Pure.
 
-An interruption is known from taints of Karpenter, Cluster Autoscaler and clouds, from a provider that withdraws an
-order, or from the end time it reported. Free capacity on a node that stays has no end: preemption evicts its pods. An
-interruption becomes a drain with its reason, like an operator's: nothing new is placed there, and a successor starts
-elsewhere first, for which capacity is ordered, too. When the time for that is over, replicas drain all the same: their
-requests finish, and new ones wait for the successor. A Karpenter node that is to be removed waits for our pods
-(`autoscaler.providers.karpenter.disruption_guard`), but that is not relied on. On a node that its autoscaler considers
-unneeded, replicas stay; only idle attached devices are released, since they would be removed with it.
+Interruptions are derived from taints of Karpenter, Cluster Autoscaler and clouds, from a provider that withdraws an
+order, and from the end time of an order. Orders for room on existing nodes do not expire: preemption evicts their pods.
+An interruption becomes a drain with a reason, like an operator's: nothing new is placed there, and a successor starts
+elsewhere first, with ordered capacity if necessary. When the time for that is over, replicas drain without a successor:
+their requests finish, and new requests wait. Karpenter waits for our pods before it removes a node
+(`autoscaler.providers.karpenter.disruption_guard`), but nothing relies on that. On a node that its autoscaler considers
+unneeded, replicas continue; only idle attached devices are released, since they would be removed with the node.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ TAKEN: Mapping[str, tuple[str, bool]] = {
     "karpenter.sh/disrupted": ("Karpenter removes it", False),
     "karpenter.sh/disruption": ("Karpenter removes it", False),
     "ToBeDeletedByClusterAutoscaler": ("Cluster Autoscaler removes it", False),
-    "aws-node-termination-handler/spot-itn": ("its spot machine is taken", True),
-    "aws-node-termination-handler/asg-lifecycle-termination": ("its group lets it go", True),
-    "aws-node-termination-handler/scheduled-maintenance": ("it is to be maintained", False),
-    "cloud.google.com/impending-node-termination": ("its spot machine is taken", True),
-    "node.cloudprovider.kubernetes.io/shutdown": ("its machine is shut down", True),
+    "aws-node-termination-handler/spot-itn": ("its spot machine is being reclaimed", True),
+    "aws-node-termination-handler/asg-lifecycle-termination": ("its autoscaling group is terminating it", True),
+    "aws-node-termination-handler/scheduled-maintenance": ("it has scheduled maintenance", False),
+    "cloud.google.com/impending-node-termination": ("its spot machine is being reclaimed", True),
+    "node.cloudprovider.kubernetes.io/shutdown": ("its machine is being shut down", True),
 }
-"""Taints of nodes -> description, and whether there is only time to finish requests."""
+"""Taints of nodes -> description, and whether the remaining time only allows requests to finish."""
 SUCCESSOR_S = 30.0
-"""How long a node that is to be removed is not drained while a successor could start elsewhere."""
+"""How long the drain of a node to be removed is delayed so that a successor can start elsewhere."""
 LEAD_S = (300.0, 3600.0)
 """Minimum and maximum time before the end of an order at which its replicas begin to move."""
 DRAIN_S = 600.0
-"""Part of that time for requests to finish."""
+"""The part of that time in which requests finish."""
 LEAD_PART = 0.25
-"""Maximum part of an order's lifetime that is lead, if the lifetime is known; if a former leader ordered it, only as
-its offer states it."""
+"""Maximum lead time as a share of an order's lifetime, if that is known. For an order of an earlier leader, only the
+lifetime in its offer is used."""
 
 
 def derive_cordons(world: World, before: World, now_s: float) -> Mapping[CordonTarget, Cordon]:
-    """The orders of operators in `world`, and those derived from its content.
+    """The cordons of operators in `world`, and those derived from interruptions.
 
-    `before`: the World of the last call, whose orders still apply if nothing that they derive from has changed.
+    `before`: the World of the last call; derived cordons are reused while their inputs are unchanged.
     """
     timed = any(one.ends_s is not None for one in _here(world))
     now, was = world.nodes, before.nodes
@@ -99,7 +99,7 @@ def _by_leases(world: World, now_s: float) -> Iterator[Cordon]:
             begins_s = ends_s - lead_s(world, lease, ends_s)
         if now_s < begins_s:
             continue
-        why = f"its lease of {lease.id.provider} ends" + (f" ({listed.says})" if listed.says else "")
+        why = f"its capacity order from {lease.id.provider} ends" + (f" ({listed.says})" if listed.says else "")
         soon = listed.phase == "leaving" or (ends_s is not None and now_s >= ends_s)
         at_once = ends_s is not None and not soon and now_s >= ends_s - min(DRAIN_S, (ends_s - begins_s) / 2)
         places = [CordonTarget("device", one) for one in listed.device_ids] or [CordonTarget("node", listed.node)]
@@ -122,7 +122,7 @@ def is_lease_ending(world: World, lease: Lease) -> bool:
 
 
 def is_on_unneeded_node(world: World, lease: Lease) -> bool:
-    """Whether its devices are attached to a node that will be removed if nothing changes."""
+    """Whether its devices are attached to a node that its autoscaler considers unneeded."""
     if lease.listed is None or not lease.offer.node:
         return False
     there = (one for one in world.nodes.slices.values() if one.taints and one.node == lease.listed.node)
@@ -130,7 +130,7 @@ def is_on_unneeded_node(world: World, lease: Lease) -> bool:
 
 
 def lead_s(world: World, lease: Lease, ends_s: float) -> float:
-    """How long before its end an order's replicas begin to move: time to get another and to finish requests."""
+    """How long before its end an order's replicas begin to move: time to replace it and to finish requests."""
     p95_s = estimate_lead_time(lease.offer, world.capacity.learnt.get(lease.offer.kind, NO_LEARNT)).p95_s
     lead = min(max(LEAD_S[0], 2 * p95_s + DRAIN_S), LEAD_S[1])
     began_s = lease.asked_s if lease.here_s is None else lease.here_s
@@ -139,5 +139,5 @@ def lead_s(world: World, lease: Lease, ends_s: float) -> float:
 
 
 def _here(world: World) -> Iterator[Lease]:
-    """Delivered orders without room on existing nodes: such nodes stay, and others use them."""
+    """Delivered orders, except those for room on existing nodes, which are not removed."""
     return (one for one in world.capacity.leases.values() if one.here_s is not None and not one.offer.room)

@@ -1,8 +1,8 @@
-"""Estimates how long an order takes to become usable, and how likely it is there in time. Pure.
+"""Estimates how long an order takes to become usable, and its probability of arriving in time. Pure.
 
-Arithmetic on observed deliveries (`autoscaler.state.capacity_orders.LeadTimeStats`): quantiles in which
-`expectedSeconds` counts as PRIOR deliveries, the share of orders that arrive at all, and how long idle capacity is
-worth keeping. Times are assumed to be log-normal: occasional delays are very long.
+Computed from observed deliveries (`autoscaler.state.capacity_orders.LeadTimeStats`): quantiles in which
+`expectedSeconds` counts as PRIOR deliveries, the share of orders that are delivered, and how long idle capacity is
+worth keeping. Times are assumed to be log-normal, since occasional delays are very long.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from autoscaler.state.capacity_orders import GAPS_MAX, STARTS_MAX, LeadTimeStats
 PRIOR = 3
 """The expected time counts as this many deliveries."""
 P95_RATIO = 3.0
-"""Ratio of the 95th percentile to the median, while nothing is observed."""
+"""Ratio of the 95th percentile to the median without observations."""
 P95_RATIO_MIN = 1.2
 _NORMAL = NormalDist()
 _P95 = _NORMAL.inv_cdf(0.95)
 SURE = 1 - 1e-9
-"""If an order should have arrived with this probability, the rest of the distribution says nothing more."""
+"""Above this probability of earlier delivery, the distribution gives no estimate of the remaining time."""
 CONFIDENCE_WEIGHT, COUNTED_MAX = 4, 32
 WAIT_WORTH = 4.0
-"""One second of waiting requests is worth this many seconds of an idle device."""
+"""Cost of one second of waiting requests, in seconds of an idle device."""
 DUE_FACTOR, DUE_S = 3.0, (30.0, 3600.0)
-"""An order is given up after this multiple of its 95th percentile, within DUE_S, and never before that percentile. From
-a queue, whose times do not predict what follows, it is given up the maximum of DUE_S after it was granted."""
+"""An order is given up after this multiple of its 95th percentile, within DUE_S, and never before that percentile. An
+order in a queue, whose times are unpredictable, is given up the maximum of DUE_S after it was granted."""
 KEPT_S = (30.0, 1800.0)
-"""Bounds of how long idle capacity is kept, fast or slow, while nothing is observed."""
+"""Bounds of how long idle capacity is kept, with few observations."""
 GAPS_MIN = 3
-"""From this many observed gaps on, they decide instead of the cost of getting it again."""
+"""Minimum number of observed gaps from which the time is computed instead of the reorder cost."""
 NO_LEARNT = LeadTimeStats()
 
 
@@ -47,7 +47,7 @@ class Expected(NamedTuple):
 
     @property
     def mean_s(self) -> float:
-        """Mean of the orders that arrive."""
+        """Mean of delivered orders."""
         if self.p50_s == inf:
             return inf
         return self.p50_s * exp(self.spread**2 / 2)
@@ -75,7 +75,7 @@ class Expected(NamedTuple):
         return max(0.0, self.p50_s * exp(self.spread * _NORMAL.inv_cdf((1.0 + come) / 2.0)) - past_s)
 
     def _come(self, seconds: float) -> float:
-        """The share, of orders that arrive, that has arrived by then."""
+        """The share of delivered orders that took at most this long."""
         return _NORMAL.cdf((log(seconds) - log(self.p50_s)) / self.spread)
 
 
@@ -96,14 +96,14 @@ def estimate_lead_time(offer: Offer, learnt: LeadTimeStats = NO_LEARNT) -> Expec
 
 
 def due_after_s(offer: Offer, takes: Expected) -> float:
-    """How long an order is waited for; infinite as long as its provider has it in a queue."""
+    """Seconds after which an order is given up; infinite while its provider has it in a queue."""
     if offer.queued or takes.p50_s == inf:
         return inf
     return max(min(max(takes.p95_s * DUE_FACTOR, DUE_S[0]), DUE_S[1]), takes.p95_s)
 
 
 def record_delivery(learnt: LeadTimeStats, took_s: float) -> LeadTimeStats:
-    """Record a delivery, after this many seconds."""
+    """Record a delivery that took `took_s`."""
     return _counted(replace(learnt, took_s=(*learnt.took_s, took_s)[-STARTS_MAX:], came=learnt.came + 1))
 
 
@@ -123,7 +123,7 @@ def record_release(learnt: LeadTimeStats, since_s: float) -> LeadTimeStats:
 
 
 def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
-    """Record another order: the capacity released last would have been used again now."""
+    """Record a new order: the capacity released last would have been reused now."""
     if learnt.idle_since_s is None:
         return learnt
     at = max((at for at, gap in enumerate(learnt.gaps_s) if gap == inf), default=len(learnt.gaps_s))
@@ -132,10 +132,10 @@ def record_reorder(learnt: LeadTimeStats, now_s: float) -> LeadTimeStats:
 
 
 def keep_s(learnt: LeadTimeStats, attach_s: float, idle_s: float) -> float:
-    """How long capacity that has been idle for `idle_s` is kept, from the beginning of that; `attach_s`: its lead time.
+    """Total time for which capacity idle since `idle_s` is kept. `attach_s`: its lead time.
 
-    With few observations, as long as it costs to get it again (so at most twice the optimum); else as long as the
-    expected benefit, P(used within h) x cost of getting it again, exceeds the expected idle time within h.
+    With few observations, this is the cost of a reorder, at most twice the optimum (ski rental). Otherwise capacity is
+    kept while P(reused within h) x reorder cost exceeds the expected idle time within h, for some h.
     """
     cost_s = min(max(attach_s * (1.0 + WAIT_WORTH), KEPT_S[0]), KEPT_S[1])
     if len(learnt.gaps_s) < GAPS_MIN:

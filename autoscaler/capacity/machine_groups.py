@@ -1,9 +1,9 @@
 """Machine groups that others scale (MachineSet, MachineDeployment): their nodes in flight count as supply. Pure.
 
-Tracks groups, how much of their growth is still to come, and what of it is left for us: that much less is ordered.
-Machines are added once, whatever raised `replicas`: Cluster Autoscaler for a pending pod, a person, or our own order.
-Machines for pods of others are theirs, and machines for our own orders are counted there. A machine that does not come
-is waited for as long as Cluster Autoscaler does.
+Tracks how many machines of each group are in flight and how many of them our requests can use; correspondingly less is
+ordered. The cause of the growth does not matter: Cluster Autoscaler for a pending pod, a person, or our own order.
+Machines for pods of others, and machines for our own orders, are subtracted. A missing machine is waited for as long as
+Cluster Autoscaler waits.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from autoscaler.state.capacity_orders import Group, GroupGrowth, Lease, LeaseId,
 from autoscaler.state.world import World
 
 GROW_S = 900.0
-"""Cluster Autoscaler's `--max-node-provision-time`: what has not come by then does not count."""
+"""Cluster Autoscaler's `--max-node-provision-time`; later, a missing machine is not expected any more."""
 
 
 def adopt_group(group: Group, now_s: float) -> GroupGrowth:
     """Track a new group, with nothing in flight.
 
-    A machine that is not ready may have been broken for weeks, and unplaced requests would wait GROW_S for it after
-    each start of an autoscaler. If it comes after all, little is ordered twice: growth for pods of others is theirs,
-    providers list growth for our orders before anything is ordered, and followers saw any other growth. So only a
-    scale-up by a person while no autoscaler ran costs one node too many, which is released when idle.
+    A machine that is not ready may have been broken for weeks; unplaced requests would wait GROW_S for it after each
+    start of an autoscaler. If it does arrive, little is ordered twice: growth for pods of others does not count,
+    providers list growth for our orders before anything is ordered, and followers saw any other growth. Only a scale-up
+    by a person while no autoscaler ran can add one surplus node, which is released when idle.
     """
     return GroupGrowth(group=group, coming=0, shown=0, since_s=now_s)
 
 
 def update_growth(before: GroupGrowth | None, group: Group, shown: int, now_s: float) -> GroupGrowth:
-    """Update after another look. `shown`: nodes that show devices (`count_nodes_with_devices`); ready ones may not yet.
+    """Update after a poll. `shown`: number of nodes that show devices (`count_nodes_with_devices`).
 
-    Only an increase of the group's size is in flight, so that a lost node is no supply; of a group that was absent at
-    the look before, all machines that are not ready.
+    Only an increase of the group's size counts as in flight, so that a lost node does not. For a group that the last
+    poll did not find, all machines that are not ready count.
     """
     if before is None:
         before = adopt_group(replace(group, wanted=group.ready), now_s)
@@ -46,10 +46,10 @@ def update_growth(before: GroupGrowth | None, group: Group, shown: int, now_s: f
 
 
 def recount_growth(growth: GroupGrowth, world: World, now_s: float) -> GroupGrowth:
-    """Update as nodes show devices between looks.
+    """Update as nodes show devices between polls.
 
-    A node that came for an order of ours no longer counts as growth: it would stand for another's order until the next
-    look, and have it withdrawn. A node whose device plug-in restarts shows none for a moment; it has not arrived again.
+    A node that arrived for one of our orders no longer counts as growth; otherwise it would count for another order,
+    which would be withdrawn. A node whose device plug-in restarts is not counted as arrived again.
     """
     if not growth.coming:
         return growth
@@ -63,7 +63,7 @@ def count_nodes_with_devices(world: World, group: Group) -> int:
 
 
 def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
-    """Growth left for our orders, which need no release: one for each node."""
+    """Yield one order, which needs no release, for each machine in flight that our requests can use."""
     for name, growth in sorted(world.capacity.groups.items()):
         group, offer = growth.group, growth.group.offer
         if offer is None or not growth.coming or now_s >= growth.since_s + GROW_S:
@@ -79,14 +79,14 @@ def list_group_leases(world: World, now_s: float) -> Iterator[Lease]:
 
 
 def _of(lease: Lease, labels: Mapping[str, str]) -> bool:
-    """Whether the group grows for an order of ours: a node with such labels was promised, and is not here yet."""
+    """Whether the group grows for this order: it is committed to a node with such labels and not delivered yet."""
     offered = lease.offer.labels
     agrees = bool(offered) and all(offered.get(key, said) == said for key, said in labels.items())
     return agrees and not lease.offer.node and lease.here_s is None and lease.committed
 
 
 def read_group_limits(world: World) -> Groups:
-    """Maximum devices per node, for groups that state it."""
+    """Maximum devices per node, for groups with the annotation."""
     return collect_group_limits(one.group for one in world.capacity.groups.values())
 
 

@@ -1,8 +1,8 @@
 """Maps capacity orders to the slices that they delivered. Pure; decides nothing.
 
-Also selects the marks of pods on these slices, and withholds slices that are being released. An order of devices has
-those that its provider names, or the last ones where a node only counts its devices. An order of a new node has all of
-it, unless its provider names some.
+Also selects the marks of pods on these slices, and withholds slices that are being released. An order of devices owns
+the devices that its provider names, or the last ones on a node that only counts devices. An order of a node owns all
+its slices, unless its provider names devices.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.state.world import Slice, SliceId, World
 
 _COUNTED = re.compile(r"gpu([0-9]{1,4})")
-"""Name of a device that a device plug-in only counts (`autoscaler.slicing.nvidia_sharing`)."""
-GIVEN_BACK = "it is being given back to who lent it"
-CLAIMED = "it was attached for a claim, which the scheduler is to give it"
+"""Device name on a node whose device plug-in only counts devices (`autoscaler.slicing.nvidia_sharing`)."""
+GIVEN_BACK = "it is being released to its provider"
+CLAIMED = "it was attached for a claim and is reserved for it"
 
 
 def slices_of(world: World, lease: Lease) -> list[Slice]:
@@ -41,7 +41,7 @@ def is_slice_of_lease(lease: Lease, slice_: Slice) -> bool:
 
 
 def is_release_blocked(world: World, lease: Lease) -> bool:
-    """Whether it cannot be released now although unused: that requires an empty node, and this one is in use."""
+    """Whether the release of an unused order must wait: it requires an empty node, and the node is in use."""
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id: one.counted for one in world.nodes.slices.values() if one.node == lease.listed.node}
@@ -49,7 +49,7 @@ def is_release_blocked(world: World, lease: Lease) -> bool:
 
 
 def has_replica_on_node(world: World, lease: Lease) -> bool:
-    """Whether a replica may have it, though none is known to: its release requires an empty node, and one is there."""
+    """Whether a replica may use the order: its devices cannot be identified, and its node has a replica."""
     if lease.listed is None or not lease.listed.alone:
         return False
     there = {one.id for one in world.nodes.slices.values() if one.node == lease.listed.node}
@@ -57,7 +57,7 @@ def has_replica_on_node(world: World, lease: Lease) -> bool:
 
 
 def select_pod_marks(world: World, model: ModelName, ids: Iterable[SliceId]) -> Marks:
-    """Marks of a model's pod on these slices: those of their order, else of one booked for the model on any node."""
+    """Marks of a model's pod on these slices: those of their order, else of the model's booked order for any node."""
     there = [world.nodes.slices[id] for id in ids if id in world.nodes.slices]
     marked = [*_marked(world)]
     of = (listed for lease, listed in marked if any(is_slice_of_lease(lease, one) for one in there))
@@ -75,7 +75,7 @@ def _marked(world: World) -> Iterator[tuple[Lease, Listed]]:
 
 
 def list_withheld_slices(world: World) -> dict[SliceId, str]:
-    """Slices closed to new replicas -> why: being released, or reserved for a claim that has not taken them yet."""
+    """Slices closed to new replicas -> why: being released, or reserved for a claim that does not use them yet."""
     leases = (one for one in world.capacity.leases.values() if not one.offer.room)
     going = [one for one in leases if one.leaving or (is_claim_owner(one.owner) and not one.used)]
     if not going:

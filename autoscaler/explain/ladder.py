@@ -78,7 +78,7 @@ def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel,
         if needless
         else choose_offer([one for _, one in found if isinstance(one, RatedOffer)], world.capacity.hedges)
     )
-    taken = {} if chosen is None else {one.offer.id: one for one in (chosen.rung, chosen.beside) if one is not None}
+    taken = {} if chosen is None else {one.offer.id: one for one in (chosen.rung, chosen.hedge) if one is not None}
     ordered = {one.lease.offer.id for one in coming}
     steps = [_ordered(world, model, one, now_s) for one in coming]
     rest = [(offer, one) for offer, one in found if offer.id not in ordered]

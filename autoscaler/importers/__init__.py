@@ -1,5 +1,5 @@
 """Imports the configuration of other programs: KubeAI, Lingo, llama-swap, Ollama. Pure.
 
-What has an equivalent is converted, under the names that clients use. All else is reported by key, with what to do.
-Nothing is guessed silently, and no document is returned that `autoscaler.documents.load` would reject.
+Keys with an equivalent are converted; model names stay the same for clients. All other keys are reported, with the fix.
+Nothing is guessed silently, and every returned document is valid for `autoscaler.documents.load`.
 """

@@ -1,9 +1,7 @@
 """Reads the mappings and command lines of other programs. Pure.
 
-Wrong types in a mapping are errors with a key path. Unknown keys are notes: other programs add keys independently.
-
-Flags of a command line are `--flag value` or `--flag=value`. If a flag is repeated, its last value applies, as in every
-program whose flags are read here.
+A wrong type in a mapping is an error with a key path. An unknown key is a note, since other programs add keys
+independently. Flags of a command line are `--flag value` or `--flag=value`; of a repeated flag the last value applies.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from autoscaler.spec.decode import Part, Path, WrongKeyError, decode_value, form
 from autoscaler.spec.yaml import YamlError, parse_yaml
 
 P = TypeVar("P", bound=Part)
-UNKNOWN = "this import does not know it"
+UNKNOWN = "this import does not support the key"
 
 
 def read_mapping(value: object, at: Path) -> Document:
@@ -32,7 +30,7 @@ def read_mapping(value: object, at: Path) -> Document:
 
 
 def read_part(value: object, kind: type[P], at: Path, tell: Callable[[str, str], None]) -> P:
-    """Decode `value` as `kind`. Null keys count as absent; unknown ones are reported. Raises WrongKeyError."""
+    """Decode `value` as `kind`. Null values count as absent; `tell` receives unknown keys. Raises WrongKeyError."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     given = {key: one for key, one in read_mapping(value, at).items() if one is not None}
     for key in given.keys() - known:
@@ -55,7 +53,7 @@ def expand_object_lists(values: Iterable[object]) -> list[object]:
 
 
 class DocumentErrorContext:
-    """Context manager that turns a WrongKeyError into a one-line DocumentError: FILE: THING: KEY: what was expected."""
+    """Context manager that converts a WrongKeyError to a one-line DocumentError: FILE: OBJECT: KEY: expectation."""
 
     def __init__(self, source: str, value: object = None, number: int = 0) -> None:
         self._source = source

@@ -1,8 +1,8 @@
 """Converts Lingo's Deployments and StatefulSets. Pure.
 
-Adoption reads Lingo's annotations as they are, so nothing has to be converted. The result is the equivalent in
-Pilotlight's annotations, as a merge patch for the existing object. It includes Lingo's global settings (CONCURRENCY,
-SCALE_DOWN_DELAY), which Pilotlight has per workload, and the port, which Lingo takes from the Service of the same name.
+Adoption reads Lingo's annotations directly, so a conversion is optional. The result contains the equivalent annotations
+of Pilotlight, as a merge patch for the existing object. It includes Lingo's global settings (CONCURRENCY,
+SCALE_DOWN_DELAY), which Pilotlight has per workload, and the port of the Service with the workload's name.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ENVIRONMENT = {"CONCURRENCY": "100", "SCALE_DOWN_DELAY": "30"}
 """Lingo's global settings and their defaults."""
 NOTHING_TO_DO = "adoption reads its annotations as they are: nothing needs to change"
 PATCH = (
-    "the same in Pilotlight's words: "
-    "`kubectl patch -f FILE --type merge --patch-file FILE` adds it and changes nothing else"
+    "the equivalent Pilotlight annotations: "
+    "`kubectl patch -f FILE --type merge --patch-file FILE` adds them and changes nothing else"
 )
-"""Not `apply`, server-side or not: the owner's own next `kubectl apply` would remove the annotations again."""
+"""Not `kubectl apply`, since the owner's next `kubectl apply` would remove the annotations."""
 
 
 class Thing(NamedTuple):
@@ -53,7 +53,7 @@ def convert_workloads(sources: Sequence[tuple[str, str]]) -> list[ConversionResu
     settings = dict(ENVIRONMENT)
     for thing in things:
         if any("lingo" in str(container.get("image", "")) for container in thing.containers):
-            settings |= {name: told for name, told in _environment(thing) if name in settings}
+            settings |= {name: value for name, value in _environment(thing) if name in settings}
     services = {(thing.name, thing.namespace): thing for thing in things if thing.kind == "Service"}
     served = [thing for thing in things if thing.kind in KINDS and f"{THEIRS}{MODELS}" in thing.notes]
     if not served:
@@ -93,7 +93,7 @@ def _taken(thing: Thing, settings: dict[str, str], service: Thing | None) -> Con
         said["port"] = port
     else:
         notes.append(
-            ConversionNote("port", f"no port is named here: give the Service {thing.name} as well, or add {OURS}port")
+            ConversionNote("port", f"no port was found: also pass the Service {thing.name}, or add {OURS}port")
         )
     metadata: Document = {"name": thing.name}
     if thing.namespace:
@@ -105,7 +105,7 @@ def _taken(thing: Thing, settings: dict[str, str], service: Thing | None) -> Con
 
 
 def _port(thing: Thing, service: Thing | None) -> str:
-    """Port of the pods: the Service's only port, or the one named http; without a Service, that of the container."""
+    """Port of the pods: the Service's only port or the one named http; without a Service, the container's."""
     ports = [port for container in thing.containers for port in _list(container.get("ports"))]
     if service is None:
         chosen = _chosen(ports)

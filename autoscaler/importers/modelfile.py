@@ -1,7 +1,7 @@
 """Parses an Ollama Modelfile into its instructions, in order. Pure.
 
-One instruction per line; its name in any case; its value plain, in quotes, or in three quotes over several lines. Lines
-that begin with `#` are comments. The caller interprets the instructions.
+Each line has one instruction: a case-insensitive name, and a value that is plain, quoted, or in triple quotes over
+several lines. Lines that begin with `#` are comments. The caller interprets the instructions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Instruction(NamedTuple):
 
 
 def parse_modelfile(text: str, known: Sequence[str] = KNOWN) -> list[Instruction]:
-    """Parse a Modelfile. `known`: valid names, in capitals. Raises WrongKeyError, whose path is the line."""
+    """Parse a Modelfile. `known`: valid names, in upper case. Raises WrongKeyError with the line as its path."""
     found: list[Instruction] = []
     lines = list(enumerate(text.splitlines(), 1))
     while lines:

@@ -1,8 +1,7 @@
-"""Converts Ollama's models: a Modelfile, or a manifest of its store, which has GGUF files under other names. Pure.
+"""Converts Ollama's models: a Modelfile, or a manifest of its store, whose blobs are GGUF files. Pure.
 
-A model whose file is known gets engine `llama.cpp`; one that only Ollama's store knows gets engine `ollama`. Clients
-use the same names as before, `NAME` and `NAME:TAG`. Ollama's defaults are kept where clients would notice: its context,
-and its idle timeout of 5 minutes.
+A model with a known weights file gets engine `llama.cpp`, any other engine `ollama`. The names for clients, `NAME` and
+`NAME:TAG`, stay the same, as do Ollama's default context size and its idle timeout of 5 minutes.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ LATEST = "latest"
 LIBRARY = ("registry.ollama.ai", "library")
 KIND = "application/vnd.ollama.image."
 ARGS = {"num_thread": "--threads", "num_batch": "--batch-size", "num_gpu": "--gpu-layers"}
-"""Parameters that are flags of every llama.cpp server supported here."""
-SENT = "let clients send it with each Call"
+"""Parameters that all supported llama.cpp servers have as flags."""
+SENT = "clients must send it with each request"
 NO_EQUAL = {
-    "SYSTEM": "let clients send a system message",
-    "MESSAGE": "let clients send these messages first",
+    "SYSTEM": "clients must send a system message",
+    "MESSAGE": "clients must send these messages first",
     "TEMPLATE": "the template in the GGUF file is used",
-    "LICENSE": "it stays with the weights",
-    "RENDERER": "llama.cpp renders by the template in the GGUF file",
-    "PARSER": "llama.cpp parses by the template in the GGUF file",
-    "REQUIRES": "it names a version of Ollama",
-    "projector": "images need llama-server with --mmproj and this file: spec.args",
+    "LICENSE": "the license remains with the weights",
+    "RENDERER": "llama.cpp uses the template in the GGUF file",
+    "PARSER": "llama.cpp uses the template in the GGUF file",
+    "REQUIRES": "it is a version of Ollama",
+    "projector": "for images, add --mmproj with this file to spec.args (llama-server only)",
 }
 
 
@@ -58,9 +57,9 @@ def convert_modelfile(source: str, text: str, name: str, folder: str, known: Map
         path = known.get(origin) or known.get(f"{origin}:{LATEST}") or _path(origin, folder)
         if path is None:
             fix = (
-                f"run `ollama create {name} -f {source}` once, or give Ollama's folder as well, to have its file served"
+                f"run `ollama create {name} -f {source}` once, or also pass Ollama's folder to serve the file directly"
             )
-            sketch.tell(f"FROM {origin}", f"Ollama keeps these weights, and engine ollama serves them: {fix}")
+            sketch.tell(f"FROM {origin}", f"engine ollama serves these weights from Ollama's store: {fix}")
             sketch.spec["engine"] = "ollama"
         else:
             sketch.spec |= {"engine": "llama.cpp", "artifact": f"file://{path}"}
@@ -91,8 +90,8 @@ def parse_manifest(source: str, text: str) -> Blobs | None:
         layers = manifest.get("layers")
         found: list[tuple[str, str]] = []
         for position, layer in enumerate(layers if isinstance(layers, list) else []):
-            told = read_mapping(layer, ("layers", position))
-            found.append((str(told.get("mediaType")).removeprefix(KIND), str(told.get("digest"))))
+            entry = read_mapping(layer, ("layers", position))
+            found.append((str(entry.get("mediaType")).removeprefix(KIND), str(entry.get("digest"))))
         config = read_mapping(manifest.get("config"), ("config",)).get("digest")
     model = next((digest for kind, digest in found if kind == "model"), None)
     if model is None:
@@ -111,13 +110,13 @@ def convert_stored_model(name: str, found: Blobs | None, folder: str, texts: Map
     """Convert a model of a store whose blobs are in `folder`. `texts`: contents of its `small` blobs."""
     sketch = _sketch(name)
     if found is None:
-        return sketch.refused("its manifest names no weights in one file: only a model that is GGUF can be served")
+        return sketch.refused("its manifest has no single weights file: only GGUF models can be served")
     sketch.spec |= {"engine": "llama.cpp", "artifact": f"file://{blob_path(folder, found.model)}"}
     parameters = read_mapping(_json(texts.get("params", "{}")), ("params",))
-    told = (
+    pairs = (
         (key, each) for key, value in parameters.items() for each in (value if isinstance(value, list) else [value])
     )
-    _parameters([(key, str(value)) for key, value in told], sketch)
+    _parameters([(key, str(value)) for key, value in pairs], sketch)
     families = read_mapping(_json(texts.get("config", "{}")), ("config",)).get("model_families") or []
     if isinstance(families, list) and any("bert" in str(family) for family in families):
         _add_args(sketch, "--embeddings")
@@ -132,7 +131,7 @@ def convert_stored_model(name: str, found: Blobs | None, folder: str, texts: Map
 
 
 def _sketch(name: str) -> Sketch:
-    """Begin a Model. `llama3:latest` is also called `llama3`; a name without a tag is the latest."""
+    """Create a Model with its names: `llama3` and `llama3:latest` are the same model."""
     stem, colon, tag = name.rpartition(":")
     plain = stem if colon and tag == LATEST else name
     sketch = Sketch(plain)
@@ -161,7 +160,7 @@ def _parameters(parameters: list[tuple[str, str]], sketch: Sketch) -> None:
             sketch.spec["gpu"] = {"count": 0}
         elif gguf and key in ARGS and value.isdecimal():
             _add_args(sketch, ARGS[key], value)
-        elif gguf:  # otherwise `ollama create` keeps it
+        elif gguf:  # for engine ollama, `ollama create` stores it
             sketch.tell(f"PARAMETER {key}", SENT)
 
 
@@ -170,7 +169,7 @@ def _adapter(path: str, sketch: Sketch) -> None:
     if path.startswith("/"):
         _add_args(sketch, "--lora-scaled", f"{path}:1")
     else:
-        sketch.tell(f"ADAPTER {path}", "only a GGUF file is in force: add --lora-scaled FILE:1 to spec.args")
+        sketch.tell(f"ADAPTER {path}", "only a GGUF adapter is supported: add --lora-scaled FILE:1 to spec.args")
 
 
 def _add_args(sketch: Sketch, *words: str) -> None:

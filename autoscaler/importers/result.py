@@ -1,7 +1,7 @@
 """Results of a conversion: a Pilotlight document and notes on what was not converted. Pure.
 
-Every conversion ends here: keys that are not supported yet are removed and reported, and a document that our own parser
-would reject is not returned. Results are written as YAML, with the notes as comments, or as JSON.
+Unsupported keys are removed and reported, and an invalid document is not returned. Results are written as YAML, with
+the notes as comments, or as JSON.
 """
 
 from __future__ import annotations
@@ -68,40 +68,40 @@ class Sketch:
 
     def taken(self) -> ConversionResult:
         """Return the document, if it is valid."""
-        told = self.spec | {"pod": self.pod}
-        spec = {key: told[key] for key in sorted(told, key=_KEYS.index) if told[key] not in ({}, [], ())}
+        fields = self.spec | {"pod": self.pod}
+        spec = {key: fields[key] for key in sorted(fields, key=_KEYS.index) if fields[key] not in ({}, [], ())}
         document: Document = {"apiVersion": API_VERSION, "kind": "Model", "metadata": self.metadata, "spec": spec}
         return finalize_document(f"Model {self.name}", document, self.notes)
 
 
 class ConversionError(Exception):
-    """An object has no equivalent; the text says which key, why, and what to do."""
+    """An object has no equivalent; `str()` contains the key, the reason and the fix."""
 
 
 def finalize_document(what: str, document: Document, notes: Iterable[ConversionNote] = ()) -> ConversionResult:
     """Remove unsupported keys, and reject an invalid document."""
-    told = list(notes)
+    reported = list(notes)
     while path := find_unsupported_key(str(document["kind"]), document):
         if path in _NEEDED:
-            return ConversionResult(what, None, tuple(told), f"{format_path(path)}: {MESSAGE}")
+            return ConversionResult(what, None, tuple(reported), f"{format_path(path)}: {MESSAGE}")
         _drop(document, path)
-        told.append(ConversionNote(format_path(path), MESSAGE))
+        reported.append(ConversionNote(format_path(path), MESSAGE))
     try:
         read = read_document(document)
     except WrongKeyError as error:
-        return ConversionResult(what, None, tuple(told), f"{format_path(error.path)}: {error.message}")
-    return ConversionResult(what, document, tuple(told), model=read if isinstance(read, Model) else None)
+        return ConversionResult(what, None, tuple(reported), f"{format_path(error.path)}: {error.message}")
+    return ConversionResult(what, document, tuple(reported), model=read if isinstance(read, Model) else None)
 
 
 def refuse_duplicate_names(takens: Sequence[ConversionResult]) -> list[ConversionResult]:
-    """Refuse each Model that has a name or alias of an earlier one."""
+    """Reject each Model that has a name or alias of an earlier one."""
     owners: dict[str, str] = {}
     out = []
     for taken in takens:
         names = () if taken.model is None else (*taken.model.names(), *taken.model.adapter_names())
         clash = next((name for name in names if name in owners), None)
         if clash is not None:
-            why = f"`{clash}` is already a name of {owners[clash]}: names hold for a whole installation"
+            why = f"`{clash}` is already a name of {owners[clash]}: names must be unique in an installation"
             out.append(ConversionResult(taken.what, None, taken.notes, why))
             continue
         owners.update(dict.fromkeys(names, taken.what))

@@ -322,11 +322,11 @@ class PlanBuilder:
         """Explain which requests are unplaced only because of fragmentation; one replica may begin to move for them."""
         ground = MigrationContext(
             world=self.world,
-            yard=yard,
+            slice_index=yard,
             outlook=expected,
             now_s=self.now_s,
             going=self._going(),
-            astir={want.model for want in self.wants} | {action.replica.model for action in self.starts},
+            changed_models={want.model for want in self.wants} | {action.replica.model for action in self.starts},
             taken=[id for placement in packing.placements for id in placement.slices],
         )
         found = defragment(unmet, ground)

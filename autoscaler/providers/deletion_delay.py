@@ -1,10 +1,9 @@
 """Delays the deletion of nodes that have fabric devices attached by our capacity orders. I/O.
 
-Deleting the node would take the devices with it. Cluster Autoscaler waits for a node annotation (at most 2 minutes,
-`--node-deletion-delay-timeout`) after the pods of a node have gone and before it deletes the node: time to prove the
-devices clean and to detach them. Each installation has its own annotation, written with the first device and removed
-with the last. Only the leader writes; a new leader first reads what was written before. No decisions about orders are
-made here. Failures: see Reconciler.
+Deleting a node also removes its devices. When a node has no more pods, Cluster Autoscaler waits until an annotation is
+removed from the node (at most 2 minutes, `--node-deletion-delay-timeout`). In this time the devices are proven clean
+and detached. Each installation has its own annotation, written with the first device and removed with the last. Only
+the leader writes; a new leader first reads the existing annotations. Failures: see Reconciler.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from autoscaler.state.world import World
 NODES: Final = "/api/v1/nodes"
 DELAY: Final = "delay-deletion.cluster-autoscaler.kubernetes.io/pilotlight"
 """Prefix of the annotations (`delay_annotation_key`).
-An earlier version used it alone, for all installations. It is not written any more, and removed only where the own
-annotation is set, since elsewhere another installation may need it.
+An earlier version used the bare prefix for all installations. It is no longer written, and is removed only from nodes
+with this installation's annotation, since another installation may need it on other nodes.
 """
 
 
@@ -34,7 +33,7 @@ class DeletionDelay(Reconciler):
         self, server: Server, world: Callable[[], World], leads: Callable[[], bool], place: tuple[str, str]
     ) -> None:
         """`place`: Pilotlight's namespace and the name of the leader-election Lease."""
-        super().__init__(self._write, "nodes with detached GPUs are not protected from deletion")
+        super().__init__(self._write, "nodes with attached GPUs are not protected from deletion")
         self._server, self._world, self._leads, self._key = server, world, leads, delay_annotation_key(*place)
         self._noted: set[str] | None = None
         """Nodes with the annotation; None: not read yet."""
@@ -61,21 +60,21 @@ class DeletionDelay(Reconciler):
                 one["metadata"]["name"] for one in nodes if self._key in (one["metadata"].get("annotations") or {})
             }
         for node, keep in _differ(world, self._noted):
-            await self._note(node, {self._key: "true", DELAY: None} if keep else {self._key: None})
+            await self._annotate(node, {self._key: "true", DELAY: None} if keep else {self._key: None})
             self._noted = self._noted | {node} if keep else self._noted - {node}
         return inf
 
-    async def _note(self, node: str, said: dict[str, str | None]) -> None:
+    async def _annotate(self, node: str, annotations: dict[str, str | None]) -> None:
         """Patch a node's annotations; a deleted node is ignored."""
         try:
-            await self._server.patch(f"{NODES}/{node}", {"metadata": {"annotations": said}})
+            await self._server.patch(f"{NODES}/{node}", {"metadata": {"annotations": annotations}})
         except AnswerError as error:
             if error.status != NOT_FOUND:
                 raise
 
 
 def delay_annotation_key(home: str, lease: str) -> str:
-    """The annotation of one installation, so that several in one cluster do not remove each other's."""
+    """Return the annotation of one installation; each has its own, so that none removes another's."""
     return f"{DELAY}-{installation_id(home, lease)}"
 
 

@@ -1,7 +1,8 @@
 """Checks at the API server whether devices of a node are in use, right before they are released. I/O.
 
-A device plug-in only counts devices, so a pod that has one counts as a user of all of them. ResourceClaims
-(resource.k8s.io) name their devices. For a device with an unknown UUID, any claim on the node counts as its user.
+Device plug-ins report only how many devices a pod uses, so a pod with a device counts as a user of all devices of the
+node. ResourceClaims (resource.k8s.io) name their devices. For a device with an unknown UUID, any claim on the node
+counts as its user.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 async def find_device_user(server: Server, node: str, uuids: Collection[str]) -> str:
-    """Return who uses, or may use, one of these devices of the node or a part of one, in words; empty if nobody does.
-    An empty UUID stands for a device with an unknown one. Raises AnswerError.
+    """Return the pod or claim that uses, or may use, one of these devices or a part of one; empty if there is none.
+    An empty UUID stands for a device whose UUID is unknown. Raises AnswerError.
     """
     for pod in await server.items(PODS, fieldSelector=f"spec.nodeName={node},{_LIVE}"):
         if any(map(_is_device, _resources(pod))):

@@ -1,11 +1,7 @@
 """The Kubernetes API access that providers need: a few requests and a watch, on plain dicts.
 
-`Server` is a Protocol because providers may not import the driver. `pilotlight.kube` implements it, with writes that
-end with the leadership. Any exception except AnswerError means that the result of the request is unknown.
-
-`gather_or_cancel` runs several requests at once. It returns all answers or raises the first error, and leaves no
-request running. It is not a TaskGroup: if a TaskGroup is cancelled while one of its tasks fails, only the failure is
-raised, and a caller that retries would never end.
+`Server` is a Protocol because providers may not import the driver. `pilotlight.kube` implements it and rejects writes
+after the loss of leadership. Any exception except AnswerError means that the result of the request is unknown.
 """
 
 from __future__ import annotations
@@ -22,12 +18,12 @@ from autoscaler.text import redact_addresses
 Object = dict[str, Any]
 """An object as the API returns it."""
 SAID_MAX = 200
-"""Maximum characters of a server's message in a reason."""
+"""Maximum characters of a server's message that are quoted in a reason."""
 NOT_FOUND, CONFLICT = 404, 409
 ENDED = frozenset({"Succeeded", "Failed"})
-"""Phases of a pod that exists but runs nothing any more."""
+"""Phases of a pod whose containers have terminated."""
 REFUSALS = frozenset({400, 403, 405, 422})
-"""Statuses that a retry does not change: the object is invalid, or the caller lacks permission."""
+"""HTTP statuses for which a retry is useless: the object is invalid, or the caller lacks permission."""
 
 AT_HAND: Mapping[str, str] = MappingProxyType({"resourceVersion": "0"})
 """Query for lists that may be slightly stale, answered from a cache of the API server or from a local watch."""
@@ -62,8 +58,8 @@ class Server(Protocol):
         self, path: str, read: Callable[[Object], object], changed: Callable[[], None], **query: str
     ) -> Coroutine[Any, Any, None]:
         """Watch a list until cancelled.
-        Calls `changed` when the value that `read` returns for an object changes or is first seen (None: irrelevant).
-        The watch reports nothing while the server is unavailable, does not serve the resource or denies access, and
+        Calls `changed` when an object's value of `read` changes or is first seen; objects with None are ignored.
+        While the server is unavailable, does not serve the resource or denies access, the watch reports nothing; it
         resumes later.
         """
 
@@ -74,28 +70,32 @@ class Server(Protocol):
         """Apply a merge patch. With a `resourceVersion` in `body`: CONFLICT if the object has changed since."""
 
     def delete(self, path: str, *, version: str | None = None) -> Awaitable[None]:
-        """Delete the object, if it still has this `version`. A missing object is a success."""
+        """Delete the object, if it still has this `version`. Succeeds if it does not exist."""
 
 
 def choose_served_version(group: Object | None, versions: Sequence[str]) -> str:
-    """Return the first of these versions that an API group (`/apis/NAME`) serves; empty if none, or it is absent."""
+    """Return the first of these versions that an API group (`/apis/NAME`) serves; empty if there is none."""
     there = {one["version"] for one in (group or {}).get("versions") or ()}
     return next((one for one in versions if one in there), "")
 
 
 def raise_refusal(error: AnswerError) -> NoReturn:
-    """Raise RefusedError if a retry of the order would be refused again, else the error itself."""
+    """Raise RefusedError if the status is one of REFUSALS, else the error itself."""
     if error.status in REFUSALS:
-        raise RefusedError(f"the API server refuses it: {error.message[:SAID_MAX]}") from error
+        raise RefusedError(f"the API server rejected the request: {error.message[:SAID_MAX]}") from error
     raise error
 
 
 Read = TypeVar("Read")
 
 
-async def gather_or_cancel(asked: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
-    """Run requests at once; see the module docstring."""
-    running = [asyncio.ensure_future(each) for each in asked]
+async def gather_or_cancel(requests: Sequence[Coroutine[Any, Any, Read]]) -> list[Read]:
+    """Run requests concurrently; return all results, or raise the first error and cancel the others.
+
+    A TaskGroup is not used: if it is cancelled while one of its tasks fails, it raises only the failure, so a caller
+    that retries failures would ignore its own cancellation.
+    """
+    running = [asyncio.ensure_future(each) for each in requests]
     try:
         return await asyncio.gather(*running)
     finally:

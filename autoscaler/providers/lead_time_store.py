@@ -1,8 +1,8 @@
 """Stores learned delivery times and outcomes of offers for the next leader, in one ConfigMap. I/O.
 
 The ConfigMap (`pilotlight-learnt`, in Pilotlight's namespace) survives pods, upgrades and leader changes. Only the
-leader writes it, at most once in SAVE_S, and not before it has read it. Invalid content is logged in one line and
-everything is learned again; until then `expectedSeconds` applies. Failures: see Reconciler.
+leader writes it, at most once in SAVE_S, and only after it has read it. Invalid content is logged and ignored; until
+delivery times are learned again, `expectedSeconds` applies. Failures: see Reconciler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME: Final = "pilotlight-learnt"
 SAVE_S: Final = 60.0
 """Minimum seconds between writes."""
 BYTES_MAX: Final = 900_000
-"""Maximum bytes of the text; a ConfigMap holds 1 MiB. If it is exceeded, the most recently updated kinds are kept."""
+"""Maximum bytes of the text; a ConfigMap holds 1 MiB. Above it, only the most recently updated kinds are saved."""
 log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
@@ -110,7 +110,7 @@ class LeadTimeStore(Reconciler):
             else:
                 await self._server.create(self._all, made)
         except AnswerError as error:
-            if error.status in {NOT_FOUND, CONFLICT}:  # deleted or created by somebody else
+            if error.status in {NOT_FOUND, CONFLICT}:  # another client deleted or created it
                 self._there = error.status == CONFLICT
             raise
         self._there = True

@@ -1,11 +1,11 @@
 """Reads MachineSets and MachineDeployments (Cluster API, OpenShift) as node groups, and what each provides.
 
-The devices of a group's future nodes come from the Settings' `nodes`, from labels as GPU feature discovery sets them,
-or from the group's own annotation. If GPUs are attached to such nodes, the annotation is the maximum per node, not the
-number that a node comes with. A MachineSet of a MachineDeployment grows with it and is not counted separately.
+The devices of a group's future nodes are derived from the Settings' `nodes`, from labels of GPU feature discovery, or
+from the group's own annotation. If GPUs are attached to its nodes later, the annotation is the maximum per node, not
+the number that a new node has. A MachineSet of a MachineDeployment is not counted separately.
 
 `MachineGroupWatcher` polls every LOOK_S seconds while there are groups, otherwise every NONE_S. A group that cannot be
-read counts as absent: what it adds may then be ordered a second time.
+read counts as absent, so Pilotlight may order capacity that the group also adds.
 """
 
 from __future__ import annotations
@@ -52,31 +52,29 @@ def _group(found: MachineGroupObject, pods: Sequence[Object], settings: Settings
         return Group(name=name, most=most, labels=labels)
     return Group(
         name=name, wanted=spec.get("replicas", 1), ready=status.get("readyReplicas") or 0, most=most, labels=labels,
-        offer=_brings(name, labels, most, settings), claimed=sum(_claims(pods, labels)),
+        offer=_node_offer(name, labels, most, settings), claimed=sum(_claims(pods, labels)),
     )  # fmt: skip
 
 
 def _labels(body: Object) -> dict[str, str]:
-    """Labels of the group's nodes: machine labels of some domains (Cluster API), or those in the machine spec
-    (OpenShift).
-    """
+    """Labels of the group's nodes: machine labels of TO_NODES (Cluster API) or of the machine spec (OpenShift)."""
     said = (body["metadata"].get("annotations") or {}).get(LABELS, "")
-    told = dict(pair.split("=", 1) for pair in said.split(",") if "=" in pair)
+    annotated = dict(pair.split("=", 1) for pair in said.split(",") if "=" in pair)
     template = body["spec"].get("template") or {}
     if body["apiVersion"].startswith(OPENSHIFT):
         own = ((template.get("spec") or {}).get("metadata") or {}).get("labels") or {}
     else:
         machines = (template.get("metadata") or {}).get("labels") or {}
         own = {key: value for key, value in machines.items() if _of_nodes(key.partition("/")[0])}
-    return {**told, **own}
+    return {**annotated, **own}
 
 
 def _of_nodes(domain: str) -> bool:
     return any(domain == one or domain.endswith(f".{one}") for one in TO_NODES)
 
 
-def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings) -> Offer | None:
-    """What one node of the group provides; None if it has no devices, or unknown ones."""
+def _node_offer(name: str, labels: Mapping[str, str], most: int, settings: Settings) -> Offer | None:
+    """The devices of one node of the group, as an Offer; None if it has none or they are unknown."""
     kind = kind_of(labels, settings.nodes)
     fabric = any(one.cro is not None or one.redfish is not None for one in settings.capacity)
     filled = kind is not None and kind.devices_max is not None
@@ -88,7 +86,7 @@ def _brings(name: str, labels: Mapping[str, str], most: int, settings: Settings)
 
 
 def _claims(pods: Sequence[Object], labels: Mapping[str, str]) -> Iterator[int]:
-    """Devices of each foreign pod that such a node could hold. Own pods are created only once there is room."""
+    """GPUs requested by each pending pod of others that fits there. Own pods are created only if they have room."""
     for pod in pods:
         metadata, spec = pod["metadata"], pod["spec"]
         ours = any(key.startswith(OURS) for key in metadata.get("labels") or {})
@@ -136,9 +134,7 @@ class MachineGroupWatcher(Reconciler):
         self._server, self._world, self._observe = server, world, observe
 
     async def _once(self) -> float:
-        """Read the groups and, if there are any, the pending pods.
-        That there are none is reported once; groups found later are new.
-        """
+        """Read and report the groups and, if there are any, the pending pods; an empty list is reported once."""
         found, known = await list_machine_group_objects(self._server), self._world().capacity
         if found or known.groups or not known.grouped:
             pods = await self._server.items(PODS, fieldSelector=WAITING) if found else []

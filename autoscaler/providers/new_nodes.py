@@ -1,8 +1,7 @@
 """Derives the devices of a future node from its expected labels and the Settings' `nodes`. Pure.
 
-A node that was never seen reports nothing, so the Settings, or labels as GPU feature discovery sets them, must describe
-the node group (scale from zero). What only a running node reports (MIG partitions, devices of a DRA driver) is not
-offered in advance. A queue's offer is named by its Settings entry, not by the entry's position.
+To scale a node group from zero, the Settings or labels of GPU feature discovery must describe its nodes. Devices that
+only a running node reports (MIG partitions, devices of a DRA driver) are not offered in advance.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ PRODUCT, MEMORY_MIB, COUNT, REPLICAS = (f"{GPU}.{name}" for name in ("product", 
 SHARED = "-SHARED"
 DEVICES_MAX, PARTS_MAX = 64, 1000
 HOST_WATTS = 150.0
-"""Power of a node besides its devices, in watts. Of two offers at the same price, the one with less power is chosen."""
+"""Power of a node without its devices, in watts. Of two offers at the same price, the one with less power is chosen."""
 EXPECTED_S = 240.0
 """Default seconds from an order until the node's GPUs can be used, while none is learned or set in Settings."""
 CONFIDENCE: Mapping[Bought, float] = {"spot": 0.8}
-"""Default share of orders that are delivered, by purchase type; 0.9 for all others. Used until it is learned."""
-NOBODY = "no entry of Settings `nodes` says what it brings (those with `slicing` mig or dra do not): add one with"
+"""Share of orders that are delivered, by purchase type; 0.9 for all others. Used until it is learned."""
+NO_NODE_ENTRY = "no entry of Settings `nodes` describes its devices (`slicing` mig and dra do not count): add one with"
 """Why a queue has no offer; what the entry must contain is appended."""
 WHOLE = frozenset({"whole"})
 PARTED = frozenset({"timeslice", "mps"})
@@ -51,7 +50,7 @@ class Shape(NamedTuple):
     """Slices per device."""
     shared: bool = False
     counted: bool = True
-    """Pods request the devices by the GPU resource, so an order for nodes can, too."""
+    """Pods request the devices by the GPU resource, so an order for a node can request them, too."""
 
 
 class OfferTerms(NamedTuple):
@@ -64,7 +63,7 @@ class OfferTerms(NamedTuple):
     """None: unlimited."""
     taints: Sequence[Taint] = ()
     whole: bool = True
-    """A node is added with all its devices. Otherwise it is room on existing nodes and takes no more power."""
+    """A node is added with all its devices. Otherwise the offer is for existing nodes, which need no more power."""
     queued: bool = False
     """See `Offer.queued`."""
     bought: Bought | None = None
@@ -72,12 +71,12 @@ class OfferTerms(NamedTuple):
 
 
 class NodeRequirements(NamedTuple):
-    """What a node needs to be of use to the model that it is added for."""
+    """Requirements of a model on a node that is added for it."""
 
     where: Mapping[str, str] = {}
-    """Required labels that a node provisioner knows."""
-    beside: Mapping[str, str] = {}
-    """Resource requests besides devices."""
+    """Required labels that a node provisioner can set."""
+    requests: Mapping[str, str] = {}
+    """Resource requests without devices."""
 
 
 def resolve_node_requirements(world: World, owner: ModelName) -> NodeRequirements:
@@ -91,7 +90,7 @@ def resolve_node_requirements(world: World, owner: ModelName) -> NodeRequirement
 
 
 def infer_node_shape(labels: Mapping[str, str], kind: NodeKind | None) -> Shape | None:
-    """Return the devices of a node; None if they are unknown, or only a running node reports them.
+    """Return the devices of a node; None if they are unknown or only a running node reports them.
     Labels take precedence over the Settings, as for existing nodes.
     """
     mib, count = whole_number(labels.get(MEMORY_MIB)) or 0, whole_number(labels.get(COUNT)) or 0
@@ -139,7 +138,7 @@ def build_node_kind_offers(
     provider: str, selector: Mapping[str, str], terms: OfferTerms, settings: Settings
 ) -> Iterator[Offer]:
     """Yield the offers of a queue, which does not describe devices: one per entry of the Settings' `nodes`.
-    Skips entries that contradict `selector` or whose devices pods do not request by the GPU resource, as in queues.
+    Skips entries that contradict `selector`, and those whose devices pods do not request by the GPU resource.
     """
     for kind in settings.nodes:
         labels = {**kind.selector, **selector}
@@ -150,8 +149,8 @@ def build_node_kind_offers(
 
 
 def _is_two(labels: Mapping[str, str], kind: NodeKind, declared: Sequence[NodeKind]) -> bool:
-    """Whether the combined labels also match another product, so no node has them; entries that match all of `kind` (a
-    catch-all) are ignored.
+    """Whether the combined labels also match an entry of another product, so that no node can have them.
+    Ignores entries that match all nodes of `kind` (a catch-all).
     """
     others = (one for one in declared if one.device.model != kind.device.model)
     said, before = labels.items(), kind.selector.items()

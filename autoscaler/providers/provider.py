@@ -14,8 +14,8 @@ from autoscaler.text import redact_addresses
 
 
 class RefusedError(Exception):
-    """A provider rejects a request: no capacity, a used-up quota, or an invalid order. Nothing was created.
-    `str()` is the reason for people, without secrets. Addresses that upstream messages may contain are redacted here.
+    """A provider rejects a request: no capacity, an exhausted quota, or an invalid order. Nothing was created.
+    `str()` is the reason, without secrets; addresses of upstream messages are redacted here.
     """
 
     def __init__(self, says: str) -> None:
@@ -28,27 +28,26 @@ class Provider(Protocol):
     """
 
     def offers(self) -> Awaitable[tuple[Offer, ...]]:
-        """Return what can be ordered now: free capacity, not the maximum; at most OFFERS_MAX offers.
-        Empty if all capacity is in use. Raises RefusedError if nothing is offered until somebody changes the
-        configuration: the named object is missing or closed, or no Settings entry describes what it provides.
+        """Return the capacity that can be ordered now; at most OFFERS_MAX offers, empty if all of it is in use.
+        Raises RefusedError if the configuration must be changed first: the named object is missing or closed, or no
+        Settings entry describes its devices.
         """
 
     def acquire(self, order: AcquireOrder) -> Awaitable[None]:
         """Place the order. Return when `list` shows it, long before the capacity is delivered.
-        The created object carries the order's name, owner and leader epoch, and is marked as this installation's. An
-        order with an existing name succeeds without a second one, whoever sends it. Raises RefusedError.
+        The created object carries the order's name, owner and leader epoch, and is marked as this installation's. The
+        call is idempotent by the order's name, also for another leader. Raises RefusedError.
         """
 
     def release(self, order: ReleaseOrder) -> Awaitable[None]:
-        """Release the order, or cancel it before delivery. Return when that is recorded; a missing order is a success.
+        """Release the order, or cancel it before delivery. Return when that is recorded or the order does not exist.
         Capacity in use is never removed, unless an order for fabric devices sets `force`. If the order sets
-        `uncommitted` and delivery cannot be cancelled any more, it stays; that is a success, too, since `list` shows
-        it.
+        `uncommitted` and delivery cannot be cancelled any more, the call succeeds without effect.
         """
 
     def list(self) -> Awaitable[tuple[Listed, ...]]:
         """Return the current state of all orders of this installation, whichever leader placed them.
-        Raises if it cannot be known: a partial list is never returned. RefusedError gives the reason for people.
+        Raises instead of returning a partial list; the text of a RefusedError is shown to users.
         """
 
 
@@ -62,14 +61,14 @@ class Attended(Protocol):
 
 @runtime_checkable
 class Lacking(Protocol):
-    """A provider of which some configured parts may be missing."""
+    """A provider that can report missing parts of its configuration."""
 
     lacks: str
-    """What the last `offers` call found missing, as a phrase that follows the provider's name; empty: nothing."""
+    """Missing parts found by the last `offers` call, as a phrase that follows the provider's name; empty: none."""
 
 
 class Supplier(Protocol):
-    """Executes the controller's capacity orders. Both methods return at once; the outcome is observed."""
+    """Executes the controller's capacity orders. Both methods return at once; observations report the outcome."""
 
     def acquire(self, order: AcquireOrder) -> None:
         """Order capacity."""

@@ -2,9 +2,8 @@
 
 Base of components that maintain API objects other than capacity orders, or read those of others. Failures are retried
 with exponential backoff. A failure is logged in one line, without addresses, and only once while its message stays the
-same. A notification during a run is not lost. From a Server, any exception except AnswerError means that the outcome is
-unknown. Drivers raise their own exceptions, which this package may not import (capacity and drivers are separate
-layers), so all exceptions are caught here, logged by type name, and retried.
+same. A notification during a run causes another run. All exceptions are caught and retried: drivers raise their own
+types, which this layer may not import.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class Reconciler:
-    """Calls `keep`, which does the pending work, if any, and returns the seconds until the next call without a
-    notification.
-    `fails`: for the log, what is not maintained when `keep` raises.
+    """Calls `keep`, which does the pending work and returns the seconds until the next call without a notification.
+    `fails`: the effect of a failure of `keep`, for the log.
     """
 
     def __init__(self, keep: Callable[[], Awaitable[float]], fails: str) -> None:
         self._keep, self._fails = keep, fails
         self._news = asyncio.Event()
-        self._told = ""
+        self._logged = ""
 
     def look(self) -> None:
         """Notify the reconciler: there may be work."""
@@ -47,18 +45,18 @@ class Reconciler:
             try:
                 wait_s = await self._keep()
             except Exception as error:  # noqa: BLE001  drivers' error types may not be imported here
-                self._tell(error)
+                self._log_failure(error)
                 await asyncio.sleep(rest_s)
                 rest_s = min(rest_s * 2.0, REST_S[1])
                 continue
-            rest_s, self._told = REST_S[0], ""
+            rest_s, self._logged = REST_S[0], ""
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s if wait_s < inf else None):
                     await self._news.wait()
 
-    def _tell(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         """Log a new failure. Messages of unknown exception types are omitted, since they may contain an address."""
         says = str(error) if isinstance(error, AnswerError | RefusedError) else type(error).__name__
-        if says != self._told:
+        if says != self._logged:
             log.warning("event=reconcile_failed effect=%r error=%s", self._fails, says)
-        self._told = says
+        self._logged = says

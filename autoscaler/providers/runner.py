@@ -1,10 +1,10 @@
 """Executes capacity orders at their providers and reports offers and existing orders. I/O.
 
-Sends orders at once, one at a time per provider. Lists soon after a change, then with growing intervals, at least twice
-a minute. Reads offers every minute, more often while there are none. Calls time out. Only the text of RefusedError is
-reported, other exceptions by type name; addresses are redacted everywhere. Makes no decisions: a process that does not
-lead gets no orders and lists all the same. A list carries its start time or, while orders are pending, the last time
-when none was.
+Executes orders one at a time per provider. Lists existing orders soon after a change, then at growing intervals, at
+least twice a minute. Reads offers every minute, more often while there are none. Calls time out. Reports the text of a
+RefusedError and the type name of any other exception; addresses are redacted. Makes no decisions: a process that does
+not lead gets no orders and also lists. A list is stamped with its start time or, while orders are pending, with the
+last time at which none was.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from autoscaler.state.capacity_orders import (
 from autoscaler.text import redact_addresses
 
 _log = logging.getLogger("pilotlight.autoscaler.providers")
-Told = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
-Observe = Callable[[tuple[Told, ...]], None]
-"""Receives observations. Never blocks."""
+Observation = ProvidersSeen | OffersSeen | LeasesSeen | LeaseRefused | ProviderTroubled | GroupsSeen | LearntSeen
+Observe = Callable[[tuple[Observation, ...]], None]
+"""Receives observations; does not block."""
 Order = AcquireOrder | ReleaseOrder
 CALL_S_MAX: Final = 30.0
 LIST_S_MAX: Final = 30.0
 LIST_S: Final = (0.5, LIST_S_MAX)
-"""Seconds between lists: the first after an order, then twice as long each time, up to the second.
-So capacity that arrives late is used or released within a minute (`STRAY_S` in `autoscaler.provisioning.release`).
+"""Seconds between lists: after an order the first value, doubled each time up to the second.
+So late capacity is used or released within a minute (`STRAY_S` in `autoscaler.provisioning.release`).
 """
 OFFERS_S: Final = 60.0
 REST_S: Final = 0.01
-"""Minimum pause in seconds. A timer may fire slightly early by the clock, and nothing would be due yet."""
+"""Minimum pause in seconds, since a timer may fire slightly before the clock reaches the due time."""
 NONE_S: Final = 5.0
-"""Seconds between reads of the offers while there are none, twice as long each time, up to OFFERS_S."""
-CLOSING: Final = "it is closed by the Settings, and what came of it is given back"
+"""Seconds between reads of the offers while there are none, doubled each time up to OFFERS_S."""
+CLOSING: Final = "it is closed or removed in Settings, and its capacity is being released"
 ORDERS_MAX: Final = 256
 """Maximum number of queued orders per provider. Further orders are dropped; the planner issues them again."""
 
 
 class ProviderRunner:
     """The Supplier for all providers, by name.
-    `hedges`: may be used in parallel with others for one shortage. `closing`: only keep existing orders until release.
+    `hedges`: providers that may be used in parallel with others for one shortage. `closing`: those that accept no new
+    orders.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ProviderRunner:
     ) -> None:
         self._observe = observe
         self._known = ProvidersSeen(providers=tuple(sorted(providers)), hedges=hedges)
-        self._desks = {
+        self._workers = {
             name: ProviderWorker(name, one, observe, clock, closing=name in closing) for name, one in providers.items()
         }
 
@@ -88,17 +89,17 @@ class ProviderRunner:
         """Run until cancelled."""
         self._observe((self._known,))
         async with asyncio.TaskGroup() as tasks:
-            for desk in self._desks.values():
-                tasks.create_task(desk.work())
-                tasks.create_task(desk.look())
-                tasks.create_task(desk.attend())
+            for worker in self._workers.values():
+                tasks.create_task(worker.work())
+                tasks.create_task(worker.look())
+                tasks.create_task(worker.attend())
 
     def _put(self, order: Order) -> None:
-        desk = self._desks.get(order.id.provider)
-        if desk is None:
+        worker = self._workers.get(order.id.provider)
+        if worker is None:
             self._observe((LeaseRefused(id=order.id, reason=f"there is no provider {order.id.provider}"),))
         else:
-            desk.put(order)
+            worker.put(order)
 
 
 class ProviderWorker:
@@ -181,7 +182,7 @@ class ProviderWorker:
             return False
         names = frozenset(one.name for one in leases)
         if len(leases) > LISTED_MAX or len(names) != len(leases):
-            self._observe((ProviderTroubled(provider=self._name, says="lists what cannot be", listing=True),))
+            self._observe((ProviderTroubled(provider=self._name, says="returned invalid orders", listing=True),))
             return False
         self._observe((LeasesSeen(provider=self._name, leases=leases, began_s=began_s),))
         gone, self._listed = self._listed - names, names
@@ -204,15 +205,15 @@ class ProviderWorker:
         if len(offers) <= OFFERS_MAX and all(one.provider == self._name for one in offers):
             lacks = redact_addresses(self._provider.lacks) if isinstance(self._provider, Lacking) else ""
             part = (ProviderTroubled(provider=self._name, says=lacks, listing=False),) if lacks else ()
-            self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # in one batch: new offers clear it
+            self._observe((OffersSeen(provider=self._name, offers=offers), *part))  # one batch: offers clear trouble
         else:
-            self._observe((ProviderTroubled(provider=self._name, says="offers what cannot be", listing=False),))
+            self._observe((ProviderTroubled(provider=self._name, says="returned invalid offers", listing=False),))
         return bool(offers)
 
     def _trouble(self, error: Exception, *, listing: bool = False) -> None:
         """Report a failed call. Only RefusedError's message is shown; others may contain an address."""
         refused = isinstance(error, RefusedError)
-        says = f"cannot say what it has: {error}" if refused else f"gives no answer ({type(error).__name__})"
+        says = f"cannot report its state: {error}" if refused else f"does not respond ({type(error).__name__})"
         self._observe((ProviderTroubled(provider=self._name, says=says, listing=listing),))
 
 

@@ -1,15 +1,15 @@
-"""Decides what device claims get from a fabric, what their status says, and which devices are published. Pure.
+"""Decides which fabric devices are published and ordered for device claims, and the status of the claims. Pure.
 
 A published device that the scheduler allocates to a claim (`autoscaler.state.device_claims`) is a commitment: an order
-for it is in flight, or it was attached, or it cannot be had and the claim's status says why. Published for a node is
-what could really be attached there now, minus commitments that are not ordered yet; a committed device stays published,
-by its name, until its claim's status is written.
+for it is in flight, or it was attached, or it is unavailable and the claim's status gives the reason. The devices that
+can be attached to a node now are published, minus commitments that are not ordered yet. A committed device remains
+published until its claim's status is written.
 
-FabricDeviceReady is never set: it would make the scheduler bind the pod with our device, and the kubelet would ask the
-device's own driver to prepare it (KEP-5007 has no way from one driver's device to another's). Our driver has no plug-in
-on any node, so the pod would wait there forever. An attached device belongs to the node's own driver:
-FabricDeviceReschedule sends the pod back to the scheduler, which allocates that device. If others take it first,
-another is ordered; if the claim does not take it, it is released and the claim's status says so for a while.
+FabricDeviceReady is never set: the scheduler would bind the pod with our device, and the kubelet would request our
+driver to prepare it (KEP-5007 cannot transfer a claim to another driver's device). Our driver has no plug-in on nodes,
+so the pod would wait forever. Instead, FabricDeviceReschedule returns the pod to the scheduler, which allocates the
+attached device of the node's own driver. If another claim gets that device first, another one is ordered. If no claim
+uses it, it is released, and the claim's status reports this for a while.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from autoscaler.state.device_claims import (
 from autoscaler.state.world import World
 
 PUBLISHED_MAX = 64
-"""Devices of one pool: a ResourceSlice has no room for more of this kind."""
+"""Maximum devices of one pool, the limit of a ResourceSlice for this kind of device."""
 SAID_MAX = 200
 """Maximum characters of a condition's message."""
 UNKNOWN_S = 60.0
-"""How long devices published by a former leader stay while a fabric is silent."""
+"""How long devices published by an earlier leader remain while a fabric does not respond."""
 CLAIM_S = 60.0
 """How long a device attached for a claim waits for the scheduler to allocate it to that claim, or to a similar one."""
 TEXT_MAX = 64
@@ -44,15 +44,15 @@ TEXT_MAX = 64
 
 
 class ClaimCommitment(NamedTuple):
-    """What one claim gets."""
+    """The order for one claim, the offer to order, or the reason for neither."""
 
     awaited: PendingDeviceClaim
     lease: Lease | None = None
-    """In flight, or here and not used yet."""
+    """The order, in flight or delivered and not used yet."""
     offer: Offer | None = None
     """The offer to order for it."""
     reason: str = ""
-    """Why it does not come, in one word; empty if it comes or this is not known yet."""
+    """Why it cannot be delivered, in one word; empty if it can, or this is unknown."""
     says: str = ""
 
 
@@ -66,7 +66,7 @@ class DevicePool(NamedTuple):
 
 
 class ClaimStatus(NamedTuple):
-    """What is written into one claim's status."""
+    """The status to write to one claim."""
 
     namespace: str
     name: str
@@ -76,30 +76,30 @@ class ClaimStatus(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Everything that is published in a cluster."""
+    """All pools and claim statuses to publish in a cluster."""
 
     pools: tuple[DevicePool, ...] = ()
-    told: tuple[ClaimStatus, ...] = ()
+    statuses: tuple[ClaimStatus, ...] = ()
 
 
 def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease], now_s: float) -> ClaimCommitment:
-    """What one claim gets. `leases`: including new orders, in the order in which claims are processed."""
+    """Find the order or offer for one claim. `leases`: all orders, including those for earlier claims of this plan."""
     capacity = world.capacity
     mine = [each for each in leases if each.owner == one.owner and _is_of(one, each.offer) and not each.leaving]
     for lease in sorted(mine, key=lambda each: each.id):
         if len(one.devices) <= lease.devices and (lease.coming(now_s) or (lease.here_s is not None and not lease.used)):
             return ClaimCommitment(one, lease)
     if one.provider not in list_publishing_providers(world):
-        return ClaimCommitment(one, reason="NotPublished", says=f"{one.provider} publishes nothing any more")
+        return ClaimCommitment(one, reason="NotPublished", says=f"{one.provider} no longer publishes devices")
     if (bar := find_offer_backoff(capacity, OfferId(one.provider, one.owner), now_s)) is not None:
-        return ClaimCommitment(one, reason="NotTaken", says=f"what was attached for it was not taken: {bar.why}")
+        return ClaimCommitment(one, reason="NotTaken", says=f"the device attached for it was not allocated: {bar.why}")
     if one.provider not in capacity.offers:
         return ClaimCommitment(one)
     if not has_current_offers(capacity, one.provider, now_s):
         return ClaimCommitment(one, says=SILENT)
     offer = next((each for each in capacity.offers[one.provider] if _is_of(one, each)), None)
     rest = (
-        "nothing of its kind is left for that node"
+        "no device of its kind is available for that node"
         if offer is None
         else compute_remaining_offer(capacity, leases, offer, now_s)
     )
@@ -107,16 +107,16 @@ def commit_claim(one: PendingDeviceClaim, world: World, leases: Collection[Lease
         return ClaimCommitment(one, reason="NotAttached", says=rest)
     if rest.devices_max < len(one.devices):
         return ClaimCommitment(
-            one, reason="NotAttached", says=f"only {rest.devices_max} of its kind are left for that node"
+            one, reason="NotAttached", says=f"only {rest.devices_max} of its kind are available for that node"
         )
     return ClaimCommitment(one, offer=rest)
 
 
 def find_published_devices(world: World, now_s: float, were: Collection[str] = ()) -> Published | None:
-    """What to publish now; None if that is not known yet, and published devices stay.
+    """Return the pools and claim statuses to publish; None if unknown: published devices then remain.
 
-    `were`: providers that the Settings named before. Claims on devices of others are for another installation to
-    report.
+    `were`: providers that the Settings named before. Claims on devices of other providers belong to other
+    installations.
     """
     unknown = list_publishing_providers(world) - (world.capacity.offers.keys() & world.capacity.listed_s.keys())
     if not world.leadership.leads or (unknown and now_s < world.leadership.leading_since_s + UNKNOWN_S):
@@ -124,10 +124,10 @@ def find_published_devices(world: World, now_s: float, were: Collection[str] = (
     leases = [*world.capacity.leases.values()]
     ours = {*were, *(one.name for one in world.settings.capacity)}
     found = [commit_claim(one, world, leases, now_s) for one in world.capacity.awaited if one.provider in ours]
-    told = tuple(_told(found))
-    over = {one.uid for one in told}
+    statuses = tuple(_claim_statuses(found))
+    over = {one.uid for one in statuses}
     waiting = [one for one in found if one.awaited.uid not in over]
-    return Published(tuple(_pools(world, leases, waiting, now_s)), told)
+    return Published(tuple(_pools(world, leases, waiting, now_s)), statuses)
 
 
 def list_publishing_providers(world: World) -> set[str]:
@@ -142,8 +142,8 @@ def _is_of(one: PendingDeviceClaim, offer: Offer) -> bool:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def _told(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]:
-    """Yield a claim's status once all its devices are here, or some cannot be had."""
+def _claim_statuses(pledges: Sequence[ClaimCommitment]) -> Iterator[ClaimStatus]:
+    """Yield a claim's status once all its devices are attached or one is unavailable."""
     claims: dict[str, list[ClaimCommitment]] = {}
     for one in pledges:
         claims.setdefault(one.awaited.uid, []).append(one)
@@ -161,7 +161,7 @@ def _condition(one: ClaimCommitment) -> tuple[str, str, str]:
     return (
         RESCHEDULE,
         "Attached",
-        f"it was attached to {one.awaited.node}, and is there as a device of the node's driver",
+        f"it was attached to {one.awaited.node}, whose own driver publishes it",
     )
 
 
@@ -185,7 +185,7 @@ def _pools(
 
 
 def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, node: str) -> list[Offer]:
-    """Offers by product; one no longer offered since it was ordered is used as it was."""
+    """Offers by product; for a product that is not offered any more, that of its order."""
     ordered = [one.offer for one in leases if one.id.provider == provider]
     found = {one.product: one for one in (*ordered, *offers) if one.node == node}
     return [found[product] for product in sorted(found)]
@@ -194,7 +194,7 @@ def _products(offers: Sequence[Offer], leases: Sequence[Lease], provider: str, n
 def _names(
     world: World, leases: Sequence[Lease], waiting: Sequence[ClaimCommitment], offer: Offer, now_s: float
 ) -> list[str]:
-    """Committed devices, and as many more as could be had in addition."""
+    """Names of committed devices, and of the devices that can be ordered in addition."""
     kept = sorted({name for one in waiting for name in one.awaited.devices})
     there = any(one.id == offer.id for one in world.capacity.offers.get(offer.provider, ()))
     rest = (
@@ -209,7 +209,7 @@ def _names(
 
 
 def _device(offer: Offer, name: str) -> Mapping[str, Any]:
-    """In the terms of NVIDIA's driver, so that selectors of its GPUs match this one."""
+    """Build a device with the attributes of NVIDIA's driver, so that selectors of its GPUs match."""
     of = "gpu.nvidia.com"
     return {
         "name": name,
@@ -220,6 +220,6 @@ def _device(offer: Offer, name: str) -> Mapping[str, Any]:
 
 
 def _binary(size: int) -> str:
-    """`40Gi`: as the API returns it, so that published devices can be compared."""
+    """Format a size as the API returns it (`40Gi`), so that published devices can be compared."""
     powers = next((each for each in range(6, 0, -1) if size % (1 << 10 * each) == 0), 0)
     return f"{size >> 10 * powers}{('', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei')[powers]}"

@@ -1,9 +1,8 @@
-"""Tells whether a model fits any device at all, without a request for it. Pure.
+"""Determines whether a model fits any device, even without a request for it. Pure.
 
-The answer depends on the model's document and on the slices that exist, that nodes could be repartitioned into, or that
-capacity providers offer; `is_fit_unchanged` compares these inputs. It must not depend on what is free now. The reason
-is the packer's own (`UnschedulableReasons.never`), so that people read what clients get. Nothing is cached: a new
-device or a changed document gives another answer at once.
+The result depends on the model's document and on the slices that exist, that repartitioning could create, or that
+capacity providers offer; `is_fit_unchanged` compares these inputs. It does not depend on free capacity. The reason is
+the packer's (`UnschedulableReasons.never`), the same that clients get. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from autoscaler.state.world import Slice, SliceId, World
 
 
 class Fitting:
-    """The slices of one World, as if empty, and those that could be created.
+    """The slices of one World as if they were empty, and those that could be created.
 
-    Reports nothing before the driver has listed them.
+    Reports no model as unplaceable before the driver has listed the slices.
     """
 
     def __init__(self, world: World) -> None:
@@ -41,7 +40,7 @@ class Fitting:
         self._defaults = world.settings.pod
 
     def never(self, model: Model) -> str:
-        """Why no device could hold a replica of `model`, even if empty; empty text if one could."""
+        """Return why no device could hold a replica of `model`, even if it were free; an empty text if one could."""
         want = self._want(model)
         if not self._listed or want.kind.devices == 0:
             return ""
@@ -58,9 +57,9 @@ def _with_slices(world: World, slices: dict[SliceId, Slice]) -> World:
 def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], bool]:
     """Return a check whether a model that fits no existing device may fit later, so that its requests are not rejected.
 
-    Counted are offers, orders, and capacity being released, with what their nodes have, even if all of that is in use
-    now. Offers in back-off or of a silent provider are not, so that requests are rejected at once; a silent provider's
-    orders are.
+    Counts offers, orders and capacity being released, with all slices of their nodes, even those in use. Does not count
+    offers in back-off or of a silent provider, so that requests are rejected at once, but counts a silent provider's
+    orders.
     """
     capacity = world.capacity
     answering = {provider for provider in capacity.providers if has_current_offers(capacity, provider, now_s)}
@@ -87,7 +86,7 @@ def build_future_fit_check(world: World, now_s: float) -> Callable[[ModelName], 
 
 
 def is_fit_unchanged(before: World, after: World) -> bool:
-    """Whether no input of this check changed. A node's CPU changes come with its slices, or at the next look."""
+    """Whether no input of this check changed. A change of a node's CPU alone is detected with the next other change."""
     return (
         before.models is after.models
         and before.nodes.slices is after.nodes.slices
@@ -107,9 +106,9 @@ def _to_come(world: World) -> Set[SliceId]:
 def list_unplaceable_models(
     world: World, fault: Callable[[ModelName, Exception], None] | None = None
 ) -> dict[ModelName, str]:
-    """Models of the documents that fit no device -> why, in order of names.
+    """Return the Models that fit no device, with the reason, ordered by name.
 
-    `fault` gets each model whose check raises, which then does not affect the others; None: the exception is raised.
+    `fault` is called with each model whose check raises, so that the others are still checked; None: raise.
     """
     fitting, found = Fitting(world), dict[ModelName, str]()
     for name in sorted(world.models):

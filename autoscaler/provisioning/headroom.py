@@ -1,8 +1,8 @@
-"""Keeps devices free ahead of need (`capacity[].headroom`), so that no start waits for them. Pure.
+"""Keeps devices free in advance (`capacity[].headroom`), so that starts need not wait for them. Pure.
 
-Decides which orders stay although they are idle, how many devices are missing, and which offer is ordered. A free owned
-device of a product that the provider offers counts like an ordered one: what is there and free is not paid for twice.
-Capacity that is about to go does not count.
+Decides which idle orders are kept, how many devices are missing, and which offer is ordered. A free owned device of a
+product that the provider offers counts like an ordered one, so that no headroom is paid for in its place. Capacity that
+is about to be removed does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWNER = "headroom@"
 
 
 class Headroom(NamedTuple):
-    """`kept`: orders that stay; `lacking`: by provider, how many more devices must be free."""
+    """`kept`: idle orders that are kept; `lacking`: by provider, how many more devices must be free."""
 
     kept: frozenset[LeaseId]
     lacking: dict[str, int]
@@ -34,12 +34,12 @@ NONE = Headroom(frozenset(), {})
 
 
 def headroom_owner(provider: str) -> ModelName:
-    """Owner of the provider's headroom orders before a model uses them: no model."""
+    """Owner of the provider's headroom orders, which is not a model, until a model uses them."""
     return ModelName(f"{_OWNER}{provider}")
 
 
 def compute_headroom(ground: SimulationContext, leases: Collection[Lease], waited: Collection[LeaseId]) -> Headroom:
-    """Compute the headroom. `leases`: including new orders; `waited`: those of them that somebody waits for."""
+    """Compute the headroom. `leases`: including new orders; `waited`: those that a request waits for."""
     entries = [one for one in ground.world.settings.capacity if one.headroom and not one.closing]
     if not entries:
         return NONE
@@ -62,12 +62,12 @@ def compute_headroom(ground: SimulationContext, leases: Collection[Lease], waite
 
 
 def compute_order_devices(offer: Offer, lacks: int) -> int:
-    """How many devices to order if `lacks` are missing: a node comes whole."""
+    """How many devices to order if `lacks` are missing; nodes are ordered with all their devices."""
     return min(max(lacks, offer.devices_min), offer.devices_max)
 
 
 def find_cheapest_offer(world: World, offers: Iterable[Offer], lacks: int) -> Offer | None:
-    """The offer with the lowest price per missing device, then the soonest; None if there is none."""
+    """The offer with the lowest price per missing device, then the shortest delivery time; None if there is none."""
 
     def key(one: Offer) -> tuple[float, float, OfferId]:
         takes, many = (
@@ -80,7 +80,7 @@ def find_cheapest_offer(world: World, offers: Iterable[Offer], lacks: int) -> Of
 
 
 def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collection[LeaseId]) -> int:
-    """How many devices of an order are free, or will be."""
+    """How many devices of an order are free, or will be when it is delivered."""
     if lease.here_s is None:
         return lease.devices if lease.coming(now_s) and lease.id not in waited else 0
     going = (
@@ -94,9 +94,9 @@ def _counts(world: World, lease: Lease, free: int, now_s: float, waited: Collect
 
 
 def _free(ground: SimulationContext) -> dict[DeviceId, Slice]:
-    """One slice of each device that is empty and not assigned.
+    """One slice of each empty, unassigned device.
 
-    If pods of others are counted on a node without a known device, that many devices fewer are free.
+    If pods of others use unknown devices of a node, as many devices of the node count as in use.
     """
     world, shut_ = ground.world, list_withheld_slices(ground.world)
     of: dict[DeviceId, list[Slice]] = {}

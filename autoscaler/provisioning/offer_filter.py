@@ -1,6 +1,6 @@
 """Estimates whether and when offers and orders in flight can serve unplaced requests. Pure; decides nothing.
 
-The provisioner uses these answers to select the requests it orders for, and to report how long the others wait.
+The provisioner uses these estimates to select the requests to order for, and to report how long the others wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def estimate_delivery(capacity: Capacity, offer: Offer) -> Expected:
 
 def build_offer_filter(world: World, coming: Iterable[Offer]) -> Callable[[PlacementRequest], bool]:
     """Return a check whether any offer suits a request, or an order in flight has the size and a product for it.
-    Requests that can get nothing thus block no others.
+    Other requests are ignored, so that they block none behind them.
     """
     offers, sizes = list_offers(world.capacity), {(one.product, one.memory_bytes // one.parts) for one in coming}
     known: dict[tuple[object, ...], bool] = {}
@@ -63,15 +63,15 @@ def is_offer_suitable(want: PlacementRequest, offer: Offer, there: int) -> bool:
 
 def _labelled(want: PlacementRequest, offer: Offer) -> bool:
     labels, coming = offer.labels, PendingLabels.DEVICES if offer.node else PendingLabels.NODE
-    untold = bool(offer.node) and not labels
+    unlabelled = bool(offer.node) and not labels
     return all(
-        labels[key] == value if key in labels else untold or can_label_appear(key, coming)
+        labels[key] == value if key in labels else unlabelled or can_label_appear(key, coming)
         for key, value in want.choice.selector
     )
 
 
 def remaining_delivery_s(capacity: Capacity, lease: Lease, now_s: float) -> float:
-    """Remaining delivery time; infinite if unknown, or if a queue is overdue or waits for a quota in use."""
+    """Remaining delivery time; infinite if unknown, or if a queued order is overdue or waits for an exhausted quota."""
     of, past_s = estimate_delivery(capacity, lease.offer), now_s - lease.asked_s
     dry = lease.listed is not None and lease.listed.dry
     return inf if lease.offer.queued and (dry or past_s >= of.p95_s) else of.left_s(past_s)
@@ -81,8 +81,8 @@ def is_order_too_slow(world: World, lease: Lease, start_s: float, now_s: float) 
     """Whether no request should wait for a queued order. `start_s`: start time of its owner.
 
     True if its delivery time is unknown, or such orders usually take longer than its owner's requests wait; other
-    offers are then ordered meanwhile. The remaining time is not compared, since it falls and rises again: requests
-    would wait for the order and give it up in turn.
+    offers are then ordered in addition. The total time is compared, not the remaining time, which decreases and
+    increases, so that requests would alternate between waiting and not waiting.
     """
     left, model = remaining_delivery_s(world.capacity, lease, now_s), world.models.get(lease.owner)
     if left == inf or not lease.offer.queued:

@@ -1,12 +1,12 @@
 """Selects which offer to order, and bounds the work of testing offers. Pure.
 
 Of the offers that are likely enough to arrive in time, the cheapest is ordered. This module defines that ranking, the
-expected cost of an offer, and the sentence about each that `explain` shows. A RatedOffer stands for a number of devices
-that was found to suffice (`autoscaler.placement.simulate`). Costs are in the one currency of the Settings. Owned
-capacity has no marginal cost, so that among such offers the lower power draw wins.
+expected cost of an offer, and its description in `explain`. The number of devices in a RatedOffer is sufficient
+according to a simulation (`autoscaler.placement.simulate`). Costs are in the currency of the Settings. Owned capacity
+has no marginal cost, so among such offers the lower power draw wins.
 
-`TrialBudget` bounds the simulations of one plan. Checks of labels, taints and amounts cost nothing, each question is
-simulated once, and each kind of request has a share of the budget. So requests that fit nowhere cannot exhaust the
+`TrialBudget` bounds the simulations of one plan. Checks of labels, taints and amounts are not charged, each combination
+is simulated once, and each kind of request has a share of the budget. So requests that fit nowhere cannot exhaust the
 budget of those behind them.
 """
 
@@ -26,9 +26,9 @@ from autoscaler.state.world import NodeId
 from autoscaler.text import format_duration
 
 IN_TIME = 0.9
-"""An offer with at least this probability of arriving in time is sure enough; above it only the price counts."""
+"""Probability of arriving in time from which an offer is sure; among sure offers only the price counts."""
 NOT_LATE = 0.95
-"""Time does not make an offer unsure if this part of its probability of arriving at all remains: rare is not late."""
+"""An offer is also sure if its probability in time is at least this share of its probability of arriving at all."""
 HOLD_S = 600.0
 """Assumed duration of a surge, and the minimum time for which added capacity is paid."""
 
@@ -44,13 +44,13 @@ class RatedOffer(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Expected cost while it is awaited and while it is held; what does not arrive is partly paid, too."""
+        """Expected cost during delivery and while held; undelivered capacity is partly paid for, too."""
         waited_s = 0.0 if self.expected.mean_s == inf else self.expected.mean_s
         return self.offer.price_per_hour * self.devices * (waited_s + HOLD_S) / 3600.0
 
     @property
     def sure(self) -> bool:
-        """Whether time does not make it uncertain."""
+        """Whether it is likely enough to arrive in time (IN_TIME, NOT_LATE)."""
         return self.in_time >= min(IN_TIME, NOT_LATE * self.expected.confidence)
 
     def says(self) -> str:
@@ -68,8 +68,8 @@ class Chosen(NamedTuple):
     """The offer that is ordered for one request."""
 
     rung: RatedOffer
-    beside: RatedOffer | None = None
-    """A hedge from another provider, ordered as well: the loser is withdrawn before its commit point."""
+    hedge: RatedOffer | None = None
+    """Ordered in addition from another provider; the slower order is withdrawn before its commit point."""
 
 
 def rate_offer(offer: Offer, devices: int, expected: Expected, deadline_s: float, start_s: float) -> RatedOffer:
@@ -78,34 +78,33 @@ def rate_offer(offer: Offer, devices: int, expected: Expected, deadline_s: float
 
 
 def choose_offer(rungs: Iterable[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """Choose the cheapest offer that is likely enough in time, else the likeliest, then the soonest; None without
-    offers.
+    """Choose the cheapest sure offer, else the likeliest, then the soonest; None without offers.
 
-    `hedges`: providers from which a second offer may be ordered where that makes delivery surer.
+    `hedges`: providers from which a second offer may be ordered if the first is not sure.
     """
     return choose_sorted_offer(iter(sorted(rungs, key=rated_offer_sort_key)), hedges)
 
 
 def choose_sorted_offer(rungs: Iterator[RatedOffer], hedges: frozenset[str] = frozenset()) -> Chosen | None:
-    """The same for offers sorted best first; reads no more of them than needed."""
+    """The same for offers sorted best first; reads no more offers than needed."""
     best = next(rungs, None)
     if best is None:
         return None
-    provider, beside = best.offer.provider, None
+    provider, hedge = best.offer.provider, None
     if hedges - {provider} and best.in_time < NOT_LATE * IN_TIME:
-        beside = next((one for one in rungs if one.offer.provider in hedges - {provider}), None)
-    return Chosen(best, beside if beside is not None and beside.in_time > 0 else None)
+        hedge = next((one for one in rungs if one.offer.provider in hedges - {provider}), None)
+    return Chosen(best, hedge if hedge is not None and hedge.in_time > 0 else None)
 
 
 def rank_offers_lazily(
-    hopeful: Iterable[RatedOffer], tried: Callable[[RatedOffer], RatedOffer | None]
+    candidates: Iterable[RatedOffer], tried: Callable[[RatedOffer], RatedOffer | None]
 ) -> Iterator[RatedOffer]:
-    """Yield usable offers, best first; offers that are not read are not tried.
+    """Yield usable offers, best first. An offer is tried only when the iterator reaches it.
 
-    `hopeful`: each with the minimum devices of its offer, which bounds its rank; `tried`: with as many as suffice, or
-    None.
+    `candidates`: each with the minimum number of devices, which bounds its rank. `tried`: returns a candidate with
+    enough devices, or None.
     """
-    heap = [(rated_offer_sort_key(one), number, one, False) for number, one in enumerate(hopeful)]
+    heap = [(rated_offer_sort_key(one), number, one, False) for number, one in enumerate(candidates)]
     heapify(heap)
     while heap:
         _, number, one, known = heappop(heap)
@@ -125,11 +124,11 @@ def rated_offer_sort_key(one: RatedOffer) -> tuple[bool, float, float, float, fl
 
 
 TRIALS_MAX = 256
-"""Simulations in one plan, best offers first, so that those left out would be worse."""
+"""Maximum simulations in one plan, best offers first."""
 
 
 def normalize_request(want: PlacementRequest) -> PlacementRequest:
-    """Reduce a request to what it shares with those that fit the same places and wait as long."""
+    """Reduce a request to its kind: requests of one kind fit the same places and have the same priority."""
     return want._replace(ordinal=0, urgency=Urgency(want.urgency.priority), reason="")
 
 
@@ -144,7 +143,7 @@ class TrialBudget:
         self._there = devices_by_node(ground.world)
 
     def devices(self, want: PlacementRequest, offer: Offer) -> int | None:
-        """The fewest devices of the offer that suffice; None if no number does or the budget is spent."""
+        """The minimum sufficient number of the offer's devices; None if no number suffices or the budget is spent."""
         kind = normalize_request(want)
         key = kind, offer.id, offer.devices_max
         if key not in self._known:
@@ -153,7 +152,7 @@ class TrialBudget:
         return self._known[key]
 
     def _may(self, kind: PlacementRequest) -> bool:
-        """Take one simulation; what earlier kinds did not use is shared among the remaining kinds."""
+        """Take one simulation from the budget; unused shares of earlier kinds are divided among the remaining kinds."""
         if kind not in self._shares:
             self._shares[kind] = -(-self._left // max(1, self._kinds - len(self._shares)))
         may = self._shares[kind] > 0 and self._left > 0

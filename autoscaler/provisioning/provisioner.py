@@ -1,13 +1,13 @@
 """Decides which capacity to order for placement requests that have no room. Pure.
 
 Invariant: at most one order is in flight per unplaced replica, hedges excepted. A request that fits on an order in
-flight, or on machines that somebody else adds, waits for those. For the others, the offer that
-`autoscaler.provisioning.offer_selection` ranks first is ordered, with as few devices as suffice; other requests that
-fit on it wait for it, too. An order that stays in a queue longer than usual is kept, but no request waits for it: other
-offers are ordered in addition.
+flight, or on machines that others add, waits for it. For the remaining requests, the best offer
+(`autoscaler.provisioning.offer_selection`) is ordered with the minimum sufficient number of devices; other requests
+that fit on it wait for it, too. An order that is queued for longer than usual is kept, but no request waits for it, and
+other offers are ordered in addition.
 
-Nothing is ordered from a provider whose orders are unknown, nor from any other provider meanwhile (for a minute at
-most). `autoscaler.provisioning.release` decides what is released.
+While a provider has not listed its orders, nothing is ordered from any provider (for at most a minute).
+`autoscaler.provisioning.release` decides what is released.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ from autoscaler.state.world import Replica
 from autoscaler.text import format_duration
 
 WANTS_MAX = 512
-"""Requests considered in one plan, in serving order; the others still lack room in the next plan."""
+"""Maximum requests considered in one plan, in serving order; later plans consider the others."""
 KINDS_MAX = 64
-"""Different kinds of requests for which offers are sought in one plan."""
+"""Maximum kinds of requests for which offers are sought in one plan."""
 ORDERS_MAX = 8
-"""Orders in one plan; the next plan orders more."""
+"""Maximum orders in one plan; the next plan orders more."""
 UNLISTED_S = 60.0
-"""How long a new leader orders nothing elsewhere while a provider is silent, since anything may be in flight there."""
+"""How long a new leader orders nothing while a provider has not listed its orders, which may be in flight."""
 REORDER_S = 15.0
-"""If a provider's list that began this long after an order does not show it, the order was lost: it is sent again by
+"""If a provider's list that began this long after an order does not show it, the order was lost and is repeated by
 the same name."""
 
 
 class ProvisioningResult(NamedTuple):
-    """Orders and releases, the unplaced requests with what they wait for, and when time alone changes this."""
+    """Orders and releases, unplaced requests with updated reasons, and when time alone changes them."""
 
     actions: tuple[AcquireLease | ReleaseLease, ...]
     unmet: tuple[Unplaced, ...]
@@ -85,7 +85,7 @@ class ProvisioningResult(NamedTuple):
 
 
 def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: SimulationContext) -> ProvisioningResult:
-    """Plan orders and releases for one plan: the packer's result, and what the plan starts."""
+    """Plan orders and releases. `packing`: the packer's result; `starts`: replicas that the plan starts."""
     capacity = ground.world.capacity
     if not (capacity.providers or capacity.offers or capacity.leases):
         return ProvisioningResult((), packing.unmet)
@@ -96,7 +96,7 @@ def provision_capacity(packing: PackResult, starts: Iterable[Replica], ground: S
 
 
 def evaluate_offers(ground: SimulationContext, want: PlacementRequest) -> list[tuple[Offer, RatedOffer | str]]:
-    """Rate every offer for an unplaced request: a RatedOffer, or why it would not do now. Used in explanations."""
+    """Rate every offer for an unplaced request: a RatedOffer, or why it cannot be used now. For explanations."""
     return [*Provisioner(ground, [Unplaced(want, "")]).judged(want)]
 
 
@@ -109,7 +109,7 @@ class Provisioner:
         self.next_s = inf
         ground = self.ground
         self.others = {one.id: one for one in list_group_leases(self.world, self.now_s)}
-        """Machines that somebody else adds, as orders: waited for, and never released."""
+        """Machines that others add, as orders, which are never released."""
         there = (*self.capacity.leases.values(), *self.others.values())
         coming = [one for one in there if one.coming(self.now_s) and not is_claim_owner(one.owner)]
         coming.sort(key=lambda one: (one.asked_s + self._expected(one.offer).p50_s, one.id))
@@ -139,11 +139,11 @@ class Provisioner:
         """Requests with an order in a queue from this plan on."""
         self.trials = TrialBudget(self.ground, (one for one in self.wants if one not in self.got))
         self.sought: dict[tuple[PlacementRequest, bool], bool] = {}
-        """Kinds of requests, and whether there was an offer for the last of each kind."""
+        """By kind of request: whether there was an offer for the last request."""
         self.room = NONE
         """Capacity that is kept free ahead of need."""
         self.asks = False
-        """Whether providers' orders are still unknown: nothing is ordered, and no request is reported as hopeless."""
+        """Some providers' orders are unknown: nothing is ordered, and no request is reported as unplaceable."""
 
     def later(self, at_s: float) -> None:
         """Note that time alone changes the answer at `at_s`."""
@@ -167,8 +167,7 @@ class Provisioner:
     def _match_queued_orders(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
         """Match queued orders to requests.
 
-        An order's owner comes before all others, who order elsewhere meanwhile; otherwise the owner would queue once
-        more.
+        An order's owner precedes all others, which order elsewhere; otherwise the owner would queue another order.
         """
         owners, priorities = {one.owner for one in queued}, [one.urgency.priority for one in self.wants]
         above = max(priorities, default=0) - min(priorities, default=0) + 1
@@ -179,7 +178,7 @@ class Provisioner:
         }
 
     def plan(self) -> ProvisioningResult:
-        """Run the stages: order for claims and requests, then headroom; release what nothing waits for; explain."""
+        """Run the stages: order for claims, requests and headroom; release unneeded orders; explain."""
         self._note_claim_orders()
         self.asks = not self._are_orders_known()
         if not self.asks:
@@ -213,14 +212,16 @@ class Provisioner:
                     id=lease.id, offer=lease.offer, devices=lease.devices, owner=lease.owner, epoch=self.world.epoch,
                     due_s=lease.due_s, hedge=lease.hedge,
                 )  # fmt: skip
-                self.orders.append(AcquireLease(order=again, reason="nobody has seen it: the order may be lost"))
+                self.orders.append(
+                    AcquireLease(order=again, reason="its provider does not list it: the order may be lost")
+                )
 
     def _order_for_claims(self) -> None:
         """Order for the claims that the scheduler allocated; they precede unplaced requests."""
         for awaited in self.capacity.awaited:
             one = commit_claim(awaited, self.world, self.leases.values(), self.now_s)
             if one.offer is not None and len(self.orders) < ORDERS_MAX:
-                reason = f"claim {awaited.namespace}/{awaited.name} was given what could be attached"
+                reason = f"claim {awaited.namespace}/{awaited.name} was allocated an attachable device"
                 self._make(awaited.owner, one.offer, len(awaited.devices), self._expected(one.offer), reason)
 
     def _order_for_requests(self) -> None:
@@ -238,7 +239,7 @@ class Provisioner:
             offer = find_cheapest_offer(self.world, [one for one in rests if not isinstance(one, str)], lacks)
             if offer is not None:
                 many = compute_order_devices(offer, lacks)
-                reason = f"{lacks} more of its devices are to be free"
+                reason = f"{lacks} more free devices are needed as headroom"
                 made = self._make(headroom_owner(provider), offer, many, self._expected(offer), reason)
                 self.room = self.room._replace(kept=self.room.kept | {made.id})
 
@@ -248,7 +249,7 @@ class Provisioner:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def _seek(self, want: PlacementRequest) -> None:
-        """Order an offer, unless there was none for a request of this kind: availability only decreases in a plan."""
+        """Order an offer, unless this plan found none for this kind: availability only decreases in a plan."""
         kind = normalize_request(want), want in self.queued
         if not self.sought.get(kind, len(self.sought) < KINDS_MAX):
             self.said[want] = self._none()
@@ -257,7 +258,7 @@ class Provisioner:
         chosen = choose_sorted_offer(self._rungs(want), hedges)
         self.sought[kind] = chosen is not None
         if chosen is not None and chosen.rung.sure and not self._timely(want, chosen.rung):
-            self.said[want] = f"{chosen.rung.offer.provider} is asked in time for that"
+            self.said[want] = f"an order from {chosen.rung.offer.provider} will be placed in time"
             chosen = choose_sorted_offer(self._rungs(want, endless=True))
         elif chosen is None:
             self.said[want] = self._none()
@@ -265,14 +266,14 @@ class Provisioner:
             self._take(want, chosen)
 
     def _timely(self, want: PlacementRequest, one: RatedOffer) -> bool:
-        """Whether to order now for a need that begins later: capacity that comes sooner is paid for while idle."""
+        """Whether to order now for a need that begins later; capacity that arrives early costs while idle."""
         takes_s = one.expected.p95_s
         from_s = -inf if takes_s == inf else want.urgency.begins_s - takes_s - STARTS * self._start_s(want.model)
         self.later(from_s)
         return self.now_s >= from_s
 
     def _waited(self, want: PlacementRequest) -> bool:
-        """Whether requests wait for it now; then two orders are made where one is not sure."""
+        """Whether inference requests wait for the model now; then an unsure order is hedged."""
         return self.world.loads.get(want.model, NO_LOAD).waiting > 0
 
     def _lost(self, lease: Lease) -> bool:
@@ -281,7 +282,7 @@ class Provisioner:
         return waits and self.capacity.listed_s.get(lease.id.provider, -inf) >= due_s
 
     def judged(self, want: PlacementRequest) -> Iterator[tuple[Offer, RatedOffer | str]]:
-        """Rate every offer: a RatedOffer, or why it would not do now."""
+        """Rate every offer: a RatedOffer, or why it cannot be used now."""
         deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         for offer, rest in self._open(want):
             if isinstance(rest, str):
@@ -290,10 +291,10 @@ class Provisioner:
                 found = self._tried_rung(
                     want, rest, self._rung(want, offer, compute_min_devices(want, rest), deadline_s)
                 )
-                yield offer, found or "it would not have room there"
+                yield offer, found or "insufficient room on this offer"
 
     def _rungs(self, want: PlacementRequest, *, endless: bool = False) -> Iterator[RatedOffer]:
-        """Offers that would do now, best first. `endless`: only those with an unknown delivery time."""
+        """Usable offers, best first. `endless`: only those with an unknown delivery time."""
         deadline_s = compute_deadline_s(self.world, want.model, self.now_s) - self.now_s
         found = ((offer, rest) for offer, rest in self._open(want) if not isinstance(rest, str))
         open_ = {offer.id: (offer, rest) for offer, rest in found if not endless or self._expected(offer).p50_s == inf}
@@ -301,7 +302,7 @@ class Provisioner:
         return rank_offers_lazily(rungs, lambda one: self._tried_rung(want, open_[one.offer.id][1], one))
 
     def _tried_rung(self, want: PlacementRequest, rest: Offer, one: RatedOffer) -> RatedOffer | None:
-        """The offer with as many devices as suffice; None if no number does."""
+        """The offer with the minimum sufficient number of devices; None if no number suffices."""
         many = self.trials.devices(want, rest)
         return None if many is None else one._replace(devices=many)
 
@@ -309,16 +310,16 @@ class Provisioner:
         return rate_offer(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))
 
     def _open(self, want: PlacementRequest) -> Iterator[tuple[Offer, Offer | str]]:
-        """Every offer, with what is left of it, or why nothing is."""
+        """Every offer, with its remaining part or why nothing remains."""
         for provider in sorted(self.capacity.offers):
             for offer in sorted(self.capacity.offers[provider], key=lambda one: one.name):
                 if want in self.queued and (offer.queued or self._expected(offer).p50_s == inf):
-                    yield offer, "one of that kind waits in a queue for it"
+                    yield offer, "an order of that kind is already queued for it"
                 else:
                     yield offer, self._left(offer)
 
     def _left(self, offer: Offer) -> Offer | str:
-        """What is left of the offer, or why nothing is: orders placed since it was made are subtracted."""
+        """The offer minus the orders placed since it was read, or why nothing remains."""
         if not has_current_offers(self.capacity, offer.provider, self.now_s):
             return SILENT
         if (bar := find_offer_backoff(self.capacity, offer.id, self.now_s)) is not None:
@@ -326,13 +327,13 @@ class Provisioner:
         return compute_remaining_offer(self.capacity, self._of.get(_whose(offer), ()), offer, self.now_s)
 
     def _take(self, want: PlacementRequest, chosen: Chosen) -> None:
-        for one, hedge in ((chosen.rung, False), (chosen.beside, True)):
+        for one, hedge in ((chosen.rung, False), (chosen.hedge, True)):
             if one is None:
                 continue
             reason = f"{want.reason}: {one.says()}"
             made = self._make(want.model, one.offer, one.devices, one.expected, reason, hedge=hedge)
             if one.expected.p50_s == inf:
-                self.said[want] = f"{one.offer.provider} was asked, and cannot say when"
+                self.said[want] = f"ordered from {one.offer.provider}, delivery time unknown"
                 self.asked.add(want)
             elif not hedge:
                 self.got[want] = made.id
@@ -360,14 +361,14 @@ class Provisioner:
         return lease
 
     def _wanted(self) -> frozenset[LeaseId]:
-        """Orders that somebody waits for."""
+        """Orders that a request or claim waits for."""
         wanted = {*self.got.values(), *self.hedged.values(), *self.queued.values(), *self.pledged}
         return frozenset(wanted | {one.id for one in self.capacity.leases.values() if one.owner in self.later_wants})
 
     # --- reasons ------------------------------------------------------------------------------------------------------
 
     def _explain(self, missing: Unplaced) -> Unplaced:
-        """Update a request's reason: one that waits for an order is not reported as lacking room."""
+        """Update a request's reason: the order that it waits for, or why nothing is ordered."""
         want = missing.want
         got = self.got.get(want)
         lease = None if got is None else self.leases.get(got) or self.others.get(got)
@@ -375,7 +376,7 @@ class Provisioner:
             left = self._left_s(lease)
             where = f" on {lease.offer.node}" if lease.offer.node else ""
             what = f"{lease.devices} x {lease.offer.product}{where}"
-            reason = f"{lease.id.provider} brings {what}, in about {format_duration(left)}"
+            reason = f"waiting for {what} from {lease.id.provider}, expected in about {format_duration(left)}"
             ready_s = left + self._start_s(want.model)
             return missing._replace(
                 reason=reason, never=False, promised=True, slices=(), ready_s=ready_s, lease=lease.id
@@ -388,26 +389,28 @@ class Provisioner:
         if missing.never and self._some_day(want.model):
             missing = missing._replace(never=False)
         if self.asks:
-            missing = missing._replace(never=False, reason=f"{missing.reason}; providers of more are asked")
+            missing = missing._replace(
+                never=False, reason=f"{missing.reason}; some providers have not listed their orders yet"
+            )
         return missing if more is None else missing._replace(reason=f"{missing.reason}; {more}")
 
     @cached_property
     def _some_day(self) -> Callable[[ModelName], bool]:
-        """Computed only if some request fits no existing device."""
+        """Check for a later fit; computed only if some request fits no existing device."""
         return build_future_fit_check(self.world, self.now_s)
 
     def _queued(self, lease: Lease) -> str:
-        """Reason for a queued order that the request does not wait for; it is reported next to what else is lacking."""
+        """Describe a queued order that the request does not wait for, as an addition to its reason."""
         asked_s, listed, left = self.now_s - lease.asked_s, lease.listed, self._left_s(lease)
-        when = "cannot say when" if left == inf else f"brings it in about {format_duration(left)}"
+        when = "delivery time unknown" if left == inf else f"expected in about {format_duration(left)}"
         said = "" if listed is None or not listed.says else f": {listed.says}"
-        return f"{lease.id.provider} was asked {format_duration(asked_s)} ago, and {when}{said}"
+        return f"ordered from {lease.id.provider} {format_duration(asked_s)} ago, {when}{said}"
 
     def _none(self) -> str:
         bars = ((of, one) for of, one in self.capacity.barred.items() if self.now_s < one.until_s)
-        told = [one.why for of, one in bars if not is_claim_owner(ModelName(of.name))][-1:]
-        told += [f"{provider} {says}" for provider, says in self.capacity.wrong()]
-        return "; ".join(("no provider offers what it needs now", *told))
+        causes = [one.why for of, one in bars if not is_claim_owner(ModelName(of.name))][-1:]
+        causes += [f"{provider} {says}" for provider, says in self.capacity.wrong()]
+        return "; ".join(("no provider offers what it needs now", *causes))
 
 
 def _whose(offer: Offer) -> OfferId:

@@ -1,13 +1,12 @@
 """Decides which capacity orders to release and why, and tracks how long releases take. Pure.
 
-An order that does not arrive by its deadline is given up, one that nobody waits for any more is withdrawn before it
-arrives, and an idle one is released when keeping it costs more than it is worth. Nothing is released while a replica is
-on it, or while demand is unknown. A release is forced only where an operator drains by force, and even then a normal
-release is tried first.
+An overdue order is given up, an order without waiting requests is withdrawn before its delivery, and an idle one is
+released when keeping it costs more than it is worth. Nothing is released while a replica uses it or demand is unknown.
+A release is forced only if an operator drains by force, and only after a normal release was tried.
 
-`Leaving` records since when orders are being released, and which are stuck. An order holds the time of its last release
-request, not the first, and followers send none; so metrics and Events each use one `Leaving` that sees every World.
-Capacity with occupants is waited for, and is not stuck.
+`Leaving` records the start of each release, and which releases are stuck. An order has only the time of its last
+release request, and followers send none; so metrics and Events each have a `Leaving` that receives every World. An
+order in use is not stuck.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from autoscaler.state.device_claims import is_claim_owner
 from autoscaler.text import format_duration
 
 STUCK_S: Final = 300.0
-"""A fabric releases a GPU in seconds, a cloud a machine in minutes, and by then the request was sent seven times: what
-is left after this time needs a person. The alert uses the same number."""
+"""Seconds after which a release is stuck and a person must act; the alert uses the same number. A fabric releases a GPU
+in seconds, a cloud a machine in minutes, and by then the request was sent seven times."""
 
 
 def is_leaving(lease: Lease) -> bool:
-    """Whether its release was requested, or its provider withdraws it."""
+    """Whether its release was requested, or its provider is withdrawing it."""
     return lease.leaving or (lease.listed is not None and lease.listed.phase == "leaving")
 
 
@@ -68,12 +67,12 @@ class Leaving:
 
 
 WITHDRAW_S = 10.0
-"""Minimum age before an order is withdrawn: requests that disappear for a moment come back."""
+"""Minimum age before an order is withdrawn, since requests may disappear only for a moment."""
 STRAY_S = 10.0
-"""Capacity that arrives when nobody waits for it must be used within this time, or is released."""
+"""Capacity that is delivered without waiting requests is released if it is not used within this time."""
 RETRY_S = (10.0, 60.0)
 """Interval between release requests: the first, doubled each time up to the second."""
-FORCED = "; it does not go, so it is detached by force"
+FORCED = "; a normal release had no effect, so it is detached by force"
 
 
 def plan_releases(
@@ -81,8 +80,8 @@ def plan_releases(
 ) -> Iterator[ReleaseLease]:
     """Releases in order of ids.
 
-    `wanted`: orders that somebody waits for; `kept`: headroom; `later`: called with the times at which time alone
-    changes the answer.
+    `wanted`: orders that requests or claims wait for; `kept`: headroom; `later`: called with the times at which time
+    alone changes the result.
     """
     return _Returning(ground, wanted, kept, later).all()
 
@@ -102,18 +101,22 @@ class _Returning:
 
     def all(self) -> Iterator[ReleaseLease]:
         """Yield the releases; see `plan_releases`."""
-        told = is_demand_complete(self.world, self.now_s)
+        demand_known = is_demand_complete(self.world, self.now_s)
         for lease in sorted(self.capacity.leases.values(), key=lambda one: one.id):
             if lease.leaving:
                 why, uncommitted = self._again(lease), lease.uncommitted
             elif self._taken(lease):
                 continue
             elif lease.here_s is not None and not (lease.failed and not lease.in_use):
-                sure = (told or (is_claim_owner(lease.owner) and not lease.used)) and lease.id not in self.kept
+                sure = (demand_known or (is_claim_owner(lease.owner) and not lease.used)) and lease.id not in self.kept
                 why, uncommitted = self._idle(lease) if sure else "", False
             else:
                 why, uncommitted = self._late(lease)
-                if not why and (told or is_claim_owner(lease.owner)) and lease.id not in {*self.wanted, *self.kept}:
+                if (
+                    not why
+                    and (demand_known or is_claim_owner(lease.owner))
+                    and lease.id not in {*self.wanted, *self.kept}
+                ):
                     why, uncommitted = self._unwanted(lease), True
             if why:
                 force = lease.leaving and self._forced(lease)  # the first attempt is a normal release
@@ -121,7 +124,7 @@ class _Returning:
                 yield ReleaseLease(order=released, reason=f"{why}{FORCED if force else ''}")
 
     def _taken(self, lease: Lease) -> bool:
-        """Whether this plan assigns some of it."""
+        """Whether this plan assigns some of its slices."""
         return any(one.id in self.taken for one in slices_of(self.world, lease))
 
     def _forced(self, lease: Lease) -> bool:
@@ -131,13 +134,13 @@ class _Returning:
         since_s = lease.release_s if lease.release_s is not None else self.now_s
         due_s = since_s + min(RETRY_S[0] * 2.0 ** max(0, lease.releases - 1), RETRY_S[1])
         self.later(due_s)
-        return lease.why or "it is given back" if self.now_s >= due_s else ""
+        return lease.why or "it is released" if self.now_s >= due_s else ""
 
     def _late(self, lease: Lease) -> tuple[str, bool]:
-        """Why it failed or is overdue, and whether to release it only if it has not arrived meanwhile."""
+        """Why it failed or is overdue, and whether to release it only if it is not delivered meanwhile."""
         listed = lease.listed
         if listed is not None and listed.phase == "failed":
-            return f"it failed: {listed.says or 'its provider does not say why'}", False
+            return f"it failed: {listed.says or 'no reason was given'}", False
         due_s = lease.given_up_s
         self.later(due_s)
         if self.now_s < due_s:
@@ -146,15 +149,15 @@ class _Returning:
         unseen = explain_attach_failure(lease, self.world.nodes.agents, self.world.settings)
         if unseen:
             return f"it failed: {unseen}", False
-        return f"not here after {format_duration(self.now_s - lease.asked_s)}", not (shown and lease.committed)
+        return f"not delivered after {format_duration(self.now_s - lease.asked_s)}", not (shown and lease.committed)
 
     def _unwanted(self, lease: Lease) -> str:
-        """Why to withdraw it; empty once it is committed, since it is paid for then."""
+        """Why to withdraw it; empty once it is committed, since it must be paid for."""
         if lease.committed:
             return ""
         due_s = lease.asked_s if lease.hedge else lease.asked_s + WITHDRAW_S
         self.later(due_s)
-        return "nobody waits for it any more" if self.now_s >= due_s else ""
+        return "no request waits for it any more" if self.now_s >= due_s else ""
 
     def _idle(self, lease: Lease) -> str:
         since_s, mine = lease.idle_since_s, slices_of(self.world, lease)
@@ -170,16 +173,18 @@ class _Returning:
         unclaimed = is_claim_owner(lease.owner) and not lease.used
         kept_s = CLAIM_S if unclaimed else kept_s
         if is_lease_ending(self.world, lease):
-            return "it ends, and nobody is on it"
+            return "it ends and is not in use"
         with_node = is_on_unneeded_node(self.world, lease)
         kept_s = min(kept_s, STRAY_S) if with_node else kept_s
         self.later(since_s + kept_s)
-        self.later(since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf))  # its value drops then
+        self.later(
+            since_s + min((gap for gap in learnt.gaps_s if gap > idle_s), default=inf)
+        )  # its expected value decreases then
         if idle_s < kept_s or is_release_blocked(self.world, lease):
             return ""
         if with_node:
-            return f"nobody is on it, and node {lease.offer.node} is to be removed as unneeded"
+            return f"it is not in use, and node {lease.offer.node} will be removed as unneeded"
         if unclaimed:
-            return f"nobody was given it in {format_duration(idle_s)}"
-        why = "to have it again is worth" if said == "auto" else "its provider's keepSeconds is"
+            return f"no claim was allocated it within {format_duration(idle_s)}"
+        why = "it is worth keeping for" if said == "auto" else "its provider's keepSeconds is"
         return f"idle for {format_duration(idle_s)}, and {why} {format_duration(kept_s)}"

@@ -2,10 +2,10 @@
 
 Decides which replica moves first while no request lacks room (`autoscaler.rearrange.paid_capacity` finds the replicas
 on paid capacity). Guarantees beyond those of every move (`autoscaler.rearrange.replica_migration`): a replica moves
-only if free unpaid room exists for it and all others on that order. It does not move if it is about to stop anyway, to
-a product that its model ranks lower, or where its model's replicas must be spread. A new leader moves nothing for its
-first minutes, since it may not know yet who replaced whom. When the last replica has left,
-`autoscaler.provisioning.release` releases the order.
+only if free unpaid room exists for it and all others on that order. It does not move if it will stop soon, if its new
+device has a product that its model ranks lower, or if its model must be spread. A new leader moves nothing for
+LEADING_S, since it may not know recent moves. When no replica is left on it, `autoscaler.provisioning.release` releases
+the order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autoscaler.state.capacity_orders import Lease, LeaseId
 from autoscaler.state.world import Move, Replica, Slice, World
 
 LEASES_MAX = 8
-"""Orders for whose replicas places are sought in one plan."""
+"""Maximum orders for whose replicas places are sought in one plan."""
 LEADING_S = 120.0
 
 
@@ -47,7 +47,7 @@ class Consolidation(NamedTuple):
 
 
 def plan_consolidation(ground: MigrationContext) -> Consolidation:
-    """Plan the first move of replicas whose leaving allows an order to be released."""
+    """Plan the first move of the replicas of an order that can then be released."""
     world, due_s = ground.world, ground.world.leadership.leading_since_s + LEADING_S
     if (
         not world.rented.guests
@@ -70,7 +70,7 @@ def plan_consolidation(ground: MigrationContext) -> Consolidation:
         rests = [check_stability(ground, one) for one in guests]
         if not all(one.may for one in rests):
             next_s = min(next_s, *(one.next_s for one in rests))
-        elif steps := _all_home(ground, lease, guests):
+        elif steps := _find_unpaid_places(ground, lease, guests):
             return Consolidation(steps[0])
         elif (tried := tried + 1) == LEASES_MAX:
             break
@@ -82,7 +82,7 @@ def _order(lease: Lease, guests: Sequence[Replica]) -> tuple[int, float, LeaseId
 
 
 def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[str, list[Slice]]) -> bool:
-    """Whether the order would stay even when these replicas have left."""
+    """Whether the order would be in use even without these replicas."""
     ids, listed = {one.id for one in guests}, lease.listed
     if listed is None:
         return True
@@ -93,7 +93,7 @@ def _stays(world: World, lease: Lease, guests: Iterable[Replica], there: dict[st
 
 
 def _is_needed(ground: MigrationContext, guest: Replica) -> bool:
-    """Whether it would still exist when a successor is ready: requests need it, or it stays idle for longer."""
+    """Whether it would still exist when a successor is ready: requests need it, or its idle timeout ends later."""
     world, name = ground.world, guest.model
     model, load = world.models.get(name), world.loads.get(name, NO_LOAD)
     history = world.learned.histories.get(name, NO_HISTORY)
@@ -108,18 +108,18 @@ def _is_needed(ground: MigrationContext, guest: Replica) -> bool:
     return left_s > (median_start_s(history) or 0.0)
 
 
-def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica]) -> tuple[MigrationStep, ...]:
-    """An unpaid place for each replica; empty if there is not one for all."""
-    world, yard = ground.world, ground.yard
+def _find_unpaid_places(ground: MigrationContext, lease: Lease, guests: Iterable[Replica]) -> tuple[MigrationStep, ...]:
+    """Find an unpaid place for each replica; empty if one replica has none."""
+    world, index = ground.world, ground.slice_index
     steps: list[MigrationStep] = []
-    dear = list_paid_slices(world)
-    nodes = {world.nodes.slices[id].node for id in dear}
-    yard.stock.mark()
+    paid = list_paid_slices(world)
+    nodes = {world.nodes.slices[id].node for id in paid}
+    index.stock.mark()
     try:
-        yard.set_aside(id for node in nodes for id in yard.slices_of(node) if id in dear)
+        index.set_aside(id for node in nodes for id in index.slices_of(node) if id in paid)
         for guest in sorted(guests, key=lambda one: (-len(one.resources.slices), -one.resources.memory_bytes, one.id)):
             there = reserve_placement(
-                ground, guest, f"move {guest.model}: there is room without {lease.id.provider}, which costs"
+                ground, guest, f"move {guest.model} from paid capacity of {lease.id.provider} to unpaid room"
             )
             if there is None or worst_product_rank(world, there.want, there.slices) > worst_product_rank(
                 world, there.want, guest.resources.slices
@@ -127,5 +127,5 @@ def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica])
                 return ()
             steps.append(MigrationStep(Move(replica=guest.id), there))
     finally:
-        yard.stock.rewind()
+        index.stock.rewind()
     return tuple(steps)

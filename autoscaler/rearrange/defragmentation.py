@@ -1,10 +1,15 @@
 """Defragmentation: moves replicas where a placement request is unplaced only because free room is fragmented. Pure.
 
-Searches for such moves, within bounds, so that it may miss one. Guarantees beyond those of every move
-(`autoscaler.rearrange.replica_migration`): a replica that moves has a new place that is free now, after all moves
-before it; after the last move the request fits, and no move could be left out; the room gained is worth more than the
-starts; at most one move begins in EVERY_S, and none from or to a node where anything else starts or ends. For a request
-that needs a whole partitioned GPU, all replicas on it move. `autoscaler.planner.plan` starts the first successor.
+The search is bounded, so it may miss a solution. Guarantees beyond those of every move
+(`autoscaler.rearrange.replica_migration`):
+
+- The new place of each moved replica is free, given the moves before it.
+- After the last move the request fits, and every move is necessary for that.
+- The gained room is worth more than the starts cost.
+- At most one move begins in EVERY_S, and none from or to a node where another replica starts or ends.
+
+For a request that needs a whole partitioned GPU, all replicas on it move. `autoscaler.planner.plan` starts the first
+successor.
 """
 
 from __future__ import annotations
@@ -37,23 +42,23 @@ from autoscaler.text import format_duration, format_size
 
 EVERY_S = 300.0
 """Minimum interval between moves. A start reads a model's weights at full speed, which slows down others on that node
-and on the network path. Most starts end within this time, so that the next choice sees the result of the last."""
+and on the network path. Most starts complete within this time, so that the next plan sees the result."""
 WORTH_S = 600.0
-"""Value of a device that becomes usable, in seconds; a start costs its duration on each device that it needs."""
+"""Value of a device that becomes usable, in device-seconds; a start costs its duration on each of its devices."""
 BUSY = 2.0
-"""Cost factor of a replica with running requests: they may have to end on the old one while both hold their places."""
+"""Cost factor of a replica with running requests, which finish on it while it and its successor hold their places."""
 PRIORITY_MAX = 3
 """Each priority level of the request above the moved replicas doubles its gain and each level below halves it, up to
 this many times."""
 MOVES_MAX, CANDIDATES_MAX, PLACES_MAX = 4, 8, 16
-"""Moves for one request; candidate replicas of a place, the cheapest; places, the roomiest."""
+"""Maximum moves for one request; cheapest candidate replicas of a place; places, those with the most room."""
 PROOFS_MAX = 16
-"""Sets of moves for which new places are sought, cheapest first."""
-FORBIDDEN_TOLD = 3
+"""Maximum sets of moves for which new places are sought, cheapest first."""
+FORBIDDEN_NAMED_MAX = 3
 """Maximum models named as blocked by a PodDisruptionBudget."""
 KINDS_MAX, WANTS_MAX = 32, 4
-"""Different kinds of requests that are checked for fragmentation in one plan, in serving order; and requests for which
-moves are then sought."""
+"""Maximum kinds of requests that are checked for fragmentation in one plan, in serving order; and maximum requests for
+which moves are then sought."""
 
 
 class Defragmented(NamedTuple):
@@ -66,20 +71,20 @@ class Defragmented(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Replicas whose leaving makes room at one place, and what that costs."""
+    """A set of replicas whose moves make room at one place, and its cost."""
 
     key: tuple[float | int | ReplicaId, ...]
     leave: frozenset[ReplicaId]
     cost_s: float
     slices: tuple[SliceId, ...]
-    """Slices that the request is to get."""
+    """The slices for the request."""
 
 
 def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmented:
     """Find the first move for the first of these requests that moves can serve, and update the reasons of all."""
     search: _Search | None = None
     known: dict[tuple[RequestShape, NodeConstraints], Pieces] = {}
-    told: dict[PlacementRequest, str] = {}
+    reasons: dict[PlacementRequest, str] = {}
     after: list[Unplaced] = []
     for missing in unmet:
         after.append(missing)
@@ -87,26 +92,28 @@ def defragment(unmet: Sequence[Unplaced], ground: MigrationContext) -> Defragmen
         want = missing.want._replace(ordinal=0, kind=kind, urgency=urgency, reason="")
         if not _movable_for(missing):
             continue
-        if want not in told and len(told) < WANTS_MAX:
+        if want not in reasons and len(reasons) < WANTS_MAX:
             pieces = known.get((want.kind, want.choice))
             if pieces is None and len(known) < KINDS_MAX:
-                pieces = known[want.kind, want.choice] = pieces_of(ground.yard, want.kind, want.choice, PLACES_MAX)
+                pieces = known[want.kind, want.choice] = pieces_of(
+                    ground.slice_index, want.kind, want.choice, PLACES_MAX
+                )
             if pieces is not None and pieces.most < pieces.need <= pieces.total:
                 search = search or _Search(ground)
-                told[want] = (
+                reasons[want] = (
                     f"needs {describe_request(want)}; {_free(want, pieces)}; {search.first(want, pieces.places)}"
                 )
             elif pieces is not None and not pieces.places and want.kind.devices == 1:
                 search = search or _Search(ground)
                 places = tuple(parts for parts, whole in search.wholes.items() if _fits(want, whole))
                 if places:
-                    told[want] = f"{missing.reason}; {search.first(want, places)}"
-        after[-1] = missing._replace(reason=told.get(want, missing.reason))
+                    reasons[want] = f"{missing.reason}; {search.first(want, places)}"
+        after[-1] = missing._replace(reason=reasons.get(want, missing.reason))
     return Defragmented(tuple(unmet)) if search is None else Defragmented(tuple(after), search.steps, search.next_s)
 
 
 def _movable_for(missing: Unplaced) -> bool:
-    """Whether to move replicas for it: not if it can never fit, has room promised, or is optional."""
+    """Whether to move replicas for it: not if it can never fit, waits for promised room, or is optional."""
     return (
         not missing.never
         and not missing.promised
@@ -133,7 +140,7 @@ class _Search:
         self._moving = find_moving_replica(world, ground.going)
         self._settled: dict[ReplicaId, bool] = {}
         self._forbidden = set[ModelName]()
-        """Models of which a replica would move if a PodDisruptionBudget allowed it."""
+        """Models with a replica that only a PodDisruptionBudget prevents from moving."""
         restless = {
             world.nodes.slices[id].node
             for replica in world.replicas.values()
@@ -145,23 +152,23 @@ class _Search:
 
     @cached_property
     def wholes(self) -> Mapping[tuple[SliceId, ...], Bin]:
-        """Parts of each GPU that becomes whole when all replicas have left."""
-        return group_parts_by_gpu(self._ground.world, self._ground.yard)
+        """Parts of each GPU that becomes whole without its replicas."""
+        return group_parts_by_gpu(self._ground.world, self._ground.slice_index)
 
     def first(self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]) -> str:
-        """Describe what is done for the request; keep the moves if one may begin now. `places`: where it could fit."""
+        """Describe the action for the request; store the moves if one may begin now. `places`: where it could fit."""
         world, now_s = self._ground.world, self._ground.now_s
         if self._moving is not None:
             return f"{self._moving.model} moves from {self._where(self._moving.resources.slices)} first"
         if self.steps:
             return f"{self.steps[0].home.want.model} moves first, to make room for {self.steps[0].move.room_for}"
-        # the leader before may just have moved one
+        # an earlier leader may have moved one recently
         due_s = max(world.leadership.leading_since_s, world.moved_s or 0.0) + EVERY_S
         if now_s < due_s:
             self.next_s = min(self.next_s, due_s)
-            return f"the next Replica may move in {format_duration(due_s - now_s)}"
+            return f"the next replica may move in {format_duration(due_s - now_s)}"
         if not is_demand_complete(world, now_s):
-            return "nobody moves while gateways are silent"
+            return "no replica moves while gateways do not report"
         found, why = self._cheapest(want, places)
         if not found:
             return why
@@ -180,21 +187,21 @@ class _Search:
     def _cheapest(
         self, want: PlacementRequest, places: Sequence[tuple[SliceId, ...]]
     ) -> tuple[tuple[MigrationStep, ...], str]:
-        """The moves after which the request fits; or none, and why."""
+        """The cheapest moves after which the request fits; or none, and the reason."""
         ways = sorted((way for at in places for way in self._ways(want, at)), key=lambda way: way.key)
         if not ways:
-            return (), self._nobody()
+            return (), self._no_move_reason()
         worth = [way for way in ways if way.cost_s < self._gain_s(want, way)]
         if not worth:
-            return (), f"to move {self._names(ways[0])} would cost more than it gains"
+            return (), f"moving {self._names(ways[0])} would cost more than it gains"
         proofs = (self._proven(want, way) for way in worth[:PROOFS_MAX])
         steps = next(filter(None, proofs), ())
         return steps, f"there is no other place for {self._names(worth[0])}"
 
-    def _nobody(self) -> str:
+    def _no_move_reason(self) -> str:
         if not self._forbidden:
-            return "nobody in the way may move now"
-        return f"a PodDisruptionBudget forbids to move {', '.join(sorted(self._forbidden)[:FORBIDDEN_TOLD])}"
+            return "no replica there may move now"
+        return f"a PodDisruptionBudget forbids moving {', '.join(sorted(self._forbidden)[:FORBIDDEN_NAMED_MAX])}"
 
     def _names(self, way: Moves) -> str:
         replicas = self._ground.world.replicas
@@ -213,8 +220,8 @@ class _Search:
         return devices * share * WORTH_S * 2.0 ** max(-PRIORITY_MAX, min(above, PRIORITY_MAX))
 
     def _ways(self, want: PlacementRequest, at: Sequence[SliceId]) -> Iterator[Moves]:
-        """Minimal sets of replicas whose leaving makes room there."""
-        shelves = [self._ground.yard.shelf(id) for id in at]
+        """Minimal sets of replicas whose moves make room there."""
+        shelves = [self._ground.slice_index.shelf(id) for id in at]
         if shelves[0].slice.node in self._restless:
             return
         by_id = {one.replica: one for shelf in shelves for one in shelf.incumbents if self._may_move(one, want)}
@@ -227,7 +234,7 @@ class _Search:
                 if any(less <= leave for less in found):
                     continue
                 slices = self._freed(want, tuple(at), shelves, leave)
-                if slices and self._has_beside(want, shelves[0].slice.node, leave):
+                if slices and self._has_host_resources(want, shelves[0].slice.node, leave):
                     found.append(leave)
                     cost_s, busy = sum(prices[id] for id in few), sum(by_id[id].busy for id in few)
                     yield Moves((busy, cost_s, many, *sorted(few)), leave, cost_s, slices)
@@ -235,15 +242,15 @@ class _Search:
     def _freed(
         self, want: PlacementRequest, at: tuple[SliceId, ...], shelves: Sequence[Bin], leave: Collection[ReplicaId]
     ) -> tuple[SliceId, ...]:
-        """Slices that it could have there when these have left; of a partitioned GPU all or none."""
+        """Slices that the request could use without these replicas; of a partitioned GPU all or none."""
         if at not in self.wholes:
             return _room(want, shelves, leave)
         there = {one.replica for shelf in shelves for one in shelf.incumbents}
         return at if leave == there and _fits(want, self.wholes[at]) else ()
 
-    def _has_beside(self, want: PlacementRequest, node: NodeId, leave: Collection[ReplicaId]) -> bool:
-        """Whether the node has enough CPU and memory when these have left."""
-        host = self._ground.yard.hosts.get(node)
+    def _has_host_resources(self, want: PlacementRequest, node: NodeId, leave: Collection[ReplicaId]) -> bool:
+        """Whether the node has enough CPU and memory without these replicas."""
+        host = self._ground.slice_index.hosts.get(node)
         return host is None or host.left.plus(self._amounts(leave)).holds(want.kind.host_request)
 
     def _amounts(self, leave: Iterable[ReplicaId]) -> HostAmount:
@@ -251,14 +258,14 @@ class _Search:
         return reduce(HostAmount.plus, (replicas[id].resources.host_request for id in leave), NOTHING)
 
     def _price(self, incumbent: Occupant, replica: Replica) -> float:
-        """Device-seconds of starting it elsewhere, counting at least one second per start: no move is free."""
+        """Device-seconds of starting it elsewhere; at least one second per start, so that no move is free."""
         world = self._ground.world
         sizes = [world.nodes.slices[id].memory_bytes for id in replica.resources.slices if id in world.nodes.slices]
         share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
         restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
         return restart_s * share * len(replica.resources.slices) * (BUSY if incumbent.busy else 1.0)
 
-    def _at_rest(self, replica: Replica) -> bool:
+    def _is_stable(self, replica: Replica) -> bool:
         found = check_stability(self._ground, replica)
         self.next_s = min(self.next_s, found.next_s)
         if found.forbidden:
@@ -268,20 +275,20 @@ class _Search:
     def _may_move(self, incumbent: Occupant, want: PlacementRequest) -> bool:
         id = incumbent.replica
         if id not in self._settled:
-            self._settled[id] = self._at_rest(self._ground.world.replicas[id])
+            self._settled[id] = self._is_stable(self._ground.world.replicas[id])
         return self._settled[id] and incumbent.model != want.model
 
     # --- new places ---------------------------------------------------------------------------------------------------
 
     def _proven(self, want: PlacementRequest, way: Moves) -> tuple[MigrationStep, ...]:
-        """A new place for each replica, largest first, and then room for the request; empty if there is no such way."""
-        yard, world = self._ground.yard, self._ground.world
+        """Find a new place for each replica, largest first, then room for the request; empty if that fails."""
+        index, world = self._ground.slice_index, self._ground.world
         steps: list[MigrationStep] = []
-        yard.stock.mark()
+        index.stock.mark()
         try:
             for node in self._restless:
-                yard.set_aside(yard.slices_of(node))
-            yard.set_aside(way.slices)
+                index.set_aside(index.slices_of(node))
+            index.set_aside(way.slices)
             leave = [world.replicas[id] for id in way.leave]
             for replica in sorted(
                 leave, key=lambda one: (-len(one.resources.slices), -one.resources.memory_bytes, one.id)
@@ -293,11 +300,11 @@ class _Search:
             if way.slices in self.wholes:
                 return tuple(steps)
             for id in way.slices:
-                yard.set_free(id, _left(yard.shelf(id), way.leave))
-            yard.gain(world.nodes.slices[way.slices[0]].node, self._amounts(way.leave))
-            return tuple(steps) if yard.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
+                index.set_free(id, _left(index.shelf(id), way.leave))
+            index.gain(world.nodes.slices[way.slices[0]].node, self._amounts(way.leave))
+            return tuple(steps) if index.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
         finally:
-            yard.stock.rewind()
+            index.stock.rewind()
 
 
 def _fits(want: PlacementRequest, whole: Bin) -> bool:
@@ -305,12 +312,12 @@ def _fits(want: PlacementRequest, whole: Bin) -> bool:
 
 
 def _left(shelf: Bin, leave: Collection[ReplicaId]) -> ResourceAmount:
-    """Free room of the slice when these replicas have left."""
+    """Free room of the slice without these replicas."""
     return shelf.free.plus(sum_amounts([one for one in shelf.incumbents if one.replica in leave]))
 
 
 def _room(want: PlacementRequest, shelves: Sequence[Bin], leave: Collection[ReplicaId]) -> tuple[SliceId, ...]:
-    """Slices that it could have when these replicas have left, free ones first; empty if too few."""
+    """Slices that the request could use without these replicas, free ones first; empty if too few."""
     enough: list[tuple[bool, SliceId]] = []
     for shelf in shelves:
         room = find_required_amount(want, shelf)

@@ -1,12 +1,12 @@
 """Plans MIG repartitioning: selects an idle node and its layout for requests that fit no existing MIG slice. Pure.
 
-Only nodes that the Settings allow are repartitioned, and none that a pod uses, ours or others', or that is not yet
-proven clean. No label says which GPU of a node gets which layout, and mig-manager stops the device plug-in and GPU
-monitoring on the whole node; so a node is repartitioned as a whole, only if all of it is idle, and nothing is evicted
-for that. One order at a time is in flight per node. There is none for a request that an order in flight will serve,
-none for one that lacks only the node's CPU or memory, and none that would change nothing. Requested profiles come
-first, then existing ones as far as they fit, then recently requested ones. `autoscaler.slicing.mig_placement` places
-the profiles; `autoscaler.queries.mig_status` tracks the nodes.
+Only nodes that the Settings allow are repartitioned, and none that any pod uses or that is not yet proven clean.
+Labels cannot select a layout per GPU, and mig-manager stops the device plug-in and GPU monitoring of the whole node. So
+a node is repartitioned as a whole and only if it is idle; nothing is evicted for that. One order at a time is in flight
+per node. No order is made for a request that an order in flight will serve or that lacks only CPU or memory of the
+node, nor for an unchanged layout. Requested profiles are placed first, then existing ones as far as they fit, then
+recently requested ones. `autoscaler.slicing.mig_placement` places the profiles; `autoscaler.queries.mig_status` tracks
+the nodes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from autoscaler.state.world import DeviceId, SliceId, World
 from autoscaler.text import format_count
 
 WAIT_S = 15.0
-"""Minimum time that a request for waiting clients is unplaced before an order: shortages during starts pass."""
+"""Minimum time that a request for waiting clients is unplaced before an order; shortages during starts are short."""
 EVERY_S = 60.0
 """Minimum interval between any two orders."""
 NODE_EVERY_S = 600.0
 """Minimum interval between two orders for one node, the first of which succeeded."""
 WANTS_MAX, NODES_MAX = 64, 64
-"""Requests considered, and nodes: those that can serve most of them soonest."""
+"""Maximum requests considered, and nodes: those that can serve the most requests soonest."""
 
 
 class RepartitionPlan(NamedTuple):
@@ -48,20 +48,20 @@ class RepartitionPlan(NamedTuple):
     order: CutNode | None
     unmet: tuple[Unplaced, ...]
     next_s: float = inf
-    """When time alone changes this."""
+    """When time alone changes the plan."""
 
 
 def plan_repartition(
     unmet: tuple[Unplaced, ...], world: World, now_s: float, taken: Collection[SliceId] = ()
 ) -> RepartitionPlan:
-    """Plan an order. `taken`: slices that this plan assigns."""
+    """Plan at most one order. `taken`: slices that this plan assigns."""
     if not world.nodes.cuttable or not unmet:
         return RepartitionPlan(None, unmet)
     return _Look(world, now_s, taken).cut(unmet)
 
 
 class _Look:
-    """Repartitioning of one World."""
+    """Plans the repartitioning of one World."""
 
     def __init__(self, world: World, now_s: float, taken: Collection[SliceId]) -> None:
         self.world, self.now_s = world, now_s
@@ -72,7 +72,7 @@ class _Look:
 
     def cut(self, unmet: tuple[Unplaced, ...]) -> RepartitionPlan:
         """Compute the plan; see `plan_repartition`."""
-        told = list(unmet)
+        updated = list(unmet)
         alone = [at for at, missing in enumerate(unmet) if not missing.promised and missing.want.kind.devices == 1]
         looked = sorted(alone, key=lambda at: self.sites.some_day(unmet[at].want) is None)[:WANTS_MAX]
         self.nodes = self.sites.nearest([unmet[at].want for at in looked], NODES_MAX)
@@ -87,18 +87,20 @@ class _Look:
             if node is None:
                 left.append(at)
             else:
-                told[at] = _says(unmet[at], f"node {node.seen.name} is being cut anew, and it fits there then")
+                updated[at] = _with_reason(
+                    unmet[at], f"node {node.seen.name} is being repartitioned and will have room for it"
+                )
         order = self._order([unmet[at].want for at in left if self._is_due(unmet[at].want)])
         for at in left:
-            told[at] = self._hope(unmet[at], order)
+            updated[at] = self._explain_candidate(unmet[at], order)
         for at in alone:
-            told[at] = self._some_day(told[at]) if told[at].never else told[at]
+            updated[at] = self._mark_possible(updated[at]) if updated[at].never else updated[at]
         for node in self.nodes:
             self._later(node.standing.until_s)
-        return RepartitionPlan(order, tuple(told), self.next_s)
+        return RepartitionPlan(order, tuple(updated), self.next_s)
 
     def _ordered(self, node: RepartitionCandidate) -> tuple[tuple[str, ...], ...]:
-        """The layout that is in flight."""
+        """The layout of the order in flight."""
         intent = self.world.nodes.cutting.get(node.seen.name)
         order = node.seen.order if intent is None or intent.refused else intent.order
         return () if order is None else order.cuts
@@ -108,7 +110,7 @@ class _Look:
             self.next_s = at_s
 
     def _is_due(self, want: PlacementRequest) -> bool:
-        """Whether it has waited long enough; if no client waits for it, whether nothing is being started."""
+        """Whether the request has waited for WAIT_S or, if no client waits for it, whether nothing is being started."""
         if want.urgency.unserved_since_s == inf:
             return not list_start_locks(self.world, self.now_s)
         self._later(want.urgency.unserved_since_s + WAIT_S)
@@ -117,7 +119,7 @@ class _Look:
     def _is_coming(
         self, want: PlacementRequest, coming: dict[str, tuple[Counter[str], HostResources | None]]
     ) -> RepartitionCandidate | None:
-        """The node in progress that will have a slice for it; that slice is then reserved for it."""
+        """Return the node being repartitioned that will have a slice for the request, and reserve that slice."""
         for node in self.nodes:
             left, host = coming.get(node.seen.name, (Counter[str](), None))
             for profile in self.sites.fitting(want, node, host) if left else ():
@@ -128,7 +130,7 @@ class _Look:
         return None
 
     def _order(self, wants: Sequence[PlacementRequest]) -> CutNode | None:
-        """Order for the node that serves most of them; one that failed comes after those that did not."""
+        """Order for the node that serves the most requests; nodes with a failed order are considered last."""
         free_s = self._last_s() + EVERY_S
         if not wants or self.now_s < free_s:
             self._later(free_s if wants else None)
@@ -152,7 +154,7 @@ class _Look:
     def _wanted(
         self, wants: Sequence[PlacementRequest], node: RepartitionCandidate
     ) -> list[tuple[PlacementRequest, str]]:
-        """Requests that the node would serve, and their profiles, within its CPU and memory."""
+        """Requests that the node would serve within its CPU and memory, and their profiles."""
         found, host = list[tuple[PlacementRequest, str]](), node.host
         for want in wants:
             fitting = self.sites.fitting(want, node, host)
@@ -162,7 +164,7 @@ class _Look:
         return found
 
     def _may(self, node: RepartitionCandidate) -> bool:
-        """Whether nothing but its use prevents repartitioning it now."""
+        """Whether the node may be repartitioned now, apart from its use."""
         seen, order = node.seen, node.seen.order
         intent = self.world.nodes.cutting.get(seen.name)
         slice_ = self.sites.shelf(node, node.plain[0].name).slice
@@ -179,13 +181,13 @@ class _Look:
         return self.now_s >= free_s
 
     def _last_s(self) -> float:
-        """When the last order was made."""
+        """The time of the last order."""
         given = [node.order.asked_s for node in self.world.nodes.cuttable.values() if node.order is not None]
         cutting = self.world.nodes.cutting.values()
         return max([*given, *(one.since_s for one in cutting if not one.refused)], default=-inf)
 
     def _cut(self, node: RepartitionCandidate, wanted: Sequence[tuple[PlacementRequest, str]]) -> CutNode | None:
-        """The order; None if the node has that layout. A failed node is ordered again anyway, since it is closed."""
+        """Build the order; None if the node has that layout and is not failed, since a failed node is closed."""
         seen, (first, _) = node.seen, wanted[0]
         cuts = allocate_profiles(node.geometry, seen.gpus, [name for _, name in wanted], node.there, self._shares(node))
         if node.standing.stage is RepartitionStage.REST and Counter(list_profiles(cuts)) == node.there:
@@ -197,7 +199,7 @@ class _Look:
         )  # fmt: skip
         what = ", ".join(f"{many} of {name}" for name, many in sorted(Counter(list_profiles(cuts)).items()))
         return CutNode(
-            order=order, reason=f"{format_count(len(wanted), 'Replica')} fit then, {first.model} first: {what}"
+            order=order, reason=f"{format_count(len(wanted), 'replica')} will fit, {first.model} first: {what}"
         )
 
     def _shares(self, node: RepartitionCandidate) -> dict[str, float]:
@@ -209,48 +211,50 @@ class _Look:
                 shares[fitting[0]] += wanted.weight
         return {name: float(weight) for name, weight in shares.items()}
 
-    def _hope(self, missing: Unplaced, order: CutNode | None) -> Unplaced:
-        """Add to the reason of an unplaced request which node would serve it if repartitioned."""
+    def _explain_candidate(self, missing: Unplaced, order: CutNode | None) -> Unplaced:
+        """Add the node that could serve an unplaced request after repartitioning to its reason."""
         words, want = list[str](), missing.want
         for node in self.nodes:
             if not self.sites.fitting(want, node) or (node.idle and self.sites.shows(want, node)):
                 continue
             lacks = host_shortage_reason(want, node.host, "it")
             if order is not None and order.order.node == node.seen.name and not lacks:
-                return _says(missing, f"node {node.seen.name} is being cut anew")
+                return _with_reason(missing, f"node {node.seen.name} is being repartitioned")
             if node.standing.stage is RepartitionStage.OUT:
                 words.append(f"node {node.seen.name} {describe_repartition_failure(node.seen)}")
             elif not node.may_ever:
-                words.append(f"node {node.seen.name} could be cut anew for it, {self._but(node, lacks)}")
+                words.append(f"node {node.seen.name} could be repartitioned for it, {self._obstacle(node, lacks)}")
             else:
-                return _says(missing, f"node {node.seen.name} could be cut anew for it, {self._but(node, lacks)}")
+                return _with_reason(
+                    missing, f"node {node.seen.name} could be repartitioned for it, {self._obstacle(node, lacks)}"
+                )
         return missing._replace(reason="; ".join([missing.reason, *words[:1]]))
 
-    def _some_day(self, missing: Unplaced) -> Unplaced:
-        """A request that is not considered now, or avoids a node for a while, is not reported as never fitting."""
+    def _mark_possible(self, missing: Unplaced) -> Unplaced:
+        """Clear `never` of a request that some node could serve after repartitioning, now or later."""
         found = self.sites.some_day(missing.want)
         if found is None:
             return missing
         node, slice_ = found
         bar = node_exclusion_reason(missing.want.choice, slice_)
-        but = f"but {bar}" if bar else "when its turn comes"
-        return _says(missing, f"node {node.seen.name} could be cut anew for it, {but}")
+        but = f"but {bar}" if bar else "but not now"
+        return _with_reason(missing, f"node {node.seen.name} could be repartitioned for it, {but}")
 
-    def _but(self, node: RepartitionCandidate, lacks: str) -> str:
+    def _obstacle(self, node: RepartitionCandidate, lacks: str) -> str:
         """Why the node is not repartitioned for it now."""
         intent, seen = self.world.nodes.cutting.get(node.seen.name), node.seen
         if seen.strategy == "single":
-            return "but its device plug-in is told that all cuts are alike: it takes MIG strategy mixed"
+            return "but its device plug-in has MIG strategy single: set it to mixed"
         if node.standing.stage is RepartitionStage.FOREIGN:
-            return "but its label nvidia.com/mig.config.state is not success: does mig-manager run there?"
+            return "but its label nvidia.com/mig.config.state is not success: check mig-manager on the node"
         if intent is not None and intent.refused:
             return f"but {intent.refused}"
         if node.standing.stage is RepartitionStage.FAILED:
-            return f"and {describe_repartition_failure(seen)}; it is tried again"
+            return f"and {describe_repartition_failure(seen)}; it is retried"
         if not node.idle:
             return "once it is idle"
-        same = "but its GPUs are cut like that already" if node.seen.name in self._same else ""
-        return f"but {lacks}" if lacks else same or "when its turn comes"
+        same = "but its GPUs have that layout already" if node.seen.name in self._same else ""
+        return f"but {lacks}" if lacks else same or "but not now"
 
 
 def allocate_profiles(
@@ -258,8 +262,8 @@ def allocate_profiles(
 ) -> tuple[tuple[str, ...], ...]:
     """Profiles for each GPU of an empty node.
 
-    Requested ones come first, in order, as far as they fit; then existing ones, largest first; then others by `shares`,
-    each in proportion to its demand.
+    Places the requested profiles first, in order, as far as they fit; then existing ones, largest first; then others in
+    proportion to their demand (`shares`).
     """
     asked = Counter(wanted)
     weights = dict(shares) or {name: float(many) for name, many in asked.items()}
@@ -284,5 +288,5 @@ def _gpu(number: int) -> DeviceId:
     return DeviceId(f"{number:03}")
 
 
-def _says(missing: Unplaced, what: str) -> Unplaced:
+def _with_reason(missing: Unplaced, what: str) -> Unplaced:
     return missing._replace(reason=f"{missing.reason}; {what}", never=False)

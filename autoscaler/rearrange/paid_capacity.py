@@ -1,10 +1,9 @@
-"""Finds replicas on paid capacity, and idle replicas that keep them from leaving it. Pure; decides nothing.
+"""Finds replicas on paid capacity, and idle replicas on the unpaid slices that they could use. Pure; decides nothing.
 
-Computes `World.rented`. An order that is here and has a price is rented, unless its provider's `keepSeconds` keeps it
-for days even if idle; home is every slice that is of no order with a price. A guest is a replica on a rented order.
-There may be a free place for it at home; if not, the longest idle replica on a suitable slice is in its way. Models of
-guests and of replicas in their way keep nothing idle for longer than a start is worth
-(`autoscaler.demand.desired_replicas`).
+Computes `World.rented`. A delivered order with a price is rented, unless its provider's `keepSeconds` keeps it for days
+even if idle. A guest is a replica on a rented order. If no unpaid slice is free for a guest, the least recently used
+replica on a suitable slice blocks it. Models of guests and of blocking replicas keep replicas idle for no longer than a
+start is worth (`autoscaler.demand.desired_replicas`).
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from autoscaler.state.events import Transition
 from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import PaidCapacity, Replica, Slice, SliceId, World
 
-NOBODY = PaidCapacity()
+NO_GUESTS = PaidCapacity()
 KEPT_S = 86_400.0
-"""Leaving an order that is kept for longer than this saves nothing for a day: its replicas stay."""
+"""An order with a longer `keepSeconds` is not rented: vacating it would save nothing for a day."""
 GUESTS_MAX = 16
-"""Guests for which a replica in their way is sought, at once."""
+"""Maximum guests for which a blocking replica is sought at once."""
 
 
 _inputs = attrgetter(
@@ -44,9 +43,9 @@ _inputs = attrgetter(
 
 
 def advance(world: World, batch: Sequence[Observation], now_s: float) -> tuple[World, tuple[Transition, ...]]:
-    """Apply `batch` as `autoscaler.fold.fold.fold` does, then update which replicas are on paid capacity.
+    """Apply `batch` as `autoscaler.fold.fold.fold` does, then update `World.rented`.
 
-    A batch of Acted observations only does not update it: our own Actions do not affect it.
+    It is not updated after a batch of Acted observations only, since our own Actions do not affect it.
     """
     after, transitions = fold(world, batch, now_s)
     if all(isinstance(one, Acted) for one in batch):
@@ -54,7 +53,7 @@ def advance(world: World, batch: Sequence[Observation], now_s: float) -> tuple[W
     if all(map(is_, _inputs(world), _inputs(after))):
         return after, transitions
     some = any(is_rented(after, lease) for lease in after.capacity.leases.values())
-    paid = compute_paid_capacity(after) if some else NOBODY
+    paid = compute_paid_capacity(after) if some else NO_GUESTS
     return (after if paid == after.rented else replace(after, rented=paid)), transitions
 
 
@@ -62,13 +61,13 @@ def compute_paid_capacity(world: World) -> PaidCapacity:
     """Compute `PaidCapacity`."""
     guests = {one.id: one for those in group_replicas_by_order(world, world.replicas).values() for one in those}
     if not guests:
-        return NOBODY
+        return NO_GUESTS
     idlers = {one.model for one in guests.values()}
     wants = [one for id in sorted(guests)[:GUESTS_MAX] if (one := _want(world, guests[id])) is not None]
     if wants:
-        slices, dear = world.nodes.slices, list_paid_slices(world)
-        free = [one for one in slices.values() if one.id not in dear and _is_free(world, one)]
-        idle = [*_idle(world, guests, dear)]
+        slices, paid_slices = world.nodes.slices, list_paid_slices(world)
+        free = [one for one in slices.values() if one.id not in paid_slices and _is_free(world, one)]
+        idle = [*_idle(world, guests, paid_slices)]
         for want, rank in wants:
             place = next((one for one in free if _could_be(want, rank, one)), None)
             if place is not None:
@@ -80,7 +79,7 @@ def compute_paid_capacity(world: World) -> PaidCapacity:
 
 
 def _want(world: World, guest: Replica) -> tuple[PlacementRequest, int] | None:
-    """The guest's request at home, on one device, and the rank of its current product; None if it does not move."""
+    """The guest's placement request and the rank of its current product; None if it cannot move."""
     model = world.models.get(guest.model)
     if model is None or guest.id in world.nodes.undisturbed or len(guest.resources.slices) != 1:
         return None
@@ -94,8 +93,8 @@ def _is_free(world: World, slice_: Slice) -> bool:
     return slice_.healthy and not world.by_slice.get(slice_.id) and not world.nodes.others.get(slice_.counted)
 
 
-def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[SliceId]) -> Iterator[Replica]:
-    """Replicas at home on one device that an `auto` idle window ends, least recently used first."""
+def _idle(world: World, guests: Mapping[ReplicaId, Replica], paid_slices: frozenset[SliceId]) -> Iterator[Replica]:
+    """Replicas on one unpaid device with an `auto` idle timeout, least recently used first."""
     found = list[tuple[float, ReplicaId]]()
     for replica in world.replicas.values():
         model = world.models.get(replica.model)
@@ -104,7 +103,7 @@ def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
         if (
             len(replica.resources.slices) == 1
             and replica.resources.slices[0] in world.nodes.slices
-            and replica.resources.slices[0] not in dear
+            and replica.resources.slices[0] not in paid_slices
         ):
             last_s = world.learned.histories.get(replica.model, NO_HISTORY).last_activity_s
             found.append((-inf if last_s is None else last_s, replica.id))
@@ -112,7 +111,7 @@ def _idle(world: World, guests: Mapping[ReplicaId, Replica], dear: frozenset[Sli
 
 
 def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:
-    """Whether the slice would have the size if empty, and its product is ranked no worse."""
+    """Whether the request would fit the slice if it were empty, and its product is ranked no worse."""
     if (
         want.kind.memory_bytes > slice_.memory_bytes
         or not has_matching_labels(want.choice.selector, slice_)
@@ -124,7 +123,7 @@ def _could_be(want: PlacementRequest, rank: int, slice_: Slice) -> bool:
 
 
 def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica]) -> dict[LeaseId, list[Replica]]:
-    """Rented orders with replicas on them, and these replicas."""
+    """Map rented orders to the replicas on them; orders without replicas are omitted."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
         if is_rented(world, lease) and lease.listed is not None:
@@ -139,7 +138,7 @@ def group_replicas_by_order(world: World, replicas: Mapping[ReplicaId, Replica])
 
 
 def is_rented(world: World, lease: Lease) -> bool:
-    """Whether it is here, has a price, and would soon be released if idle."""
+    """Whether the order is delivered, has a price, and would soon be released if idle."""
     if lease.here_s is None or lease.leaving or not _costs(lease.offer):
         return False
     kept_s = provider_keep_seconds(world.settings.capacity, lease.id.provider)
@@ -147,12 +146,12 @@ def is_rented(world: World, lease: Lease) -> bool:
 
 
 def _costs(offer: Offer) -> bool:
-    """Whether it has a price; of room on a node it is not known which devices it is, so that does not count."""
+    """Whether it has a price. Room on existing nodes does not count, since its devices are unknown."""
     return offer.price_per_hour > 0 and not offer.room
 
 
 def list_paid_slices(world: World) -> frozenset[SliceId]:
-    """Slices of all orders with a price, here or not."""
+    """Slices of all orders with a price."""
     there: dict[str, list[Lease]] = {}
     for lease in world.capacity.leases.values():
         if lease.listed is not None and _costs(lease.offer):

@@ -1,14 +1,14 @@
-"""Moves a replica: a successor starts elsewhere and takes its place. Relocates stranded replicas. Pure.
+"""Migrates a replica by starting a successor elsewhere, and relocates stranded replicas. Pure.
 
-Decides which replicas may move and where to. Callers know when a move helps: `autoscaler.rearrange.defragmentation` and
-`autoscaler.rearrange.consolidation`. Invariants: one replica moves at a time in the whole cluster; a replica moves only
-after its residency, and not again within AGAIN_S, so that none moves back and forth; a replica for which a
-PodDisruptionBudget allows no disruption stays. `autoscaler.planner.plan` starts the successor, and
+Decides which replicas may move and where to. `autoscaler.rearrange.defragmentation` and
+`autoscaler.rearrange.consolidation` decide when a move helps. Invariants: one replica moves at a time in the whole
+cluster; a replica moves only after its minimum residency, and not again within AGAIN_S; a replica for which a
+PodDisruptionBudget allows no disruption does not move. `autoscaler.planner.plan` starts the successor, and
 `autoscaler.planner.reconcile` drains the replica that it replaces.
 
-A replica kept off its node for too long makes a relocation request. The packer considers these requests after all
-others, but they are never placed: if one has room, its replica drains and the next plan starts another there. Otherwise
-it keeps waiting where it is (`autoscaler.queries.unschedulable_replicas`).
+A stranded replica, whose pod is kept off its node for too long, causes a relocation request. The packer considers these
+requests after all others. If one has room, its replica drains, and the next plan starts another there. Otherwise the
+replica continues to wait (`autoscaler.queries.unschedulable_replicas`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ REASON = "kept off its node"
 
 
 class Elsewhere(NamedTuple):
-    """Relocation request -> its replica; and when the next one is due."""
+    """Relocation requests with their replicas, and when the next one is due."""
 
     by_want: Mapping[PlacementRequest, Replica]
     next_s: float = inf
 
 
 def build_relocation_requests(world: World, now_s: float, going: Collection[ReplicaId], others: int) -> Elsewhere:
-    """Build the requests. `going`: replicas that leave anyway; `others`: number of requests that precede these."""
+    """Build the requests. `going`: replicas that stop anyway; `others`: number of requests that precede these."""
     found, next_s = dict[PlacementRequest, Replica](), inf
     for id in sorted(id for id, one in world.replicas.items() if one.runtime.stranded_s is not None):
         replica = world.replicas[id]
@@ -62,26 +62,25 @@ def build_relocation_requests(world: World, now_s: float, going: Collection[Repl
 
 
 def drain_stranded_replica(replica: Replica) -> DrainReplica:
-    """Drain it, since there is room elsewhere."""
-    waits = replica.runtime.waits
-    reason = f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {waits}"
+    """Drain a stranded replica, since there is room elsewhere."""
+    reason = f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {replica.runtime.waits}"
     return DrainReplica(replica=replica.id, reason=reason, stranded=True)
 
 
 AGAIN_S = 1800.0
-"""Minimum stay of a moved replica: the request that it made room for is placed by then, or no longer wanted."""
+"""Minimum time between two moves of a replica. By then the request that it made room for is placed or obsolete."""
 
 
 class MigrationContext(NamedTuple):
     """Inputs of a search for moves."""
 
     world: World
-    yard: SliceIndex
+    slice_index: SliceIndex
     outlook: RestartCosts
     now_s: float
     going: Collection[ReplicaId] = ()
-    """Replicas that leave by this plan."""
-    astir: Collection[ModelName] = ()
+    """Replicas that this plan drains."""
+    changed_models: Collection[ModelName] = ()
     """Models that this plan changes in another way."""
     taken: Collection[SliceId] = ()
     """Slices that this plan assigns."""
@@ -96,7 +95,7 @@ class MigrationStep(NamedTuple):
 
 
 class Stability(NamedTuple):
-    """Whether a replica has been in its desired state for a while; if not, when time alone makes it so."""
+    """Whether a replica may move; if not, when time alone allows it."""
 
     may: bool
     next_s: float = inf
@@ -107,11 +106,11 @@ class Stability(NamedTuple):
 def find_moving_replica(world: World, going: Collection[ReplicaId]) -> Replica | None:
     """The replica that a move in progress replaces; None if no move is in progress.
 
-    If both serve and neither is going, both are wanted by now and the move is over.
+    If both replicas are ready and neither drains, both are wanted and the move is over.
     """
-    for heir in world.replicas.values():
-        old = None if heir.move is None else world.replicas.get(heir.move.replica)
-        if old is not None and (heir.state in BEGINNING or old.state is not S.READY or old.id in going):
+    for successor in world.replicas.values():
+        old = None if successor.move is None else world.replicas.get(successor.move.replica)
+        if old is not None and (successor.state in BEGINNING or old.state is not S.READY or old.id in going):
             return old
     return None
 
@@ -120,7 +119,7 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
     """Check one replica and its model."""
     world, name = ground.world, replica.model
     model = world.models.get(name)
-    if model is None or name in ground.astir or not can_migrate(world, model, replica):
+    if model is None or name in ground.changed_models or not can_migrate(world, model, replica):
         return Stability(may=False)
     others = [world.replicas[id] for id in world.by_model.get(name, ())]
     if any(one.state is not S.READY or one.id in ground.going for one in others):
@@ -139,7 +138,7 @@ def check_stability(ground: MigrationContext, replica: Replica) -> Stability:
 
 
 def can_migrate(world: World, model: Model, replica: Replica) -> bool:
-    """Whether an identical replica could be started next to it, so that it could then go."""
+    """Whether an identical replica could replace it (a surge start)."""
     own = model.adopted is None and not replica.runtime.rank and bool(replica.resources.slices)
     same = replica.spec_hash == model.spec_hash() and not is_stop_ordered(world, replica)
     return own and same and model.spec.rollout.surge > 0 and not model.spec.paused
@@ -147,15 +146,15 @@ def can_migrate(world: World, model: Model, replica: Replica) -> bool:
 
 def reserve_placement(ground: MigrationContext, replica: Replica, reason: str) -> Placement | None:
     """Find a new place and reserve it in the slice index; None if there is none."""
-    yard, world = ground.yard, ground.world
+    index, world = ground.slice_index, ground.world
     model = world.models[replica.model]
     avoids = list_avoided_nodes(world, model.name, ground.now_s)
     asked = build_placement_request(model, 0, inf, EvictionLevel.NONE, reason, world.settings.pod, avoids)
     asked = asked._replace(kind=asked.kind._replace(spare_bytes=0))
     spread = add_spread_nodes(world, asked, {replica.id}).spread
-    place = yard.choose(asked.kind, asked.choice, asked.supplies, asked.trust, spread)
+    place = index.choose(asked.kind, asked.choice, asked.supplies, asked.trust, spread)
     if place is None:
         return None
-    yard.take(asked.kind, place)
-    slices = yard.slices(place)
-    return Placement(asked, slices, compute_claimed_bytes(asked, (yard.shelves[id] for id in slices)))
+    index.take(asked.kind, place)
+    slices = index.slices(place)
+    return Placement(asked, slices, compute_claimed_bytes(asked, (index.shelves[id] for id in slices)))

@@ -1,11 +1,10 @@
 """Vacates partitioned GPUs for placement requests that need a whole one. Pure.
 
-Selects the GPU: of those whose parts can all be vacated, now or by eviction under the usual rules, the cheapest, and
-one that is already being vacated before any other. It is preferred to evictions elsewhere that cost more. All replicas
-on it leave, or none. Until it is whole, its other parts are used only by requests that precede this one. Guarantees: no
-replica leaves for a request that has cheaper room elsewhere, nor from a GPU of which a preceding request is to have a
-part, nor from one that is closed or on which pods of others have a part. `autoscaler.planner.plan` carries out the
-evictions.
+Selects the cheapest GPU whose parts can all be vacated, now or by eviction under the usual rules; one that is already
+being vacated has precedence. It is preferred to evictions elsewhere that cost more. All replicas on it are evicted, or
+none. Until it is whole, only requests that precede this one may use its other parts. Guarantees: no replica is evicted
+for a request that has cheaper room elsewhere. A GPU is not vacated if a preceding request gets a part of it, if it is
+closed, or if pods of others use it. `autoscaler.planner.plan` carries out the evictions.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from autoscaler.state.resources import NO_ROOM, ResourceAmount
 from autoscaler.state.world import Slice, SliceId, World
 
 EMPTYING_MAX = 8
-"""GPUs vacated in one plan, for the first requests in serving order: each costs one more run of the packer."""
+"""Maximum GPUs vacated in one plan, for the first requests in serving order; each costs one more packer run."""
 
 
 class VacateContext(NamedTuple):
@@ -58,13 +57,13 @@ class Packed(NamedTuple):
     """The packer's result with vacated and split GPUs included, and the slice index that it applies to."""
 
     packing: PackResult
-    yard: SliceIndex
+    slice_index: SliceIndex
     next_s: float = inf
-    """When time alone changes this."""
+    """When time alone changes the result."""
 
 
 class _Emptying(NamedTuple):
-    """A GPU to be made whole for a placement request."""
+    """A GPU to be vacated for a placement request."""
 
     missing: Unplaced
     victims: tuple[Occupant, ...]
@@ -73,70 +72,72 @@ class _Emptying(NamedTuple):
 
 def pack_vacating_gpus(
     wants: Sequence[PlacementRequest],
-    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], SliceIndex],
+    build_index: Callable[[Set[ReplicaId], Mapping[SliceId, str]], SliceIndex],
     ground: VacateContext,
     still: Collection[PlacementRequest],
 ) -> Packed:
     """Run the packer, and vacate GPUs for requests that it leaves unplaced.
 
-    Requests that wait for the rest of a GPU on which another starts (`autoscaler.placement.partitioned_gpus`) leave
-    their slices to others. `yards`: builds the slice index if those replicas leave and nothing new is placed on those
-    slices, for that reason; `still`: requests for which no GPU is vacated.
+    Requests that wait for the rest of a GPU on which another starts (`autoscaler.placement.partitioned_gpus`) release
+    their slices to others. `build_index(going, kept)`: builds the slice index without the replicas `going` and with the
+    slices `kept` closed, with their reasons. `still`: requests for which no GPU is vacated.
     """
-    packing, yard, _ = _emptied(wants, yards, ground, still)
+    packing, index, _ = _emptied(wants, build_index, ground, still)
     first = share_split_gpus(packing, ground.world, ground.now_s)
     if first.back and any(not one.promised for one in first.packing.unmet):
         back = {one.want for one in first.back}
-        packing, other, _ = _emptied([want for want in wants if want not in back], yards, ground, still)
+        packing, other, _ = _emptied([want for want in wants if want not in back], build_index, ground, still)
         both = sorted((*packing.placements, *first.back), key=lambda one: request_sort_key(one.want))
         again = share_split_gpus(packing._replace(placements=tuple(both)), ground.world, ground.now_s)
         if back <= {one.want for one in again.back}:
             return Packed(again.packing, other, again.next_s)
-        yard = _emptied(wants, yards, ground, still).yard
-    return Packed(first.packing, yard, first.next_s)
+        index = _emptied(wants, build_index, ground, still).slice_index
+    return Packed(first.packing, index, first.next_s)
 
 
 def _emptied(
     wants: Sequence[PlacementRequest],
-    yards: Callable[[Set[ReplicaId], Mapping[SliceId, str]], SliceIndex],
+    build_index: Callable[[Set[ReplicaId], Mapping[SliceId, str]], SliceIndex],
     ground: VacateContext,
     still: Collection[PlacementRequest],
 ) -> Packed:
     world, outlook, now_s = ground
-    yard = yards(frozenset(), NOTHING_KEPT)
-    packing = pack(wants, yard, world.nodes.copies, outlook, now_s)
+    index = build_index(frozenset(), NOTHING_KEPT)
+    packing = pack(wants, index, world.nodes.copies, outlook, now_s)
     going, kept, found = set[ReplicaId](), dict[SliceId, str](), list[_Emptying]()
     while len(found) < EMPTYING_MAX:
-        one = _Search(yard, *ground).next(packing, still)
+        one = _Search(index, *ground).next(packing, still)
         if one is None:
             break
         found.append(one)
         going |= {victim.replica for victim in one.victims}
-        kept |= dict.fromkeys(one.parts, f"its GPU empties for {one.missing.want.model}, which needs all of it")
+        kept |= dict.fromkeys(
+            one.parts, f"its GPU is being vacated for {one.missing.want.model}, which needs a whole GPU"
+        )
         settled = {each.missing.want for each in found}
-        yard = yards(going, kept)
-        packing = pack([want for want in wants if want not in settled], yard, world.nodes.copies, outlook, now_s)
+        index = build_index(going, kept)
+        packing = pack([want for want in wants if want not in settled], index, world.nodes.copies, outlook, now_s)
     more = (Victim(victim.replica, victim.model, one.missing.want) for one in found for victim in one.victims)
     unmet = (*packing.unmet, *(one.missing for one in found))
-    return Packed(packing._replace(victims=(*packing.victims, *more), unmet=unmet), yard)
+    return Packed(packing._replace(victims=(*packing.victims, *more), unmet=unmet), index)
 
 
 class _Search(NamedTuple):
     """Search after one run of the packer."""
 
-    yard: SliceIndex
+    slice_index: SliceIndex
     world: World
     outlook: RestartCosts
     now_s: float
 
     def next(self, packing: PackResult, still: Collection[PlacementRequest]) -> _Emptying | None:
-        """GPU to vacate for the first request that is unplaced, or whose victims elsewhere cost more."""
+        """The GPU to vacate for the first request that is unplaced, or whose evictions elsewhere cost more."""
         others = self._others(packing)
         left = {
             one.want for one in packing.unmet if not one.promised and one.want.urgency.force > EvictionLevel.NONE
         } | others.keys()
         wants = sorted((want for want in left if want.kind.devices == 1 and want not in still), key=request_sort_key)
-        found = group_parts_by_gpu(self.world, self.yard) if wants else {}
+        found = group_parts_by_gpu(self.world, self.slice_index) if wants else {}
         for want in wants if found else ():
             taken = {*_before(want, packing)}
             open_ = (shelf for parts, shelf in found.items() if taken.isdisjoint(parts))
@@ -146,26 +147,26 @@ class _Search(NamedTuple):
                 whole = way.shelf.slice
                 there = self._around(whole) if way.wide else way.shelf.incumbents
                 missing = Unplaced(want, wait_reason(way, there), promised=True, slices=(whole.id,))
-                return _Emptying(missing, way.victims, tuple(self.yard.beside(whole.device)))
+                return _Emptying(missing, way.victims, tuple(self.slice_index.beside(whole.device)))
         return None
 
     def _others(self, packing: PackResult) -> dict[PlacementRequest, Key]:
         """Cost of the evictions that the packer would make, by request."""
         going: dict[PlacementRequest, list[Occupant]] = {}
         for victim in packing.victims:
-            on = (id for id in self.world.replicas[victim.replica].resources.slices if id in self.yard.shelves)
-            there = (one for id in on for one in self.yard.shelf(id).incumbents if one.replica == victim.replica)
+            on = (id for id in self.world.replicas[victim.replica].resources.slices if id in self.slice_index.shelves)
+            there = (one for id in on for one in self.slice_index.shelf(id).incumbents if one.replica == victim.replica)
             going.setdefault(victim.want, []).extend([*there][:1])
         return {want: (EVICT, *eviction_cost(those, self.outlook)) for want, those in going.items()}
 
     def _way(self, want: PlacementRequest, shelf: Bin) -> EvictionOption | None:
-        """How the GPU is vacated for the request; None if it cannot be now."""
-        yard, node = self.yard, shelf.slice.node
+        """The evictions that vacate the GPU for the request; None if it cannot be vacated now."""
+        index, node = self.slice_index, shelf.slice.node
         if node_exclusion_reason(want.choice, shelf.slice):
             return None
-        away = yard.locality.lack(want.supplies, node)
+        away = index.locality.lack(want.supplies, node)
         found = find_eviction_option(want.granted(want.kind.memory_bytes), shelf, self.outlook, self.now_s, away=away)
-        host = yard.hosts.get(node)
+        host = index.hosts.get(node)
         if found is None or host is None:
             return found
         around = self._around(shelf.slice)
@@ -174,15 +175,15 @@ class _Search(NamedTuple):
 
     def _around(self, of: Slice) -> list[Occupant]:
         """All replicas on its node."""
-        return [one for id in self.yard.slices_of(of.node) for one in self.yard.shelf(id).incumbents]
+        return [one for id in self.slice_index.slices_of(of.node) for one in self.slice_index.shelf(id).incumbents]
 
 
-def group_parts_by_gpu(world: World, yard: SliceIndex) -> dict[tuple[SliceId, ...], Bin]:
-    """Parts of each GPU that becomes whole when all replicas on it have left -> the whole GPU, with them."""
+def group_parts_by_gpu(world: World, index: SliceIndex) -> dict[tuple[SliceId, ...], Bin]:
+    """Map the parts of each GPU that becomes whole without its replicas to the whole GPU, with its occupants."""
     found: dict[tuple[SliceId, ...], Bin] = {}
     for whole in list_rejoinable_gpus(world):
-        parts = tuple(yard.beside(whole.slice.device))
-        shelves = [yard.shelf(id) for id in parts]
+        parts = tuple(index.beside(whole.slice.device))
+        shelves = [index.shelf(id) for id in parts]
         if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
             there = {one.replica: one for shelf in shelves for one in shelf.incumbents}
             found[parts] = _with(whole, [there[id] for id in sorted(there)])
@@ -190,7 +191,7 @@ def group_parts_by_gpu(world: World, yard: SliceIndex) -> dict[tuple[SliceId, ..
 
 
 def _before(want: PlacementRequest, packing: PackResult) -> Iterator[SliceId]:
-    """Slices that requests preceding this one have, or are to have."""
+    """Slices that requests preceding this one have or will get."""
     mine = request_sort_key(want)
     settled = [(one.want, one.slices) for one in packing.placements]
     settled += [(one.want, one.slices) for one in packing.unmet]
@@ -198,7 +199,7 @@ def _before(want: PlacementRequest, packing: PackResult) -> Iterator[SliceId]:
 
 
 def _with(whole: Bin, there: Sequence[Occupant]) -> Bin:
-    """The whole GPU, which is free when the last replica has left: each has an equal part until then."""
+    """The whole GPU, free when it has no more occupants; until then each has an equal part."""
     all_, many = whole.free, max(1, len(there))
     each = ResourceAmount(all_.memory_bytes // many, all_.compute_percent // many)
     rest = all_.less(ResourceAmount(each.memory_bytes * (many - 1), each.compute_percent * (many - 1)))

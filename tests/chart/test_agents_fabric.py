@@ -83,12 +83,12 @@ def test_agents_without_fabric_option_have_no_fabric_privileges(name: str) -> No
             {"scope": "namespace", "agent": {"fabric": {"enabled": True}}},
             "scope namespace: agent.fabric.enabled is not possible",
         ),
-        ({"agent": {"fabric": {"enabled": True}}}, "agent.fabric.enabled: set agent.enabled, too"),
+        ({"agent": {"fabric": {"enabled": True}}}, "agent.fabric.enabled: requires agent.enabled: true"),
         (
             {"settings": AGENTS_OF_A_FABRIC["settings"], "agent": {"enabled": True}},
-            "settings.capacity: pod2: redfish.agents needs agent.fabric.enabled",
+            "settings.capacity: pod2: redfish.agents requires agent.fabric.enabled",
         ),
-        ({"settings": AGENTS_OF_A_FABRIC["settings"]}, "redfish.agents needs agent.fabric.enabled"),
+        ({"settings": AGENTS_OF_A_FABRIC["settings"]}, "redfish.agents requires agent.fabric.enabled"),
         (
             {"agent": {"fabric": {"restart": [{"namespace": "a", "labels": "b"}]}}},
             "at '/agent/fabric/restart/0/labels'",

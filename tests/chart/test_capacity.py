@@ -52,9 +52,9 @@ def test_doctor_checks_only_the_provider_kind_of_an_entry(kind: str) -> None:
     [
         ([{"name": "a"}], "a: expected exactly one of cro, redfish, karpenter, .*; found none"),
         ([{**CRO, "kueue": TOLD["kueue"]}], "a: expected exactly one of .*; found cro and kueue"),
-        ([{**CRO, "name": ""}], '"": each entry needs a name of its own'),
-        ([CRO, {**CRO, "cro": {"model": "B"}}], '"a": each entry needs a name of its own'),
-        ([{"name": "q", "kueue": TOLD["kueue"], "headroom": 2}], "q: headroom: a queue keeps none free"),
+        ([{**CRO, "name": ""}], '"": each entry needs a unique name'),
+        ([CRO, {**CRO, "cro": {"model": "B"}}], '"a": each entry needs a unique name'),
+        ([{"name": "q", "kueue": TOLD["kueue"], "headroom": 2}], "q: headroom: queues do not support it"),
         ([{**FABRIC, "name": "rack/a"}], "rack/a: name: expected only letters, digits, "),
         *(
             ([{**FABRIC, "redfish": {**TOLD["redfish"], "url": url}}], "f: redfish.url: expected https://HOST ")
@@ -77,5 +77,5 @@ def test_fabric_url_valid_for_the_autoscaler_is_accepted(url: str) -> None:
 
 
 def test_capacity_providers_are_rejected_with_namespace_scope() -> None:
-    with pytest.raises(HelmError, match=r"scope namespace: settings\.capacity: leave it out"):
+    with pytest.raises(HelmError, match=r"scope namespace: settings\.capacity: remove it"):
         texts({"scope": "namespace", "settings": {"capacity": [CRO]}})

@@ -280,22 +280,25 @@ def test_ingress_has_long_timeouts_and_no_buffering() -> None:
         ({"scope": "all"}, "at '/scope': value must be one of 'cluster', 'namespace'"),
         ({"image": {"digest": "abc"}}, "at '/image/digest'"),
         ({"engines": {"namespace": "Big"}}, "at '/engines/namespace'"),
-        ({"scope": "namespace", "contract": {"auth": "token"}}, "contract.auth: token needs scope: cluster"),
+        ({"scope": "namespace", "contract": {"auth": "token"}}, "contract.auth: token requires scope: cluster"),
         (
             {"engines": {"namespace": "home"}},
-            "engines.namespace: home is the release's own: with scope cluster name another",
+            "engines.namespace: home is the release's namespace: with scope cluster, set another",
         ),
-        ({"contract": {"certificates": "secret"}}, "contract.secret.client: name the Secret"),
-        ({"contract": {"certificates": "certManager"}}, "contract.issuer.name: name the issuer"),
-        ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name the Gateway"),
-        ({"settings": {"limits": {"bodyBytesMax": "1.5Gi"}}}, "settings.limits: 1.5Gi: write a whole number"),
+        ({"contract": {"certificates": "secret"}}, "contract.secret.client: set the name of the Secret"),
+        ({"contract": {"certificates": "certManager"}}, "contract.issuer.name: set the name of the issuer"),
+        ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: set the Gateway"),
+        ({"settings": {"limits": {"bodyBytesMax": "1.5Gi"}}}, "settings.limits: 1.5Gi: expected a whole number"),
         ({"agent": {"trust": [{"configMap": "a", "secret": "b"}]}}, "at '/agent/trust/0': 'oneOf' failed"),
         ({"agent": {"trust": [{"configMap": "a/b"}]}}, "at '/agent/trust/0'"),
-        ({"agent": {"enabled": True, "trust": [{"configMap": "a"}, {"secret": "a"}]}}, "agent.trust: a, a: each name"),
+        (
+            {"agent": {"enabled": True, "trust": [{"configMap": "a"}, {"secret": "a"}]}},
+            "agent.trust: a, a: expected each name",
+        ),
         *[
             (
                 {"agent": {"enabled": True, "trust": [{"configMap": "b"}]}, "settings": {"weights": weights}},
-                "settings.weights: /trust/a/one: put the ConfigMap a into agent.trust",
+                "settings.weights: /trust/a/one: add the ConfigMap a to agent.trust",
             )
             for weights in (
                 {"caFile": "/trust/a/one"},
@@ -369,13 +372,13 @@ def test_agents_with_token_auth_mount_no_certificate() -> None:
 def test_notes_list_disabled_features_and_next_commands() -> None:
     notes = {name: texts(values)["NOTES.txt"] for name, values in SETS.items()}
     assert all("helm test pl -n home" in text and "curl" in text and "coldstart" in text for text in notes.values())
-    assert "Off here" in notes["namespaced"]
+    assert "Disabled features" in notes["namespaced"]
     assert "TokenReview" in notes["namespaced"]
     assert "TokenReview" not in notes["defaults"]
     assert "pilotlight key new" in notes["defaults"]
-    assert "Whoever reaches the gateway may call" in notes["local"]
+    assert "Every client that reaches the gateway may send requests" in notes["local"]
     assert all("kubectl get models.pilotlight.dev " in text and "--rounds 3" in text for text in notes.values())
-    assert all("in a clone: .venv/bin/pilotlight" in text for text in notes.values())
+    assert all("in a clone, run .venv/bin/pilotlight" in text for text in notes.values())
     assert "KEY=YOUR_KEY pilotlight load coldstart --url http://" in notes["defaults"]
     assert "--ops http://127.0.0.1:8081 --key-env KEY" in notes["defaults"]
     assert "--key-env" not in notes["local"]

@@ -266,7 +266,7 @@ class Surge(Scene):
 
     def _never_twice(self, action: AcquireLease) -> None:
         """The capacity that is truly in flight and counted on was less than the lack."""
-        if action.order.hedge or action.reason.startswith("nobody has seen it"):
+        if action.order.hedge or action.reason.startswith("its provider does not list it"):
             return
         lack, known = self._lack, self.world.capacity.leases
         coming = [one for one in known.values() if one.coming(self.now_s) and not one.hedge]

@@ -1,7 +1,7 @@
-"""Converts KubeAI's engines: how each is started, and where its weights come from. Pure.
+"""Converts KubeAI's engines: their command lines and weights sources. Pure.
 
-vLLM is an engine of Pilotlight, too. Ollama and Infinity become commands, since KubeAI passes them their model in ways
-of their own. A source without an equivalent raises ConversionError, which says what to do.
+vLLM becomes engine `vllm`. Ollama and Infinity become engine `command`, since each has its own way to select a model. A
+source without an equivalent raises ConversionError with the fix.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OLLAMA = (
     "{{ until ollama list; do sleep 0.2; done; {get}{load}ollama cp {ref} {name}; }} >&2 || kill $server & "
     "wait $server"
 )
-"""Serves `ref` under the Model's name, as KubeAI does; /v1/models/NAME answers 200 after the last step.
-The shell stays and forwards SIGTERM.
+"""Serves `ref` under the Model's name, as KubeAI does; /v1/models/NAME returns 200 after the last step.
+The shell remains the parent process and forwards SIGTERM.
 """
 
 
@@ -61,7 +61,7 @@ def write_vllm_spec(of: Source, args: Sequence[str], sketch: Sketch) -> None:
         raise _no_source(of)
     for flags in (("--model",), ("--host",), ("--port",), ("--served-model-name",)):
         if words.take(*flags) is not None:
-            sketch.tell(f"spec.args {flags[0]}", "Pilotlight gives it; more names of a Model are its spec.aliases")
+            sketch.tell(f"spec.args {flags[0]}", "Pilotlight sets it; use spec.aliases for more names")
     context = words.take("--max-model-len", when=_counts)
     if context is not None:
         spec["contextTokens"] = int(context)
@@ -128,9 +128,9 @@ def _mount(of: Source, sketch: Sketch) -> None:
 def _no_source(of: Source) -> ConversionError:
     if of.scheme in BUCKETS:
         return ConversionError(
-            f"spec.url: {of.scheme}:// is no source here yet: copy the weights into a claim, and say pvc://"
+            f"spec.url: {of.scheme}:// is not supported yet: copy the weights into a claim and use pvc://"
         )
-    return ConversionError(f"spec.url: {of.scheme}:// is no source of this engine")
+    return ConversionError(f"spec.url: this engine does not support {of.scheme}://")
 
 
 def _counts(value: str) -> bool:

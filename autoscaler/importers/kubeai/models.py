@@ -26,11 +26,11 @@ from autoscaler.spec.model import Model
 
 API_VERSION = "kubeai.org/v1"
 NO_LIMIT = 1000
-"""For an absent `maxReplicas`: the most replicas that a Model of Pilotlight can have."""
+"""Value for an absent `maxReplicas`: Pilotlight's maximum."""
 TARGET = 100
-"""For an absent `targetRequests`."""
+"""Value for an absent `targetRequests`."""
 FOREIGN_KEYS = ("kubectl.kubernetes.io/", "meta.helm.sh/", "helm.sh/", "app.kubernetes.io/", "argocd.argoproj.io/")
-"""Labels and annotations of the tools that created an object, which would be wrong on ours."""
+"""Labels and annotations of the tools that created an object, which do not apply to the converted one."""
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -61,7 +61,7 @@ class Spec(Part, frozen=True):
 
 
 def convert_models(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]:
-    """Convert the Models in (file, text) pairs. Raises DocumentError, in one line."""
+    """Convert the Models in (file, text) pairs. Raises a one-line DocumentError."""
     system = CHART
     found: list[tuple[str, int, object]] = []
     for source, text in sources:
@@ -80,7 +80,7 @@ def convert_models(sources: Sequence[tuple[str, str]]) -> list[ConversionResult]
 
 
 def convert_live_model(value: object, system: KubeAiConfig = CHART) -> tuple[Model | None, str, tuple[str, ...]]:
-    """Convert an object of a cluster: its Model or why it has none, and a line for each key that was not converted."""
+    """Convert an object of a cluster; return its Model, or why it has none, and a line per unconverted key."""
     try:
         taken = convert_model(value, system)
     except WrongKeyError as error:
@@ -89,7 +89,7 @@ def convert_live_model(value: object, system: KubeAiConfig = CHART) -> tuple[Mod
 
 
 def convert_model(value: object, system: KubeAiConfig = CHART) -> ConversionResult:
-    """Convert one Model. Raises WrongKeyError if it is not one of KubeAI's."""
+    """Convert one Model. Raises WrongKeyError if it is invalid."""
     whole = read_mapping(value, ())
     metadata = read_mapping(whole.get("metadata"), ("metadata",))
     name = metadata.get("name")
@@ -97,8 +97,8 @@ def convert_model(value: object, system: KubeAiConfig = CHART) -> ConversionResu
         raise WrongKeyError(("metadata", "name"), "missing; expected text")
     sketch = Sketch(name, str(metadata.get("namespace") or ""))
     for key in ("labels", "annotations"):
-        if told := _own(read_mapping(metadata.get(key), ("metadata", key))):
-            sketch.metadata[key] = told
+        if own := _own(read_mapping(metadata.get(key), ("metadata", key))):
+            sketch.metadata[key] = own
     spec = read_part(whole.get("spec"), Spec, ("spec",), sketch.tell)
     try:
         _write(spec, system, sketch)
@@ -119,7 +119,7 @@ def _settings(source: str, value: object) -> Document | None:
 
 
 def _models(value: object) -> list[object]:
-    """Return the Models of a document: itself, or those that a catalogue (values of the chart `models`) enables."""
+    """Return the Models of a document: itself, or those enabled in a catalogue (values of the chart `models`)."""
     whole = read_mapping(value, ())
     if "kind" not in whole and "catalog" in whole:
         every = bool(read_mapping(whole.get("all"), ("all",)).get("enabled"))
@@ -139,7 +139,7 @@ def _entry(name: str, entry: Document) -> Document:
 
 
 def _own(notes: Document) -> Document:
-    """Drop labels or annotations that describe something else than the Model."""
+    """Remove labels or annotations of FOREIGN_KEYS."""
     return {key: value for key, value in notes.items() if not key.startswith(FOREIGN_KEYS)}
 
 
@@ -151,14 +151,14 @@ def _write(spec: Spec, system: KubeAiConfig, sketch: Sketch) -> None:
     if spec.engine == "VLLM":
         engines.write_vllm_spec(source, spec.args, sketch)
         if spec.target_requests not in (None, sketch.spec["slots"]):
-            sketch.tell("spec.targetRequests", "--max-num-seqs is what a Replica takes at once; others wait")
+            sketch.tell("spec.targetRequests", "spec.slots is --max-num-seqs; further requests wait")
     elif spec.engine == "OLlama":
         engines.write_ollama_spec(source, spec.args, sketch, talks="TextGeneration" in spec.features)
     elif spec.engine == "Infinity":
         engines.write_infinity_spec(source, spec.args, sketch)
     else:
-        fix = "serve these weights by engine vllm, which knows speech to text, or adopt a Deployment of the server"
-        raise ConversionError(f"spec.engine: FasterWhisper takes a Call's `model` for the name of weights: {fix}")
+        fix = "serve these weights with engine vllm, which supports speech to text, or adopt a Deployment of the server"
+        raise ConversionError(f"spec.engine: FasterWhisper uses the `model` of a request as the name of weights: {fix}")
     image = spec.image or system.image(spec.engine, image_name)
     if image:
         sketch.spec["image"] = image
@@ -176,7 +176,8 @@ def _environment(spec: Spec, scheme: str, system: KubeAiConfig, sketch: Sketch) 
     token: Document = {}
     if scheme == "hf" and "HF_TOKEN" not in spec.env and not system.secret:
         sketch.tell(
-            "HF_TOKEN", "KubeAI's Secret is only for Models of the pods' namespace: put it there if it needs one"
+            "HF_TOKEN",
+            "KubeAI's Secret is used only in the pods' namespace: create the Model there if it needs the token",
         )
     elif scheme == "hf" and "HF_TOKEN" not in spec.env:
         key = {"name": system.secret, "key": "token", "optional": True}
@@ -198,24 +199,24 @@ def _replicas(spec: Spec, sketch: Sketch) -> None:
 
 def _tell(spec: Spec, sketch: Sketch) -> None:
     """Report keys that have no equivalent."""
-    told = {
-        "spec.features": "a Model takes every path that its engine answers",
-        "spec.cacheProfile": "weights are not shared over a claim: put them into one and say url pvc://",
-        "spec.envFrom": "give each variable under spec.env, with valueFrom where it comes from a Secret",
-        "spec.owner": "it only named the owner in /v1/models; spec.tenants says who may call",
-        "spec.files": "put them into a ConfigMap, and mount it with spec.pod.volumes and volumeMounts",
-        "spec.loadBalancing": "PrefixHash is not in force here: the Replica with the most free Slots is chosen",
+    reasons = {
+        "spec.features": "a Model accepts all paths that its engine supports",
+        "spec.cacheProfile": "weights are not cached in a shared claim: copy them into a claim and use url pvc://",
+        "spec.envFrom": "list each variable in spec.env, with valueFrom for Secrets",
+        "spec.owner": "it only sets the owner in /v1/models; use spec.tenants to restrict access",
+        "spec.files": "put them into a ConfigMap and mount it with spec.pod.volumes and volumeMounts",
+        "spec.loadBalancing": "PrefixHash is not supported: the replica with the most free slots is chosen",
     }
     there = {
         "spec.features": bool(spec.features), "spec.cacheProfile": bool(spec.cache_profile),
         "spec.envFrom": bool(spec.env_from), "spec.owner": bool(spec.owner), "spec.files": bool(spec.files),
         "spec.loadBalancing": spec.load_balancing.get("strategy") == "PrefixHash",
     }  # fmt: skip
-    for key, why in told.items():
+    for key, why in reasons.items():
         if there[key]:
             sketch.tell(key, why)
     for position, adapter in enumerate(spec.adapters):
         name = adapter.get("name")
         fix = f"add {{name: {name}, artifact: ...}} to spec.adapters, with a file://, oci://, hf:// or s3:// address"
-        called = f"clients then call {sketch.name}:{name}, not {sketch.name}_{name}"
+        called = f"clients then request {sketch.name}:{name}, not {sketch.name}_{name}"
         sketch.tell(f"spec.adapters[{position}]", f"adapters are not converted: {fix}; {called}")

@@ -1,8 +1,8 @@
 """Reads the KubeAI configuration that its Models refer to: resource profiles, images, the name of a Secret. Pure.
 
-Has the defaults of KubeAI's chart, and reads what an installation changes: the chart's values, or the ConfigMap that
-the chart creates from them (`system.yaml`). Profiles count NVIDIA GPUs or CPUs. Those for other accelerators are
-refused, since Pilotlight would place them wrongly.
+Starts from the defaults of KubeAI's chart and applies an installation's changes: the chart's values, or the ConfigMap
+that the chart creates from them (`system.yaml`). Profiles count NVIDIA GPUs or CPUs. Profiles for other accelerators
+are rejected, since Pilotlight cannot place them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from autoscaler.spec.decode import Part, Path, WrongKeyError
 
 GPU = "nvidia.com/gpu"
 SECRET = "kubeai-huggingface"  # noqa: S105  the name of a Secret
-"""Where KubeAI's chart keeps the Hugging Face token, under the key `token`."""
+"""The Secret of KubeAI's chart with the Hugging Face token, under the key `token`."""
 NARROW = frozenset({"t4", "l4", "a10", "l40"})
-"""Products whose name is a prefix of another's."""
+"""Products whose name is a prefix of another product's name."""
 PRODUCTS = ("t4", "l4", "l40s", "l40", "a10g", "a10", "a16", "a100", "h100", "h200", "gh200", "b200", "v100")
 _PRODUCT = re.compile(rf"(?:^|-)({'|'.join(PRODUCTS)}|rtx\w+)(?:-(\d+gb))?(?:-|$)")
 _PROFILE = re.compile(r"([^:]+):([1-9]\d{0,3})")
@@ -46,7 +46,7 @@ IMAGES: dict[str, dict[str, str]] = {
 
 
 class ResourceProfile(Part, frozen=True):
-    """One resource profile. Its amounts are of one unit; a Model requests several."""
+    """One resource profile, with the amounts of one unit; a Model requests a number of units."""
 
     image_name: str = ""
     requests: dict[str, Amount] = {}
@@ -64,7 +64,7 @@ class KubeAiConfig(NamedTuple):
     profiles: Mapping[str, Document] = PROFILES
     images: Mapping[str, Mapping[str, str]] = IMAGES
     secret: str = SECRET
-    """The Secret with the Hugging Face token; empty: none that these Models may read."""
+    """The Secret with the Hugging Face token; empty: these Models may read none."""
 
     def with_values(self, values: Document) -> KubeAiConfig:
         """Merge with the chart's values, or `system.yaml`. Raises WrongKeyError."""
@@ -74,8 +74,8 @@ class KubeAiConfig(NamedTuple):
         images = dict(self.images)
         for engine, one in read_mapping(values.get("modelServers"), ("modelServers",)).items():
             at: Path = ("modelServers", engine)
-            told = read_mapping(read_mapping(one, at).get("images"), (*at, "images"))
-            images[engine] = {**images.get(engine, {})} | {name: str(image) for name, image in told.items()}
+            given = read_mapping(read_mapping(one, at).get("images"), (*at, "images"))
+            images[engine] = {**images.get(engine, {})} | {name: str(image) for name, image in given.items()}
         names = read_mapping(values.get("secretNames"), ("secretNames",))
         return KubeAiConfig(profiles, images, str(names.get("huggingface") or self.secret))
 
@@ -107,16 +107,16 @@ def apply_resource_profile(wanted: str, system: KubeAiConfig, sketch: Sketch) ->
         raise WrongKeyError(at, "expected NAME:COUNT such as nvidia-gpu-l4:1")
     name, count = found[1], int(found[2])
     if name not in system.profiles:
-        fix = "give the file that has it, too: the chart's values, or the ConfigMap with system.yaml"
+        fix = "also pass the file with the profile: the chart's values, or the ConfigMap with system.yaml"
         raise ConversionError(
-            f"spec.resourceProfile: profile {name} is not in the files, and KubeAI's chart has none: {fix}"
+            f"spec.resourceProfile: profile {name} is neither in the given files nor in KubeAI's chart: {fix}"
         )
     profile = read_part(system.profiles[name], ResourceProfile, ("resourceProfiles", name), sketch.tell)
     amounts = profile.requests | profile.limits
     other = next((key for key in amounts if "/" in key and key != GPU), None)
     if other is not None:
         raise ConversionError(
-            f"spec.resourceProfile: profile {name} needs {other}, and Pilotlight gives only {GPU} and CPUs"
+            f"spec.resourceProfile: profile {name} needs {other}; Pilotlight supports only {GPU} and CPUs"
         )
     each = str(amounts.get(GPU, 0))
     if not (each.isascii() and each.isdecimal()):
@@ -128,23 +128,23 @@ def apply_resource_profile(wanted: str, system: KubeAiConfig, sketch: Sketch) ->
         kind: {key: _times(amount, count) for key, amount in one.items() if key != GPU}
         for kind, one in (("requests", profile.requests), ("limits", profile.limits))
     }
-    if told := {kind: one for kind, one in resources.items() if one}:
-        sketch.spec["resources"] = told
+    if present := {kind: one for kind, one in resources.items() if one}:
+        sketch.spec["resources"] = present
     _pod(profile, name, sketch)
     return profile.image_name
 
 
 def _pod(profile: ResourceProfile, name: str, sketch: Sketch) -> None:
     if "nodeAffinity" in profile.affinity:
-        sketch.tell(f"resourceProfiles.{name}.affinity.nodeAffinity", "say which nodes with spec.pod.nodeSelector")
-    told: Document = {
+        sketch.tell(f"resourceProfiles.{name}.affinity.nodeAffinity", "select nodes with spec.pod.nodeSelector")
+    fields: Document = {
         "nodeSelector": profile.node_selector,
         "affinity": {key: one for key, one in profile.affinity.items() if key != "nodeAffinity"},
-        "tolerations": [one for one in profile.tolerations if one.get("key") != GPU],  # our pods have it anyway
+        "tolerations": [one for one in profile.tolerations if one.get("key") != GPU],  # replicas' pods have it anyway
         "schedulerName": profile.scheduler_name,
         "runtimeClassName": profile.runtime_class_name,
     }
-    sketch.pod |= {key: one for key, one in told.items() if one}
+    sketch.pod |= {key: one for key, one in fields.items() if one}
 
 
 def _products(profile: str) -> list[str]:
@@ -161,5 +161,5 @@ def _products(profile: str) -> list[str]:
 def _times(amount: Amount, count: int) -> str:
     found = _QUANTITY.fullmatch(str(amount))
     if found is None:
-        return str(amount)  # our own parser reports what is wrong
+        return str(amount)  # `finalize_document` reports the error
     return f"{float(found[1]) * count:g}{found[2]}"

@@ -1,8 +1,8 @@
 """Converts a command line of llama-swap to the engine of a Model. Pure.
 
-Finds out where the command listens (Pilotlight chooses ports, so a fixed one is replaced), whether it is a llama-server
-with a file (then engine `llama.cpp`, which sets file, host, port, name, slots and context itself), and how many devices
-it may see. A command whose port cannot be found has no equivalent.
+Pilotlight chooses ports, so a fixed port in the command is replaced; a command without a recognizable port has no
+equivalent. A llama-server with a weights file becomes engine `llama.cpp`, which sets file, host, port, name, slots and
+context itself. The number of visible devices becomes `gpu.count`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def strip_comments(cmd: str) -> str:
 
 def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
     """Write the engine of the Model. Raises ConversionError; ValueError if `cmd` cannot be split into words."""
-    words = shlex.split(strip_comments(command.cmd))  # again: macros may contain comments
+    words = shlex.split(strip_comments(command.cmd))  # a second time, since macros may contain comments
     if not words:
         raise ConversionError("cmd: expected the command that starts the engine")
     environment, marked = _environment(command.env, sketch)
@@ -60,14 +60,14 @@ def write_engine_spec(command: Command, folder: str, sketch: Sketch) -> None:
     if _SERVER.fullmatch(words[0]) and flags.has("-m", "--model"):
         _llama_cpp(words[0], flags, folder, sketch)
         if command.at_once:
-            sketch.tell("concurrencyLimit", "Calls above spec.slots wait: spec.queue.callsMax bounds how many")
+            sketch.tell("concurrencyLimit", "requests above spec.slots wait; spec.queue.callsMax limits their number")
     else:
         _command([*marked, *words], command, sketch)
     sketch.spec["env"] = environment
 
 
 def _environment(entries: tuple[str, ...], sketch: Sketch) -> tuple[dict[str, str], list[str]]:
-    """Return the variables, and leading words `env NAME={port}` for those that say where to listen."""
+    """Return the variables, and leading words `env NAME={port}` for those that contain the port."""
     pairs = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
     visible = pairs.pop(DEVICES, None)
     if visible is not None:
@@ -82,9 +82,9 @@ def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
     """Return the words with `{port}` in place of the port. Raises ConversionError."""
     found = _PROXY.fullmatch(proxy)
     if found is None or found[2] not in LOCAL:
-        raise ConversionError("proxy: expected http://127.0.0.1:${PORT}: engines elsewhere are not in force yet")
+        raise ConversionError("proxy: expected http://127.0.0.1:${PORT}: engines on other hosts are not supported yet")
     if (found[4] or "/") != "/":
-        raise ConversionError("proxy: a path in it has no equal: let the engine answer at /v1/...")
+        raise ConversionError("proxy: a path is not supported: configure the engine to serve /v1/...")
     if found[1] == "https":
         sketch.spec["tls"] = {"serverName": "localhost"} if found[2] == "localhost" else {}
     port = found[3] or "80"
@@ -93,9 +93,7 @@ def _listening(words: list[str], proxy: str, sketch: Sketch) -> list[str]:
         matches = (fixed.fullmatch(word) for word in words)
         words = [word if m is None else f"{m[1]}{PORT}{m[2]}" for word, m in zip(words, matches, strict=True)]
     if not any(PORT in word for word in words):
-        raise ConversionError(
-            "cmd: where it listens cannot be found: say the port with ${PORT}, as its own word or after = or :"
-        )
+        raise ConversionError("cmd: the port was not found: pass it as ${PORT}, as a separate word or after = or :")
     return words
 
 
@@ -104,20 +102,20 @@ def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) ->
     spec = sketch.spec
     path = flags.take("-m", "--model") or ""
     if not path.startswith("/"):
-        sketch.tell("cmd --model", f"it is no absolute path: taken as one below {folder}")
+        sketch.tell("cmd --model", f"the path is relative: it is resolved in {folder}")
         path = f"{folder.rstrip('/')}/{path}"
     for own in (("--port",), ("--host",), ("-a", "--alias")):
         flags.take(*own)
     flags.take_switch("--metrics", "--slots", "--offline")
     if flags.take("--api-key", "--api-key-file") is not None:
-        sketch.tell("cmd --api-key", "clients' keys never reach an engine: keys are in Tenant documents")
+        sketch.tell("cmd --api-key", "clients' keys are not passed to engines: define keys in Tenant documents")
     slots = _number(flags.take("-np", "--parallel"))
     context = _number(flags.take("-c", "--ctx-size"))
     spec |= {"engine": "llama.cpp", "artifact": f"file://{path}", "slots": slots or 1}
     if context:
         spec["contextTokens"] = max(1, context // (slots or 1))
     if not slots:
-        sketch.tell("cmd", "it has no --parallel: one Call at a time; each of more spec.slots takes contextTokens anew")
+        sketch.tell("cmd", "it has no --parallel, so spec.slots is 1; each further slot needs memory for contextTokens")
     flags.left = [LONG.get(word, word) for word in flags.left]
     layers = flags.take("--gpu-layers")
     if layers == "0":
@@ -126,13 +124,13 @@ def _llama_cpp(program: str, flags: CommandLine, folder: str, sketch: Sketch) ->
         flags.left += ["--gpu-layers", layers]
     spec["args"] = flags.left
     if any(_FLAG.match(word) and word not in EXTRA_FLAGS for word in flags.left):
-        sketch.tell("cmd", "Pilotlight's llama extra does not know all of these args: install Pilotlight without it")
+        sketch.tell("cmd", "Pilotlight's llama extra does not support all of these args: install Pilotlight without it")
     if program != "llama-server":
-        sketch.tell(f"cmd {program}", "the llama-server on the PATH is started: put this one there")
+        sketch.tell(f"cmd {program}", "the llama-server on the PATH is started: add this program to the PATH")
 
 
 def _command(words: list[str], command: Command, sketch: Sketch) -> None:
-    """Write engine `command`: the words up to the last placeholder, then args, in which nothing is replaced."""
+    """Write engine `command`: `command` ends with the last placeholder, since `args` are passed unchanged."""
     name = command.served_name
     if name:
         words = [
@@ -140,12 +138,14 @@ def _command(words: list[str], command: Command, sketch: Sketch) -> None:
             for before, word in zip(["", *words], words, strict=False)
         ]
         if "{name}" not in words:
-            sketch.tell("useModelName", f"Calls carry the Model's own name: have the engine serve {sketch.name}")
+            sketch.tell(
+                "useModelName", f"requests contain the Model's name: configure the engine to serve {sketch.name}"
+            )
     last = max(position for position, word in enumerate(words) if PLACEHOLDER.search(word))
     sketch.spec |= {"engine": "command", "command": words[: last + 1], "args": words[last + 1 :]}
     sketch.spec["slots"] = command.at_once or AT_ONCE
     if "gpu" not in sketch.spec:
-        sketch.tell("cmd", "a command takes a whole device: say spec.gpu.memory if it needs less, count: 0 if none")
+        sketch.tell("cmd", "a command gets a whole device: set spec.gpu.memory if it needs less, or count: 0 if none")
 
 
 def _number(text: str | None) -> int:

@@ -1,8 +1,8 @@
 """Converts llama-swap's configuration to documents for `pilotlight serve`. Pure.
 
-A model whose command is a llama-server with a file gets engine `llama.cpp`; any other stays a command, with
-placeholders for what Pilotlight chooses (`commands`). Clients use the same model ids and aliases as before. API keys
-become a Tenant with their hashes. Every key is converted or reported.
+A model whose command is a llama-server with a weights file gets engine `llama.cpp`; any other gets engine `command`,
+with placeholders for values that Pilotlight chooses (`commands`). Model ids and aliases stay the same for clients. API
+keys become a Tenant with their hashes. Every key is converted or reported.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ P = TypeVar("P", bound=Part)
 
 TENANT = "llama-swap"
 NEVER_S = 31_536_000
-"""`ttl: 0`, which is never: a year, the maximum of `idleSeconds`."""
+"""Value for `ttl: 0` (never): a year, the maximum of `idleSeconds`."""
 START_S_MIN = 15
 READY_PATH = "/health"
 
 Seconds = Annotated[float, Meta(ge=0)]
 
-LOGS = "its own logs, pages and records: see `pilotlight status` and the operations port"
-FITS = "what fits runs side by side, and an idle Model makes room: spec.residencySeconds and spec.priority say for whom"
+LOGS = "logs and pages of llama-swap: use `pilotlight status` and the operations port"
+FITS = "Models that fit run concurrently, and idle ones are evicted: see spec.residencySeconds and spec.priority"
 WHOLE: dict[str, str] = {
     **dict.fromkeys(("logLevel", "logTimeFormat", "logToStdout", "logRequests", "store", "ui"), LOGS),
     **dict.fromkeys(("metricsMaxInMemory", "captureBuffer", "performance"), LOGS),
     **dict.fromkeys(("groups", "matrix", "routing"), FITS),
     "startPort": "Pilotlight chooses free ports",
-    "sendLoadingState": "streams that wait get SSE comments with their place and the expected time",
-    "includeAliasesInList": "aliases are called, and not listed",
-    "unloadTimeout": "engines have 10 s from SIGTERM on",
-    "hooks": "a Model that should always run has spec.replicas.min: 1",
+    "sendLoadingState": "waiting streams receive SSE comments with their position and the expected time",
+    "includeAliasesInList": "aliases can be requested but are not listed",
+    "unloadTimeout": "engines have 10 s after SIGTERM",
+    "hooks": "set spec.replicas.min: 1 for a Model that should always run",
     "profiles": "a name belongs to one Model: move spec.aliases instead",
-    "selectors": "a name belongs to one Model: choose one of the targets, and give it the alias",
-    "peers": "engines elsewhere are not in force yet",
-    "upstream": "only the paths of inference are passed on to an engine",
+    "selectors": "a name belongs to one Model: choose one of the targets and set the alias there",
+    "peers": "engines on other hosts are not supported yet",
+    "upstream": "only inference paths are forwarded to engines",
 }
 """Global keys that are not converted, and why."""
 MODEL: dict[str, str] = {
     "cmdStop": "an engine's processes get SIGTERM, then SIGKILL",
     "unloadTimeout": WHOLE["unloadTimeout"],
     "sendLoadingState": WHOLE["sendLoadingState"],
-    "name": "/v1/models tells names and aliases only",
-    "description": "/v1/models tells names and aliases only",
-    "metadata": "/v1/models tells names and aliases only",
-    "capabilities": "/v1/models tells names and aliases only",
+    "name": "/v1/models contains only names",
+    "description": "/v1/models contains only names",
+    "metadata": "/v1/models contains only names",
+    "capabilities": "/v1/models contains only names",
     "compat": "websockets are not served",
 }
 """Keys of a model that are not converted, and why."""
@@ -116,8 +116,8 @@ class LlamaSwapConfig(Part, frozen=True):
 
 
 def convert_config(source: str, text: str, environ: Mapping[str, str], folder: str) -> list[ConversionResult]:
-    """Convert a file: first the global configuration, then each model. Raises DocumentError, in one line.
-    `folder` (absolute): where llama-swap is started, for relative paths.
+    """Convert a file: first the global configuration, then each model. Raises a one-line DocumentError.
+    `folder`: absolute working folder of llama-swap, for relative paths.
     """
     with DocumentErrorContext(source):
         values = parse_yaml_documents(source, expand_environment(text, environ))
@@ -142,7 +142,7 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     given = dict(read_mapping(value, at))
     own = read_mapping(given.pop("macros", None), (*at, "macros"))
     if isinstance(given.get("cmd"), str):
-        given["cmd"] = strip_comments(str(given["cmd"]))  # first, since a macro in a comment could become a word
+        given["cmd"] = strip_comments(str(given["cmd"]))  # before macros are expanded, which comments may contain
     scope = merge_macros(macros, own, name)
     sketch = Sketch(name)
     entry = _typed(read_mapping(expand_macros(given, scope, at), at), LlamaSwapModel, MODEL, at, sketch.notes)
@@ -153,7 +153,7 @@ def _model(name: str, value: object, macros: Macros, whole: LlamaSwapConfig, fol
     except ConversionError as error:
         return sketch.refused(str(error))
     except ValueError as error:
-        raise WrongKeyError((*at, "cmd"), f"expected words as a shell takes them: {error}") from None
+        raise WrongKeyError((*at, "cmd"), f"expected a valid shell command: {error}") from None
     _timing(entry, whole, at, sketch)
     _names(entry, scope, at, sketch)
     if entry.unlisted:
@@ -167,13 +167,14 @@ def _timing(entry: LlamaSwapModel, whole: LlamaSwapConfig, at: Path, sketch: Ske
     sketch.spec["start"] = {"secondsMax": simplify_number(max(whole.health_check_timeout, START_S_MIN))}
     if entry.check_endpoint == "none":
         sketch.tell(
-            "checkEndpoint", f"it is ready when GET {READY_PATH} answers 200; say spec.readinessPath for another"
+            "checkEndpoint",
+            f"the engine is ready when GET {READY_PATH} returns 200; set spec.readinessPath for another path",
         )
     elif entry.check_endpoint != READY_PATH:
         sketch.spec["readinessPath"] = "/" + entry.check_endpoint.lstrip("/")
     bounds = read_part(
         entry.timeouts, Timeouts, (*at, "timeouts"),
-        lambda key, _: sketch.tell(f"timeouts.{key.rpartition('.')[2]}", "gateways have bounds of their own"),
+        lambda key, _: sketch.tell(f"timeouts.{key.rpartition('.')[2]}", "gateways have their own timeouts"),
     )  # fmt: skip
     if bounds.response_header:
         sketch.spec |= dict.fromkeys(
@@ -182,13 +183,13 @@ def _timing(entry: LlamaSwapModel, whole: LlamaSwapConfig, at: Path, sketch: Ske
 
 
 def _names(entry: LlamaSwapModel, macros: Macros, at: Path, sketch: Sketch) -> None:
-    """Write aliases, including those that only choose parameters; report filters of bodies."""
+    """Write aliases, including ids of `setParamsByID`; report filters of request bodies."""
     filters = read_part(entry.filters, Filters, (*at, "filters"), sketch.tell)
     if filters.strip_params or filters.set_params:
-        sketch.tell("filters", "a body goes to its engine as the client sent it: let clients send these")
+        sketch.tell("filters", "request bodies are forwarded unchanged: clients must send these parameters")
     chosen = [str(expand_macros(key, macros, (*at, "filters", "setParamsByID"))) for key in filters.set_params_by_id]
     if chosen:
-        sketch.tell("filters.setParamsByID", "these names stay, as aliases that choose no parameters")
+        sketch.tell("filters.setParamsByID", "these names become aliases without parameters")
     aliases = list[str]()
     for alias in dict.fromkeys((*entry.aliases, *chosen)):
         try:
@@ -207,12 +208,12 @@ def _typed(value: Document, kind: type[P], without: Mapping[str, str], at: Path,
         for key, one in value.items()
         if key in without and one not in (None, [], {}, "")
     ]
-    told = {key: one for key, one in value.items() if key not in without}
-    return read_part(told, kind, at, lambda key, _: notes.append(ConversionNote(key.rpartition(".")[2], UNKNOWN)))
+    supported = {key: one for key, one in value.items() if key not in without}
+    return read_part(supported, kind, at, lambda key, _: notes.append(ConversionNote(key.rpartition(".")[2], UNKNOWN)))
 
 
 def _tenant(keys: tuple[str, ...]) -> ConversionResult:
-    """Convert API keys. They work as before; only their hashes are written."""
+    """Convert API keys to a Tenant. The keys remain valid; only their hashes are written."""
     hashes = dict.fromkeys(sha256(key.encode()).hexdigest() for key in keys)
     entries = [{"name": f"key-{number}", "sha256": one} for number, one in enumerate(hashes, 1)]
     spec: Document = {"keys": entries}

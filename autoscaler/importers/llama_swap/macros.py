@@ -1,7 +1,7 @@
 """Expands llama-swap's macros: `${NAME}` in any value of its configuration, `${env.NAME}` anywhere in its text. Pure.
 
-The environment is expanded first, in the text. A model's own macros then take precedence over global ones, and a macro
-may use those before it. `${PORT}` becomes our own placeholder, since Pilotlight chooses ports.
+The environment is expanded first, in the text. A model's macros take precedence over global ones, and a macro may use
+earlier ones. `${PORT}` becomes Pilotlight's placeholder for the port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def expand_environment(text: str, environ: Mapping[str, str]) -> str:
     def value(found: re.Match[str]) -> str:
         name = found[1]
         if name not in environ:
-            raise WrongKeyError((), f"${{env.{name}}}: this variable is not set here: set it, as for llama-swap")
+            raise WrongKeyError((), f"${{env.{name}}}: this environment variable is not set: set it as for llama-swap")
         return environ[name]
 
     lines = (line if line.lstrip().startswith("#") else _ENV.sub(value, line) for line in text.splitlines())
@@ -33,14 +33,14 @@ def expand_environment(text: str, environ: Mapping[str, str]) -> str:
 
 
 def expand_macros(value: object, macros: Macros, at: Path) -> object:
-    """Expand all macros in a value; a value that is just one macro takes its type. Raises WrongKeyError."""
+    """Expand all macros in a value; a value that is a single macro gets the macro's type. Raises WrongKeyError."""
     if isinstance(value, dict):
         return {key: expand_macros(one, macros, (*at, key)) for key, one in value.items()}
     if isinstance(value, list):
         return [expand_macros(one, macros, (*at, position)) for position, one in enumerate(value)]
     if not isinstance(value, str):
         return value
-    for name in reversed(list(macros)):  # a macro may use those before it
+    for name in reversed(list(macros)):  # a macro may use earlier ones
         if value == f"${{{name}}}":
             return expand_macros(macros[name], macros, at)
         value = value.replace(f"${{{name}}}", _text(macros[name]))

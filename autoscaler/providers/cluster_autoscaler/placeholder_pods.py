@@ -1,10 +1,10 @@
 """Represents a capacity order as two pods for Cluster Autoscaler: a placeholder and a keeper. Pure.
 
-The placeholder requests all devices of one node of the group and its owner's other requests, which causes the scale-up.
-It has a lower priority than engines, so the scheduler preempts it for the first replica, and the planner does not count
-it. The keeper requests next to nothing, is scheduled to the placeholder's node, and keeps that node, which is the
-order's, from being removed as idle until the order is released. The labels that describe the group's devices must also
-be in its node template, or Cluster Autoscaler adds no node from zero.
+The placeholder requests all devices of one node of the group and its owner's other resources, and so causes the
+scale-up. It has a lower priority than engines, so the scheduler preempts it for the first replica; the planner ignores
+it. The keeper requests next to nothing and is scheduled to the placeholder's node. It prevents the removal of that node
+as idle until the order is released. The group's node template must contain the labels that describe its devices;
+otherwise Cluster Autoscaler cannot scale the group from zero.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HOST: Final = "kubernetes.io/hostname"
 TRIGGERED, REFUSED = "TriggeredScaleUp", "NotTriggerScaleUp"
 """Reasons of Cluster Autoscaler's events about a pod."""
 PATIENCE_S = 45.0
-"""After so many seconds a refusal is final. Cluster Autoscaler checks every 10 s, and again after a cloud's failure."""
+"""After this many seconds a refusal is final. Cluster Autoscaler retries every 10 s, also after a cloud's failure."""
 HALF_S = 30.0
-"""After so many seconds a keeper without a placeholder and a node is not being created any more."""
+"""After this many seconds a keeper without a placeholder and without a node has failed."""
 LITTLE = {"cpu": "1m", "memory": "8Mi"}
 _SECURITY: Object = {
     "runAsNonRoot": True, "runAsUser": 65534, "runAsGroup": 65534, "seccompProfile": {"type": "RuntimeDefault"},
@@ -46,9 +46,9 @@ def keeper_name(name: str) -> str:
 def build_pods(
     order: AcquireOrder, group: ClusterAutoscaler, tolerations: Sequence[Toleration], need: NodeRequirements
 ) -> tuple[Object, Object]:
-    """Return (keeper, placeholder): in the order of creation, so that no placeholder is without its keeper."""
-    borne: list[Object] = [{"key": GPU, "operator": "Exists"}]
-    borne += [
+    """Return (keeper, placeholder), to be created in this order, so that no placeholder lacks its keeper."""
+    tolerated: list[Object] = [{"key": GPU, "operator": "Exists"}]
+    tolerated += [
         {key: said for key, said in (
             ("key", one.key), ("operator", one.operator), ("value", one.value), ("effect", one.effect),
         ) if said}
@@ -57,7 +57,7 @@ def build_pods(
     name, of = order.id.name, {MANAGED_BY: WRITER, PROVIDER: order.id.provider}
     many = str(order.devices * order.offer.parts)
     common: Object = {
-        "tolerations": borne, "nodeSelector": {**need.where, **group.node_labels}, "securityContext": _SECURITY,
+        "tolerations": tolerated, "nodeSelector": {**need.where, **group.node_labels}, "securityContext": _SECURITY,
         "automountServiceAccountToken": False, "enableServiceLinks": False, "terminationGracePeriodSeconds": 0,
     }  # fmt: skip
     with_it = {"labelSelector": {"matchLabels": {PLACE: name}}, "topologyKey": HOST}
@@ -77,7 +77,7 @@ def build_pods(
         "metadata": {"name": name, "labels": {**of, PLACE: name}, "annotations": build_lease_annotations(order)},
         "spec": {
             **common, "priorityClassName": group.priority_class,
-            "containers": [_container(group.image, {"requests": {**LITTLE, **need.beside}, "limits": {GPU: many}})],
+            "containers": [_container(group.image, {"requests": {**LITTLE, **need.requests}, "limits": {GPU: many}})],
         },
     }  # fmt: skip
     return keeper, placeholder
@@ -101,14 +101,14 @@ def read_lease(keeper: Object, placeholder: Object | None, events: Sequence[Obje
     waits = "" if placeholder is None else placeholder["spec"].get("nodeName", "")
     one = replace(one, name=metadata["labels"][KEEPS], node=node or waits)
     if "deletionTimestamp" in metadata:
-        return replace(one, phase="leaving", says="its keeper is being deleted")
+        return replace(one, phase="leaving", says="its keeper pod is being deleted")
     if half:
-        return replace(one, phase="failed", says="somebody took its placeholder before a node came")
+        return replace(one, phase="failed", says="its placeholder pod was deleted before a node was added")
     if node and keeper.get("status", {}).get("phase") in ENDED:
-        return replace(one, phase="failed", committed=True, says=f"the pod that keeps node {node} has ended there")
+        return replace(one, phase="failed", committed=True, says=f"its keeper pod on node {node} has terminated")
     if node:
         return replace(one, phase="here", committed=True)
-    last = max(events, key=_told_s, default=None)
+    last = max(events, key=_event_sort_key, default=None)
     said = "" if last is None else str(last.get("reason", ""))
     if waits or said == TRIGGERED:
         return replace(one, committed=True)
@@ -118,11 +118,11 @@ def read_lease(keeper: Object, placeholder: Object | None, events: Sequence[Obje
 
 
 def is_scale_up_event(event: Object) -> bool:
-    """Whether Cluster Autoscaler reports on a scale-up with this event."""
+    """Whether the event is Cluster Autoscaler's report on a scale-up."""
     return event.get("reason") in {TRIGGERED, REFUSED}
 
 
-def _told_s(event: Object) -> tuple[float, str]:
-    """When the event occurred last; the name separates two of the same second."""
+def _event_sort_key(event: Object) -> tuple[float, str]:
+    """Sort key: the last time of the event, then its name."""
     at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
     return (unix_seconds(at) if at else 0.0, event["metadata"]["name"])

@@ -1,9 +1,9 @@
 """Provider for nodes that Cluster Autoscaler adds for pending pods: one node group, and two pods per order. I/O.
 
-The pods are in the engines' namespace. Cluster Autoscaler does not report what it could add: a group's devices are read
-from its labels and the Settings' `nodes`, and its maximum number of nodes from the Settings. If it can add none, its
-event `NotTriggerScaleUp` says so; the order fails and is not repeated for a while. A release deletes the pods; Cluster
-Autoscaler removes the node when it is not needed, or it serves others.
+The pods are in the engines' namespace. Cluster Autoscaler does not report the capacity that it could add, so a group's
+devices are derived from its labels and the Settings' `nodes`, and its maximum number of nodes from the Settings. If it
+can add none, it writes the event `NotTriggerScaleUp`; the order then fails, with a back-off. A release deletes the
+pods; Cluster Autoscaler removes the node when nothing else uses it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autoscaler.state.world import World
 
 
 class NodeGroup:
-    """Provider of one node group. `namespace`: of engines' pods. `expected_s`: the delivery time from the Settings."""
+    """Provider of one node group. `namespace`: that of engines' pods. `expected_s`: delivery time from the Settings."""
 
     def __init__(  # noqa: PLR0917  all dependencies, passed once
         self, name: str, group: ClusterAutoscaler, server: Server, namespace: str, world: Callable[[], World],
@@ -50,7 +50,7 @@ class NodeGroup:
         """Return one offer for the nodes that the group may still add."""
         settings, of = self._world().settings, self._shape()
         if of is None:
-            raise RefusedError("nobody says what such a node has: add its nodeLabels to Settings `nodes`")
+            raise RefusedError("the devices of its nodes are unknown: add its nodeLabels to Settings `nodes`")
         there = await self._ours(f",{KEEPS}")
         many, labels = self._group.nodes_max - len(there), self._group.node_labels
         if many <= 0:
@@ -63,11 +63,11 @@ class NodeGroup:
         return of if of is not None and of.counted else None
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """Create the order's two pods; existing ones stay."""
+        """Create the order's two pods, unless they exist."""
         there = await self._ours(f",{KEEPS}")
         names = {one["metadata"]["labels"][KEEPS] for one in there}
         if order.id.name not in names and len(there) >= self._group.nodes_max:
-            raise RefusedError(f"{self._name} has {len(there)} nodes for us, which is its nodesMax")
+            raise RefusedError(f"{self._name} has {len(there)} nodes, which is its nodesMax")
         world = self._world()
         tolerated = world.settings.pod.tolerations
         for pod in placeholder_pods.build_pods(
@@ -95,7 +95,7 @@ class NodeGroup:
             if there is None or "deletionTimestamp" in there["metadata"]:
                 raise TimeoutError from None
             if not self._is_ours(there):
-                raise RefusedError(f"pod {pod['metadata']['name']} is there and not of {self._name}") from None
+                raise RefusedError(f"pod {pod['metadata']['name']} belongs to another owner") from None
 
     async def release(self, order: ReleaseOrder) -> None:
         """Delete the order's pods unless its node is in use."""
@@ -110,7 +110,7 @@ class NodeGroup:
                 await self._server.delete(f"{self._pods}/{name}")
 
     async def _used(self, node: str) -> bool:
-        """Whether others use the node. This may change, but Cluster Autoscaler does not remove a node with pods."""
+        """Whether others use the node. If a pod arrives later, Cluster Autoscaler does not remove the node."""
         pods = await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
         return any(
             is_blocking_node_removal(one)
@@ -127,7 +127,7 @@ class NodeGroup:
         for keeper in (one for labels, one in labelled if KEEPS in labels):
             name = keeper["metadata"]["labels"][KEEPS]
             place = places.get(name)
-            events = () if place is None or keeper["spec"].get("nodeName") else await self._told(place)
+            events = () if place is None or keeper["spec"].get("nodeName") else await self._scale_up_events(place)
             one = placeholder_pods.read_lease(keeper, place, events, self._server.unix_s())
             if one is not None and one.committed and not one.node and await self._overtaken(keeper):
                 one = replace(one, committed=False)
@@ -135,9 +135,8 @@ class NodeGroup:
         return tuple(listed)
 
     async def _overtaken(self, keeper: Object) -> bool:
-        """Whether a new node came and a replica was placed there before the placeholder, which may happen for some
-        seconds.
-        If nothing else is wanted, the placeholder must go, or it would cause another node.
+        """Whether a replica was scheduled to the new node before the placeholder, a race of some seconds.
+        The pending placeholder would cause another node, so its order must remain cancellable.
         """
         asked = keeper["metadata"]["creationTimestamp"]
         labels = ",".join(f"{key}={value}" for key, value in self._group.node_labels.items())
@@ -150,8 +149,8 @@ class NodeGroup:
                 return True
         return False
 
-    async def _told(self, pod: Object) -> Sequence[Object]:
-        """Events of this very pod: names are reused, and events are kept for an hour after their pod."""
+    async def _scale_up_events(self, pod: Object) -> Sequence[Object]:
+        """Events of this pod by its UID: names are reused, and events outlive their pod by an hour."""
         about = f"involvedObject.uid={pod['metadata']['uid']}"
         events = await self._server.items(self._events, fieldSelector=about)
         return [one for one in events if placeholder_pods.is_scale_up_event(one)]

@@ -1,8 +1,8 @@
 """Reads and writes ComposabilityRequests and ComposableResources (cro.hpsys.ibm.ie.com/v1alpha1). Pure.
 
-The operator admits one request per model and node, so all who want devices there share it, each with a part of its
-size. Our part are our capacity orders, each in an annotation of its own; the rest is others' (Dynamic Device Scaling's,
-a person's). Each resource of a request is one device; a label names its order.
+The operator admits one request per model and node, so all clients that want devices there share it, each with a part of
+its size. Pilotlight's part is the sum of its capacity orders, each recorded in an annotation; the rest belongs to other
+clients (Dynamic Device Scaling, a person). Each resource of a request is one device; a label names its order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from autoscaler.providers.kube import Object
 API = "cro.hpsys.ibm.ie.com/v1alpha1"
 REQUESTS, RESOURCES = f"/apis/{API}/composabilityrequests", f"/apis/{API}/composableresources"
 NOTE = "lease.pilotlight.dev/"
-"""Prefix of a request's annotations; the name of an order follows. The value is its LeaseNote."""
+"""Prefix of a request's annotations. The suffix is the name of an order, the value its LeaseNote."""
 LEASE, MADE = "pilotlight.dev/lease", "pilotlight.dev/made"
-"""Labels: the order of a resource, and that a request exists only for Pilotlight."""
+"""Labels: of a resource, its order; of a request, that Pilotlight created it."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
 """Label of a resource: its request."""
 LAST_USED, VICTIM = "cohdi.io/last-used-time", "cohdi.io/delete-device"
-"""Annotations of a resource that Dynamic Device Scaling and the operator read. While the first is recent, the device
-does not count as idle. A resource with the second is removed first when its request shrinks.
+"""Annotations of a resource that Dynamic Device Scaling and the operator read. A recent LAST_USED means that the device
+is not idle. A resource with VICTIM is removed first when its request shrinks.
 """
 ONLINE = "Online"
 GOING = frozenset({"Detaching", "Deleting"})
@@ -37,14 +37,14 @@ _NONE_FREE = re.compile(
     r"|\b(insufficient|shortage|exhausted)\b|\bout of (capacity|devices|gpus|resources|stock)\b",
     re.IGNORECASE,
 )
-"""Matches an error which says that no device is free.
-The operator has no code for it and passes on what the fabric manager says ("FM returned code: '...', error message:
-'...'"). Those messages are not documented, so likely wordings are matched.
+"""Matches an error that reports that no device is free.
+The operator has no code for it and quotes the fabric manager ("FM returned code: '...', error message: '...'"). Those
+messages are not documented, so likely wordings are matched.
 """
 
 
 class LeaseNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One order of ours on a request."""
+    """One order of Pilotlight on a request."""
 
     provider: str
     owner: ModelName
@@ -52,11 +52,11 @@ class LeaseNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     devices: int
     asked_unix_s: float
     before: int = 0
-    """Number of devices that its node had before any of ours."""
+    """Number of devices that its node had before Pilotlight attached any."""
     leaving: bool = False
     """It was released: its devices are being detached."""
     installation: str = ""
-    """The installation; empty: written by a version that did not record it."""
+    """The installation; empty if an earlier version wrote the note."""
 
 
 def is_from_provider(note: LeaseNote, provider: str, installation: str) -> bool:
@@ -74,7 +74,7 @@ class Resource(NamedTuple):
     node: str
     state: str
     device_id: str
-    """Its UUID; empty: the fabric has assigned none yet. A device with one will be attached in any case."""
+    """Its UUID; empty: the fabric has assigned none yet. Once assigned, the device will be attached."""
     error: str
     created: str
     lease: str
@@ -84,7 +84,7 @@ class Resource(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What all users together want of one model on one node."""
+    """One ComposabilityRequest: the devices of one model on one node, for all clients."""
 
     name: str
     version: str
@@ -95,18 +95,18 @@ class Request(NamedTuple):
     notes: Mapping[str, LeaseNote]
     """By order."""
     made: bool
-    """It exists only for Pilotlight."""
+    """Pilotlight created it."""
     going: bool
 
     @property
     def live(self) -> list[str]:
-        """Our orders that were not released, oldest first."""
+        """Pilotlight's orders that were not released, oldest first."""
         kept = [name for name, note in self.notes.items() if not note.leaving]
         return sorted(kept, key=lambda name: (self.notes[name].asked_unix_s, name))
 
     @property
     def ours(self) -> int:
-        """Number of devices of our live orders."""
+        """Number of devices of Pilotlight's live orders."""
         return sum(self.notes[name].devices for name in self.live)
 
 
@@ -133,7 +133,7 @@ def _note(key: str, text: str) -> LeaseNote | None:
     try:
         return msgspec.json.decode(text, type=LeaseNote)
     except (msgspec.DecodeError, RecursionError):
-        return None  # written by somebody else: no order of ours
+        return None  # not written by Pilotlight
 
 
 def read_resource(found: Object) -> Resource:
@@ -152,7 +152,7 @@ def read_resource(found: Object) -> Resource:
 
 def assign_resources(request: Request, resources: Iterable[Resource]) -> dict[str, tuple[Resource, ...]]:
     """Map the orders of a request to their resources.
-    The label of a live order is trusted. Unlabelled resources first fill the others' part, which was there first.
+    The label of a live order is trusted. Unlabelled resources count for other clients first, then for our orders.
     """
     mine = [one for one in resources if one.request == request.name]
     mine.sort(key=lambda one: (one.created, one.name))
@@ -182,7 +182,7 @@ def assign_resources(request: Request, resources: Iterable[Resource]) -> dict[st
 
 
 def list_undeliverable_leases(request: Request, shares: Mapping[str, Sequence[Resource]]) -> frozenset[str]:
-    """Our orders that will not be delivered, since somebody made the request smaller than our part."""
+    """Pilotlight's orders that will not be delivered, since another client reduced the request below their sum."""
     left, lost = request.size, set[str]()
     for name in sorted(request.live, key=lambda name: request.notes[name].devices - len(shares[name])):
         devices = request.notes[name].devices
@@ -194,14 +194,14 @@ def list_undeliverable_leases(request: Request, shares: Mapping[str, Sequence[Re
 
 
 def list_stuck_resources(resources: Iterable[Resource], model: str) -> tuple[Resource, ...]:
-    """Resources that wait for a device of that model and report an error."""
+    """Resources that wait for a device of the model and report an error."""
     waits = (one for one in resources if one.model == model and not one.device_id and one.error and not one.going)
     return tuple(one for one in waits if one.state != ONLINE)
 
 
 def find_starved_resource(waits: Iterable[Resource]) -> Resource | None:
     """A stuck resource whose error says that the fabric has no free device; None if there is none.
-    Other errors (its node has no driver, its machine is unknown) do not apply to other nodes.
+    Other errors (a node without a driver, an unknown machine) do not affect other nodes.
     """
     return next((one for one in waits if one.node not in one.error and _NONE_FREE.search(one.error)), None)
 
@@ -210,7 +210,7 @@ def find_starved_resource(waits: Iterable[Resource]) -> Resource | None:
 
 
 def watched_request_state(found: Object, provider: str, installation: str = "") -> object:
-    """The parts of a request whose change concerns a provider with orders on it; None if it has none there.
+    """The parts of a request whose change concerns the provider; None if the provider has no order on it.
     Includes the names of its resources, since resources without our label are not watched.
     """
     request, status = read_request(found), found.get("status") or {}
@@ -238,23 +238,23 @@ def request_name(model: str, node: str) -> str:
 
 
 def build_composability_request(model: str, node: str, size: int, notes: Mapping[str, LeaseNote]) -> Object:
-    """Build a request that exists only for Pilotlight."""
+    """Build a request with only Pilotlight's orders."""
     resource = {"type": "gpu", "model": model, "size": size, "target_node": node, "allocation_policy": "samenode"}
-    metadata = {"name": request_name(model, node), "labels": {MADE: "true"}, "annotations": _told(notes)}
+    metadata = {"name": request_name(model, node), "labels": {MADE: "true"}, "annotations": _note_annotations(notes)}
     return {"apiVersion": API, "kind": "ComposabilityRequest", "metadata": metadata, "spec": {"resource": resource}}
 
 
 def build_resize_patch(version: str, size: int, notes: Mapping[str, LeaseNote | None]) -> Object:
-    """Build the patch that sets the size and these annotations (None: removed) of a request of this version."""
-    metadata = {"resourceVersion": version, "annotations": _told(notes)}
+    """Build the patch that sets the size and these annotations (None: removed), if the request has this version."""
+    metadata = {"resourceVersion": version, "annotations": _note_annotations(notes)}
     return {"metadata": metadata, "spec": {"resource": {"size": size}}}
 
 
-def _told(notes: Mapping[str, LeaseNote | None]) -> dict[str, str | None]:
+def _note_annotations(notes: Mapping[str, LeaseNote | None]) -> dict[str, str | None]:
     return {NOTE + name: None if one is None else msgspec.json.encode(one).decode() for name, one in notes.items()}
 
 
 def size_without_lease(request: Request, lease: str) -> int:
-    """Size of a request after the release of that order: never more than it has."""
+    """Size of a request after the release of that order; never more than its current size."""
     others = max(0, request.size - request.ours)
     return min(request.size, others + sum(request.notes[name].devices for name in request.live if name != lease))

@@ -1,14 +1,10 @@
 """Provider for a fabric's GPUs through the composable resource operator (CRO), by ComposabilityRequests. I/O.
 
-A detach is forced only by an order that demands it, and only of the order's own devices. If others use a request, too,
-only our part is changed, by a write that fails if they changed it first. The operator polls every 30 s, so its results
-are received by watches. It does not report what a fabric has free: while a request fails since no device of a model is
-free, that model is not offered; while one waits for another reason, nothing is offered on its node. No state is kept:
+A detach is forced only if the order sets `force`, and only for the order's own devices. If other clients share a
+request, only Pilotlight's part is changed, by a write that conflicts with a concurrent change. The operator polls every
+30 s, so its results are watched. It does not report free devices: while a request fails because no device of a model is
+free, that model is not offered; while one fails for another reason, nothing is offered on its node. No state is kept:
 each call reads everything.
-
-`NodeLock`: providers of one process that attach devices to the same node write one at a time. The number of devices
-that a node can have limits all of them together, and the API server does not reject a write because of what another
-provider wrote; so each reads only after the previous one has written.
 """
 
 from __future__ import annotations
@@ -54,14 +50,18 @@ from autoscaler.text import format_rfc3339
 
 
 class NodeLock:
-    """Locks of all nodes, for all such providers of a process."""
+    """One lock per node, shared by all providers of a process.
+
+    The maximum number of devices of a node applies to all providers together, and the API server does not enforce it.
+    So each provider reads only after the previous one has written.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, tuple[asyncio.Lock, set[str]]] = {}
 
     @asynccontextmanager
     async def at(self, node: str, provider: str) -> AsyncIterator[bool]:
-        """Lock a node. Yields whether no other provider has ever locked it: then cached lists miss no write."""
+        """Lock a node. Yields whether no other provider has ever locked it; only then are cached lists up to date."""
         lock, had = self._nodes.setdefault(node, (asyncio.Lock(), set()))
         async with lock:
             had.add(provider)
@@ -70,28 +70,28 @@ class NodeLock:
 
 NODES = "/api/v1/nodes"
 EXPECTED_S = 90.0
-"""Default seconds from an order until its devices are seen: the fabric, and two operator polls, 30 s apart."""
+"""Default seconds from an order until its devices are seen: attach time, and two operator polls, 30 s apart."""
 NO_MOST = (
-    "nobody says of any node that is there how many Devices it can have: add `devicesMax` to an entry of Settings "
+    "no node has a known maximum number of devices: add `devicesMax` to an entry of Settings "
     f"`nodes` whose `selector` a node has, or annotation `{GPU_COUNT}` to the nodes or their MachineSet"
 )
 TRIES = 5
-"""Attempts of a write that conflicts, or of an order that comes while an earlier request is being deleted."""
+"""Attempts of a write that conflicts, or of an order while an earlier request is being deleted."""
 GOING_S = 0.5
-"""Seconds between attempts during a deletion: the operator takes a moment even for a request without resources."""
+"""Seconds between attempts during a deletion, which takes a moment even for a request without resources."""
 REST_S = 1.0
 """Minimum seconds between reports of a change."""
 FRESH_S = 60.0
-"""Maximum age in seconds of the last use that others read of a device of ours; after 600 s they take it for idle.
+"""Maximum age in seconds of LAST_USED on our devices; other clients consider a device idle after 600 s.
 
-A device marked for removal was last used when it was marked: no order takes longer than this.
+A removal mark sets LAST_USED, too, and no release takes longer than this: an older mark is a leftover.
 """
 PARTIAL_S = 90.0
-"""When part of an order is there, the rest is awaited for so many seconds if the operator reports an error."""
+"""Seconds to wait for the rest of a partly delivered order whose other resources report errors."""
 
 
 NEWEST: Mapping[str, str] = MappingProxyType({})
-"""Query for current lists, in contrast to AT_HAND."""
+"""Query for current lists, unlike AT_HAND."""
 
 
 class _GoingError(RefusedError):
@@ -99,7 +99,7 @@ class _GoingError(RefusedError):
 
 
 class _Seen(NamedTuple):
-    """The requests and resources at one time."""
+    """All requests and resources, as read at one time."""
 
     requests: tuple[Request, ...]
     resources: tuple[Resource, ...]
@@ -114,7 +114,7 @@ class _Seen(NamedTuple):
 
 
 class CroFabric:
-    """Provider of one GPU model; `model` is the operator's name for it. `turns`: shared by providers of a node."""
+    """Provider of one GPU model; `model`: the operator's name for it. `turns`: shared by all providers."""
 
     def __init__(
         self, name: str, model: str, server: Server, world: Callable[[], World], expected_s: float | None = None,
@@ -127,9 +127,9 @@ class CroFabric:
     # --- Provider -----------------------------------------------------------------------------------------------------
 
     async def offers(self) -> tuple[Offer, ...]:
-        """Return one offer per node that can have more devices; if there are too many, those with the most room."""
+        """Return one offer per node that can have more devices; at most OFFERS_MAX, those with the most room."""
         if find_device_memory(self._model, self._world()) is None:
-            raise RefusedError(f"nobody says how much memory a {self._model} has: add it to Settings `nodes`")
+            raise RefusedError(f"the memory of {self._model} is unknown: add it to Settings `nodes`")
         seen = await self._seen()
         vain = objects.list_stuck_resources(seen.resources, self._model)
         if objects.find_starved_resource(vain) is not None:
@@ -140,7 +140,7 @@ class CroFabric:
         return tuple(sorted(found, key=lambda one: -one.devices_max)[:OFFERS_MAX])
 
     async def acquire(self, order: AcquireOrder) -> None:
-        """Attach devices. Cached lists are tried first if no other provider has written for that node."""
+        """Attach devices. Try with cached lists first if no other provider has written for the node."""
         try:
             async with self._turns.at(order.offer.node, self._name) as alone:
                 if not (alone and await self._at_once(order)):
@@ -153,7 +153,7 @@ class CroFabric:
         await _again(lambda: self._release(order))
 
     async def list(self) -> tuple[Listed, ...]:
-        """List the orders. Housekeeping is done on the way; what fails is retried by the next list."""
+        """List the orders and update labels and annotations; the next list retries failed updates."""
         seen = await self._seen()
         found: list[Listed] = []
         for request in seen.requests:
@@ -170,7 +170,7 @@ class CroFabric:
         return tuple(found)
 
     async def attend(self, changed: Callable[[], None]) -> None:
-        """Watch our objects; report changes at most once in REST_S seconds, since each causes a full read."""
+        """Watch Pilotlight's objects; report changes at most once in REST_S, since each causes a full read."""
         news, follow = asyncio.Event(), self._server.follow
         ours = functools.partial(
             objects.watched_request_state, provider=self._name, installation=self._server.owner.installation
@@ -188,9 +188,9 @@ class CroFabric:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     async def _at_once(self, order: AcquireOrder) -> bool:
-        """Try an order with cached lists, if nothing is requested on its node; return whether that succeeded.
+        """Try an order with cached lists, if its node has no request; return whether that succeeded.
 
-        All other cases need current lists, for which the API server waits up to 0.1 s.
+        All other cases need current lists, which may take the API server 0.1 s.
         """
         try:
             await self._acquire(order, AT_HAND)
@@ -209,23 +209,23 @@ class CroFabric:
         found: Object | None = read[1]
         known = seen.noted(name)
         if how is AT_HAND and (known is not None or any(one.node == node for one in seen.requests)):
-            raise RefusedError("something is asked for there")
+            raise RefusedError("the node has a request already")
         if known is not None:
             if not self._is_ours(known.notes[name]):
-                raise RefusedError(f"{name} is the name of what is not this provider's")
+                raise RefusedError(f"{name} belongs to another owner")
             if known.notes[name].leaving:
                 await self._forget(known, name, seen)
             return
         vain = objects.list_stuck_resources(seen.resources, self._model)
         waits = objects.find_starved_resource(vain)
         if waits is not None:
-            raise RefusedError(f"the fabric has no {self._model} free: {waits.name} waits for one")
+            raise RefusedError(f"the fabric has no free {self._model}: {waits.name} waits for one")
         waits = next((one for one in vain if one.node == node), None)
         if waits is not None:
-            raise RefusedError(f"something is wrong on node {node}: {waits.name} waits there in vain")
+            raise RefusedError(f"node {node}: {waits.name} waits for a device and reports an error")
         site = None if found is None else self._of([found]).get(node)
         if site is None or order.devices > self._room(site, seen):
-            raise RefusedError(f"node {node} has no place for {order.devices} more")
+            raise RefusedError(f"node {node} has no room for {order.devices} more")
         request = seen.on(self._model, node)
         if request is not None and request.going:
             raise _GoingError(f"its request {request.name} is being deleted")
@@ -243,12 +243,12 @@ class CroFabric:
             await self._server.patch(f"{REQUESTS}/{request.name}", change)
 
     async def _forget(self, request: Request, name: str, seen: _Seen) -> Never:
-        """Remove the annotation of a released order that has no resources left, which `list` no longer shows.
+        """Remove the annotation of a released order without resources, so that its name can be ordered again.
 
-        Raises RefusedError while it still has some, and _GoingError once the same order can be retried.
+        Raises RefusedError while it still has resources, else _GoingError, so that the caller retries.
         """
         if objects.assign_resources(request, seen.resources)[name]:
-            raise RefusedError("the one of that name is still being given back")
+            raise RefusedError("an order of this name is still being released")
         if not request.going:
             await self._tidy(request, {name: ()})
         raise _GoingError(f"its request {request.name} is being deleted")
@@ -279,14 +279,14 @@ class CroFabric:
         await self._server.patch(f"{REQUESTS}/{request.name}", change)
 
     async def _stays(self, order: ReleaseOrder, node: str, mine: Sequence[Resource]) -> bool:
-        """Whether a release has no effect, because the devices are in use or come in any case."""
+        """Whether the release has no effect: the devices are in use or, if it sets `uncommitted`, already assigned."""
         uuids = {one.device_id for one in mine if one.device_id}
         if not uuids or order.uncommitted:
             return bool(uuids)
         return not order.force and bool(await find_device_user(self._server, node, uuids))
 
     async def _unmark(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Remove removal marks from resources that stay. Orders run one at a time, so no current order has set them."""
+        """Remove leftover removal marks from resources that stay. Orders run one at a time, so no other set them."""
         ours = {name for name in request.live if self._is_ours(request.notes[name])}
         for one in (one for name in sorted(ours & shares.keys()) for one in shares[name] if one.victim):
             change = {"resourceVersion": one.version, "annotations": {objects.VICTIM: None}}
@@ -298,7 +298,7 @@ class CroFabric:
     # --- state --------------------------------------------------------------------------------------------------------
 
     async def _seen(self, how: Mapping[str, str] = NEWEST) -> _Seen:
-        """Read requests first: the resources may then be newer, and are never older."""
+        """Read requests before resources, so that the resources are never older."""
         requests = await self._server.items(REQUESTS, **how)
         resources = await self._server.items(RESOURCES, **how)
         read = (objects.read_request(one) for one in requests)
@@ -321,7 +321,7 @@ class CroFabric:
         return list_attachable_nodes(nodes, self._world().settings, groups=read_group_limits(self._world()))
 
     def _before(self, node: str, seen: _Seen) -> int:
-        """Number of devices of a node that are not ours."""
+        """Number of devices of a node that Pilotlight did not attach."""
         noted = [note.before for one in seen.requests if one.node == node for note in one.notes.values()]
         if noted:
             return min(noted)
@@ -330,7 +330,7 @@ class CroFabric:
         return max(0, count_devices_on_node(self._world(), node) - min(online, asked))
 
     def _room(self, site: AttachableNode, seen: _Seen) -> int:
-        """How many more devices can be attached to the node. Others' devices are seen there or coming."""
+        """How many more devices can be attached to the node. Also counts devices of other clients."""
         here = [one for one in seen.requests if one.node == site.node]
         there, ours = count_devices_on_node(self._world(), site.node), sum(one.ours for one in here)
         before = self._before(site.node, seen)
@@ -340,8 +340,8 @@ class CroFabric:
     def _arrived(self, node: str, seen: _Seen, more: int) -> int:
         """Number of the fabric's devices that a node has and reports.
 
-        The operator reports each at its next poll, up to 30 s later. Until then they are known by their UUIDs or, on a
-        node that only counts devices, because it has `more` than without ours.
+        The operator reports each at its next poll, up to 30 s later. Until then they are recognized by their UUIDs or,
+        on a node that only counts devices, by the number of devices (`more`) beyond those that it had before.
         """
         given = [one for one in seen.resources if one.node == node and (one.device_id or one.state == objects.ONLINE)]
         shown = {one.device for one in self._world().nodes.slices.values()}
@@ -379,16 +379,16 @@ class CroFabric:
             phase="leaving" if leaving else "failed" if lost else "here" if self._all_of(note, mine) else "coming",
             committed=any(one.device_id for one in mine),
             device_ids=ids,
-            counted_from=note.before + number, alone=not self._told(ids),
-            says="somebody made its request smaller" if lost else wrong[0],
+            counted_from=note.before + number, alone=not self._reports_uuids(ids),
+            says="another client reduced the size of its request" if lost else wrong[0],
         )  # fmt: skip
 
-    def _told(self, ids: Sequence[str]) -> bool:
-        """Whether the node reports which device is which."""
+    def _reports_uuids(self, ids: Sequence[str]) -> bool:
+        """Whether the node reports the UUIDs of its devices."""
         return any(one.device in ids for one in self._world().nodes.slices.values())
 
     def _all_of(self, note: LeaseNote, mine: Sequence[Resource]) -> bool:
-        """Whether all that will come has come. Resources that report errors for PARTIAL_S are not waited for."""
+        """Whether delivery is complete. Resources that still report errors after PARTIAL_S are not waited for."""
         online = [one for one in mine if one.state == objects.ONLINE]
         rest = [one for one in mine if one.state != objects.ONLINE]
         late = self._server.unix_s() >= note.asked_unix_s + PARTIAL_S
@@ -398,17 +398,14 @@ class CroFabric:
     # --- housekeeping -------------------------------------------------------------------------------------------------
 
     async def _tidy(self, request: Request, shares: Mapping[str, Sequence[Resource]]) -> None:
-        """Label resources, keep others from treating ours as idle or marked, and remove what is finished.
-
-        Of an order that was released before the operator acted on it, only the request is left.
-        """
+        """Label resources, refresh LAST_USED, remove leftover marks, and delete finished orders and requests."""
         now_s = self._server.unix_s()
         for name, mine in shares.items():
             for one in mine if not request.notes[name].leaving else ():
                 change: Object = {"labels": {objects.LEASE: name}} if one.lease != name else {}
                 if (one.state == objects.ONLINE or one.victim) and one.last_used < format_rfc3339(now_s - FRESH_S):
                     change["annotations"] = {objects.LAST_USED: format_rfc3339(now_s)}
-                    if one.victim:  # too old to be of a current order: the size was not changed
+                    if one.victim:  # a leftover of an earlier release that did not change the size
                         change["annotations"][objects.VICTIM] = None
                         change["resourceVersion"] = one.version
                 if change:
@@ -422,7 +419,7 @@ class CroFabric:
 
 
 async def _again(write: Callable[[], Awaitable[None]]) -> None:
-    """Retry a write that conflicts, or whose object has been, or is being, deleted."""
+    """Retry a write that conflicts, or whose object was or is being deleted."""
     for _ in range(TRIES - 1):
         try:
             return await write()

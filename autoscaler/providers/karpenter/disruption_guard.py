@@ -1,11 +1,11 @@
 """Keeps Karpenter from disrupting a node while a replica on it starts or drains, and only then. I/O.
 
-Manages `karpenter.sh/do-not-disrupt` on replicas' pods, which are created with it: removes it when the replica is
-ready, and sets it again while the replica drains or has to leave because its node is reclaimed. So a replica that only
-serves does not block consolidation, and a start or a drain is not interrupted and repeated. Each change is one write;
-failures: see Reconciler. Only the leader writes; a new leader first reads which pods have the annotation. Models and
-Settings that set it themselves are left alone, as are adopted pods. Nothing relies on it: a pod that is evicted all the
-same is drained (`Seen.TAKEN`), and its engine is stopped late (`lingers` in
+Replicas' pods are created with `karpenter.sh/do-not-disrupt`. The guard removes it when the replica is ready, and sets
+it again while the replica drains or its node is reclaimed. So a serving replica does not block consolidation, and
+Karpenter does not interrupt a start or a drain. Each change is one write; failures: see Reconciler. Only the leader
+writes; a new leader first reads which pods have the annotation. Pods of Models or Settings that set the annotation
+themselves, and adopted pods, are not changed. Nothing relies on the annotation: a pod that is evicted despite it is
+drained (`Seen.TAKEN`), and its engine is stopped late (`lingers` in
 `autoscaler.drivers.kubernetes.objects.replica_pod`).
 """
 
@@ -24,9 +24,9 @@ from autoscaler.state.lifecycle import ReplicaState as S
 from autoscaler.state.world import PodRef, Replica, World
 
 BUSY: Final = frozenset({S.PENDING, S.STARTING, S.WAKING, S.DRAINING})
-"""States whose work would be repeated or cut short elsewhere."""
+"""States in which a disruption would abort a start or a drain."""
 SETTLED: Final = frozenset({S.READY, S.UNREADY, S.ASLEEP})
-"""States in which the replica may be moved. In all other states it ends, and its pod is not written any more."""
+"""States in which the replica may be moved. In all other states it terminates, and its pod is not changed."""
 
 
 class Guard(NamedTuple):
@@ -46,7 +46,7 @@ class DisruptionGuard(Reconciler):
         self._bare: set[str] | None = None
         """UIDs of pods without the annotation; all others have it. None: not read yet."""
         self._seen: tuple[object, ...] = ()
-        """The parts of World for which the pods are, or are being, updated."""
+        """The parts of World that the last update used."""
 
     def look(self) -> None:
         """Wake up if the annotation of a pod has to change."""
@@ -61,7 +61,7 @@ class DisruptionGuard(Reconciler):
             super().look()
 
     def _acts(self, world: World) -> bool:
-        """Whether this process may write. If not, forget what was read: another process may change it."""
+        """Whether this process may write. If not, drop what was read, since another process may change it."""
         if world.leadership.leads and self._leads():
             return True
         self._bare, self._seen = None, ()
@@ -75,9 +75,9 @@ class DisruptionGuard(Reconciler):
         if self._bare is None:
             self._bare = await self._read()
         bare = self._bare
-        for pod, on in sorted(_differ(world, bare), key=lambda one: not one.on):  # to be disrupted soon: first
+        for pod, on in sorted(_differ(world, bare), key=lambda one: not one.on):  # set first: those are at risk
             try:
-                await self._say(pod, on)
+                await self._annotate(pod, on)
             except AnswerError as error:
                 refused.append(error)
             else:
@@ -86,7 +86,7 @@ class DisruptionGuard(Reconciler):
             bare &= {one.runtime.pod.uid for one in world.replicas.values() if one.runtime.pod is not None}
         if refused:
             raise refused[0]
-        return 0.0 if any(_differ(self._world(), bare)) else inf  # `look` saw no change for those during the writes
+        return 0.0 if any(_differ(self._world(), bare)) else inf  # changes during the writes, which `look` has not seen
 
     async def _read(self) -> set[str]:
         pods = (
@@ -94,7 +94,7 @@ class DisruptionGuard(Reconciler):
         )
         return {str(one["uid"]) for one in pods if DO_NOT_DISRUPT not in (one.get("annotations") or {})}
 
-    async def _say(self, pod: PodRef, on: bool) -> None:
+    async def _annotate(self, pod: PodRef, on: bool) -> None:
         """Patch a pod's annotation. A deleted pod is ignored, and a new pod of the same name is not changed."""
         said = {"uid": pod.uid, "annotations": {DO_NOT_DISRUPT: "true" if on else None}}
         try:
@@ -111,7 +111,7 @@ def _differ(world: World, bare: set[str]) -> Iterator[Guard]:
 
 
 def _guard(world: World, replica: Replica) -> Guard | None:
-    """The wanted annotation; None if it is not managed here."""
+    """The desired annotation; None if the guard does not manage this pod."""
     if replica.runtime.pod is None or replica.spec_hash == ADOPTED_HASH or replica.state not in BUSY | SETTLED:
         return None
     model = world.models.get(replica.model)

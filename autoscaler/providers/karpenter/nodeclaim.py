@@ -1,9 +1,9 @@
 """Represents a capacity order as a NodeClaim of Karpenter: builds the manifest and reads its state. Pure.
 
-A NodeClaim is used and not a pending pod, because its name is Pilotlight's (the same order finds it, whoever leads), it
-is clear which node belongs to which order, and deleting it releases the node. Labels, taints, hashes and expiry come
-from the pool's template, as in Karpenter's own. Until a replica runs on its node, the NodeClaim has the annotation
-against disruption: an empty node would be consolidated before its weights are there.
+A NodeClaim is used instead of a pending pod: Pilotlight chooses its name, so that every leader finds the order by name;
+it identifies the node of the order; and deleting it releases the node. Labels, taints, hashes and expiry are those of
+the pool's template, as in Karpenter's own NodeClaims. Until a replica runs on its node, the NodeClaim has the
+annotation against disruption; otherwise Karpenter would consolidate the empty node before weights are loaded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from autoscaler.spec.tenant import unix_seconds
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer
 
 PROVIDER, OWNER, EPOCH, DEVICES, OFFER = (OURS + one for one in ("provider", "owner", "epoch", "devices", "offer"))
-"""The label that selects this provider's objects, and annotations."""
+"""PROVIDER is a label, which selects a provider's objects; the others are annotations."""
 WRITER = "pilotlight"
 REGISTERED_S_MAX = 600.0
-"""A node that has registered and reports no GPU for so many seconds has failed (Karpenter waits for ever)."""
+"""A registered node that reports no GPU for this many seconds has failed; Karpenter itself waits forever."""
 UNREGISTERED = "ResourceNotRegistered"
 _DURATION = re.compile(r"([0-9]+)(h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -37,9 +37,9 @@ def nodeclaim_path(version: str, name: str = "") -> str:
     return f"/apis/{GROUP}/{version}/nodeclaims" + (f"/{name}" if name else "")
 
 
-def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, beside: Mapping[str, str]) -> Object:
+def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, requests: Mapping[str, str]) -> Object:
     """Build the NodeClaim of an order.
-    `beside`: what the owner requests besides devices; a node without room for it would be of no use.
+    `requests`: the owner's other resource requests, so that the node has room for its pod.
     """
     reference: Object = pool.spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion", "")).partition("/")[0]
@@ -49,8 +49,8 @@ def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, besid
     spec = {key: said for key, said in pool.spec.items() if key not in {"requirements", "resources"}}
     spec["requirements"] = list(build_requirements(pool, variant.pinned))
     devices = {GPU: str(variant.shape.devices)} if variant.shape.counted else {}
-    if devices or beside:
-        spec["resources"] = {"requests": {**beside, **devices}}
+    if devices or requests:
+        spec["resources"] = {"requests": {**requests, **devices}}
     return {
         "apiVersion": f"{GROUP}/{pool.version}",
         "kind": "NodeClaim",
@@ -77,7 +77,7 @@ def build_nodeclaim(order: AcquireOrder, pool: NodePool, variant: Variant, besid
 
 
 def build_lease_annotations(order: AcquireOrder) -> dict[str, str]:
-    """Annotations of every object of an order, from which any leader can read the order."""
+    """Annotations of an order's objects, from which any leader can restore the order."""
     return {
         OWNER: order.owner, EPOCH: str(order.epoch), DEVICES: str(order.devices),
         OFFER: msgspec.json.encode(order.offer).decode(),
@@ -104,8 +104,8 @@ def read_lease_annotations(found: Object, provider: str) -> Listed:
 
 
 def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire_after: str = "Never") -> Listed:
-    """Read an order from its NodeClaim. `unix_s` is now by the server's clock, `now_s` by ours.
-    `expire_after`: for claims that do not have one (v1beta1).
+    """Read an order from its NodeClaim. `unix_s`: current time by the server's clock; `now_s`: by the World's.
+    `expire_after`: used for claims without their own (v1beta1).
     """
     metadata, status = claim["metadata"], claim.get("status") or {}
     conditions: dict[str, Object] = {one["type"]: one for one in status.get("conditions") or ()}
@@ -115,7 +115,7 @@ def read_lease(claim: Object, provider: str, unix_s: float, now_s: float, expire
     says, ends_s = _troubled(conditions), None if ends_unix_s is None else now_s + ends_unix_s - unix_s
     going = conditions.get("DisruptionReason", {})
     if going.get("status") == "True":
-        says, ends_s = f"Karpenter takes it: {going.get('reason') or 'it does not say why'}", now_s
+        says, ends_s = f"Karpenter is removing it: {going.get('reason') or 'no reason was given'}", now_s
     one = replace(
         one, node=str(status.get("nodeName") or ""), committed=_true(conditions, "Launched"), ends_s=ends_s, says=says
     )
@@ -144,7 +144,7 @@ def _gives_up(conditions: Mapping[str, Object], unix_s: float) -> bool:
 
 
 def _troubled(conditions: Mapping[str, Object]) -> str:
-    """The reported reason why the order waits, perhaps in vain; empty: none."""
+    """The reported reason why the order is not delivered yet; empty: none."""
     for kind in ("Launched", "Registered", "Initialized"):
         said = conditions.get(kind, {})
         if said.get("status") != "True" and said.get("message") and said.get("reason") != "AwaitingReconciliation":

@@ -1,9 +1,9 @@
-"""Reads Karpenter's NodePools: which of the nodes described in the Settings one can add, and how many more. Pure.
+"""Reads Karpenter's NodePools: which node kinds of the Settings a pool can add, and how many more nodes. Pure.
 
 Reads karpenter.sh/v1 and v1beta1. There is one variant per entry of the Settings' `nodes` that the pool admits, and per
-capacity type that it allows; a pool that names none buys on demand. A label that the pool does not mention may be
-requested if it is one that clouds set. Offers stay within the pool's limits, counted by its NodeClaims as well as by
-its status. CPU and memory are known of launched nodes only: before, one node is offered, and none while it is coming.
+capacity type that it allows; the default is on-demand. A label that the pool does not mention may be requested if
+clouds set it. Offers stay within the pool's limits, counted by its NodeClaims and by its status. CPU and memory are
+known for launched nodes only: before that, one node is offered, and none while it is launching.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from autoscaler.state.node_labels import Taint
 
 GROUP = "karpenter.sh"
 VERSIONS = ("v1", "v1beta1")
-"""The first version that the server has is used."""
+"""The first served version is used."""
 POOL_LABEL, BOUGHT_LABEL = f"{GROUP}/nodepool", f"{GROUP}/capacity-type"
 BOUGHT = ("reserved", "spot", "on-demand")
-"""Karpenter's capacity types, the cheapest first."""
+"""Karpenter's capacity types, cheapest first."""
 CLOUDS = ("kubernetes.io", "k8s.io", "karpenter.sh", "k8s.aws", "azure.com", "k8s.gcp", "kwok.sh", "gke.io")
-"""Suffixes of domains whose labels nodes get without a NodePool that mentions them."""
+"""Domain suffixes of labels that nodes have even if their NodePool does not mention them."""
 MANY_MAX: Final = 1000
 """Number of nodes that a pool without limits can add."""
 NODES = "nodes"
-"""The limit that is not of a resource."""
+"""The limit on the number of nodes; all other limits are of resources."""
 
 
 class Requirement(NamedTuple):
@@ -72,7 +72,7 @@ class NodePool(NamedTuple):
     used: Mapping[str, str]
     expire_after: str
     closed: str = ""
-    """Why it adds no nodes, in words; empty: it does."""
+    """Why it adds no nodes, as a phrase that follows its name; empty: it adds nodes."""
 
 
 class Variant(NamedTuple):
@@ -83,7 +83,7 @@ class Variant(NamedTuple):
     labels: Mapping[str, str]
     """Labels of the future node, as far as they are known."""
     pinned: Mapping[str, str]
-    """Labels to request beyond the pool's."""
+    """Labels to request in addition to the pool's."""
 
 
 def read_nodepool(pool: Object) -> NodePool:
@@ -118,12 +118,12 @@ def _closed(metadata: Object, spec: Object, status: Object) -> str:
         return "has a fixed number of nodes (replicas)"
     ready = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), None)
     if ready is not None and ready["status"] == "False":
-        return f"is not ready: {ready.get('message') or ready.get('reason') or 'it does not say why'}"
+        return f"is not ready: {ready.get('message') or ready.get('reason') or 'no reason was given'}"
     return ""
 
 
 def list_variants(pool: NodePool, kinds: Sequence[NodeKind]) -> tuple[Variant, ...]:
-    """All variants that the pool can add. Their names stay the same as long as the Settings do."""
+    """All variants that the pool can add. Their names depend only on the pool and the Settings."""
     found: dict[str, Variant] = {}
     for kind in (*kinds, None):
         more = find_pinned_labels(pool, {} if kind is None else kind.selector)
@@ -142,7 +142,7 @@ def list_variants(pool: NodePool, kinds: Sequence[NodeKind]) -> tuple[Variant, .
 
 
 def narrow_variant(pool: NodePool, variant: Variant, selector: Mapping[str, str]) -> Variant | None:
-    """Restrict a variant to nodes with these labels; None if the pool has none."""
+    """Restrict a variant to nodes with these labels; None if the pool cannot add such a node."""
     more = find_pinned_labels(pool, {key: value for key, value in selector.items() if key not in variant.labels})
     if more is None:
         return None
@@ -150,7 +150,7 @@ def narrow_variant(pool: NodePool, variant: Variant, selector: Mapping[str, str]
 
 
 def find_pinned_labels(pool: NodePool, selector: Mapping[str, str]) -> dict[str, str] | None:
-    """Labels to request beyond the pool's to get such a node; None if the pool has none."""
+    """Labels to request in addition to the pool's to get such a node; None if the pool cannot add one."""
     found: dict[str, str] = {}
     for key, value in selector.items():
         if key in pool.labels:
@@ -176,7 +176,7 @@ def _buys(pool: NodePool, word: str) -> bool:
 def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -> int:
     """How many more such nodes the pool's limits allow. `claims`: all NodeClaims of the pool.
 
-    CPU and memory are not in the Settings: they are read from launched nodes with as many GPUs or more. Before that, 1.
+    CPU and memory are not in the Settings but are read from launched nodes with at least as many GPUs; before that, 1.
     """
     if pool.closed:
         return 0
@@ -190,9 +190,9 @@ def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -
             each = 1000
         else:
             coming = [one for one in claims if not _capacity(one)]
-            if not all(_is_told(_has(one, GPU), claims) for one in coming):
+            if not all(_has_launched(_has(one, GPU), claims) for one in coming):
                 return 0
-            if not _is_told(of.devices * 1000 if of.counted else 0, claims):
+            if not _has_launched(of.devices * 1000 if of.counted else 0, claims):
                 many = min(many, 1)
             takes = [has if _capacity(one) else each for one, has in zip(claims, takes, strict=True)]
         rest = _milli(limit) - max(_milli(pool.used.get(name, "0")), sum(takes))
@@ -200,7 +200,7 @@ def count_remaining_nodes(pool: NodePool, of: Shape, claims: Sequence[Object]) -
     return many
 
 
-def _is_told(gpus_milli: int, claims: Sequence[Object]) -> bool:
+def _has_launched(gpus_milli: int, claims: Sequence[Object]) -> bool:
     """Whether a node with at least so many GPUs has launched."""
     return any(_capacity(one) and _milli(_capacity(one).get(GPU, "0")) >= gpus_milli for one in claims)
 

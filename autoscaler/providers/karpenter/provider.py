@@ -1,9 +1,10 @@
 """Provider for nodes that Karpenter adds: one NodePool, and one NodeClaim per order. I/O.
 
-Makes no decisions and keeps no state. Writes NodeClaims and, on their nodes, the annotation against disruption, which
-is removed when a replica runs there: replicas' pods have their own while they start and drain (`disruption_guard`). A
-node in use is not released, as checked right before; a pod that arrives in between is safe, since Karpenter waits for
-pods that must not be disrupted, as starting ones. A pod that has no device and is restarted elsewhere keeps no node.
+Makes no decisions and keeps no state. Creates NodeClaims with the annotation against disruption, and removes the
+annotation when a replica runs on the node: replicas' pods have their own while they start and drain
+(`disruption_guard`). Right before a release the node is checked; a node in use is not released. A replica's pod that
+arrives after the check is safe, since Karpenter waits for pods that must not be disrupted. A pod without devices whose
+controller can restart it elsewhere does not prevent a release.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from autoscaler.state.world import World
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 MIRROR = "kubernetes.io/config.mirror"
 LOOK_S = (1.0, 10.0)
-"""Seconds between polls: while a node is coming or leaving, and otherwise."""
+"""Seconds between polls: while a node is being added or removed, and otherwise."""
 TRIES = 5
-"""Attempts of a deletion: Karpenter writes its progress to the NodeClaim, too."""
+"""Attempts of a deletion, since Karpenter also writes to the NodeClaim."""
 
 _log = logging.getLogger("pilotlight.autoscaler.providers")
 
 
 class KarpenterNodes:
-    """Provider of one NodePool. `clock`: the World's. `expected_s`: the delivery time from the Settings."""
+    """Provider of one NodePool. `clock`: the World's. `expected_s`: delivery time from the Settings."""
 
     def __init__(  # noqa: PLR0917  all dependencies, passed once
         self, name: str, pool: str, server: Server, world: Callable[[], World],
@@ -51,7 +52,7 @@ class KarpenterNodes:
         if pool.closed:
             raise RefusedError(f"NodePool {pool.name} {pool.closed}")
         if not variants:
-            raise RefusedError(f"nobody says what nodes of NodePool {pool.name} have: add them to Settings `nodes`")
+            raise RefusedError(f"the devices of NodePool {pool.name} are unknown: add its nodes to Settings `nodes`")
         claims = await self._claims(pool.version)
         found: list[Offer] = []
         for one in variants:
@@ -74,17 +75,17 @@ class KarpenterNodes:
         variants = nodepool.list_variants(pool, world.settings.nodes)
         variant = next((one for one in variants if one.name == order.offer.name), None)
         if variant is None:
-            raise RefusedError(f"NodePool {pool.name} has no such nodes (any more): {order.offer.name}")
+            raise RefusedError(f"NodePool {pool.name} no longer offers {order.offer.name}")
         if not nodepool.count_remaining_nodes(pool, variant.shape, await self._claims(pool.version)):
             raise RefusedError(
-                f"NodePool {pool.name} {pool.closed or 'has reached its limits, with what is on its way'}"
+                f"NodePool {pool.name} {pool.closed or 'has reached its limits, including NodeClaims in progress'}"
             )
         variant = nodepool.narrow_variant(pool, variant, need.where)
         if variant is None:
             raise RefusedError(f"NodePool {pool.name} adds no node with {', '.join(map('='.join, need.where.items()))}")
         try:
             await self._server.create(
-                nodeclaim.nodeclaim_path(pool.version), nodeclaim.build_nodeclaim(order, pool, variant, need.beside)
+                nodeclaim.nodeclaim_path(pool.version), nodeclaim.build_nodeclaim(order, pool, variant, need.requests)
             )
         except AnswerError as error:
             if error.status != CONFLICT:
@@ -131,7 +132,7 @@ class KarpenterNodes:
         return found
 
     async def attend(self, changed: Callable[[], None]) -> None:
-        """Poll for changes: every second while a node is coming or leaving, otherwise every ten."""
+        """Poll for changes, at the intervals of LOOK_S."""
         known: object = None
         while True:
             pace_s = LOOK_S[1]
@@ -160,8 +161,8 @@ class KarpenterNodes:
         return nodeclaim.is_from_provider(claim, self._name) and self._server.owner.owns(claim)
 
     async def _unguard(self, version: str, listed: Listed) -> None:
-        """Remove the disruption annotation once a replica runs on the node: its own pod then has one when needed.
-        So a node that Pilotlight forgets does not stay for ever. Without leadership the write fails, and is not needed.
+        """Remove the disruption annotation once a replica runs on the node; its pod has its own when needed.
+        So a node is not kept forever if Pilotlight is removed. Without leadership the write fails, which is harmless.
         """
         if not any(is_live_engine_pod(one) for one in await self._pods(listed.node)):
             return
@@ -176,7 +177,7 @@ class KarpenterNodes:
         return await self._server.items(PODS, fieldSelector=f"spec.nodeName={node}")
 
     async def _claims(self, version: str) -> Sequence[Object]:
-        """All NodeClaims of the pool, whoever created them."""
+        """All NodeClaims of the pool, including those that Pilotlight did not create."""
         return await self._server.items(
             nodeclaim.nodeclaim_path(version), labelSelector=f"{POOL_LABEL}={self._pool_name}"
         )
@@ -185,27 +186,27 @@ class KarpenterNodes:
         version = await self._version()
         found = await self._server.find(f"/apis/{GROUP}/{version}/nodepools/{self._pool_name}")
         if found is None:
-            raise RefusedError(f"there is no NodePool {self._pool_name}: Settings `capacity` name it")
+            raise RefusedError(f"NodePool {self._pool_name} does not exist: fix Settings `capacity`")
         return nodepool.read_nodepool(found)
 
     async def _version(self) -> str:
         """The served version of Karpenter's API."""
         version = choose_served_version(await self._server.find(f"/apis/{GROUP}"), VERSIONS)
         if not version:
-            raise RefusedError("Karpenter is not installed: its API karpenter.sh is not there")
+            raise RefusedError("Karpenter is not installed: its API karpenter.sh is not served")
         return version
 
     def _mine(self, claim: Object) -> None:
-        """Raise RefusedError if the claim is another's, TimeoutError while an earlier one is being deleted."""
+        """Raise RefusedError if the claim belongs to another client, TimeoutError while it is being deleted."""
         if not self._is_ours(claim):
-            raise RefusedError(f"NodeClaim {claim['metadata']['name']} is there and not of {self._name}")
+            raise RefusedError(f"NodeClaim {claim['metadata']['name']} belongs to another owner")
         if "deletionTimestamp" in claim["metadata"]:
             raise TimeoutError
 
 
 def is_blocking_node_removal(pod: Object) -> bool:
     """Whether a pod prevents the release of its node.
-    True for a running pod of no DaemonSet with a device, of Pilotlight, with a disruption veto or no controller.
+    True for a running pod outside of DaemonSets that has a device, a disruption veto or no controller, or is an engine.
     """
     metadata: dict[str, Any] = pod["metadata"]
     notes: Mapping[str, str] = metadata.get("annotations") or {}
@@ -217,7 +218,7 @@ def is_blocking_node_removal(pod: Object) -> bool:
 
 
 def is_live_engine_pod(pod: Object) -> bool:
-    """Whether it is an engine's pod that has not ended."""
+    """Whether the pod is an engine's and has not terminated."""
     labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
     ended = pod.get("status", {}).get("phase") in ENDED
     return not ended and labels.get(MANAGED_BY) == nodeclaim.WRITER and f"{OURS}intent" in labels

@@ -1,9 +1,9 @@
-"""Provider that queues with Kueue: a pod keeps a place in a LocalQueue until a replica's pod takes it. I/O.
+"""Provider that queues with Kueue: a placeholder pod in a LocalQueue is replaced by a replica's pod. I/O.
 
-Each order is one placeholder pod. Kueue gives it quota, which may preempt others, or has nodes created by an admission
-check. Where it is scheduled there is room for a replica, whose pod is in the same queue and replaces it. So a place
-that is not used for long is released with its quota, and zero replicas hold nothing. `workload` defines what the pod
-and its Workload contain and mean.
+Each order is one placeholder pod. Kueue admits it within the quota, possibly by preemption, or after an admission check
+has added nodes. The node of the placeholder has room for a replica, whose pod is in the same queue and replaces the
+placeholder. The release of an unused order also releases its quota, so a model with zero replicas holds none.
+`workload` defines the contents of the pod and interprets its Workload.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from autoscaler.providers.kube import CONFLICT, AnswerError, Object, Server, choose_served_version, raise_refusal
 from autoscaler.providers.kueue import workload as places
 from autoscaler.providers.kueue.workload import QueuePlace
-from autoscaler.providers.new_nodes import NOBODY, OfferTerms, build_node_kind_offers
+from autoscaler.providers.new_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request.objects import LEASE, provider_label_value
 from autoscaler.providers.provisioning_request.provider import WAIT_MAX, Template
@@ -25,17 +25,17 @@ from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, Releas
 from autoscaler.state.world import World
 
 LATE: Final = 3
-"""Attempts to delete a pod that others write to."""
+"""Attempts to delete a pod that other clients also write."""
 
 
 class KueuePlaces:
-    """Provider of one LocalQueue. `namespace`: of engines' pods, and of the LocalQueue."""
+    """Provider of one LocalQueue. `namespace`: that of engines' pods and of the LocalQueue."""
 
     def __init__(
         self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World], pod: Template
     ) -> None:
         if named.kueue is None:
-            raise ValueError(f"{named.name} is no kueue")
+            raise ValueError(f"{named.name} is not a kueue provider")
         self._named, self._queue = named, named.kueue.local_queue
         self._server, self._world, self._pod = server, world, pod
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -50,7 +50,7 @@ class KueuePlaces:
         terms = OfferTerms(left, self._named.expected_seconds, whole=False, queued=True)
         some = tuple(map(_of_one, build_node_kind_offers(self._named.name, {}, terms, self._world().settings)))
         if not some:
-            raise RefusedError(f"{NOBODY} its nodes' `selector` and `device`")
+            raise RefusedError(f"{NO_NODE_ENTRY} its nodes' `selector` and `device`")
         return some if left > 0 else ()
 
     async def acquire(self, order: AcquireOrder) -> None:
@@ -71,12 +71,12 @@ class KueuePlaces:
             found = await self._server.find(f"{self._pods}/{order.id.name}")
             there = None if found is None else self._read(found)
             if there is None or there.leaving:
-                raise TimeoutError from error  # being deleted: retried when it is gone
+                raise TimeoutError from error  # being deleted: retry later
             if there.provider != self._named.name:
-                raise RefusedError(f"{order.id.name} is the name of what is not this provider's") from error
+                raise RefusedError(f"{order.id.name} belongs to another owner") from error
 
     async def release(self, order: ReleaseOrder) -> None:
-        """Delete the placeholder pod, unless a replica has taken its place."""
+        """Delete the placeholder pod, unless a replica's pod has replaced it."""
         for left in range(LATE - 1, -1, -1):
             found = await self._server.find(f"{self._pods}/{order.id.name}")
             there = None if found is None else self._read(found)
@@ -94,7 +94,7 @@ class KueuePlaces:
                 return
 
     async def list(self) -> tuple[Listed, ...]:
-        """List the places: those kept by placeholders and those taken by replicas."""
+        """List the orders: places held by placeholder pods and by replicas' pods."""
         there = await self._places()
         taken = {one.name for one in there if not one.kept}
         found: dict[str, Listed] = {}
@@ -117,9 +117,9 @@ class KueuePlaces:
         return one if one is None or self._server.owner.owns(found) else one._replace(provider="", wrong="")
 
     async def _closed(self) -> str:
-        """Why the queue accepts no order; empty: it does."""
+        """Why the queue accepts no order; empty: it accepts orders."""
         if not await self._version():
-            return "Kueue is not installed: its API kueue.x-k8s.io is not there"
+            return "Kueue is not installed: its API kueue.x-k8s.io is not served"
         return places.queue_closed_reason(await self._find("localqueues", self._queue))
 
     async def _find(self, plural: str, name: str) -> Object | None:
@@ -132,7 +132,7 @@ class KueuePlaces:
 
 
 def _of_one(offer: Offer) -> Offer:
-    """A place is for one replica, however many slices a device has: a second replica needs a second place."""
+    """Convert an offer of a device with several slices to one slice, since a place is for one replica."""
     if offer.parts == 1:
         return replace(offer, shared=False)
     return replace(

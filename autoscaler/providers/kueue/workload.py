@@ -1,8 +1,8 @@
 """Represents capacity orders as places in a queue of Kueue (kueue.x-k8s.io): placeholder pods and Workloads. Pure.
 
-Defines Pilotlight's labels and annotations there, and interprets conditions and admission checks. A place is a pod
-group of one, so that its Workload has its name. The pod contains all that a new leader needs. An order that waits for
-quota or an admission check is coming; it fails if no quota can ever hold it, or if it is deactivated or preempted.
+Defines Pilotlight's labels and annotations, and interprets conditions and admission checks. A place is a pod group of
+one, so that its Workload has its name. The pod contains the whole order, for a new leader. An order that waits for
+quota or an admission check is pending; it fails if Kueue can never admit its Workload, deactivates or preempts it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ VERSIONS: Final = ("v1beta2", "v1beta1")
 """The first served version is used; both have the fields that are read. Kueue before 0.15 has only the second."""
 GROUP, COUNT = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 GATE: Final = "kueue.x-k8s.io/admission"
-"""Kueue's webhook adds it to pods; ours have it from the start, so that none runs while Kueue is unavailable."""
+"""Kueue's webhook adds this gate to pods. Placeholders are created with it, so none runs if Kueue is unavailable."""
 NAME: Final = OURS + "lease"
-"""An annotation of placeholders and of replicas' pods: the order's name."""
+"""Annotation of placeholders and of replicas' pods: the order's name."""
 PERMANENT: Final = frozenset({"NoMatchingFlavor", "ExceedsMaxQuota", "Misconfigured"})
-"""Reasons of QuotaReserved=False that waiting does not change."""
-SPOILT, OVER = "somebody changed the annotations of its pod", "the pod that kept its place has ended"
+"""Reasons of QuotaReserved=False that do not change with time."""
+SPOILT, OVER = "the annotations of its pod are invalid", "its placeholder pod has terminated"
 COMMAND: Final = ("sleep", "infinity")
 
 
@@ -55,17 +55,17 @@ class QueuePlace(NamedTuple):
     owner: ModelName
     epoch: int
     kept: bool
-    """The placeholder pod exists; otherwise a replica's pod has taken the place."""
+    """The placeholder pod exists; otherwise a replica's pod has replaced it."""
     node: str
     leaving: bool
     notes: Mapping[str, str]
     """Pilotlight's annotations on it."""
     wrong: str = ""
-    """Why it keeps no place any more; empty: it does."""
+    """Why the order has failed; empty: it has not."""
 
 
 def build_placeholder_pod(order: AcquireOrder, queue: str, template: Object) -> Object:
-    """Build the placeholder pod: like the replicas' pods, with as many devices, but it only sleeps."""
+    """Build the placeholder pod: a replica's pod with the same devices and the command `sleep`."""
     spec = {**template["spec"], "nodeSelector": {**template["spec"].get("nodeSelector", {}), **order.offer.labels}}
     first = spec["containers"][0]
     resources = first.get("resources", {})
@@ -126,9 +126,9 @@ def read_place(found: Object) -> QueuePlace | None:
 
 
 def queue_closed_reason(queue: Object | None) -> str:
-    """Why a LocalQueue admits nothing now; empty: it does."""
+    """Why a LocalQueue admits nothing now; empty: it admits Workloads."""
     if queue is None:
-        return "there is no such LocalQueue"
+        return "its LocalQueue does not exist"
     stop = queue.get("spec", {}).get("stopPolicy", "None")
     if stop != "None":
         return f"its LocalQueue is stopped ({stop})"
@@ -141,7 +141,7 @@ def queue_closed_reason(queue: Object | None) -> str:
 def place_to_lease(one: QueuePlace, workload: Object | None, queue: str) -> Listed:
     """Convert a place to an order. `workload`: of the placeholder pod; None: Kueue has created none yet.
 
-    Once admitted, a replica may take it before the placeholder has a node; else the replica would exceed the quota.
+    Once it is admitted, a replica's pod may replace a placeholder that has no node yet: both would exceed the quota.
     """
     if one.leaving and one.kept:
         return _lease(one, "leaving")
@@ -166,9 +166,9 @@ def _lost(workload: Object | None) -> str:
     if workload.get("spec", {}).get("active") is False:
         return f"Kueue deactivated its Workload ({_says(evicted) or 'no reason was given'})"
     if evicted is not None and evicted["status"] == "True":
-        return f"Kueue gave its place to another ({_says(evicted)})"
+        return f"Kueue evicted its Workload ({_says(evicted)})"
     if quota is not None and quota["status"] == "False" and quota.get("reason") in PERMANENT:
-        return f"no quota can ever hold it ({_says(quota)})"
+        return f"Kueue can never admit its Workload ({_says(quota)})"
     return ""
 
 
@@ -179,7 +179,7 @@ def _admitted(workload: Object | None) -> bool:
 
 def _awaits(workload: Object | None) -> str:
     if workload is None:
-        return "Kueue has not seen it yet"
+        return "Kueue has not created its Workload yet"
     quota = _condition(workload, "QuotaReserved")
     if quota is None or quota["status"] != "True":
         return f"it waits for quota ({_says(quota) or 'no reason was given'})"
@@ -188,7 +188,7 @@ def _awaits(workload: Object | None) -> str:
         open_ = [f"{one['name']}: {one.get('message') or one['state']}" for one in checks if one["state"] != "Ready"]
         said = "; ".join(open_) or _says(_condition(workload, "Admitted"))
         return f"it has quota, and waits for admission checks ({redact_addresses(said)})"[:SAID_MAX]
-    return "it is admitted, and has no node yet"
+    return "it is admitted and has no node yet"
 
 
 def _condition(of: Object, kind: str) -> Object | None:

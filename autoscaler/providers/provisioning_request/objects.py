@@ -1,8 +1,8 @@
 """Represents capacity orders as ProvisioningRequests (autoscaling.x-k8s.io/v1) and reads their conditions. Pure.
 
-Defines Pilotlight's labels and annotations on them; the reasons of conditions are Cluster Autoscaler's and the clouds'.
-The object contains all that a new leader needs. BookingExpired alone is not a failure, since it also ends a request
-whose pods all exist. A used-up quota of a cloud is reported as that.
+Defines Pilotlight's labels and annotations; the reasons of conditions are those of Cluster Autoscaler and the clouds.
+The object contains the whole order, for a new leader. BookingExpired with the reason CONSUMED is not a failure: all
+pods of the request exist.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from autoscaler.text import redact_addresses
 
 API: Final = "autoscaling.x-k8s.io/v1"
 CHECK: Final = "check-capacity.autoscaling.x-k8s.io"
-"""Finds and books room on existing nodes; adds none."""
+"""Books room on existing nodes; adds none."""
 ATOMIC: Final = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
 GKE: Final = "queued-provisioning.gke.io"
-"""Dynamic Workload Scheduler: nodes are added at some time, and removed after maxRunDurationSeconds."""
+"""Dynamic Workload Scheduler: adds nodes at an unknown time, and removes them after maxRunDurationSeconds."""
 VALID_S: Final = 3600
 """Cluster Autoscaler retries for this many seconds; Pilotlight gives up sooner (`DUE_S` in `capacity.lead_times`)."""
 CONSUMES: Final = ("autoscaling.x-k8s.io/consume-provisioning-request", "autoscaling.x-k8s.io/provisioning-class-name")
 """Annotations of the pods that a booking is for."""
 LEASE: Final = OURS + "capacity"
-"""A label: the provider's name, shortened to a valid label value."""
+"""Label: the provider's name, shortened to a valid label value."""
 OFFER, DEVICES, OWNER, EPOCH, NODE, PROVIDER = (
     OURS + word for word in ("offer", "devices", "owner", "epoch", "node", "provider")
 )
@@ -55,7 +55,7 @@ class RequestCondition(NamedTuple):
     since_unix_s: float
 
     def says(self) -> str:
-        """Text for people. Addresses are redacted first, since a truncated one would not be recognized."""
+        """Reason and message. Redacts addresses before truncating: a truncated one would not be recognized."""
         return redact_addresses(": ".join(filter(None, (self.reason, self.message))))[:SAID_MAX]
 
 
@@ -83,11 +83,11 @@ class Booking(NamedTuple):
     version: str
     leaving: bool
     node: str
-    """The node recorded for it; empty: none yet."""
+    """Its recorded node; empty: none yet."""
     conditions: Mapping[str, RequestCondition]
     details: Mapping[str, str]
     spoilt: bool = False
-    """Somebody changed its annotations."""
+    """Its annotations are invalid."""
 
     def holds(self, kind: str) -> bool:
         """Whether a condition is true."""
@@ -103,7 +103,7 @@ def provider_label_value(provider: str) -> str:
 
 
 def build_pod_template(order: AcquireOrder, pod: Object) -> Object:
-    """Build the PodTemplate: the pod that the booking is for, with all devices, on nodes with the offer's labels."""
+    """Build the PodTemplate: a replica's pod with all devices of the order, on nodes with the offer's labels."""
     spec = {**pod["spec"], "nodeSelector": {**pod["spec"].get("nodeSelector", {}), **order.offer.labels}}
     first, *others = spec["containers"]
     resources = first.get("resources", {})
@@ -117,7 +117,7 @@ def build_pod_template(order: AcquireOrder, pod: Object) -> Object:
 
 
 def build_provisioning_request(order: AcquireOrder, class_name: str, max_run_s: float | None) -> Object:
-    """Build the ProvisioningRequest: one pod of its template, so one node."""
+    """Build the ProvisioningRequest for one pod of its template, and so for one node."""
     name = order.id.name
     return {
         "apiVersion": API, "kind": "ProvisioningRequest", "metadata": _metadata(order),
@@ -197,7 +197,7 @@ def assign_nodes(
     bookings: Iterable[Booking], nodes: Mapping[str, CandidateNode], bound: Mapping[str, str]
 ) -> dict[str, str]:
     """Map bookings to their nodes, by name, as far as they are known.
-    In this order: as recorded, that of its pod (`bound`), the one labelled for it, the oldest free one created later.
+    In this order: the recorded node, that of its pod (`bound`), one labelled for it, the oldest free one created later.
     """
     all_of = sorted((one for one in bookings if not one.leaving), key=lambda one: (_granted(one), one.name))
     found = {one.name: one.node or bound.get(one.name, "") or _named(one, nodes) for one in all_of}
@@ -243,14 +243,14 @@ def booking_to_lease(one: Booking, node: CandidateNode | None, named: str, ends_
     if one.leaving:
         return _lease(one, "leaving")
     if one.spoilt:
-        why = "somebody changed the annotations of its ProvisioningRequest"
+        why = "the annotations of its ProvisioningRequest are invalid"
         return _lease(one, "failed", says=why, node=named)
     if named and node is None:
-        return _lease(one, "failed", says=f"its node {named} is gone", node=named)
+        return _lease(one, "failed", says=f"its node {named} was deleted", node=named)
     if node is not None:
         asked = one.devices * one.offer.parts
         if one.class_name != CHECK and 0 < node.gpus < asked:
-            why = f"its node {named} has {node.gpus} of {asked} devices"  # not registered yet, or unhealthy
+            why = f"its node {named} has {node.gpus} of {asked} devices"  # others are not registered, or unhealthy
             return _lease(one, "failed", says=why, node=named, ends_s=ends_s)
         return _lease(one, "here", committed=True, node=named, ends_s=ends_s, says=_warned(one))
     why = _why_failed(one)
@@ -262,7 +262,7 @@ def booking_to_lease(one: Booking, node: CandidateNode | None, named: str, ends_
 
 def template_to_lease(one: Booking) -> Listed:
     """Convert a PodTemplate without a request to a failed order."""
-    return _lease(one, "failed", says="its ProvisioningRequest was not made, or is gone")
+    return _lease(one, "failed", says="its ProvisioningRequest was not created or was deleted")
 
 
 def node_label_selector(one: Booking) -> str:
@@ -271,7 +271,7 @@ def node_label_selector(one: Booking) -> str:
 
 
 def ends_unix_s(one: Booking) -> float | None:
-    """When the granted capacity is taken away; None: never, or unknown."""
+    """When the granted capacity is revoked; None: never, or unknown."""
     revoked, granted = one.conditions.get("CapacityRevoked"), one.conditions.get("Provisioned")
     if revoked is not None and revoked.holds:
         return revoked.since_unix_s
@@ -282,8 +282,8 @@ def ends_unix_s(one: Booking) -> float | None:
 
 def _why_failed(one: Booking) -> str:
     for kind, why in (
-        ("Failed", "its request failed"), ("CapacityRevoked", "what it got was taken away"),
-        ("BookingExpired", "its booking expired before anybody used it"),
+        ("Failed", "its request failed"), ("CapacityRevoked", "its capacity was revoked"),
+        ("BookingExpired", "its booking expired unused"),
     ):  # fmt: skip
         said = one.conditions.get(kind)
         if said is not None and said.holds and said.reason != CONSUMED:
@@ -293,7 +293,7 @@ def _why_failed(one: Booking) -> str:
 
 
 def is_quota_exhausted(one: Booking) -> bool:
-    """Whether it waits because a quota is used up, as another request would, too."""
+    """Whether it waits for an exhausted quota, as another request would."""
     said = one.conditions.get("Provisioned")
     return said is not None and not said.holds and _is_quota(said) and not one.leaving
 
@@ -305,19 +305,19 @@ def _is_quota(said: RequestCondition) -> bool:
 def _awaits(one: Booking) -> str:
     granted, accepted = one.conditions.get("Provisioned"), one.conditions.get("Accepted")
     if granted is None:
-        return "it waits in the queue" if accepted is not None else "nobody has accepted its request yet"
+        return "it waits in the queue" if accepted is not None else "its request is not accepted yet"
     if granted.holds:
-        return "its booking is used" if one.holds("BookingExpired") else "it is granted, and its node is not there yet"
-    return format_reason("there is none yet", granted)
+        return "its booking is used" if one.holds("BookingExpired") else "it is granted; its node has not joined yet"
+    return format_reason("it is not provisioned yet", granted)
 
 
 def _warned(one: Booking) -> str:
     said = one.conditions.get("CapacityRevoked")
-    return format_reason("it is taken away", said) if said is not None and said.holds else ""
+    return format_reason("its capacity is being revoked", said) if said is not None and said.holds else ""
 
 
 def format_reason(why: str, said: RequestCondition) -> str:
-    """Combine our reason with the cloud's; a used-up quota replaces ours."""
+    """Combine our reason with the cloud's. If a quota is exhausted, the cloud quota is reported instead of ours."""
     return f"{'the quota of the cloud is used up' if _is_quota(said) else why} ({said.says() or 'no reason was given'})"
 
 

@@ -1,8 +1,8 @@
 """Provider that requests nodes by ProvisioningRequests (autoscaling.x-k8s.io/v1). I/O.
 
 Each order is one PodTemplate and one ProvisioningRequest of its name, created in that sequence and deleted in reverse,
-so that `list` finds what was left half done. A node is recorded on its request as soon as it is known. `objects`
-defines what they contain. Nothing is deleted while its node has a pod with devices. A waiting request is one object.
+so that `list` finds incomplete orders. A node is recorded on its request as soon as it is known. `objects` defines
+their contents. Nothing is deleted while its node has a pod with devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from autoscaler.contract import ModelName
 from autoscaler.providers.device_usage import find_device_user
 from autoscaler.providers.kube import CONFLICT, REFUSALS, AnswerError, Object, Server, raise_refusal
-from autoscaler.providers.new_nodes import NOBODY, OfferTerms, build_node_kind_offers
+from autoscaler.providers.new_nodes import NO_NODE_ENTRY, OfferTerms, build_node_kind_offers
 from autoscaler.providers.provider import RefusedError
 from autoscaler.providers.provisioning_request import objects
 from autoscaler.providers.provisioning_request.objects import Booking, CandidateNode
@@ -28,27 +28,27 @@ from autoscaler.state.world import World
 WAIT_MAX: Final = 8
 """Maximum number of waiting requests of one provider; a ResourceQuota may allow fewer."""
 HALF_S: Final = 60.0
-"""After so many seconds a PodTemplate without a request will not get one any more."""
+"""After this many seconds a PodTemplate without a request belongs to a failed order."""
 EXPECTED_S: Final[Mapping[str, float]] = {objects.CHECK: 30.0, objects.ATOMIC: 300.0}
-"""Default delivery time in seconds, while none is learned; other classes have none."""
+"""Default delivery time in seconds, until one is learned; other classes have none."""
 BOUGHT: Final[Mapping[str, Bought]] = {objects.CHECK: "owned", objects.GKE: "flex"}
 COUNTED: Final = "count/provisioningrequests.autoscaling.x-k8s.io"
 """The key by which a ResourceQuota limits the number of requests."""
 OFFSET_S: Final = 5.0
-"""Clock offsets that change by less (seconds) are not updated, so that the end times of orders do not jitter."""
+"""Smaller changes of the clock offset (seconds) are ignored, so that the end times of orders do not jitter."""
 Template = Callable[[ModelName], Object | None]
 """Returns the pod template of a model's replicas without devices; None if the model does not exist."""
 
 
 class ProvisioningProvider:
-    """Provider of one ProvisioningRequest class. `namespace`: of engines' pods. `clock`: the World's."""
+    """Provider of one ProvisioningRequest class. `namespace`: that of engines' pods. `clock`: the World's."""
 
     def __init__(  # noqa: PLR0917  constructed once
         self, named: ProviderSettings, server: Server, namespace: str, world: Callable[[], World],
         pod: Template, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         if named.provisioning_request is None:
-            raise ValueError(f"{named.name} is no provisioningRequest")
+            raise ValueError(f"{named.name} is not a provisioningRequest provider")
         self._named, self._of = named, named.provisioning_request
         self._server, self._world, self._pod, self._clock = server, world, pod, clock
         self._namespace = namespace
@@ -63,7 +63,7 @@ class ProvisioningProvider:
         left = min(await self._left(), WAIT_MAX - wait)
         some = _offers(self._world().settings, self._named, self._of, left)
         if not some:
-            raise RefusedError(f"{NOBODY} `device` and a `selector` that `provisioningRequest.selector` agrees with")
+            raise RefusedError(f"{NO_NODE_ENTRY} `device` and a `selector` that matches `provisioningRequest.selector`")
         dry = {one.offer.name for one in every if objects.is_quota_exhausted(one)}
         return tuple(one for one in some if one.name not in dry) if left > 0 else ()
 
@@ -77,14 +77,14 @@ class ProvisioningProvider:
             return
         made = objects.build_pod_template(order, pod)
         try:
-            await self._lay(made, order)
+            await self._create_template(made, order)
             if not asked:
-                await self._ask(
+                await self._create_request(
                     objects.build_provisioning_request(order, self._of.class_name, self._of.max_run_seconds), order
                 )
         except AnswerError as error:
             if error.status in REFUSALS and not asked:
-                with suppress(AnswerError):  # otherwise `list` finds it, and it is released
+                with suppress(AnswerError):  # if this fails, `list` reports it, and it is released
                     await self._server.delete(f"{self._templates}/{order.id.name}")
             raise_refusal(error)
 
@@ -123,7 +123,7 @@ class ProvisioningProvider:
     # --- parts --------------------------------------------------------------------------------------------------------
 
     async def _all(self) -> Sequence[Booking]:
-        """Requests of all providers, since a node belongs to one of them only."""
+        """Requests of all providers, since a node belongs to only one request."""
         return [self._read(one) for one in await self._server.items(self._requests, labelSelector=objects.LEASE)]
 
     def _read(self, found: Object) -> Booking:
@@ -143,19 +143,19 @@ class ProvisioningProvider:
         return min(left)
 
     async def _is_ours(self, path: str, order: AcquireOrder) -> bool:
-        """Whether our object exists. Raises RefusedError if it is another's, TimeoutError while it terminates."""
+        """Whether our object exists. Raises RefusedError if another client owns it, TimeoutError if it terminates."""
         found = await self._server.find(path)
         if found is None:
             return False
         there = self._read(found)
         if there.provider != self._named.name:
-            raise RefusedError(f"{order.id.name} is the name of what is not this provider's")
+            raise RefusedError(f"{order.id.name} belongs to another owner")
         if there.leaving:
-            raise TimeoutError  # retried when it is gone
+            raise TimeoutError  # retried later
         return True
 
-    async def _lay(self, made: Object, order: AcquireOrder) -> None:
-        """Create the template; replace one that an earlier order left, since it may be of another model's pods."""
+    async def _create_template(self, made: Object, order: AcquireOrder) -> None:
+        """Create the template; replace one of an earlier order, which may be for another model."""
         try:
             await self._server.create(self._templates, made)
         except AnswerError as error:
@@ -165,7 +165,7 @@ class ProvisioningProvider:
             await self._server.delete(at)
             await self._server.create(self._templates, made)
 
-    async def _ask(self, body: Object, order: AcquireOrder) -> None:
+    async def _create_request(self, body: Object, order: AcquireOrder) -> None:
         try:
             await self._server.create(self._requests, body)
         except AnswerError as error:
@@ -179,7 +179,7 @@ class ProvisioningProvider:
         return bool(shown.node) and bool(await find_device_user(self._server, shown.node, ()))
 
     async def _halves(self, requested: set[str]) -> Sequence[Listed]:
-        """PodTemplates that have no request and will not get one."""
+        """Failed orders: PodTemplates that still have no request after HALF_S."""
         there = await self._server.items(self._templates, labelSelector=objects.LEASE)
         alone = [one for one in map(self._read, there) if one.provider == self._named.name]
         old_s = self._server.unix_s() - HALF_S
@@ -208,7 +208,7 @@ class ProvisioningProvider:
         return {notes[objects.CONSUMES[0]]: node for notes, node in said if node and objects.CONSUMES[0] in notes}
 
     async def _note(self, mine: Sequence[Booking], found: Mapping[str, str]) -> None:
-        """Record each request's node, so that it keeps it. A write that fails is left to the next list."""
+        """Record each request's node on the request; the next list retries failed writes."""
         for one in mine:
             node = found.get(one.name)
             if node is not None and node != one.node:

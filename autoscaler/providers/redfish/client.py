@@ -1,8 +1,8 @@
 """HTTP client of one Redfish service: login, TLS and limits. Its errors contain no address and no secret. I/O.
 
-Authenticates with a session token (`SessionService`), else with name and password in each request. An operation
-completes at once or as a task. A request without a response raises NoAnswerError: its outcome is unknown. Redirects are
-not followed, and no other host is contacted.
+Authenticates with a session token (`SessionService`) or, without sessions, with username and password in each request.
+An operation completes at once or as a task. A request without a response raises NoAnswerError: its outcome is unknown.
+Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from autoscaler.providers.redfish.schema import ROOT, RedfishDocumentError, find
 CONNECT_S_MAX = 5.0
 READ_S_MAX = 15.0
 CHANGE_S_MAX = 180.0
-"""Some services respond only when the operation has completed."""
+"""Long, since some services respond only when the operation has completed."""
 ANSWER_BYTES_MAX = 8 << 20
 AT_ONCE = 8
 """Maximum concurrent requests to one service."""
 POLL_S = (0.05, 0.4)
-"""Minimum and maximum seconds between polls of a task; in between, a tenth of the time that it has taken so far."""
+"""Minimum and maximum seconds between polls of a task; in between, a tenth of its current duration."""
 RETRY_AFTER_S_MAX = 5.0
 TASK_S_MAX = 600.0
 SESSIONS = f"{ROOT}SessionService/Sessions"
@@ -38,18 +38,18 @@ _NOT_OF_IT = frozenset({_UNAUTHORIZED, 403, 429})
 """Responses of a task monitor that concern the client, not the operation."""
 Sleep = Callable[[float], Awaitable[None]]
 Tls = Callable[[], Awaitable[ssl.SSLContext | None]]
-"""Called again if a certificate fails verification, since authorities change, too; None: the system's defaults."""
+"""Called again if a certificate fails verification, since the CA may have changed; None: the system's CAs."""
 
 
 class NoAnswerError(Exception):
-    """The outcome of a request is unknown. `str()` says why, without an address."""
+    """The outcome of a request is unknown. `str()`: the reason, without an address."""
 
 
 class StatusError(Exception):
-    """The service rejected a request and changed nothing. `str()` has its status and message ID."""
+    """The service rejected a request and changed nothing. `str()`: its status and message ID."""
 
     def __init__(self, status: int, word: str) -> None:
-        super().__init__(f"the fabric answers {status}{f' ({word})' if word else ''}")
+        super().__init__(f"the fabric returned status {status}{f' ({word})' if word else ''}")
         self.status = status
 
 
@@ -70,13 +70,13 @@ class RedfishResponse(NamedTuple):
     body: bytes
     etag: str
     task: str
-    """Path of the monitor of an operation in progress; empty: it is completed."""
+    """Path of the monitor of an operation in progress; empty: the operation is completed."""
     after_s: float
     """Seconds to wait before the next request."""
 
 
 Logins = Callable[[], Awaitable[Login | None]]
-"""Called for each session, so that a changed password is found; None: the service needs no login."""
+"""Called for each session, so that a changed password is used; None: the service needs no login."""
 
 
 class Service:
@@ -102,11 +102,11 @@ class Service:
             return await self._ask("GET", path, None, {}, READ_S_MAX)
 
     async def patch(self, path: str, body: object, etag: str = "") -> RedfishResponse:
-        """Patch a document if it still has that `etag`. Raises NoAnswerError, StatusError (412: it does not)."""
+        """Patch a document if it still has that `etag`. Raises NoAnswerError, StatusError (412: it has changed)."""
         if not self.may_write():
-            raise NoAnswerError("this process does not lead")
-        told = {"If-Match": etag} if etag else {}
-        return await self._ask("PATCH", path, msgspec.json.encode(body), told, CHANGE_S_MAX)
+            raise NoAnswerError("this process is not the leader")
+        condition = {"If-Match": etag} if etag else {}
+        return await self._ask("PATCH", path, msgspec.json.encode(body), condition, CHANGE_S_MAX)
 
     async def through(self, answer: RedfishResponse, clock: Callable[[], float], wanted: Callable[[], bool]) -> None:
         """Wait until an operation has ended or is not `wanted` any more.
@@ -116,18 +116,18 @@ class Service:
         while answer.task and wanted() and clock() < began_s + TASK_S_MAX:
             await self._sleep(max(pause_s(clock() - began_s), after_s))
             try:
-                told = await self.get(answer.task)
+                polled = await self.get(answer.task)
             except StatusError as error:
                 if error.status in _FORGOTTEN:
                     return  # the current state shows the outcome
                 if error.status in _NOT_OF_IT:
                     raise NoAnswerError(str(error)) from None
-                raise  # a monitor responds as the operation does (DSP0266, asynchronous operations)
-            after_s = told.after_s
-            if told.status != _ACCEPTED and _over(told.body):
+                raise  # a monitor returns the operation's response (DSP0266, asynchronous operations)
+            after_s = polled.after_s
+            if polled.status != _ACCEPTED and _over(polled.body):
                 return
         if answer.task:
-            raise NoAnswerError("its task does not end")
+            raise NoAnswerError("its task does not complete")
 
     async def close(self) -> None:
         """End the session and close the connections."""
@@ -175,16 +175,16 @@ class Service:
             self._own = parse_location(place)
             return {"X-Auth-Token": token}
         if status in {400, _UNAUTHORIZED, 403}:
-            raise StatusError(status, "its Secret's user and password are not taken")
+            raise StatusError(status, "its Secret's user and password were rejected")
         if status >= 500 and status != 501:
-            raise NoAnswerError(f"its sessions answer {status}")
+            raise NoAnswerError(f"its session service returned status {status}")
         both = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
         return {"Authorization": f"Basic {both}"}
 
     async def _leave(self) -> None:
-        """End the session, which otherwise stays open: a service has room for few."""
+        """End the session: services allow few open sessions."""
         if self._own:
-            with contextlib.suppress(NoAnswerError, StatusError, RedfishDocumentError):  # it has ended, or will expire
+            with contextlib.suppress(NoAnswerError, StatusError, RedfishDocumentError):  # it will expire
                 await self._send("DELETE", self._own, None, self._headers or {}, CONNECT_S_MAX)
         self._own = ""
 
@@ -213,38 +213,38 @@ class Service:
             tls = await self._tls()
             tcp = aiohttp.TCPConnector(ssl=True if tls is None else tls, limit=AT_ONCE * 2)
             self._session = aiohttp.ClientSession(connector=tcp, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
-        told = {"Accept": "application/json", "OData-Version": "4.0", **headers}
+        sent = {"Accept": "application/json", "OData-Version": "4.0", **headers}
         if body is not None:
-            told["Content-Type"] = "application/json"
+            sent["Content-Type"] = "application/json"
         return await self._session.request(
-            method, self._origin + path, data=body, headers=told, allow_redirects=False,
+            method, self._origin + path, data=body, headers=sent, allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=within_s, sock_connect=CONNECT_S_MAX),
         )  # fmt: skip
 
     def _answered(self, response: aiohttp.ClientResponse, body: bytes) -> RedfishResponse:
         status = response.status
         if status >= 500 and status not in {501, 507}:
-            raise NoAnswerError(f"it answers {status}")
+            raise NoAnswerError(f"it returned status {status}")
         if status >= 300:
             raise StatusError(status, _word(body))
         place = parse_location(response.headers.get("Location", ""))
         going_on = place or (find_link(body) if body else "") if status == _ACCEPTED else ""
         if status == _ACCEPTED and not going_on and response.method != "GET":
-            raise NoAnswerError("it does not say which task goes on")
+            raise NoAnswerError("it accepted the request without naming a task")
         return RedfishResponse(status, body, response.headers.get("ETag", ""), going_on, _after_s(response))
 
 
 def pause_s(took_s: float) -> float:
-    """Seconds until the next poll of an operation that has taken so long."""
+    """Seconds until the next poll of an operation that has taken `took_s` so far."""
     return min(max(took_s / 10.0, POLL_S[0]), POLL_S[1])
 
 
 def _over(body: bytes) -> bool:
     """Whether a task has ended. Raises StatusError if it failed."""
-    told = parse_task(body or b"{}")
-    if told.over and not told.well:
+    task = parse_task(body or b"{}")
+    if task.over and not task.well:
         raise StatusError(409, "its task failed")
-    return told.over
+    return task.over
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -252,7 +252,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for piece in response.content.iter_chunked(1 << 16):
         body += piece
         if len(body) > ANSWER_BYTES_MAX:
-            raise NoAnswerError(f"an answer of more than {ANSWER_BYTES_MAX >> 20} MiB")
+            raise NoAnswerError(f"its response exceeds {ANSWER_BYTES_MAX >> 20} MiB")
     return bytes(body)
 
 
@@ -262,12 +262,12 @@ def _after_s(response: aiohttp.ClientResponse) -> float:
 
 
 def _word(body: bytes) -> str:
-    """Last part of the first MessageId (`Base.1.8.ResourceInUse`); the messages themselves may contain anything."""
-    told: Any
+    """Last part of the first MessageId (`Base.1.8.ResourceInUse`); the messages may contain secrets."""
+    error: Any
     try:
-        told = msgspec.json.decode(body)["error"]
-        told = (told.get("@Message.ExtendedInfo") or [{}])[0].get("MessageId") or told.get("code")
-        word = str(told).rpartition(".")[2]
+        error = msgspec.json.decode(body)["error"]
+        error = (error.get("@Message.ExtendedInfo") or [{}])[0].get("MessageId") or error.get("code")
+        word = str(error).rpartition(".")[2]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return ""
     return word if _WORD.fullmatch(word) else ""

@@ -1,8 +1,6 @@
-"""The cluster's side of a Redfish fabric: its login in a Secret, Notes in a ConfigMap, nodes that can have devices.
-I/O.
+"""Kubernetes objects of a Redfish fabric: login (Secret), Notes (ConfigMap), nodes that can have devices. I/O.
 
-The chart mounts the Secret, since the autoscaler may not read any from the API server. Its content is not cached: it is
-read for each session.
+The chart mounts the Secret, since the autoscaler may not read Secrets from the API server. It is read for each session.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ Key = Callable[[str], Awaitable[str | None]]
 
 
 class RedfishCredentialsError(Exception):
-    """A login or an authority is not available; `str()` names the Secret or file and what it should contain."""
+    """A login or a CA certificate is not available; `str()` names the Secret or file and the missing content."""
 
 
 class RedfishCredentials:
     """Login and TLS of one provider's service. Raises RedfishCredentialsError.
-    Read from a mounted Secret with username, password and, for a private authority, `ca.crt`, or a file for the latter.
+    The mounted Secret contains username, password and, for a private CA, `ca.crt`; `ca_file` replaces the latter.
     """
 
     def __init__(
@@ -51,7 +49,7 @@ class RedfishCredentials:
             return None
         user, password = await self._key("username"), await self._key("password")
         if not user or not password:
-            raise RedfishCredentialsError(f"Secret {self._secret} is not there, or has no username and password")
+            raise RedfishCredentialsError(f"Secret {self._secret} does not exist, or lacks username or password")
         return Login(user, password)
 
     async def tls(self) -> ssl.SSLContext:
@@ -66,16 +64,16 @@ class RedfishCredentials:
         try:
             return ssl.create_default_context(cadata=None if pem is None else _certificates(pem))
         except ssl.SSLError:
-            fix = "put its authority's there, or leave it out to trust those of the system"
-            raise RedfishCredentialsError(f"{where} has no certificates (PEM) that can be read: {fix}") from None
+            fix = "add the CA certificate, or omit it to trust the CAs of the system"
+            raise RedfishCredentialsError(f"{where} contains no valid PEM certificate: {fix}") from None
 
     async def _mounted(self, name: str) -> str | None:
         return await asyncio.to_thread(_text, self._folder / name)
 
 
 def _certificates(pem: str) -> str:
-    """Drop everything but ASCII: text around certificates may be in any language.
-    Raises SSLError if nothing is left: with an empty text the system's authorities would be trusted.
+    """Remove non-ASCII characters, which comments between certificates may contain.
+    Raises SSLError if nothing remains: with an empty text the system's CAs would be trusted.
     """
     ascii_ = pem.encode("ascii", "ignore").decode()
     if not ascii_.strip():

@@ -1,10 +1,9 @@
 """Publishes a fabric's attachable devices as ResourceSlices (resource.k8s.io/v1) and reports on claims. I/O.
 
-The content comes from `autoscaler.provisioning.device_claims`. A pool is one ResourceSlice whose name follows from the
-pool's, so the next leader takes it over. A label names the installation, and only its own slices are changed. They
-select their node by name and not by `nodeName`, since a kubelet that starts deletes all slices with its `nodeName`.
-Slices are updated before claims, so that a claim is not given the same device again. Failures are retried from the
-state at that time (Reconciler).
+The content comes from `autoscaler.provisioning.device_claims`. A pool is one ResourceSlice whose name is derived from
+the pool's, so that every leader finds it. A label names the installation, which changes only its own slices. Slices
+select their node by name and not by `nodeName`, since a starting kubelet deletes all slices with its `nodeName`. Slices
+are updated before claims, so that a claim is not allocated the same device again. Failures: see Reconciler.
 """
 
 from __future__ import annotations
@@ -25,25 +24,26 @@ from autoscaler.text import format_rfc3339
 
 API: Final = "resource.k8s.io/v1"
 LOOK_S: Final = 5.0
-"""Seconds between updates without a notification, since time alone changes what can be attached."""
+"""Seconds between updates without a notification, since attachable devices also change with time."""
 SWEEP_S: Final = 60.0
-"""Seconds between reads of what is published, since others may have changed it."""
+"""Seconds between reads of the published slices, since other clients may have changed them."""
 HOME: Final = OURS + "home"
 _LABEL: Final = "pilotlight-fabric"
 UNBOUND: Final = (
-    "the API server keeps no binding conditions of devices: have its gates DRADeviceBindingConditions and "
-    "DRAResourceClaimDeviceStatus on, or say `publish: false`"
+    "the API server does not store binding conditions: enable its feature gates DRADeviceBindingConditions and "
+    "DRAResourceClaimDeviceStatus, or set `publish: false`"
 )
 
 
 class UnboundError(RefusedError):
-    """Published devices would be allocated before they exist."""
+    """The API server ignores binding conditions, so pods would be bound before their devices exist."""
 
 
 class DraPublisher(Reconciler):
-    """`place`: Pilotlight's namespace and the name of the leader-election Lease.
+    """Publishes the pools and claim statuses of `due`; see the module docstring.
 
-    `due`: what to publish now; None: unknown, or not this process's task.
+    `place`: Pilotlight's namespace and the name of the leader-election Lease. `due` returns None if they are unknown or
+    this process must not publish.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class DraPublisher(Reconciler):
         super().__init__(self._once, "the attachable devices of fabrics are not published")
         self._server, self._due, self._clock = server, due, clock
         self._home, self._before = installation_id(*place), place[0]
-        """Label value of this installation's slices, and that of an earlier version, shared within a namespace."""
+        """Label values of this installation's slices: the current one, and that of earlier versions (the namespace)."""
         self._shown: tuple[DevicePool, ...] | None = None
-        """What is published, as far as known; None: unknown."""
+        """The published pools; None: unknown."""
         self._swept_s = 0.0
 
     async def _once(self) -> float:
@@ -65,16 +65,16 @@ class DraPublisher(Reconciler):
         if due.pools != shown or (due.pools and self._clock() >= self._swept_s + SWEEP_S):
             await self._publish(due.pools)
             self._swept_s = self._clock()
-        for one in due.told:
-            await self._tell_claim(one)
+        for one in due.statuses:
+            await self._write_claim_status(one)
         self._shown = due.pools
         return LOOK_S
 
     # --- ResourceSlices -----------------------------------------------------------------------------------------------
 
     async def _publish(self, pools: tuple[DevicePool, ...]) -> None:
-        everybodys = await self._server.items(SLICES, labelSelector=f"{MANAGED_BY}={_LABEL}")
-        there = {one["metadata"]["name"]: one for one in everybodys if _home(one) in {self._home, self._before}}
+        existing = await self._server.items(SLICES, labelSelector=f"{MANAGED_BY}={_LABEL}")
+        there = {one["metadata"]["name"]: one for one in existing if _home(one) in {self._home, self._before}}
         wanted = {resource_slice_name(pool.name): pool for pool in pools}
         for name, found in sorted(there.items()):
             if name not in wanted:
@@ -83,7 +83,7 @@ class DraPublisher(Reconciler):
             await self._put(name, pool, there.get(name))
 
     async def _put(self, name: str, pool: DevicePool, found: Object | None) -> None:
-        """Create or update a slice. A new one is incomplete at first: nothing is allocated before it was checked."""
+        """Create or update a slice. A new one is incomplete at first, so nothing is allocated before `_check`."""
         if found is None:
             metadata = {"name": name, "labels": {MANAGED_BY: _LABEL, HOME: self._home}}
             made = {
@@ -102,21 +102,21 @@ class DraPublisher(Reconciler):
             await self._check(found, spec)
 
     async def _check(self, found: Object, wanted: Object) -> None:
-        """Delete a slice that the server stored without binding conditions: pods would be bound without devices."""
+        """Delete a slice that the server stored without binding conditions, and raise UnboundError."""
         if not _is(found, wanted):
             await self._server.delete(f"{SLICES}/{found['metadata']['name']}")
             raise UnboundError(UNBOUND)
 
     # --- claims -------------------------------------------------------------------------------------------------------
 
-    async def _tell_claim(self, told: ClaimStatus) -> None:
+    async def _write_claim_status(self, status: ClaimStatus) -> None:
         """Write the status of a claim, unless it has been deleted or recreated."""
-        path = f"{CLAIMS.removesuffix('resourceclaims')}namespaces/{told.namespace}/resourceclaims/{told.name}"
+        path = f"{CLAIMS.removesuffix('resourceclaims')}namespaces/{status.namespace}/resourceclaims/{status.name}"
         claim = await self._server.find(path)
-        if claim is None or claim["metadata"]["uid"] != told.uid:
+        if claim is None or claim["metadata"]["uid"] != status.uid:
             return
         at = format_rfc3339(self._server.unix_s())
-        devices = build_device_statuses(claim, told.devices, at)
+        devices = build_device_statuses(claim, status.devices, at)
         if devices == ((claim.get("status") or {}).get("devices") or []):
             return
         version = {"resourceVersion": claim["metadata"]["resourceVersion"]}
@@ -125,7 +125,7 @@ class DraPublisher(Reconciler):
         except AnswerError as error:
             if error.status not in (CONFLICT, NOT_FOUND):
                 raise
-            self.look()  # it has changed: try again
+            self.look()  # it has changed: retry
 
 
 def resource_slice_name(pool: str) -> str:

@@ -1,7 +1,7 @@
-"""Reads a whole fabric from its Redfish service and stores marks there, or in Notes if it has no place for them. I/O.
+"""Reads a whole fabric from its Redfish service and stores marks there, or in Notes if it cannot store them. I/O.
 
-Collections are read in one response if the service can do that. Raises NoAnswerError, StatusError, RedfishDocumentError
-rather than return a part.
+Collections are read in one response if the service supports it. Raises NoAnswerError, StatusError or
+RedfishDocumentError instead of returning a part.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _EXPANDED = "?$expand=.($levels=1)"
 
 
 class StoredMarks(NamedTuple):
-    """Marks by block, and their version."""
+    """Marks by block, and the version of the whole set."""
 
     marks: Mapping[str, str]
     version: str
 
 
 class Notes(Protocol):
-    """Stores the marks of a service that has no place for them; every leader reads the same ones."""
+    """Stores the marks of a service that cannot store them, shared by all leaders."""
 
     def read(self) -> Awaitable[StoredMarks]:
         """Read all marks."""
 
     def write(self, noted: StoredMarks) -> Awaitable[bool]:
-        """Replace all marks; False if they have changed since that `version`."""
+        """Replace all marks; False if they have changed since `noted.version`."""
 
 
 class _Places(NamedTuple):
@@ -54,19 +54,19 @@ class Reading:
         self._places: _Places | None = None
         self._gpus: dict[str, RedfishGpu | None] = {}
         """By the only processor of a block; None: it is not a GPU."""
-        self._untold: set[str] = set()
-        """Processors that did not report their kind when they were last read."""
+        self._unidentified: set[str] = set()
+        """Processors whose last read did not report a kind."""
 
     async def read(self, nodes: Iterable[str] | None = None) -> Fabric:
-        """Read all blocks, and the systems of these nodes, each of which must exist.
-        The default is all nodes; missing systems are then left out, so that a wrong path hides no other system.
+        """Read all blocks and the systems of these nodes, which must exist.
+        The default is all nodes; then missing systems are recorded in `Fabric.missing` and do not raise.
         """
         wanted = [*self.systems] if nodes is None else [one for one in nodes if one in self.systems]
         system = self._perhaps if nodes is None else self._system
-        told: list[Any] = await gather_or_cancel([self._blocks(), *map(system, wanted)])
-        blocks: dict[str, Block] = told[0]
+        results: list[Any] = await gather_or_cancel([self._blocks(), *map(system, wanted)])
+        blocks: dict[str, Block] = results[0]
         systems: dict[str, ComputerSystem] = {
-            node: one for node, one in zip(wanted, told[1:], strict=True) if one is not None
+            node: one for node, one in zip(wanted, results[1:], strict=True) if one is not None
         }
         gpus = await self._read_gpus(blocks.values(), again=nodes is None)
         texts = {path: one.free_for or "" for path, one in blocks.items() if one.free_for is not None}
@@ -88,7 +88,7 @@ class Reading:
             noted = await self._notes.read()
             kept = {path: one for path, one in noted.marks.items() if path != block.path}
             if not await self._notes.write(StoredMarks({**kept, block.path: text} if text else kept, noted.version)):
-                raise StatusError(412, "the notes are others by now")
+                raise StatusError(412, "the notes have changed")
 
     async def link(self, system: ComputerSystem, blocks: Iterable[str]) -> RedfishResponse:
         """Link a system to exactly these blocks."""
@@ -132,12 +132,12 @@ class Reading:
         return schema.parse_block(answer.body, answer.etag)
 
     async def _etag(self, block: Block) -> str:
-        """Read the ETag of a block; collections may lack it.
-        If the document lacks it, too, this read is the only protection against overwriting another's mark.
+        """Read the ETag of a block, which collections may lack.
+        If the document has none either, only this read protects against overwriting another client's mark.
         """
         now = await self._block(block.path)
         if now.free_for != block.free_for:
-            raise StatusError(412, "it is another's by now")
+            raise StatusError(412, "another client has marked it")
         return now.etag
 
     async def _where(self) -> _Places:
@@ -145,7 +145,7 @@ class Reading:
             root = (await self.service.get(ROOT)).body
             composing = schema.find_link(root, "CompositionService")
             if not composing:
-                raise RedfishDocumentError("expected a service that composes: it has no CompositionService")
+                raise RedfishDocumentError("expected a service root with a CompositionService")
             blocks = schema.find_link((await self.service.get(composing)).body, "ResourceBlocks")
             if not blocks:
                 raise RedfishDocumentError("expected a CompositionService with ResourceBlocks")
@@ -154,17 +154,17 @@ class Reading:
 
     async def _read_gpus(self, blocks: Iterable[Block], *, again: bool) -> dict[str, RedfishGpu]:
         """Return the GPU of each block that has one. A processor is read once, since a block's content does not change.
-        `again`: also read those that did not report their kind, as full reads do; reads of one change are too frequent.
+        `again`: also read processors that did not report their kind. Set for full reads only; the others are frequent.
         """
         one_each = {one.path: one.processors[0] for one in blocks if len(one.processors) == 1}
         there = {*one_each.values()}
-        self._untold = set() if again else self._untold & there
+        self._unidentified = set() if again else self._unidentified & there
         self._gpus = {one: found for one, found in self._gpus.items() if one in there}
-        await gather_or_cancel([self._learn(one) for one in sorted(there - self._gpus.keys() - self._untold)])
+        await gather_or_cancel([self._learn(one) for one in sorted(there - self._gpus.keys() - self._unidentified)])
         return {path: found for path, one in one_each.items() if (found := self._gpus.get(one)) is not None}
 
     async def _learn(self, path: str) -> None:
         try:
             self._gpus[path] = schema.parse_gpu((await self.service.get(path)).body)
         except (StatusError, RedfishDocumentError):
-            self._untold.add(path)  # not offered now, whatever it is
+            self._unidentified.add(path)  # not offered until its kind is known

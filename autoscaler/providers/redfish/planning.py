@@ -1,8 +1,8 @@
 """Computes the offers of a Redfish fabric, the orders that it contains, and the next change for an order. Pure.
 
-All functions take a Fabric: everything that was read at one time. A block with our mark is ours, attached or not; one
-that is marked as gone is ours only while it is attached. An order chooses the same free blocks in every process.
-`provider` makes the changes.
+All functions take a Fabric: the state that was read at one time. A block with our mark is ours, attached or not; one
+marked as gone is ours only while it is attached. An order chooses the same free blocks in every process. `provider`
+executes the changes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from autoscaler.state.capacity_orders import OFFERS_MAX, AcquireOrder, Listed, O
 
 COMPOSING = "Composing"
 EXPECTED_S = 60.0
-"""Default delivery time in seconds, while none is learned or set in Settings."""
-NAMES_TOLD = 4
+"""Default delivery time in seconds, until one is learned or set in Settings."""
+NODES_NAMED_MAX = 4
+"""Maximum number of nodes that a message names."""
 
 
 class FabricContext(NamedTuple):
-    """What Settings and World contribute to offers and orders."""
+    """Inputs from Settings and World for offers and orders."""
 
     provider: str
     expected_s: float | None
@@ -33,8 +34,8 @@ class FabricContext(NamedTuple):
     """Price per hour of one device of a product."""
     seen_on: Callable[[str], int]
     """Number of devices that a node reports."""
-    tells: Callable[[tuple[str, ...]], bool]
-    """Whether the node reports which of its devices these are."""
+    reports_uuids: Callable[[tuple[str, ...]], bool]
+    """Whether the node reports devices with these ids."""
 
 
 class Fabric(NamedTuple):
@@ -53,7 +54,7 @@ class Fabric(NamedTuple):
     """Nodes whose systems the service does not have."""
 
     def at(self, block: str) -> str:
-        """The node that a block is attached to; empty: none of ours."""
+        """The node that a block is attached to; empty: none of `systems`."""
         return next((node for node, one in self.systems.items() if block in one.blocks), "")
 
     def attached(self, block: str) -> bool:
@@ -72,33 +73,33 @@ class Fabric(NamedTuple):
         return sorted(path for path, one in self.marks.items() if one.name == name and not one.gone)
 
     def unread(self, node: str) -> str:
-        """Why a node's system was not read with all others, and what to do; empty: it was."""
+        """Why a node's system was not read, with the fix; empty: it was read."""
         if node in self.systems:
             return ""
         if node in self.missing:
-            return f"the fabric has no such system for node {node}: mend its path in `systems`"
-        return f"node {node} is not in `systems` any more: put it back until this is given back"
+            return f"the fabric has no system for node {node}: fix its path in `systems`"
+        return f"node {node} was removed from `systems`: restore it until this order is released"
 
 
 class BlockClaim(NamedTuple):
-    """The blocks that an order should mark, unless they have its mark. `refused`: why it gets none."""
+    """The blocks to mark for an order, in addition to its marked ones. `refused`: why it gets none."""
 
     blocks: tuple[str, ...] = ()
     refused: str = ""
 
 
 class LeaseProgress(NamedTuple):
-    """What this process knows of an order besides what was read."""
+    """State of an order that only this process knows."""
 
     arrived: bool = False
-    """All of it was attached."""
+    """All of its blocks were attached."""
     leaving: bool = False
     failed: str = ""
     """Why it was not delivered."""
 
 
 def build_offers(fabric: Fabric, terms: FabricContext, there: Mapping[str, AttachableNode]) -> tuple[Offer, ...]:
-    """One offer per node and product with free blocks that it can have. `there`: nodes that can have more devices."""
+    """Return one offer per node and product with free blocks. `there`: nodes that can have more devices."""
     if not fabric.keeps:
         return ()
     found: list[Offer] = []
@@ -116,7 +117,7 @@ def build_offers(fabric: Fabric, terms: FabricContext, there: Mapping[str, Attac
 
 
 def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
-    """At most OFFERS_MAX: of each product in turn the nodes that can have the most, so that no product is left out."""
+    """Select at most OFFERS_MAX offers: of each product in turn those with the most devices."""
     before: Counter[str] = Counter()
     ranked: list[tuple[int, int]] = []
     for at in sorted(range(len(found)), key=lambda at: (-found[at].devices_max, at)):
@@ -126,29 +127,29 @@ def _most(found: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def plan_claim(fabric: Fabric, order: AcquireOrder, terms: FabricContext, site: AttachableNode | None) -> BlockClaim:
-    """Choose the blocks to mark for an order, besides those marked. `site`: its node's, if it can have more."""
+    """Choose the blocks to mark for an order, in addition to its marked ones. `site`: None if the node is unusable."""
     name, node, product = order.id.name, order.offer.node, order.offer.product
     ours = fabric.of(name)
     missing = order.devices - len(ours)
     if missing <= 0 or any(fabric.attached(path) for path in ours):
         return BlockClaim()
     if not fabric.keeps:
-        return BlockClaim(refused="the fabric keeps no names of who has what: nothing of it is taken")
+        return BlockClaim(refused="the fabric cannot store which order owns a block, so it offers nothing")
     if site is None or node not in fabric.systems:
-        return BlockClaim(refused=f"node {node} is not open, or no system of this fabric")
+        return BlockClaim(refused=f"node {node} is not ready and schedulable, or has no system in this fabric")
     back = sorted(
         path for path, one in fabric.marks.items() if one.name == name and one.gone and fabric.at(path) == node
     )
     free = [path for path in _free_for(fabric, node) if fabric.gpus[path].product == product]
     can, room = [*back, *sorted(free, key=lambda path: _rank(name, path))], _room(fabric, site, terms)
     if ours or (len(can) >= missing and room + len(back) >= missing):
-        return BlockClaim(tuple(can[:missing]))  # an order already begun may get fewer
-    what = f"{len(can)} x {product}" if len(can) < missing else f"a place for {room}"
-    return BlockClaim(refused=f"{node} can have {what} now, not {missing}")
+        return BlockClaim(tuple(can[:missing]))  # a partly marked order may get fewer
+    what = f"{len(can)} x {product} available" if len(can) < missing else f"room for {room}"
+    return BlockClaim(refused=f"node {node} has {what}, and the order needs {missing}")
 
 
 def plan_links(fabric: Fabric, node: str, attach: Collection[str], detach: Collection[str]) -> tuple[str, ...]:
-    """The blocks that a system should be linked to: as now, with `attach` and without `detach`. Others' links stay."""
+    """The blocks that a system should be linked to: the current ones with `attach` and without `detach`."""
     now = fabric.systems[node].blocks
     more = (path for path in sorted(attach) if path not in now)
     return (*(path for path in now if path not in detach), *more)
@@ -170,15 +171,15 @@ def list_late_blocks(fabric: Fabric) -> dict[str, BlockMark]:
 
 
 def describe_missing_systems(fabric: Fabric) -> str:
-    """Which nodes have no system in the service, as a phrase; empty: none."""
+    """The nodes without a system in the service, as a phrase that follows the provider's name; empty: none."""
     names = sorted(fabric.missing)
-    more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
-    said = f"has no such system for node {', '.join(names[:NAMES_TOLD])}{more}: mend its path in `systems`"
+    more = f" and {len(names) - NODES_NAMED_MAX} more" if len(names) > NODES_NAMED_MAX else ""
+    said = f"has no system for node {', '.join(names[:NODES_NAMED_MAX])}{more}: fix its path in `systems`"
     return said if names else ""
 
 
 def list_leases(fabric: Fabric, terms: FabricContext, held: Mapping[str, LeaseProgress]) -> tuple[Listed, ...]:
-    """All our orders, except those detached by hand: attached when this process last saw them, and not any more."""
+    """All our orders, except those that a person detached: attached at the last read of this process, but not now."""
     names = {one.name for path, one in fabric.marks.items() if path in fabric.blocks and _ours(fabric, path)}
     found = (_listed(fabric, terms, name, held.get(name, LeaseProgress())) for name in sorted(names))
     return tuple(one for one in found if one is not None)
@@ -208,14 +209,14 @@ def _listed(fabric: Fabric, terms: FabricContext, name: str, held: LeaseProgress
         plain,
         phase="leaving" if held.leaving else "failed" if held.failed else "here" if here else "coming",
         committed=here, node=node if here else "", device_ids=ids if here else (),
-        counted_from=_counted_from(fabric, node, there) if here else None, alone=here and not terms.tells(ids),
+        counted_from=_counted_from(fabric, node, there) if here else None, alone=here and not terms.reports_uuids(ids),
         says=held.failed,
     )  # fmt: skip
 
 
 def _unread(fabric: Fabric, terms: FabricContext, plain: Listed, there: Sequence[str], held: LeaseProgress) -> Listed:
-    """An order whose node's system is not read. Attached blocks count as present, so that their users keep them.
-    A missing system may return. On a node that Settings do not name any more nothing can be attached or detached.
+    """An order whose node's system was not read. Attached blocks count as present, so that their users keep them.
+    A missing system may reappear. On a node that Settings no longer name, nothing can be attached or detached.
     """
     node = plain.offer.node
     ids = tuple(f"{node}/{fabric.gpus[path].uuid}" for path in there if path in fabric.gpus)
@@ -223,32 +224,32 @@ def _unread(fabric: Fabric, terms: FabricContext, plain: Listed, there: Sequence
     return replace(
         plain,
         phase="leaving" if held.leaving else "failed" if lost else "coming", committed=bool(there),
-        node=node if there else "", device_ids=ids, alone=bool(there) and not terms.tells(ids),
+        node=node if there else "", device_ids=ids, alone=bool(there) and not terms.reports_uuids(ids),
         says=held.failed or fabric.unread(node),
     )  # fmt: skip
 
 
 def count_foreign_devices(fabric: Fabric, node: str, terms: FabricContext) -> int:
-    """Number of devices of a node that are not ours."""
-    told = [one.before for one in fabric.marks.values() if one.node == node and not one.gone]
-    return min(told) if told else terms.seen_on(node)
+    """Number of devices of a node that Pilotlight did not attach."""
+    recorded = [one.before for one in fabric.marks.values() if one.node == node and not one.gone]
+    return min(recorded) if recorded else terms.seen_on(node)
 
 
 def _counted_from(fabric: Fabric, node: str, there: Sequence[str]) -> int:
-    """Number of the first of these devices: a node counts its own, then ours in the order of the system's links."""
+    """Number of the first of these devices: a node numbers its own first, then ours in the order of its links."""
     linked = fabric.systems[node].blocks
     ours = [path for path in linked[: min(map(linked.index, there))] if path in fabric.marks]
     return min(fabric.marks[path].before for path in there) + len(ours)
 
 
 def _room(fabric: Fabric, site: AttachableNode, terms: FabricContext) -> int:
-    """How many more devices can be attached to the node. Others' devices are seen there or coming."""
+    """How many more devices can be attached to the node. Counts devices of other clients."""
     ours = sum(one.node == site.node and not one.gone for one in fabric.marks.values())
     return site.most - max(terms.seen_on(site.node), count_foreign_devices(fabric, site.node, terms) + ours)
 
 
 def list_attached_uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]:
-    """UUIDs of the order's attached GPUs, by node. An empty UUID is not reported, or not yet."""
+    """UUIDs of the order's attached GPUs, by node. A UUID is empty while it is not reported."""
     found: dict[str, tuple[str, ...]] = {}
     for path, mark in sorted(fabric.marks.items()):
         if mark.name == name and path in fabric.blocks and (node := fabric.at(path)):
@@ -259,7 +260,7 @@ def list_attached_uuids(fabric: Fabric, name: str) -> dict[str, tuple[str, ...]]
 def _free_for(fabric: Fabric, node: str) -> list[str]:
     """Free blocks with one GPU that can be composed with the node's blocks (shared zones)."""
     own = [fabric.blocks[path].zones for path in fabric.systems[node].blocks if path in fabric.blocks]
-    zones = {zone for told in own for zone in told}
+    zones = {zone for group in own for zone in group}
     near = (path for path in fabric.gpus if path in fabric.blocks and fabric.free(path))
     return sorted(path for path in near if not zones or not fabric.blocks[path].zones
                   or not zones.isdisjoint(fabric.blocks[path].zones))  # fmt: skip
@@ -280,5 +281,5 @@ def _offer(
 
 
 def _rank(name: str, path: str) -> bytes:
-    """Sort key of an order's choice of blocks: processes that act at once choose the same."""
+    """Sort key of an order's choice of blocks: concurrent processes choose the same blocks."""
     return hashlib.sha256(f"{name}/{path}".encode()).digest()

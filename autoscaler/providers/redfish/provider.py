@@ -1,13 +1,13 @@
 """Provider for a fabric composed by Redfish: attaches and detaches GPUs by PATCH of a system's links. I/O.
 
 One `Bay` per system makes all changes to it. A block is marked before it is attached, in its `Client` or, if the
-service has no such property, in Notes. The mark is the order: whoever leads attaches the block in `attend`. A released
-block that may still be attached, because the outcome of its attach is unknown, keeps a mark that says so and is listed
-if it appears. After LATE_S it is not expected any more.
+service has no such property, in Notes. The mark is the order: the leader attaches marked blocks in `attend`. If the
+outcome of an attach is unknown, the released block keeps a mark `gone` and is listed if it becomes attached. After
+LATE_S the mark is removed.
 
-An order is here when it is attached; slices show whether the node sees it. Devices in use are not detached. State in
-memory saves time and reveals what was detached by hand; a new process finds all orders by their marks and attaches what
-is not attached. A process that does not lead keeps no state, since others change the fabric.
+An order is delivered (`here`) when its blocks are attached; slices show whether the node sees the devices. Devices in
+use are not detached. A new process finds all orders by their marks and continues their attaches. The state in memory
+saves time and shows which devices a person detached. A process that does not lead keeps no state.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from autoscaler.providers.redfish.system_writer import Around, Bay
 from autoscaler.state.capacity_orders import AcquireOrder, Listed, Offer, ReleaseOrder
 
 CLAIMS = 3
-"""Attempts of an order whose blocks others take while they are being marked."""
+"""Attempts of an order if other clients claim its blocks while they are being marked."""
 LATE_S: Final = 900.0
-"""Seconds that a released block may still take to be attached, since this process saw it neither attached nor
-composing; longer than the service works on any request.
+"""Seconds after which a released block that is neither attached nor composing is not expected any more; longer than any
+request of a service takes.
 """
-NOT_YET: Final = "where it could attach is something of an entry that closes or was taken out, which goes first"
+NOT_YET: Final = "its systems still have devices of an entry that is closing or was removed; those are detached first"
 Sites = Callable[[Collection[str]], Awaitable[Mapping[str, AttachableNode]]]
-"""Returns those of these nodes that can have more devices, and how many at most."""
+"""Returns the given nodes that can have more devices, with their maximum."""
 _OTHER = 412
 
 
@@ -59,14 +59,14 @@ class RedfishFabric:
         self._reading, self._around, self._terms, self._sites = reading, around, terms, sites
         self._held: dict[str, LeaseProgress] = {}
         self._changed: Callable[[], None] = lambda: None
-        self._bays = {node: Bay(node, reading, around, self._held, self._tell) for node in reading.systems}
+        self._bays = {node: Bay(node, reading, around, self._held, self._notify) for node in reading.systems}
         self._claiming = asyncio.Lock()
         self.lacks = ""
         """See `Lacking`."""
         self._late: dict[tuple[str, BlockMark], float] = {}
-        """Released blocks that may still be attached, and since when (LATE_S)."""
+        """Released blocks that may still be attached, and since when; see LATE_S."""
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed()
 
     async def attend(self, changed: Callable[[], None]) -> None:
@@ -92,22 +92,22 @@ class RedfishFabric:
         """Mark blocks for the order and start to attach them."""
         bay = self._bays.get(order.offer.node)
         if bay is None:
-            raise RefusedError(f"node {order.offer.node} is no system of this fabric")
+            raise RefusedError(f"node {order.offer.node} has no system in this fabric")
         async with self._claiming:
             own = set[str]()
             try:
                 await self._claim(order, own)
             except RefusedError as error:
-                if own:  # what was marked is not attached
+                if own:  # marked blocks are not attached
                     self._held.setdefault(order.id.name, LeaseProgress(failed=str(error)))
                 raise
             except BaseException:
-                bay.attach(order.id.name)  # blocks may be marked: then the order stands
+                bay.attach(order.id.name)  # blocks may be marked: then the order exists
                 raise
             bay.attach(order.id.name)
 
     async def _claim(self, order: AcquireOrder, own: set[str]) -> None:
-        """Mark blocks for the order. `own`: receives those that were marked."""
+        """Mark blocks for the order and add them to `own`."""
         name, node = order.id.name, order.offer.node
         site = (await self._sites((node,))).get(node)
         for _ in range(CLAIMS):
@@ -124,11 +124,11 @@ class RedfishFabric:
                     own.add(path)
             except StatusError as error:
                 if error.status != _OTHER:
-                    raise RefusedError(f"the fabric does not keep whose a block is: {error}") from None
+                    raise RefusedError(f"the fabric rejected the mark of a block: {error}") from None
             else:
                 self._held.pop(name, None)
                 return
-        raise RefusedError("others take what is free")
+        raise RefusedError("other clients claimed the free blocks")
 
     async def release(self, order: ReleaseOrder) -> None:
         """Start to detach the order's blocks, unless they are in use."""
@@ -147,15 +147,15 @@ class RedfishFabric:
             self._held[name] = known._replace(arrived=True)
             return
         self._held[name] = known._replace(leaving=True)
-        sure = here or any(tried) or known.failed  # otherwise another process may be attaching it
+        sure = here or any(tried) or known.failed  # otherwise another process may be attaching them
         for node in there or {next(iter(found.values())).node: ()}:
             if node in self._bays:
                 self._bays[node].doubt(name, [path for path, one in found.items() if one.gone or not sure])
                 self._bays[node].detach(name, force=order.force)
 
     async def _unreached(self, fabric: Fabric, found: Mapping[str, BlockMark]) -> bool:
-        """Whether the order's system cannot be written and nothing is attached: the order is then released here.
-        Raises RefusedError if something is attached, since nobody can detach it.
+        """Whether the order's system cannot be written and no block is attached; its marks are then set to gone.
+        Raises RefusedError if a block is attached, since it cannot be detached.
         """
         unread = next((why for one in found.values() if (why := fabric.unread(one.node))), "")
         if not unread or any(fabric.at(path) for path in found):
@@ -185,28 +185,28 @@ class RedfishFabric:
         if not self._reading.service.may_write():
             self._held.clear()
             self._late.clear()
-        knew = dict(self._held)  # before the read: what had arrived is in it, or was taken
+        knew = dict(self._held)  # copied before the read: an order that had arrived and is not in it was detached
         fabric = await self._reading.read()
         shown = list_leases(fabric, self._terms, knew)
         known = {one.name for one in shown} | {name for name, one in self._held.items() if one != knew.get(name)}
         for mark in fabric.marks.values():
             if not mark.gone and mark.name not in known and knew.get(mark.name, LeaseProgress()).arrived:
                 self._bays[mark.node].doubt(mark.name, list_late_blocks(fabric).keys())
-                self._bays[mark.node].detach(mark.name)  # detached by hand: remove its mark, too
+                self._bays[mark.node].detach(mark.name)  # a person detached it: remove its mark
         if self._reading.service.may_write() and not self._claiming.locked():
-            self._go_on(fabric, knew)
-            await self._forget(fabric)
+            self._resume_attaches(fabric, knew)
+            await self._remove_expired_marks(fabric)
         return shown
 
-    def _go_on(self, fabric: Fabric, knew: Mapping[str, LeaseProgress]) -> None:
-        """Attach what was ordered and is not attached: the process that ordered it may be gone."""
+    def _resume_attaches(self, fabric: Fabric, knew: Mapping[str, LeaseProgress]) -> None:
+        """Continue unattached orders of processes that have terminated."""
         for name, node in list_unattached_leases(fabric).items():
             if name not in knew and name not in self._held and node in fabric.systems:
                 self._bays[node].doubt(name, fabric.of(name))
                 self._bays[node].attach(name)
 
-    async def _forget(self, fabric: Fabric) -> None:
-        """Remove the marks of released blocks that did not come. The next list retries failures."""
+    async def _remove_expired_marks(self, fabric: Fabric) -> None:
+        """Remove the marks of released blocks that were not attached within LATE_S. The next list retries failures."""
         now_s, knew = self._around.clock(), self._late
         self._late = {
             one: knew.get(one, now_s) if fabric.blocks[one[0]].state != COMPOSING else now_s

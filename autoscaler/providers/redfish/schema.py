@@ -1,7 +1,7 @@
-"""Parses what a Redfish service reports of composition: resource blocks, systems, GPUs, tasks. Pure.
+"""Parses documents of a Redfish service about composition: resource blocks, systems, GPUs, tasks. Pure.
 
 Reads parts of DMTF's schemas (ResourceBlock 1.4, ComputerSystem 1.21, Processor 1.20, Task 1.7), and the mark that
-names a block's order. Anything else raises RedfishDocumentError, which does not quote the document.
+names a block's order. Invalid documents raise RedfishDocumentError, which does not quote them.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ Read = TypeVar("Read")
 
 
 class RedfishDocumentError(ValueError):
-    """A document is not as expected; `str()` says what was expected."""
+    """A document is invalid; `str()` describes the expected document."""
 
 
 class BlockMark(NamedTuple):
-    """The order that a block belongs to: stored by the service (`ResourceBlock.Client`), or else in `Notes`."""
+    """The order that a block belongs to, stored by the service (`ResourceBlock.Client`) or in `Notes`."""
 
     name: str
     owner: ModelName
     epoch: int
     devices: int
-    """Number of devices that were ordered by that name."""
+    """Number of devices of the whole order."""
     node: str
     by: str
-    """The provider of the order; a mark of another provider belongs to somebody else who shares the fabric."""
+    """The provider of the order; a mark of another provider belongs to another client of the fabric."""
     before: int = 0
     """Number of devices that the node had without ours."""
     gone: bool = False
-    """It was released, with an outcome unknown. If the block is attached all the same, it is ours to detach."""
+    """It was released while the outcome of its attach was unknown. If the block is attached, we detach it."""
 
     def text(self) -> str:
-        """The stored text: one line, which people read in the service, too."""
+        """The stored text: one line, also readable for people."""
         said = f"{'pilotlight-gone' if self.gone else 'pilotlight'} name={self.name} node={self.node} by={self.by}"
         return f"{said} before={self.before} devices={self.devices} epoch={self.epoch} owner={self.owner}"
 
@@ -172,18 +172,18 @@ def decode_document(body: bytes, kind: type[Read]) -> Read:
         raise RedfishDocumentError(f"expected a document of Redfish: {kind.__name__.strip('_')}") from None
 
 
-def parse_path(told: str) -> str:
+def parse_path(path: str) -> str:
     """Validate a path that a service reports: it must be below the service's root."""
-    if len(told) > PATH_CHARACTERS_MAX or not _PATH.fullmatch(told):
+    if len(path) > PATH_CHARACTERS_MAX or not _PATH.fullmatch(path):
         raise RedfishDocumentError("expected a path below /redfish/v1")
-    return told.rstrip("/")
+    return path.rstrip("/")
 
 
-def parse_location(told: str) -> str:
-    """Path and query of a Location; empty if it has none.
-    Its host is ignored: a service has more names than the one it is reached by, and no other is contacted.
+def parse_location(location: str) -> str:
+    """Path and query of a Location header; empty if it has none.
+    Its host is ignored: a service may use another name of itself, and no other host is contacted.
     """
-    found = _PLACE.fullmatch(told)
+    found = _PLACE.fullmatch(location)
     try:
         return parse_path(found[1]) + (found[2] or "") if found else ""
     except RedfishDocumentError:
@@ -199,23 +199,23 @@ def parse_link_paths(links: list[_Link]) -> tuple[str, ...]:
 
 def find_link(body: bytes, *names: str) -> str:
     """Path that a document links to below these names; empty if there is none."""
-    told: Any = decode_document(body, dict)
+    part: Any = decode_document(body, dict)
     for name in names:
-        told = told.get(name) if isinstance(told, dict) else None
-    path = told.get("@odata.id") if isinstance(told, dict) else None
+        part = part.get(name) if isinstance(part, dict) else None
+    path = part.get("@odata.id") if isinstance(part, dict) else None
     return parse_path(path) if isinstance(path, str) else ""
 
 
 def can_expand_collections(body: bytes) -> bool:
     """Whether a service root reports that collections can be read with their members in one response."""
-    told: Any = decode_document(body, dict)
+    part: Any = decode_document(body, dict)
     for name in ("ProtocolFeaturesSupported", "ExpandQuery", "NoLinks"):
-        told = told.get(name) if isinstance(told, dict) else None
-    return told is True
+        part = part.get(name) if isinstance(part, dict) else None
+    return part is True
 
 
 def parse_collection(body: bytes) -> tuple[list[str], list[bytes], str]:
-    """Paths of a collection's members, the members that are included, and its next page; empty: this is the last."""
+    """Paths of a collection's members, the included members, and the path of the next page; empty: the last page."""
     found = decode_document(body, _Collection)
     if len(found.members) > MEMBERS_MAX:
         raise RedfishDocumentError(f"expected at most {MEMBERS_MAX} members")
@@ -226,66 +226,66 @@ def parse_collection(body: bytes) -> tuple[list[str], list[bytes], str]:
 
 def parse_block(body: bytes, etag: str = "") -> Block:
     """Parse a resource block. `etag`: from the response header."""
-    told = decode_document(body, _Block)
-    status, composition = told.status, told.composition
+    document = decode_document(body, _Block)
+    status, composition = document.status, document.composition
     return Block(
-        path=parse_path(told.path),
-        etag=etag or told.etag,
-        free_for=None if isinstance(told.client, UnsetType) else told.client or "",
+        path=parse_path(document.path),
+        etag=etag or document.etag,
+        free_for=None if isinstance(document.client, UnsetType) else document.client or "",
         state=composition.state or "",
         sound=status.state in {None, "Enabled", "StandbyOffline", "StandbySpare"} and status.health in {None, "OK"}
         and composition.state not in {"Failed", "Unavailable"},
         reserved=composition.reserved or False,
-        processors=parse_link_paths(told.processors),
-        systems=parse_link_paths(told.links.systems),
-        zones=parse_link_paths(told.links.zones),
+        processors=parse_link_paths(document.processors),
+        systems=parse_link_paths(document.links.systems),
+        zones=parse_link_paths(document.links.zones),
     )  # fmt: skip
 
 
 def parse_system(body: bytes, etag: str = "") -> ComputerSystem:
     """Parse a system. `etag`: from the response header."""
-    told = decode_document(body, _System)
-    return ComputerSystem(parse_path(told.path), etag or told.etag, parse_link_paths(told.links.blocks))
+    document = decode_document(body, _System)
+    return ComputerSystem(parse_path(document.path), etag or document.etag, parse_link_paths(document.links.blocks))
 
 
 def parse_gpu(body: bytes) -> RedfishGpu | None:
     """Parse a processor; None if it is not a GPU.
-    Raises RedfishDocumentError if it does not report its kind, model or memory, which it may do later.
+    Raises RedfishDocumentError if it does not report its kind, model or memory yet.
     """
-    told = decode_document(body, _Processor)
-    mib = told.memory.mib or sum(one.mib or 0.0 for one in told.chips if not (one.kind or "").endswith("Cache"))
-    if told.kind and told.kind not in {"GPU", "Accelerator"}:
+    document = decode_document(body, _Processor)
+    mib = document.memory.mib or sum(one.mib or 0.0 for one in document.chips if not (one.kind or "").endswith("Cache"))
+    if document.kind and document.kind not in {"GPU", "Accelerator"}:
         return None
-    if not told.kind or not told.model or not 0 < mib < float(1 << 30):
+    if not document.kind or not document.model or not 0 < mib < float(1 << 30):
         raise RedfishDocumentError("expected a processor with its type, model and memory")
-    product = _PRODUCT.sub("-", told.model.strip())[:MARK_CHARACTERS_MAX]
+    product = _PRODUCT.sub("-", document.model.strip())[:MARK_CHARACTERS_MAX]
     nvidia = product.lower().startswith("nvidia")
-    uuid = _PRODUCT.sub("-", told.uuid or ("" if nvidia else told.serial) or "")[:MARK_CHARACTERS_MAX]
+    uuid = _PRODUCT.sub("-", document.uuid or ("" if nvidia else document.serial) or "")[:MARK_CHARACTERS_MAX]
     if nvidia and _BARE.fullmatch(uuid):
-        uuid = f"GPU-{uuid.lower()}"  # as its driver writes it, which never uses the serial number
-    return RedfishGpu(product, int(mib) * _MIB, uuid, max(0.0, told.watts or 0.0))
+        uuid = f"GPU-{uuid.lower()}"  # the form of NVIDIA's driver, which never uses the serial number
+    return RedfishGpu(product, int(mib) * _MIB, uuid, max(0.0, document.watts or 0.0))
 
 
 def parse_task(body: bytes) -> Task:
     """Parse the state of a task; a document that is not a task is the operation's result."""
-    told = decode_document(body, _Task)
-    over = told.state in {None, "Completed", "Exception", "Killed", "Cancelled", "Interrupted"}
-    return Task(over, told.state in {None, "Completed"} and told.health in {None, "OK", "Warning"})
+    document = decode_document(body, _Task)
+    over = document.state in {None, "Completed", "Exception", "Killed", "Cancelled", "Interrupted"}
+    return Task(over, document.state in {None, "Completed"} and document.health in {None, "OK", "Warning"})
 
 
 def parse_mark(text: str | None) -> BlockMark | None:
-    """Parse a mark; None if there is none, or it is somebody else's."""
+    """Parse a mark; None if there is none or another program wrote it."""
     word, _, rest = (text or "").partition(" ")
     if word not in {"pilotlight", "pilotlight-gone"} or len(rest) > MARK_CHARACTERS_MAX:
         return None
-    told: Mapping[str, str] = dict(pair for one in rest.split(" ") if len(pair := one.split("=", 1)) == 2)
-    numbers = [told.get(name, "") for name in ("devices", "epoch", "before")]
-    if not (told.get("name") and told.get("node") and told.get("by")):
+    fields: Mapping[str, str] = dict(pair for one in rest.split(" ") if len(pair := one.split("=", 1)) == 2)
+    numbers = [fields.get(name, "") for name in ("devices", "epoch", "before")]
+    if not (fields.get("name") and fields.get("node") and fields.get("by")):
         return None
     if not all(one.isdecimal() and len(one) < 16 for one in numbers):
         return None
     return BlockMark(
-        told["name"], ModelName(told.get("owner", "")), int(numbers[1]), int(numbers[0]), told["node"],
-        told["by"], int(numbers[2]),
+        fields["name"], ModelName(fields.get("owner", "")), int(numbers[1]), int(numbers[0]), fields["node"],
+        fields["by"], int(numbers[2]),
         gone=word == "pilotlight-gone",
     )  # fmt: skip

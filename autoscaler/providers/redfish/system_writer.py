@@ -1,10 +1,11 @@
 """The only writer of one system: attaches and detaches blocks, one change after the other. I/O.
 
-Each step reads the current state, so it continues from wherever a lost response, another writer or a person left it.
-Changes that the service rejects together are tried one by one. A change that it accepts and does not make is requested
-again, at growing intervals, and given up in the end, but not while the service reports that it is at work. An attach
-that was given up may still happen unless it was rejected: its mark stays and says so. Devices in use are detached only
-by force. `provider` decides what to do. After a loss of leadership the next leader continues.
+Each step reads the current state, so it recovers from lost responses and from changes by other clients. If the service
+rejects several changes together, they are tried one by one. A change that it accepts but does not make is requested
+again, at growing intervals up to a limit, which does not apply while the service reports that it is composing. An
+attach that was given up may still happen unless it was rejected, so the block keeps a mark (`gone`). Devices in use are
+detached only by force. `provider` decides which orders to attach and detach. After a loss of leadership the next leader
+continues.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from autoscaler.providers.redfish.planning import (
 from autoscaler.providers.redfish.schema import RedfishDocumentError
 
 TRIES_S: Final = (0.1, 5.0)
-"""Seconds of pause after a step without progress: the first, then twice as long each time, up to the second."""
+"""Seconds of pause after a step without progress: the first value, doubled each time up to the second."""
 NOTHING_S: Final = 30.0
-"""For so many seconds a change is requested again that was accepted and not made, or that met a busy service."""
+"""Seconds for which a change is retried that was accepted but not made, or that a busy service rejected."""
 GIVEN_UP_S: Final = 900.0
-"""After so many seconds an attach is given up; its order is released long before."""
+"""After this many seconds an attach is given up; its order is usually released long before."""
 _BUSY = frozenset({409, 412, 423, 429})
-"""Another client writes, or the service is at work."""
+"""Another client writes, or the service is busy."""
 
 
 class Around(NamedTuple):
-    """What all systems of a fabric share."""
+    """Dependencies that all systems of a fabric share."""
 
     in_use: Callable[[str, tuple[str, ...]], Awaitable[str]]
-    """(node, UUIDs of GPUs there) -> who uses, or may use, one of them, in words; empty: nobody."""
+    """(node, UUIDs of GPUs there) -> the pod or claim that uses, or may use, one of them; empty: none."""
     clock: Callable[[], float]
     sleep: Sleep
 
@@ -57,9 +58,9 @@ class Bay:
         self._detach: dict[str, None] = {}
         """Orders to detach, by name, in the sequence of their release."""
         self._unsure: set[str] = set()
-        """Blocks that may still be attached: that was, or may have been, requested, and they were not seen since."""
+        """Blocks that may still become attached: an attach was, or may have been, requested and not observed yet."""
         self._asked: tuple[tuple[str, ...], float] = (), 0.0
-        """The links that were requested of the system, and since when."""
+        """The requested links of the system, and since when."""
         self._woken = asyncio.Event()
         self._forced: set[str] = set()
         """Orders that are detached even if they are in use."""
@@ -67,21 +68,21 @@ class Bay:
         """The service rejected several changes at once: they are tried one by one."""
 
     def doubt(self, name: str, blocks: Collection[str]) -> None:
-        """Note blocks that had a mark before this order attaches or detaches them: others may have requested them."""
+        """Add blocks whose attach another process may have requested, since they had a mark before this call."""
         if name not in self._attach:
             self._unsure.update(blocks)
 
     def attach(self, name: str) -> None:
-        """Attach the order's blocks, as they are marked then."""
+        """Start to attach the order's marked blocks."""
         self._attach.setdefault(name, self._around.clock())
         self._woken.set()
 
     def cancel(self, name: str) -> bool:
-        """Stop attaching the order; return whether it was to be attached."""
+        """Stop attaching the order; return whether an attach was pending."""
         return self._attach.pop(name, None) is not None
 
     def detach(self, name: str, *, force: bool = False) -> None:
-        """Detach the order's blocks, then remove their marks. `force`: even if they are in use."""
+        """Start to detach the order's blocks and remove their marks. `force`: even if they are in use."""
         self.cancel(name)
         if force:
             self._forced.add(name)
@@ -104,21 +105,21 @@ class Bay:
                     moved = False
                 tries = 0 if moved else tries + 1
                 if tries:
-                    self._tire()
+                    self._give_up_late_attaches()
                     await self._around.sleep(min(TRIES_S[0] * 2.0 ** min(tries - 1, 10), TRIES_S[1]))
 
     def _leave(self) -> None:
-        """Drop all work. The next leader finds attaches by their marks, and gets the releases again."""
+        """Drop all work. The next leader finds attaches by their marks, and its planner repeats the releases."""
         for names in (self._attach, self._detach, self._forced):
             names.clear()
         self._asked, self._alone = ((), 0.0), False
 
     async def _step(self) -> bool:
-        """Read once and make at most one change; return whether there was progress. Raises what reading raises."""
+        """Read once and make at most one change; return whether there was progress. Raises errors of `Reading`."""
         attach, detach = dict(self._attach), {*self._detach}
         fabric = await self._reading.read([self._node])
         self._unsure -= {path for path in fabric.blocks if fabric.attached(path)}
-        await self._spare(fabric, attach)
+        await self._cancel_needless(fabric, attach)
         on, off = self._blocks(fabric)
         wanted = plan_links(fabric, self._node, on, off)
         if wanted != fabric.systems[self._node].blocks:
@@ -127,17 +128,17 @@ class Bay:
             await self._unmark(fabric, name)
         for name in self._read_of(attach):
             await self._arrive(fabric, name)
-        if self._attach:  # attached, and still composing
+        if self._attach:  # attached, but still composing
             await self._around.sleep(pause_s(self._around.clock() - min(self._attach.values())))
-            self._tire()
+            self._give_up_late_attaches()
         return True
 
     def _read_of(self, attach: Mapping[str, float]) -> list[str]:
-        """Orders that were to be attached before the read, and still are. Later ones may have marks that it lacks."""
+        """Pending attaches that began before the read. The read may lack the marks of later ones."""
         return [one for one, since_s in self._attach.items() if attach.get(one) == since_s]
 
-    async def _spare(self, fabric: Fabric, attach: Mapping[str, float]) -> None:
-        """Keep what is in use; do not attach what is not marked any more or was released."""
+    async def _cancel_needless(self, fabric: Fabric, attach: Mapping[str, float]) -> None:
+        """Cancel detaches of devices in use, and attaches of orders without marked blocks."""
         for name in [one for one in self._detach if one not in self._forced]:
             there = list_attached_uuids(fabric, name)
             if self._node in there and await self._around.in_use(self._node, there[self._node]):
@@ -166,7 +167,7 @@ class Bay:
             await self._reading.service.through(answer, self._around.clock, lambda: coming <= self._attach.keys())
         except StatusError as error:
             if error.status in _BUSY:
-                self._unsure |= new  # by the other client
+                self._unsure |= new  # the other client may attach them
             if len(names) > 1 or error.status not in _BUSY:
                 await self._refused(fabric, names, str(error))
                 return False
@@ -175,14 +176,14 @@ class Bay:
             self._unsure |= new
             raise
         else:
-            self._unsure |= new  # until they are seen
-            why = "the fabric takes the order and does nothing"
+            self._unsure |= new  # until they are observed
+            why = "the fabric accepted the change and did not make it"
         if now_s >= self._asked[1] + NOTHING_S:
             await self._refused(fabric, names, why)
         return fresh
 
     async def _refused(self, fabric: Fabric, names: Collection[str], why: str) -> None:
-        """Handle a rejected change: retry several orders one by one; of a single one, nothing more will come."""
+        """Handle a rejected change: retry several orders one by one; a single order is finished as it is."""
         if len(names) > 1:
             self._alone = True
             return
@@ -191,21 +192,21 @@ class Bay:
                 there = [path for path in fabric.of(name) if fabric.at(path)]
                 for path in fabric.of(name):
                     if there and path not in there:
-                        await self._let_go(fabric, path)
+                        await self._clear_mark(fabric, path)
                 self._held[name] = LeaseProgress(arrived=True) if there else LeaseProgress(failed=why)
-            self._done(name)  # what was not detached is still there, and its release is ordered again
+            self._done(name)  # blocks that are still attached are released again by the planner
 
     async def _unmark(self, fabric: Fabric, name: str) -> None:
         """Remove the marks of a detached order, except those of blocks that may still be attached."""
         ours = {*self._reading.systems.values()}
         for path, mark in fabric.marks.items():
             if mark.name == name and ours.isdisjoint(fabric.blocks[path].systems):
-                await self._let_go(fabric, path)
+                await self._clear_mark(fabric, path)
         self._unsure -= {path for path, mark in fabric.marks.items() if mark.name == name}  # recorded in their marks
         self._held.pop(name, None)
         self._done(name)
 
-    async def _let_go(self, fabric: Fabric, path: str) -> None:
+    async def _clear_mark(self, fabric: Fabric, path: str) -> None:
         """Remove the mark of a block that is not attached here, or record that it may still be attached."""
         mark, block = fabric.marks[path], fabric.blocks[path]
         kept = mark._replace(gone=True) if path in self._unsure and not block.systems else None
@@ -213,7 +214,7 @@ class Bay:
             await self._reading.keep(block, kept)
 
     async def _arrive(self, fabric: Fabric, name: str) -> None:
-        """Finish an order of which nothing is left to attach here; what others have taken does not come."""
+        """Finish an order without blocks left to attach; blocks that other clients attached are lost."""
         ours = {*self._reading.systems.values()}
         there = [
             path for path in fabric.of(name) if not ours.isdisjoint(fabric.blocks[path].systems) or fabric.at(path)
@@ -225,7 +226,7 @@ class Bay:
                 await self._reading.keep(fabric.blocks[path], None)
         self.cancel(name)
         self._held[name] = (
-            LeaseProgress(arrived=True) if there else LeaseProgress(failed="others have what was claimed by now")
+            LeaseProgress(arrived=True) if there else LeaseProgress(failed="other clients attached the claimed blocks")
         )
         self._done(name)
 
@@ -236,10 +237,10 @@ class Bay:
         self._asked = (), 0.0
         self._changed()
 
-    def _tire(self) -> None:
+    def _give_up_late_attaches(self) -> None:
         """Give up attaches that have taken too long."""
         late_s = self._around.clock() - GIVEN_UP_S
         for name in [one for one, since_s in self._attach.items() if since_s <= late_s]:
             self.cancel(name)
-            self._held[name] = LeaseProgress(failed="the fabric does not bring it")
+            self._held[name] = LeaseProgress(failed="the fabric did not attach it in time")
             self._changed()

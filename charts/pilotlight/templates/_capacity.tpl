@@ -1,10 +1,10 @@
-{{/* Every kind of provider of more capacity. */}}
+{{/* All kinds of capacity providers. */}}
 {{- define "pilotlight.capacityKnown" -}}
 cro redfish karpenter clusterAutoscaler provisioningRequest kueue
 {{- end -}}
 
-{{/* Kinds of providers that the Settings name, once each, in the order of their names; and whether fabrics publish,
-     or did: with `publish: false` there is still the right to take back what was published. */}}
+{{/* Kinds of providers in Settings, sorted and unique, and `publish` if a fabric has the key: with `publish: false`,
+     published devices must still be removed. */}}
 {{- define "pilotlight.capacityKinds" -}}
 {{- $kinds := list }}
 {{- $known := include "pilotlight.capacityKnown" . | splitList " " }}
@@ -17,17 +17,17 @@ cro redfish karpenter clusterAutoscaler provisioningRequest kueue
 {{- $kinds | uniq | sortAlpha | join " " }}
 {{- end -}}
 
-{{/* Nothing; fails where an autoscaler would not start with what the Settings name. */}}
+{{/* Empty; fails if an autoscaler would not start with these Settings. */}}
 {{- define "pilotlight.capacityChecked" -}}
 {{- $known := include "pilotlight.capacityKnown" . | splitList " " -}}
 {{- $names := list -}}
 {{- range (dig "capacity" list .Values.settings) -}}
 {{- $name := dig "name" "" . -}}
 {{- if not (include "pilotlight.cluster" $) -}}
-{{- fail "scope namespace: settings.capacity: leave it out: more capacity takes rights in the whole cluster" -}}
+{{- fail "scope namespace: settings.capacity: remove it: providers need permissions in the whole cluster" -}}
 {{- end -}}
 {{- if or (not $name) (has $name $names) -}}
-{{- fail (printf "settings.capacity: %s: each entry needs a name of its own" (quote $name)) -}}
+{{- fail (printf "settings.capacity: %s: each entry needs a unique name" (quote $name)) -}}
 {{- end -}}
 {{- $names = append $names $name -}}
 {{- $kinds := list -}}
@@ -44,7 +44,7 @@ cro redfish karpenter clusterAutoscaler provisioningRequest kueue
 {{- end -}}
 {{- end -}}
 {{- if and (dig "headroom" 0 .) (has (first $kinds) (list "provisioningRequest" "kueue")) -}}
-{{- fail (printf "settings.capacity: %s: headroom: a queue keeps none free: leave it out" $name) -}}
+{{- fail (printf "settings.capacity: %s: headroom: queues do not support it: remove it" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

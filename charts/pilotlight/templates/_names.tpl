@@ -1,11 +1,11 @@
-{{/* Names, labels and what follows from several values. */}}
+{{/* Names, labels, and results of several values. */}}
 
 {{- define "pilotlight.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-pilotlight" .Release.Name) (contains "pilotlight" .Release.Name) -}}
 {{- include "pilotlight.cut" (list (.Values.fullnameOverride | default $name) 40) -}}
 {{- end -}}
 
-{{/* (text, length) -> the text; a longer one is cut and ends in its hash, so that two texts never become one. */}}
+{{/* (text, length) -> the text; a longer one is truncated and ends in its hash, so that results are unique. */}}
 {{- define "pilotlight.cut" -}}
 {{- $text := index . 0 -}}
 {{- $length := index . 1 | int -}}
@@ -16,7 +16,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* (root, component) -> what selects its pods; never changes in the life of a release. */}}
+{{/* (root, component) -> the selector of its pods; must not change between upgrades. */}}
 {{- define "pilotlight.selector" -}}
 app.kubernetes.io/name: pilotlight
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -31,24 +31,24 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- end -}}
 
-{{/* A name of an object of the whole cluster. It ends in a hash of namespace and name: team, a-x is not team-a, x. */}}
+{{/* Name of a cluster-scoped object, with a hash of namespace and name: (team, a-x) differs from (team-a, x). */}}
 {{- define "pilotlight.clusterName" -}}
 {{- $name := include "pilotlight.name" . -}}
 {{- $hash := printf "%s/%s" .Release.Namespace $name | sha256sum | trunc 8 -}}
 {{- printf "%s-%s" (printf "%s-%s" .Release.Namespace $name | trunc 54 | trimAll "-") $hash -}}
 {{- end -}}
 
-{{/* A name of an object in the engines' namespace, which other releases may use, too. */}}
+{{/* Name of an object in the engines' namespace, which other releases may share. */}}
 {{- define "pilotlight.enginesName" -}}
 {{- if include "pilotlight.cluster" . }}{{ include "pilotlight.clusterName" . }}{{ else }}{{ include "pilotlight.name" . }}{{ end -}}
 {{- end -}}
 
-{{/* The label of what this installation makes, as its autoscalers reckon it (`autoscaler.spec.ownership.installation_id`). */}}
+{{/* The installation label of created objects (`autoscaler.spec.ownership.installation_id`). */}}
 {{- define "pilotlight.installation" -}}
 {{- printf "%s-%s" (trunc 40 .Release.Namespace) (printf "%s/%s" .Release.Namespace (include "pilotlight.name" .) | sha256sum | trunc 8) -}}
 {{- end -}}
 
-{{/* A name of an object in the agents' namespace. */}}
+{{/* Name of an object in the agents' namespace. */}}
 {{- define "pilotlight.agentsName" -}}
 {{- if eq .Values.agent.namespace .Release.Namespace }}{{ include "pilotlight.name" . }}{{ else }}{{ include "pilotlight.clusterName" . }}{{ end -}}
 {{- end -}}
@@ -61,7 +61,7 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- if and .Values.agent.enabled (include "pilotlight.cluster" .) }}yes{{ end -}}
 {{- end -}}
 
-{{/* Whether agents take GPUs of a fabric and let go of them; fails where that cannot be. */}}
+{{/* Whether agents add and remove GPUs of a fabric; fails if the values do not allow it. */}}
 {{- define "pilotlight.agentsFabric" -}}
 {{- $asked := false -}}
 {{- range (dig "capacity" list .Values.settings) -}}
@@ -69,35 +69,35 @@ helm.sh/chart: {{ (index . 0).Chart.Name }}-{{ (index . 0).Chart.Version }}
 {{- end -}}
 {{- if .Values.agent.fabric.enabled -}}
 {{- if not (include "pilotlight.cluster" .) -}}
-{{- fail "scope namespace: agent.fabric.enabled is not possible: it takes root's rights on nodes" -}}
+{{- fail "scope namespace: agent.fabric.enabled is not possible: it needs root permissions on nodes" -}}
 {{- end -}}
 {{- if not .Values.agent.enabled -}}
-{{- fail "agent.fabric.enabled: set agent.enabled, too" -}}
+{{- fail "agent.fabric.enabled: requires agent.enabled: true" -}}
 {{- end -}}
 yes
 {{- else if $asked -}}
-{{- fail (printf "settings.capacity: %s: redfish.agents needs agent.fabric.enabled: nothing would be detached without it" $asked) -}}
+{{- fail (printf "settings.capacity: %s: redfish.agents requires agent.fabric.enabled: true, or no GPU is detached" $asked) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Namespaces of the pods that start anew for it, one in a line. */}}
+{{/* Namespaces of the pods that agents restart, one per line. */}}
 {{- define "pilotlight.restartedIn" -}}
 {{- range .Values.agent.fabric.restart }}
 {{ .namespace }}
 {{- end }}
 {{- end -}}
 
-{{/* Whether agents ask the API server for anything. */}}
+{{/* Whether agents use the API server. */}}
 {{- define "pilotlight.agentsAsk" -}}
 {{- if or .Values.agent.pullSecrets (include "pilotlight.agentsFabric" .) }}yes{{ end -}}
 {{- end -}}
 
-{{/* How engine pods mount weights, from Settings. */}}
+{{/* How engines mount weights (Settings `weights.mount`). */}}
 {{- define "pilotlight.mount" -}}
 {{- dig "weights" "mount" "auto" .Values.settings -}}
 {{- end -}}
 
-{{/* Whether volumes of nodes' stores are made. */}}
+{{/* Whether volumes of nodes' stores are created. */}}
 {{- define "pilotlight.volumes" -}}
 {{- if and (include "pilotlight.agents" .) (has (include "pilotlight.mount" .) (list "auto" "volume")) }}yes{{ end -}}
 {{- end -}}
@@ -107,10 +107,10 @@ yes
 {{- .Values.agent.storePath | trimSuffix "/" }}/weights
 {{- end -}}
 
-{{/* A pod of a Model beside the gateways could carry their labels, and get requests and keys. */}}
+{{/* Models may not run in the release's namespace: their pods could have the gateways' labels and receive requests and keys. */}}
 {{- define "pilotlight.enginesNamespace" -}}
 {{- if and (include "pilotlight.cluster" .) (eq .Values.engines.namespace .Release.Namespace) -}}
-{{- fail (printf "engines.namespace: %s is the release's own: with scope cluster name another namespace for the pods of Models" .Values.engines.namespace) -}}
+{{- fail (printf "engines.namespace: %s is the release's namespace: with scope cluster, set another namespace for the pods of Models" .Values.engines.namespace) -}}
 {{- end -}}
 {{- if include "pilotlight.cluster" . }}{{ .Values.engines.namespace }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end -}}
@@ -125,7 +125,7 @@ yes
 
 {{- define "pilotlight.contractAuth" -}}
 {{- if and (eq .Values.contract.auth "token") (not (include "pilotlight.cluster" .)) -}}
-{{- fail "contract.auth: token needs scope: cluster (TokenReview is a right of the whole cluster): use certificate" -}}
+{{- fail "contract.auth: token requires scope: cluster, since TokenReview is a cluster permission: set certificate" -}}
 {{- end -}}
 {{- .Values.contract.auth | default (ternary "token" "certificate" (eq .Values.scope "cluster")) -}}
 {{- end -}}
@@ -134,7 +134,7 @@ yes
 {{ include "pilotlight.name" . }}-autoscaler.{{ .Release.Namespace }}.svc
 {{- end -}}
 
-{{/* Ports of DNS pods, as a NetworkPolicy has them. OpenShift's listen on 5353. */}}
+{{/* Ports of DNS pods, in the form of a NetworkPolicy. OpenShift uses 5353. */}}
 {{- define "pilotlight.dnsPorts" -}}
 {{- $found := list -}}
 {{- range (ternary (append .Values.networkPolicy.dnsPorts 5353) .Values.networkPolicy.dnsPorts .Values.openshift | uniq) -}}
@@ -149,7 +149,7 @@ yes
 pilotlight-agent
 {{- end -}}
 
-{{/* Whether agents have a certificate of their own; without contract.secret.agent they show the gateways'. */}}
+{{/* Whether agents have their own certificate; without contract.secret.agent they use the gateways'. */}}
 {{- define "pilotlight.agentsCertified" -}}
 {{- if or (ne .Values.contract.certificates "secret") .Values.contract.secret.agent }}yes{{ end -}}
 {{- end -}}
@@ -160,18 +160,18 @@ pilotlight-agent
 {{- $side := index . 1 -}}
 {{- if eq $root.Values.contract.certificates "secret" -}}
 {{- if and (eq $side "agent") (not $root.Values.contract.secret.agent) }}{{ $side = "client" }}{{ end -}}
-{{- required (printf "contract.secret.%s: name the Secret, or set contract.certificates: generated" $side) (index $root.Values.contract.secret $side) -}}
+{{- required (printf "contract.secret.%s: set the name of the Secret, or contract.certificates: generated" $side) (index $root.Values.contract.secret $side) -}}
 {{- else -}}
 {{ include (ternary "pilotlight.agentsName" "pilotlight.name" (eq $side "agent")) $root }}-contract-{{ $side }}
 {{- end -}}
 {{- end -}}
 
-{{/* The Secret with what agents show each other. */}}
+{{/* The Secret with the certificate that agents use among themselves. */}}
 {{- define "pilotlight.peersSecret" -}}
 {{- .Values.agent.peers.secret | default (printf "%s-agent-peers" (include "pilotlight.agentsName" .)) -}}
 {{- end -}}
 
-{{/* Of pods that wait for a node: each release has its own, and Settings that name none get it. */}}
+{{/* PriorityClass of placeholder pods: one per release, the default in Settings. */}}
 {{- define "pilotlight.placeholderClass" -}}
 {{ include "pilotlight.clusterName" . }}-placeholder
 {{- end -}}
@@ -185,7 +185,7 @@ pilotlight-agent
 {{- end -}}
 {{- end -}}
 {{- if .Values.openshift -}}
-{{- /* engines set no user either; a constraint chooses it */}}
+{{- /* engines set no user either; the security context constraint does */}}
 {{- $own := dict "securityContext" (dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault")) -}}
 {{- $_ := set $settings "pod" (merge ($settings.pod | default dict) (hasKey ($settings.pod | default dict) "securityContext" | ternary dict $own)) -}}
 {{- end -}}
@@ -202,11 +202,11 @@ pilotlight-agent
 {{- else if and (regexMatch "^[0-9]+" $text) (hasKey $units $unit) -}}
 {{- mul (regexFind "^[0-9]+" $text | int64) (index $units $unit) -}}
 {{- else -}}
-{{- fail (printf "settings.limits: %s: write a whole number with k, M, G, Ki, Mi or Gi" $text) -}}
+{{- fail (printf "settings.limits: %s: expected a whole number with k, M, G, Ki, Mi or Gi" $text) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Settings' limits as a gateway takes them: names with underscores, sizes in bytes. */}}
+{{/* Settings' limits for a gateway: names with underscores, sizes in bytes. */}}
 {{- define "pilotlight.limits" -}}
 {{- $found := dict -}}
 {{- range $key, $value := .Values.settings.limits -}}
@@ -224,18 +224,18 @@ pilotlight-agent
 {{- .configMap | default .secret -}}
 {{- end -}}
 
-{{/* Nothing; fails where Settings name a file of a folder that agents do not have. */}}
+{{/* Empty; fails if Settings name a file in a folder that agents do not mount. */}}
 {{- define "pilotlight.trusted" -}}
 {{- $there := list -}}
 {{- range .Values.agent.trust }}{{ $there = append $there (include "pilotlight.trustName" .) }}{{ end -}}
 {{- if ne (len $there) (len (uniq $there)) -}}
-{{- fail (printf "agent.trust: %s: each name once" (join ", " $there)) -}}
+{{- fail (printf "agent.trust: %s: expected each name once" (join ", " $there)) -}}
 {{- end -}}
 {{- $signatures := dig "weights" "signatures" dict .Values.settings -}}
 {{- $named := prepend (dig "keys" list $signatures) (dig "trustedRoot" "" $signatures) -}}
 {{- range prepend $named (dig "weights" "caFile" "" .Values.settings) -}}
 {{- if and (hasPrefix "/trust/" .) (not (has (index (splitList "/" .) 2) $there)) -}}
-{{- fail (printf "settings.weights: %s: put the ConfigMap %s into agent.trust" . (index (splitList "/" .) 2)) -}}
+{{- fail (printf "settings.weights: %s: add the ConfigMap %s to agent.trust" . (index (splitList "/" .) 2)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* What all pods of ours have in common: nothing that the `restricted` pod security standard forbids. */}}
+{{/* Common parts of all pods, which satisfy the pod security standard `restricted`. */}}
 
 {{- define "pilotlight.image" -}}
 {{- if .Values.image.digest -}}
@@ -42,12 +42,12 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
-{{/* (root, component, its values) -> labels of its pods. Those that select them go before. */}}
+{{/* (root, component, its values) -> labels of its pods. Selector labels take precedence. */}}
 {{- define "pilotlight.podLabels" -}}
 {{- merge (include "pilotlight.labels" . | fromYaml) (index . 2).podLabels | toYaml -}}
 {{- end -}}
 
-{{/* (root, component, its values) -> where its pods may run: over nodes, and over zones where there are some. */}}
+{{/* (root, component, its values) -> scheduling of its pods, spread over nodes and zones. */}}
 {{- define "pilotlight.placement" -}}
 {{- $values := index . 2 -}}
 nodeSelector: {{ toJson (merge (dict "kubernetes.io/os" "linux") $values.nodeSelector) }}
@@ -70,7 +70,7 @@ topologySpreadConstraints:
   {{- end }}
 {{- end -}}
 
-{{/* The port that kubelet and Prometheus read: it lives, it can serve, metrics; nothing else. */}}
+{{/* Probes on the health port, which serves only liveness, readiness and metrics. */}}
 {{- define "pilotlight.health" -}}
 livenessProbe: {httpGet: {path: /healthz, port: health}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
 readinessProbe: {httpGet: {path: /readyz, port: health}, periodSeconds: 1, timeoutSeconds: 2}

@@ -1,4 +1,4 @@
-{{/* What an autoscaler may do with documents, in the cluster or in its namespace. */}}
+{{/* Permissions of autoscalers for documents, in the cluster or in the release's namespace. */}}
 {{- define "pilotlight.documentRules" -}}
 - {apiGroups: [pilotlight.dev], resources: [models{{ if include "pilotlight.cluster" . }}, tenants{{ end }}], verbs: [get, list, watch]}
 - {apiGroups: [pilotlight.dev], resources: [models/status], verbs: [get, patch]}
@@ -11,40 +11,40 @@
 {{- end }}
 {{- end -}}
 
-{{/* What it may do with workloads that others made, everywhere or in one namespace. */}}
+{{/* Permissions for adopted workloads, in all namespaces or in one. */}}
 {{- define "pilotlight.adoptionRules" -}}
 - {apiGroups: [apps], resources: [deployments, statefulsets], verbs: [get, list, watch]}
 - {apiGroups: [apps], resources: [deployments/scale, statefulsets/scale], verbs: [get, patch]}
-- {apiGroups: [apps], resources: [deployments/status, statefulsets/status], verbs: [patch]}   # one condition of ours
+- {apiGroups: [apps], resources: [deployments/status, statefulsets/status], verbs: [patch]}   # Pilotlight's condition
 - {apiGroups: [autoscaling], resources: [horizontalpodautoscalers], verbs: [list, watch]}
 - {apiGroups: [keda.sh], resources: [scaledobjects], verbs: [list, watch]}
 {{- if include "pilotlight.cluster" . }}
-- {apiGroups: [""], resources: [pods], verbs: [patch]}   # which pod of an adopted Deployment goes first
+- {apiGroups: [""], resources: [pods], verbs: [patch]}   # which pod of an adopted Deployment is deleted first
 - {apiGroups: [""], resources: [events], verbs: [list]}   # why a pod waits for a volume
 {{- end }}
 {{- end -}}
 
-{{/* Which namespaces that is in, one in a line. */}}
+{{/* Namespaces of adopted workloads, one per line. */}}
 {{- define "pilotlight.adoptedIn" -}}
 {{- range uniq .Values.adoption.namespaces }}
 {{- if not (or (include "pilotlight.cluster" $) (eq . $.Release.Namespace)) }}
-{{- fail "scope namespace: adoption.namespaces can only have the release's own" }}
+{{- fail "scope namespace: adoption.namespaces may contain only the release's namespace" }}
 {{- end }}
 {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* Whether it is in all of them. */}}
+{{/* Whether workloads are adopted in all namespaces. */}}
 {{- define "pilotlight.adoptsAll" -}}
 {{- if .Values.adoption.everywhere }}
 {{- if not (include "pilotlight.cluster" .) }}
-{{- fail "scope namespace: adoption.everywhere is not possible; put the release's namespace into adoption.namespaces" }}
+{{- fail "scope namespace: adoption.everywhere is not possible: add the release's namespace to adoption.namespaces" }}
 {{- end -}}
 true
 {{- end }}
 {{- end -}}
 
-{{/* The same as words of the autoscaler's command line. */}}
+{{/* The same as arguments of the autoscaler. */}}
 {{- define "pilotlight.adoptionWords" -}}
 {{- if not (include "pilotlight.adoptsAll" .) }}
 {{- range (include "pilotlight.adoptedIn" . | trim | splitList "\n" | compact) }}
@@ -55,7 +55,7 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* What providers of more capacity may do in the whole cluster. */}}
+{{/* Cluster-wide permissions for capacity providers. */}}
 {{- define "pilotlight.capacityRules" -}}
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
 {{- if has "cro" $kinds }}
@@ -64,7 +64,7 @@ true
 - {apiGroups: [cro.hpsys.ibm.ie.com], resources: [composableresources], verbs: [list, watch, patch]}
 {{- end }}
 {{- if has "publish" $kinds }}
-# what a fabric could attach is shown to everybody's claims, and they are told what became of theirs
+# attachable devices are published, and the status of claims is written
 - {apiGroups: [resource.k8s.io], resources: [resourceslices], verbs: [create, patch, delete]}
 - {apiGroups: [resource.k8s.io], resources: [resourceclaims], verbs: [get]}
 - {apiGroups: [resource.k8s.io], resources: [resourceclaims/status], verbs: [patch]}
@@ -76,21 +76,21 @@ true
 - {apiGroups: [karpenter.sh], resources: [nodeclaims], verbs: [get, list, create, patch, delete]}
 {{- end }}
 {{- if or (has "cro" $kinds) (has "karpenter" $kinds) (has "redfish" $kinds) }}
-# annotations: a node of Karpenter is not empty while it starts, and none goes with what is attached to it
+# annotations that protect starting Karpenter nodes, and nodes with attached devices, from removal
 - {apiGroups: [""], resources: [nodes], verbs: [patch]}
 {{- end }}
 {{- if . | include "pilotlight.capacityKinds" }}
-# groups of machines that grow, by whomever: what they bring is not ordered again
+# growing machine groups: their nodes are not ordered a second time
 - {apiGroups: [cluster.x-k8s.io], resources: [machinedeployments, machinesets], verbs: [list]}
 - {apiGroups: [machine.openshift.io], resources: [machinesets], verbs: [list]}
 {{- end }}
 {{- end -}}
 
-{{/* And in the engines' namespace. */}}
+{{/* The same in the engines' namespace. */}}
 {{- define "pilotlight.capacityEnginesRules" -}}
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
 {{- if has "kueue" $kinds }}
-# what a queue of Kueue says of us
+# state of Kueue's queues and Workloads
 - {apiGroups: [kueue.x-k8s.io], resources: [localqueues, workloads], verbs: [get]}
 {{- end }}
 {{- if has "provisioningRequest" $kinds }}
@@ -100,11 +100,11 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* What they may do in the release's own namespace. */}}
+{{/* The same in the release's namespace. */}}
 {{- define "pilotlight.capacityHomeRules" -}}
 {{- $kinds := include "pilotlight.capacityKinds" . | splitList " " -}}
 {{- if compact $kinds }}
-# what they took, for who leads next
+# learned delivery times, for the next leader
 - {apiGroups: [""], resources: [configmaps], verbs: [create]}
 - {apiGroups: [""], resources: [configmaps], resourceNames: [pilotlight-learnt], verbs: [get, patch]}
 {{- end }}
@@ -114,7 +114,7 @@ true
 {{- end }}
 {{- end -}}
 
-{{/* Secrets that providers of more capacity need, one in a line: mounted, since no right to read Secrets is given. */}}
+{{/* Secrets of capacity providers, one per line. They are mounted, since autoscalers may not read Secrets. */}}
 {{- define "pilotlight.capacitySecrets" -}}
 {{- range (dig "capacity" list .Values.settings) }}
 {{ dig "redfish" "secretRef" "" . }}

@@ -65,7 +65,7 @@ def test_mig_node_in_use_is_repartitioned_only_when_it_is_idle(whose: str) -> No
             await asyncio.sleep(1.0)
         assert orders(stage) == {"n1": 0, "n2": 0}
         assert not waiting.ended, "it is not told that there is nothing for it"
-        assert "could be cut anew for it, once it is idle" in told(stage)
+        assert "could be repartitioned for it, once it is idle" in told(stage)
         if whose == "others":
             town.others = {}
             town.show()
@@ -95,7 +95,7 @@ def test_node_with_failing_repartitioning_is_excluded_after_max_tries() -> None:
         assert town.on_node("n1") == [], "nothing is placed on it"
         assert len(town.on_node("n2")) == 1, "others are unaffected"
         assert "n1/mig-1g.10gb-0: its node could not be cut anew in 3 tries" in told(stage)
-        assert "node n2 could be cut anew for it, once it is idle" in told(stage)
+        assert "node n2 could be repartitioned for it, once it is idle" in told(stage)
         await stage.until(lambda: town.on_node("n2") == [])
         town.others = {}
         town.show()

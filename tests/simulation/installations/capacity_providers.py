@@ -9,7 +9,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from autoscaler.providers.runner import ProviderRunner, Told
+from autoscaler.providers.runner import Observation, ProviderRunner
 from autoscaler.state.capacity_orders import Offer
 from autoscaler.state.events import SlicesSeen
 from autoscaler.state.node_labels import Taint
@@ -49,7 +49,7 @@ class RackTown(Town):
     def supplying(self, autoscaler: Autoscaler) -> ProviderRunner:
         """The ProviderRunner of that process."""
 
-        def observe(seen: tuple[Told, ...]) -> None:
+        def observe(seen: tuple[Observation, ...]) -> None:
             autoscaler.loop.observe(seen)  # the loop exists by the time of the first observation
 
         return ProviderRunner(self.providers, observe, self.now)

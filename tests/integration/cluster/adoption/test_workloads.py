@@ -420,7 +420,7 @@ async def test_admission_policies_limit_what_the_autoscaler_can_change(
     foreign = {"type": "Available", "status": "True", "reason": "a", "message": "b"}
     workloads: list[tuple[str, Object]] = [
         ("not their status", {"status": {"observedGeneration": 99}}),
-        ("change the condition", {"status": {"conditions": [foreign]}}),
+        ("change only the condition", {"status": {"conditions": [foreign]}}),
         ("not metadata.annotations", {"metadata": {"annotations": {OURS + "models": "b"}}}),
     ]
     values = {"adoption": {"everywhere": True}, "engines": {"namespace": "default"}}

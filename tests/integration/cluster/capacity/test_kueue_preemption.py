@@ -158,7 +158,7 @@ async def test_replica_preempted_by_kueue_finishes_its_stream_first(queue: Queue
         began = asyncio.Event()
         first = tasks.create_task(streamed(house, began, LONG))
         await queue.place()
-        while "it is admitted, and has no node yet" not in await told(house):
+        while "it is admitted and has no node yet" not in await told(house):
             await asyncio.sleep(0.05)
         async with queue.node.running():
             await began.wait()

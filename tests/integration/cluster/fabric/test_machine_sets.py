@@ -34,7 +34,7 @@ async def test_growing_machine_set_is_awaited_instead_of_attaching_a_gpu(rack: R
         while coming not in await rack.ops("metrics"):
             await asyncio.sleep(0.1)
         calling = tasks.create_task(rack.answered("bob"))
-        while f"MachineSet {namespace}/{namespace} brings 1 x T4" not in await rack.explained("bob"):
+        while f"waiting for 1 x T4 from MachineSet {namespace}/{namespace}" not in await rack.explained("bob"):
             assert not calling.done(), rack.counts
             await asyncio.sleep(0.1)
         async with rack.node("g", 1, group=namespace).running():

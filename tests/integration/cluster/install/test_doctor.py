@@ -182,7 +182,7 @@ async def test_each_capacity_provider_in_the_settings_is_checked(
             ),
         ),
     }
-    assert told["pool"][1].startswith(("Karpenter: nodepools", "there is no NodePool nobodys"))
+    assert told["pool"][1].startswith(("Karpenter: nodepools", "NodePool nobodys does not exist"))
     assert done.exit_code == 1
     assert PASSWORD not in done.output
     assert "127.0.0.1" not in done.output

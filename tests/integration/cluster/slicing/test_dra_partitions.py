@@ -104,7 +104,9 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                 assert f"{node.name}/gpu-0" in said
                 late = kept("late", node, "30Gi")
                 house.tell(first, busy, whole, late, nodes=[CUT])
-                while "its GPU empties for whole, which needs all of it" not in await explained(house, "late"):
+                while "its GPU is being vacated for whole, which needs a whole GPU" not in await explained(
+                    house, "late"
+                ):
                     await asyncio.sleep(0.05)
                 assert not calling.done()
                 release.touch()

@@ -88,7 +88,7 @@ async def test_idle_node_is_repartitioned_for_a_model_and_busy_nodes_are_not(
         assert [len(one.told) for one in managers] == [0, 0, 1]
 
         waits = asyncio.create_task(house.call("whole"))
-        await told(house, "whole", "could be cut anew for it, once it is idle")
+        await told(house, "whole", "could be repartitioned for it, once it is idle")
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         assert [len(one.told) for one in managers] == [0, 0, 1]
         assert good("small", await house.call("small"))
@@ -146,7 +146,7 @@ async def test_new_leader_waits_for_a_node_that_reboots_for_repartitioning(
         await house.until(is_down)
         await house.stop(leader, signal.SIGKILL)
         second = await house.leader(leader)
-        await told(house, "half", f"node {first.node.name} is being cut anew, and it fits there then", second)
+        await told(house, "half", f"node {first.node.name} is being repartitioned and will have room for it", second)
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         assert not waits.done()
         first.fate = lambda: "success"
@@ -189,7 +189,7 @@ async def test_killing_leaders_during_repartitioning_causes_only_one_order(
         await house.until(lambda: house.listed(leader))
         await house.stop(second, signal.SIGKILL)
         assert await house.leader(second) == leader
-        await told(house, "half", f"node {first.node.name} is being cut anew, and it fits there then", leader)
+        await told(house, "half", f"node {first.node.name} is being repartitioned and will have room for it", leader)
         await asyncio.sleep(2 * (short_mig_delays.EVERY_S + short_mig_delays.NODE_EVERY_S))
         first.may_end.set()
         assert good("half", await waits)

@@ -224,9 +224,9 @@ async def test_admission_policy_limits_the_autoscaler_to_weight_volumes(
     volume, _ = weights.objects
     spec, path = volume["spec"], f"{VOLUMES}?dryRun=All"
     bad: list[tuple[str, Object]] = [
-        ("make volumes of", {**spec, "local": {"path": "/etc"}}),
-        ("make volumes of", {**{key: spec[key] for key in spec if key != "local"}, "hostPath": {"path": STORE}}),
-        ("for the engines' namespace only", {**spec, "claimRef": {**spec["claimRef"], "namespace": "kube-system"}}),
+        ("create only volumes of", {**spec, "local": {"path": "/etc"}}),
+        ("create only volumes of", {**{key: spec[key] for key in spec if key != "local"}, "hostPath": {"path": STORE}}),
+        ("only for the engines' namespace", {**spec, "claimRef": {**spec["claimRef"], "namespace": "kube-system"}}),
         ("mounted read-only", {key: spec[key] for key in spec if key != "mountOptions"}),
     ]
     async with asyncio.timeout(WAIT_S_MAX):

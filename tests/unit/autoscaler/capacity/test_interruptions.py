@@ -127,14 +127,14 @@ def test_ending_capacity_is_replaced_early_and_drained_before_its_end() -> None:
     begins_s = T0 + 2 * HOUR_S - 2 * 360.0 - DRAIN_S
     assert not told(at, Tick(), now_s=begins_s - 1).nodes.cordons
     later = told(at, Tick(), now_s=begins_s)
-    assert [one.why for one in later.nodes.cordons.values()] == ["node n1: its lease of cloud ends"]
+    assert [one.why for one in later.nodes.cordons.values()] == ["node n1: its capacity order from cloud ends"]
     assert not drains(later, begins_s)
     said = {"phase": "here", "committed": True, "node": "n1", "ends_s": T0 + 2 * HOUR_S}
     fresh = shown(offered(later, cloud(), now_s=begins_s), begins_s, "cloud", **said)
     assert acquired(plan(fresh, begins_s).actions) == ["cloud"], "another node is ordered while the old one serves"
     last_s = T0 + 2 * HOUR_S - DRAIN_S
     assert not drains(told(later, Tick(), now_s=last_s - 1), last_s - 1)
-    assert drains(told(later, Tick(), now_s=last_s), last_s) == ["node n1: its lease of cloud ends"]
+    assert drains(told(later, Tick(), now_s=last_s), last_s) == ["node n1: its capacity order from cloud ends"]
 
 
 def test_order_without_an_end_is_not_cordoned() -> None:
@@ -142,10 +142,10 @@ def test_order_without_an_end_is_not_cordoned() -> None:
 
 
 def test_order_reclaimed_by_its_provider_is_cordoned_with_the_reason() -> None:
-    at = leased(T0, "n2", phase="leaving", says="Karpenter takes it: Underutilized")
+    at = leased(T0, "n2", phase="leaving", says="Karpenter is removing it: Underutilized")
     at = told(at, Tick(), now_s=T0 + 1)
     (cordon,) = at.nodes.cordons.values()
-    assert cordon.why == "node n1: its lease of cloud ends (Karpenter takes it: Underutilized)"
+    assert cordon.why == "node n1: its capacity order from cloud ends (Karpenter is removing it: Underutilized)"
     assert kinds(plan(at, T0 + 1))[:1] == ["start a"]
 
 
@@ -170,7 +170,7 @@ def test_ended_reservation_on_a_permanent_node_drains_no_replica(phase: str) -> 
 def test_idle_capacity_is_released_when_its_order_ends() -> None:
     idle = leased(T0, running=0)
     gone = [one.reason for one in plan(idle, T0).actions if isinstance(one, ReleaseLease)]
-    assert gone == ["it ends, and nobody is on it"]
+    assert gone == ["it ends and is not in use"]
 
 
 # --- Fabric devices on unneeded or unremovable nodes (cases 3 and 4 of Dynamic Device Scaling) ------------------------
@@ -211,7 +211,7 @@ def test_idle_device_of_an_unneeded_node_is_released_early() -> None:
     at = tainted(attached(served(running=0)), UNNEEDED)
     assert not released(at, T0 + STRAY_S - 1), "it may be between two Replicas"
     assert plan(at, T0 + STRAY_S - 1).next_s == T0 + STRAY_S
-    assert released(at, T0 + STRAY_S) == ["nobody is on it, and node n1 is to be removed as unneeded"]
+    assert released(at, T0 + STRAY_S) == ["it is not in use, and node n1 will be removed as unneeded"]
 
 
 @pytest.mark.parametrize("kept_s", [0.0, 700.0, 100_000.0])
@@ -236,7 +236,7 @@ def test_device_of_a_removed_node_is_released_after_its_replica_moved() -> None:
     assert not released(at, T0)
     assert kinds(plan(at, T0)) == ["start a"], "elsewhere, first"
     empty = tainted(attached(served(running=0)), "ToBeDeletedByClusterAutoscaler")
-    assert released(empty, T0) == ["it ends, and nobody is on it"]
+    assert released(empty, T0) == ["it ends and is not in use"]
 
 
 def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
@@ -245,6 +245,6 @@ def test_only_idle_devices_of_a_node_in_use_are_released() -> None:
     slices = [device(name, 16, NodeId("n1")) for name in ("g-n1", "g2-n1")]
     busy = gateway(levels=[level("b", 0, 1)], uses=[use("r2", 1)])
     at = world([A, b], slices, [replica(b, "r2", ["g2-n1"])], [busy])
-    assert released(attached(at), late_s) == ["idle for 2 h, and to have it again is worth 30 min"]
+    assert released(attached(at), late_s) == ["idle for 2 h, and it is worth keeping for 30 min"]
     assert not released(attached(at, alone=True), late_s), "nobody knows whose is which"
     assert not released(tainted(attached(at, alone=True), UNNEEDED), late_s)

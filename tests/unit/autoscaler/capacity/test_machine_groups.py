@@ -104,7 +104,7 @@ def test_growing_machine_group_prevents_a_capacity_order() -> None:
     at = seen(at, group(1))
     made = plan(at, T0)
     assert not made.actions
-    assert made.unmet[0].reason == "MachineSet default/g brings 1 x A100, in about 4 min"
+    assert made.unmet[0].reason == "waiting for 1 x A100 from MachineSet default/g, expected in about 4 min"
     assert not made.unmet[0].never
     at = came(waits(at, T0 + 60), "g1", now_s=T0 + 60)
     (started,) = plan(at, T0 + 60).actions
@@ -203,7 +203,7 @@ def test_order_overtaken_by_group_growth_is_withdrawn() -> None:
     at = shown(seen(at, group(0)), T0 + 1, "cloud")
     at = waits(seen(at, group(1), now_s=T0 + 20), T0 + 20)
     (gone,) = plan(at, T0 + 20).actions
-    assert gone.reason == "nobody waits for it any more"
+    assert gone.reason == "no request waits for it any more"
 
 
 def test_device_limit_is_known_for_groups_that_declare_one() -> None:

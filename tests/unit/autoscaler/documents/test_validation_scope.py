@@ -84,7 +84,7 @@ def test_kubeai_model_of_another_namespace_gets_no_token_and_no_claim() -> None:
     elsewhere, wrong, (note,) = decode_kubeai_model("engines", kubeai("kubeai", "hf://acme/tiny"))
     assert elsewhere is not None
     assert ("HF_TOKEN" in elsewhere.spec.env, wrong) == (False, "")
-    assert note.startswith("HF_TOKEN: KubeAI's Secret is only for Models of the pods' namespace")
+    assert note.startswith("HF_TOKEN: KubeAI's Secret is used only in the pods' namespace")
     none, wrong, _ = decode_kubeai_model("engines", kubeai("kubeai", "pvc://weights/a"))
     assert none is None
     assert wrong.startswith("spec.pod.volumes[0].persistentVolumeClaim: uses the pods' namespace")

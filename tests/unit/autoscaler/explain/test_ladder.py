@@ -41,7 +41,7 @@ def test_offer_steps_show_time_cost_and_the_reason_for_rejection() -> None:
     assert second.cost is not None
     assert first.cost < second.cost
     assert second.why_not == "another comes surely enough and costs less, or comes more surely"
-    assert (third.why_not, third.expected_seconds) == ("it would not have room there", None)
+    assert (third.why_not, third.expected_seconds) == ("insufficient room on this offer", None)
 
 
 def test_explain_describes_the_state_of_an_undelivered_order() -> None:
@@ -57,25 +57,29 @@ def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
     (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
-    assert said == "Offer of rack: A100 on w1: the pool is empty; it is left alone for 50 s."
+    assert said == "Offer of rack: A100 on w1: the pool is empty; the next attempt is in 50 s."
 
 
 def test_explain_shows_the_error_of_a_silent_provider() -> None:
-    begin = told(surge(offer()), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True))
-    assert "Provider rack gives no answer (TimeoutError)." in explained(begin)
+    begin = told(
+        surge(offer()), ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True)
+    )
+    assert "Provider rack does not respond (TimeoutError)." in explained(begin)
     (step,) = rungs(begin, now_s=T0 + 200)
-    assert step.why_not == "its provider has said nothing for a while"
+    assert step.why_not == "its provider has not responded for a while"
 
 
 def test_reason_of_a_provider_without_offers_is_shown_until_it_offers() -> None:
-    closed = OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
+    closed = OffersSeen(provider="rack", offers=(), closed="NodePool g4 does not exist")
     begin = told(surge(offer()), closed)
-    assert "Provider rack offers nothing: there is no NodePool g4." in explained(begin)
+    assert "Provider rack offers nothing: NodePool g4 does not exist." in explained(begin)
     assert not rungs(begin), "what it offered before is not to be had"
     (missing,) = plan(begin, T0).unmet
-    assert "rack offers nothing: there is no NodePool g4" in missing.reason
+    assert "rack offers nothing: NodePool g4 does not exist" in missing.reason
     listed = told(begin, LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), now_s=T0 + 1)
-    assert "Provider rack offers nothing: there is no NodePool g4." in explained(listed), "its lists are another matter"
+    assert "Provider rack offers nothing: NodePool g4 does not exist." in explained(listed), (
+        "its lists are another matter"
+    )
     again = told(listed, OffersSeen(provider="rack", offers=(offer(),)), now_s=T0 + 2)
     assert not [one for one in explained(again, T0 + 2) if one.startswith("Provider")]
 
@@ -83,7 +87,7 @@ def test_reason_of_a_provider_without_offers_is_shown_until_it_offers() -> None:
 def test_explain_mentions_no_offers_without_providers() -> None:
     assert not [one for one in explained(surge()) if "Offer" in one or "Ordered" in one]
     several = replace(A, spec=replace(A.spec, gpu=Gpu(count=3)))
-    assert [one.why_not for one in rungs(surge(offer()), several)] == ["it would not have room there"]
+    assert [one.why_not for one in rungs(surge(offer()), several)] == ["insufficient room on this offer"]
     assert not releases(plan(surge(), T0).actions)
 
 

@@ -164,9 +164,9 @@ def test_order_list_older_than_the_last_one_is_ignored() -> None:
 
 def test_order_listing_error_is_cleared_by_the_next_successful_list() -> None:
     at = told(
-        ordered(), ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True), now_s=T0 + 1
+        ordered(), ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True), now_s=T0 + 1
     )
-    assert at.capacity.trouble == {"rack": "gives no answer (TimeoutError)"}
+    assert at.capacity.trouble == {"rack": "does not respond (TimeoutError)"}
     assert not shown(at, T0 + 2).capacity.trouble
 
 
@@ -244,7 +244,7 @@ def test_committed_order_that_disappears_is_reordered_at_once() -> None:
 
 
 def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
-    at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="gives no answer", listing=True))
+    at = told(surge(offer(), cloud()), ProviderTroubled(provider="rack", says="does not respond", listing=True))
     at = told(at, ProvidersSeen(providers=("cloud",)))
     assert at.capacity.offers.keys() == at.capacity.offered_s.keys() == at.capacity.listed_s.keys() == {"cloud"}
     assert not at.capacity.wrong()
@@ -253,7 +253,7 @@ def test_removed_provider_leaves_no_offers_lists_or_errors() -> None:
 @pytest.mark.parametrize("listing", [False, True])
 def test_provider_error_is_reported_until_the_same_query_succeeds(listing: bool) -> None:
     """Its lists succeed every second and would otherwise hide that its offers fail."""
-    says = "gives no answer (TimeoutError)"
+    says = "does not respond (TimeoutError)"
     at = told(ordered(), ProviderTroubled(provider="rack", says=says, listing=listing))
     answers = LeasesSeen(provider="rack", leases=(), began_s=T0 + 1), OffersSeen(provider="rack", offers=(offer(),))
     first, second = reversed(answers) if listing else answers

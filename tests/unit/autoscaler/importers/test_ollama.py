@@ -151,7 +151,7 @@ def test_model_in_the_ollama_store_is_converted_to_llama_cpp() -> None:
 
 def test_stored_model_without_gguf_file_is_rejected() -> None:
     assert ollama.parse_manifest("manifest", manifest("tensor", "params")) is None
-    assert "only a model that is GGUF" in ollama.convert_stored_model("a:b", None, "/store/blobs", {}).refused
+    assert "only GGUF models" in ollama.convert_stored_model("a:b", None, "/store/blobs", {}).refused
     with pytest.raises(DocumentError, match=r"^manifest: expected a manifest of Ollama"):
         ollama.parse_manifest("manifest", "FROM x")
 

@@ -47,7 +47,7 @@ def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
     hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
     bare = world(cuttable={"n1": cuttable()}, hosts=beside(8, 4), **hard)
     assert order(bare) is None
-    assert "could be cut anew for it, but it has not CPU enough beside its devices" in why(bare)
+    assert "could be repartitioned for it, but it has not CPU enough beside its devices" in why(bare)
     assert order(replace_fields(bare, hosts=beside(8, 8))) is not None
 
 
@@ -62,10 +62,10 @@ def test_node_is_repartitioned_for_as_many_replicas_as_its_cpu_allows() -> None:
     at = world(cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["a", "b", "c"], **cores(4)))
     action = order(at)
     assert action is not None
-    assert "2 Replicas fit then" in action.reason
+    assert "2 replicas will fit" in action.reason
     coming = replace_fields(at, cuttable={"n1": cuttable(state="pending", **asked(1, T0 - EVERY_S, (SMALL,)))})
     told = {one.model: one.reason for one in plan(coming, T0).unmet}
-    assert [name for name, reason in told.items() if "it fits there then" in reason] == ["a", "b"]
+    assert [name for name, reason in told.items() if "will have room for it" in reason] == ["a", "b"]
 
 
 def test_no_repartition_if_a_free_partition_is_large_enough() -> None:
@@ -81,7 +81,7 @@ def test_node_is_not_repartitioned_into_its_current_layout() -> None:
     there = [replace(one, healthy=False) for one in slices(_7g_80gb="1")]
     at = town(there=there, want_gi=70.0)
     assert order(at) is None
-    assert "its GPUs are cut like that already" in why(at)
+    assert "its GPUs have that layout already" in why(at)
     assert order(town(cuttable(state="failed", **asked(1, T0 - CUT_S_MAX)), there=there, want_gi=70.0)) is not None
 
 
@@ -139,12 +139,12 @@ def test_equal_nodes_yield_one_mig_candidate() -> None:
 def test_tainted_node_is_not_repartitioned_and_the_reason_names_the_taint() -> None:
     at = town(cuttable(taints=(Taint("key", "", "NoSchedule"),)), there=[])
     assert order(at) is None
-    assert "could be cut anew for it, but its node is tainted key:NoSchedule" in why(at)
+    assert "could be repartitioned for it, but its node is tainted key:NoSchedule" in why(at)
 
 
 def test_model_is_unplaceable_only_after_the_last_repartition_try_fails() -> None:
     at = town(cuttable(state="pending", **asked(TRIES_MAX)))
-    assert (list_unplaceable_models(at), "it fits there then" in why(at)) == ({}, True)
+    assert (list_unplaceable_models(at), "will have room for it" in why(at)) == ({}, True)
     assert list_unplaceable_models(town(cuttable(state="failed", **asked(TRIES_MAX)))).keys() == {"big"}
 
 
@@ -167,4 +167,4 @@ def test_replica_with_elastic_memory_prefers_a_full_size_mig_profile() -> None:
     assert action is not None
     assert "1g.10gb" not in list_profiles(action.order.cuts), "there is more for it"
     shown = replace_fields(elastic(10.0, 10), cuttable={"n1": cuttable(state="pending", **asked(1, T0 - 1, (SMALL,)))})
-    assert "it fits there then" in why(shown), "no other is cut for it"
+    assert "will have room for it" in why(shown), "no other is cut for it"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from msgspec.structs import replace
 
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, ProviderRunner, Told
+from autoscaler.providers.runner import CALL_S_MAX, LIST_S, OFFERS_S, Observation, ProviderRunner
 from autoscaler.state.capacity_orders import (
     AcquireOrder,
     LeaseId,
@@ -35,10 +35,10 @@ class Desk:
         loop = asyncio.get_running_loop()
         self.now = loop.time
         self.fake = kind("rack", loop.time, loop.call_later, (offer(),), fate=lambda _: Fate(after_s=1e6))
-        self.seen: list[tuple[float, Told]] = []
+        self.seen: list[tuple[float, Observation]] = []
         self.supplying = ProviderRunner({"rack": self.fake}, self._take, loop.time, frozenset({"rack"}))
 
-    def _take(self, told: tuple[Told, ...]) -> None:
+    def _take(self, told: tuple[Observation, ...]) -> None:
         self.seen += [(self.now(), one) for one in told]
 
     def lists(self) -> list[LeasesSeen]:
@@ -147,7 +147,7 @@ def test_invalid_response_or_outage_reports_no_empty_list() -> None:
         told = [one for _, one in desk.seen[many:] if isinstance(one, LeasesSeen)]
         assert not told, "an empty list would say that all is lost"
         says = [one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)]
-        assert set(says) == {"gives no answer (ValueError)", "gives no answer (ConnectionError)"}
+        assert set(says) == {"does not respond (ValueError)", "does not respond (ConnectionError)"}
         desk.fake.away = False
         await asyncio.sleep(61.0)
         assert len(desk.lists()[-1].leases) == 1
@@ -157,10 +157,10 @@ def test_invalid_response_or_outage_reports_no_empty_list() -> None:
 
 def test_reasons_for_missing_offers_or_lists_are_reported() -> None:
     async def act(desk: Desk) -> None:
-        desk.fake.closed = "there is no NodePool g4"
+        desk.fake.closed = "NodePool g4 does not exist"
         await asyncio.sleep(0.1)
         assert [one for _, one in desk.seen if isinstance(one, OffersSeen)] == [
-            OffersSeen(provider="rack", offers=(), closed="there is no NodePool g4")
+            OffersSeen(provider="rack", offers=(), closed="NodePool g4 does not exist")
         ]
         desk.fake.closed = ""
         await asyncio.sleep(10.0)
@@ -172,7 +172,7 @@ def test_reasons_for_missing_offers_or_lists_are_reported() -> None:
         desk.fake.mute = "Karpenter is not installed"
         await asyncio.sleep(0.1)
         (said,) = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled)}
-        assert said == "cannot say what it has: Karpenter is not installed"
+        assert said == "cannot report its state: Karpenter is not installed"
 
     play(act)
     play(listing)
@@ -180,13 +180,13 @@ def test_reasons_for_missing_offers_or_lists_are_reported() -> None:
 
 def test_partial_provider_problem_is_reported_with_its_offers() -> None:
     class Part(FakeProvider):
-        lacks = "has no such system for node w9 at 10.0.0.7"
+        lacks = "has no system for node w9 at 10.0.0.7"
 
     async def act(desk: Desk) -> None:
         await asyncio.sleep(100.0)
         said = [one for _, one in desk.seen if isinstance(one, OffersSeen | ProviderTroubled)]
         part = ProviderTroubled(
-            provider="rack", says="has no such system for node w9 at (address)", listing=False
+            provider="rack", says="has no system for node w9 at (address)", listing=False
         )  # fmt: skip
         offers = OffersSeen(provider="rack", offers=(offer(),))
         assert said == [offers, part, offers, part], "as long as it is so"
@@ -224,7 +224,7 @@ def test_list_timestamp_is_not_after_a_pending_order() -> None:
             return self.list_now()
 
     async def whole() -> None:
-        loop, seen = asyncio.get_running_loop(), list[Told]()
+        loop, seen = asyncio.get_running_loop(), list[Observation]()
         slow = Slow("rack", loop.time, loop.call_later, (offer(),))
         supplying = ProviderRunner({"rack": slow}, seen.extend, loop.time)
         task = asyncio.create_task(supplying.run())
@@ -269,7 +269,7 @@ def test_provider_messages_are_reported_without_addresses() -> None:
         desk.fake.away = True
         await asyncio.sleep(OFFERS_S)
         says = {one.says for _, one in desk.seen if isinstance(one, ProviderTroubled) and one.listing}
-        assert says == {f"cannot say what it has: {told}"}
+        assert says == {f"cannot report its state: {told}"}
 
     play(act, Talks)
 
@@ -288,7 +288,7 @@ def test_hanging_call_times_out_and_the_next_one_proceeds() -> None:
 
     async def whole() -> None:
         loop = asyncio.get_running_loop()
-        hangs, seen = Hangs("rack", loop.time, loop.call_later, (offer(),)), list[Told]()
+        hangs, seen = Hangs("rack", loop.time, loop.call_later, (offer(),)), list[Observation]()
         supplying = ProviderRunner({"rack": hangs}, seen.extend, loop.time)
         task = asyncio.create_task(supplying.run())
         supplying.acquire(order(offer()))

@@ -66,7 +66,7 @@ def said(of: World, now_s: float = T0) -> list[tuple[str, str]]:
     """The (condition, reason) of each reported device."""
     found = find_published_devices(of, now_s)
     assert found is not None
-    return [(condition, reason) for one in found.told for condition, reason, _ in one.devices.values()]
+    return [(condition, reason) for one in found.statuses for condition, reason, _ in one.devices.values()]
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -165,12 +165,12 @@ def test_claim_is_updated_only_when_all_its_devices_are_attached() -> None:
 def test_refused_or_late_device_fails_the_claim_and_is_not_reordered() -> None:
     after, _ = acted(fabric(awaited=waits(claim(D0))))
     (lease,) = after.capacity.leases.values()
-    refused = told(after, LeaseRefused(id=lease.id, reason="others take what is free"))
+    refused = told(after, LeaseRefused(id=lease.id, reason="other clients claimed the free blocks"))
     assert said(refused) == [(FAILED, "NotAttached")]
     found = find_published_devices(refused, T0)
     assert found is not None
-    ((_, _, message),) = found.told[0].devices.values()
-    assert message.startswith("others take what is free")
+    ((_, _, message),) = found.statuses[0].devices.values()
+    assert message.startswith("other clients claimed the free blocks")
     assert not names(refused), "what is left alone is not published"
     assert not plan(refused, T0).actions
     late_s = lease.due_s + 1.0
@@ -242,7 +242,7 @@ def test_publishing_requires_the_setting_and_known_orders() -> None:
     ended = replace(fabric(awaited=waits(claim(D0))), settings=Settings())
     found = find_published_devices(ended, T0, {"rack"})
     assert found is not None
-    assert [one.name for one in found.told] == ["c"], "the Settings did name it"
+    assert [one.name for one in found.statuses] == ["c"], "the Settings did name it"
     begin = fabric()
     new = replace_fields(begin, leading_since_s=T0, capacity=replace(begin.capacity, listed_s={}))
     assert find_published_devices(new, T0 + 1.0) is None, "what the leader before published stays"

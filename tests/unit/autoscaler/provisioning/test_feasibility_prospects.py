@@ -75,7 +75,7 @@ def test_partial_device_does_not_satisfy_a_whole_device_demand() -> None:
 
 def away(at: World, now_s: float) -> World:
     """Requests are queued, and the provider has not responded by then."""
-    return told(waits(at, now_s), ProviderTroubled(provider="rack", says="gives no answer", listing=True), now_s=now_s)
+    return told(waits(at, now_s), ProviderTroubled(provider="rack", says="does not respond", listing=True), now_s=now_s)
 
 
 def test_demand_is_infeasible_if_its_only_provider_stops_answering() -> None:

@@ -72,11 +72,11 @@ def test_hedge_is_added_only_if_allowed_and_the_first_is_uncertain() -> None:
     fast, slow = made(offer(), 60.0), made(cloud(), 60.0)
     both = choose_offer((fast, slow), frozenset({"cloud"}))
     assert both is not None
-    assert both.beside is slow
+    assert both.hedge is slow
     for rungs, hedges in (((fast, slow), ()), ((made(offer()), made(cloud())), ("cloud",)), ((fast,), ("rack",))):
         chosen = choose_offer(rungs, frozenset(hedges))
         assert chosen is not None
-        assert chosen.beside is None
+        assert chosen.hedge is None
 
 
 def test_offer_description_states_devices_time_and_duration() -> None:

@@ -54,7 +54,7 @@ def test_demand_without_providers_is_rejected_and_not_ordered() -> None:
 def test_demand_that_fits_no_free_device_orders_one_and_waits() -> None:
     made = plan(surge(offer()), T0)
     assert orders(made.actions) == [("rack", 1)]
-    assert made.unmet[0].reason == "rack brings 1 x A100 on w1, in about 30 s"
+    assert made.unmet[0].reason == "waiting for 1 x A100 on w1 from rack, expected in about 30 s"
     assert not made.unmet[0].never
     assert made.unmet[0].ready_s is not None
     assert made.unmet[0].ready_s > 30.0, "an engine starts after that"
@@ -128,7 +128,7 @@ def test_demand_is_not_rejected_before_providers_have_answered() -> None:
     begin = replace_fields(begin, leading_since_s=T0)
     (unmet,) = plan(begin, T0).unmet
     assert not unmet.never
-    assert unmet.reason.endswith("; providers of more are asked")
+    assert unmet.reason.endswith("; some providers have not listed their orders yet")
     assert plan(waits(begin, T0 + UNLISTED_S), T0 + UNLISTED_S).unmet[0].never
 
 
@@ -180,7 +180,9 @@ def test_unmet_demand_reports_the_queue_wait_time_and_message() -> None:
     after, _ = acted(surge(cloud("queue", expected_s=None)))
     said = shown(waits(after, T0 + 7200.0), T0 + 7200.0, "cloud", says="the quota of the cloud is used up")
     (lacking,) = plan(said, T0 + 7200.0).unmet
-    assert lacking.reason.endswith("; cloud was asked 2 h ago, and cannot say when: the quota of the cloud is used up")
+    assert lacking.reason.endswith(
+        "; ordered from cloud 2 h ago, delivery time unknown: the quota of the cloud is used up"
+    )
     assert lacking.ready_s == inf, "no Call waits for it"
 
 
@@ -349,17 +351,17 @@ def test_replanning_after_applying_orders_adds_no_order() -> None:
 @pytest.mark.parametrize("many", [1, 3])
 def test_reasons_state_the_ordered_capacity_and_expected_time(many: int) -> None:
     made = plan(surge(offer(devices_max=4), waiting=many), T0)
-    assert [one.reason for one in made.unmet] == ["rack brings 1 x A100 on w1, in about 30 s"]
+    assert [one.reason for one in made.unmet] == ["waiting for 1 x A100 on w1 from rack, expected in about 30 s"]
     assert all(isinstance(one, AcquireLease) and "expected 30 s" in one.reason for one in made.actions)
 
 
 def test_provider_trouble_is_reported_with_unmet_demand() -> None:
     begin = told(
         surge(offer(memory_bytes=GI)),
-        ProviderTroubled(provider="rack", says="gives no answer (TimeoutError)", listing=True),
+        ProviderTroubled(provider="rack", says="does not respond (TimeoutError)", listing=True),
     )
     (unmet,) = plan(begin, T0).unmet
-    assert unmet.reason.endswith("; no provider offers what it needs now; rack gives no answer (TimeoutError)")
+    assert unmet.reason.endswith("; no provider offers what it needs now; rack does not respond (TimeoutError)")
 
 
 @pytest.mark.parametrize("priority", [0, 5])

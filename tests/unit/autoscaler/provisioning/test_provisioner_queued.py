@@ -162,7 +162,7 @@ def test_other_offers_are_used_while_a_queue_exceeds_the_wait_limit() -> None:
     assert (unmet.lease, unmet.never) == (None, False)
     assert unmet.ready_s is not None
     assert 7 * 3600.0 < unmet.ready_s < 9 * 3600.0, "which its Calls are told at once"
-    assert "cloud was asked 60 s ago, and brings it in about" in unmet.reason
+    assert "ordered from cloud 60 s ago, expected in about" in unmet.reason
     free = ProvidersSeen(providers=("cloud", "rack")), OffersSeen(provider="rack", offers=(offer(),))
     seen = told(later(at, T0 + 90), *free, LeasesSeen(provider="rack", leases=(), began_s=T0 + 90), now_s=T0 + 90)
     after, done = acted(seen, T0 + 90)

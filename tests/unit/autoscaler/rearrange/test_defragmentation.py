@@ -164,7 +164,7 @@ def test_no_move_if_the_cost_exceeds_the_gain_weighted_by_priority() -> None:
     at = laid(TIGHT)
     found = looked(at, T0, starts=slow)
     assert found.steps == ()
-    assert found.unmet[0].reason.endswith("to move n0-a would cost more than it gains")
+    assert found.unmet[0].reason.endswith("moving n0-a would cost more than it gains")
     above = looked(at, T0, asked(at, big(priority=1)), slow)
     assert names(above) == ["n0-a"], "each priority above doubles the gain"
 
@@ -229,7 +229,7 @@ def test_defragmentation_waits_until_residency_or_move_interval_ends() -> None:
     paused = replace(at, moved_s=T0 - 100)
     found = looked(paused, T0)
     assert (found.steps, found.next_s) == ((), T0 + EVERY_S - 100)
-    assert found.unmet[0].reason.endswith("the next Replica may move in 3 min 20 s")
+    assert found.unmet[0].reason.endswith("the next replica may move in 3 min 20 s")
     assert looked(replace_fields(at, leading_since_s=T0 - 1), T0).next_s == T0 + EVERY_S - 1, (
         "who led before may have moved one"
     )
@@ -251,7 +251,7 @@ def test_no_move_on_nodes_that_the_same_plan_changes() -> None:
         found = defragment([Unplaced(asked(at), "no")], MigrationContext(at, yard, RestartCosts(), T0, **fields))
         return names(found)[0]
 
-    assert first(astir={ModelName("n0-a")}) == "n0-b"
+    assert first(changed_models={ModelName("n0-a")}) == "n0-b"
     assert first(going={ReplicaId("n0-a-r")})[:2] != "n0"
     assert first(taken=[at.replicas[ReplicaId("n0-b-r")].resources.slices[0]])[:2] != "n0"
     ended = laid({**TIGHT, 1: [5, 1]})
@@ -280,7 +280,7 @@ def test_disruption_budget_prevents_a_move() -> None:
     all_ = replace_fields(kept, undisturbed=dict.fromkeys(kept.replicas, "keep"))
     found = looked(all_, T0)
     assert found.steps == ()
-    assert found.unmet[0].reason.endswith("a PodDisruptionBudget forbids to move n0-a, n0-b, n1-a")
+    assert found.unmet[0].reason.endswith("a PodDisruptionBudget forbids moving n0-a, n0-b, n1-a")
     assert not plan(all_, T0).actions
     assert plan(replace_fields(all_, undisturbed={}), T0).actions, "it is allowed, and so they move"
 
@@ -304,7 +304,7 @@ def test_disruption_budget_does_not_prevent_an_idle_drain() -> None:
 
 def test_no_move_while_a_gateway_is_silent() -> None:
     at = laid(TIGHT, gateways=[gateway(seen_s=T0 - 500, in_epoch=False, report=None)])
-    assert looked(at, T0).unmet[0].reason.endswith("nobody moves while gateways are silent")
+    assert looked(at, T0).unmet[0].reason.endswith("no replica moves while gateways do not report")
 
 
 def test_fragmented_memory_of_shared_devices_is_joined_by_a_move() -> None:

@@ -34,8 +34,8 @@ def test_idle_node_is_repartitioned_for_a_model_that_fits_no_slice() -> None:
     assert "3g.40gb" in gpu
     assert Counter(gpu)["1g.10gb"] >= 3, "what is there stays as far as it fits"
     assert (action.order.node, action.order.before, action.order.tries) == ("n1", CONFIG, 1)
-    assert "1 Replica fit then, big first" in action.reason
-    assert "node n1 is being cut anew" in why(town())
+    assert "1 replica will fit, big first" in action.reason
+    assert "node n1 is being repartitioned" in why(town())
 
 
 def test_node_not_enabled_in_settings_is_never_repartitioned() -> None:
@@ -57,7 +57,7 @@ def test_node_with_a_replica_in_any_state_is_not_repartitioned(state: S) -> None
     one = replica(other, "r1", on=[there[3].id], state=state)
     at = town(there=there, held=[one])
     assert order(at) is None
-    assert "could be cut anew for it, once it is idle" in why(at)
+    assert "could be repartitioned for it, once it is idle" in why(at)
 
 
 def test_node_used_by_foreign_pods_is_not_repartitioned() -> None:
@@ -75,10 +75,10 @@ def test_replica_on_a_removed_slice_prevents_a_repartition() -> None:
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        (cuttable(state="pending"), "does mig-manager run there?"),
-        (cuttable(state=""), "does mig-manager run there?"),
-        (cuttable(state="failed"), "does mig-manager run there?"),
-        (cuttable(usable=False), "when its turn comes"),
+        (cuttable(state="pending"), "check mig-manager on the node"),
+        (cuttable(state=""), "check mig-manager on the node"),
+        (cuttable(state="failed"), "check mig-manager on the node"),
+        (cuttable(usable=False), "but not now"),
     ],
 )
 def test_unavailable_node_is_not_repartitioned_and_the_reason_is_given(node: MigNode, said: str) -> None:
@@ -90,7 +90,7 @@ def test_mig_strategy_single_prevents_a_repartition_with_a_reason() -> None:
     at = town(cuttable(strategy="single"))
     (unmet,) = plan(at, T0).unmet
     assert (order(at), unmet.never) == (None, True)
-    assert "takes MIG strategy mixed" in unmet.reason
+    assert "has MIG strategy single" in unmet.reason
     assert list_unplaceable_models(at).keys() == {"big"}
 
 
@@ -121,7 +121,7 @@ def test_no_second_repartition_starts_while_one_is_pending() -> None:
     assert action is not None
     after, _ = fold(at, [Acted(action=action)], T0)
     assert order(after, T0 + EVERY_S) is None
-    assert "node n1 is being cut anew, and it fits there then" in why(after)
+    assert "node n1 is being repartitioned and will have room for it" in why(after)
     shut = {one.node for one in after.nodes.slices.values() if explain_closed_slice(after, one)}
     assert shut == {"n1"}
     shown = cuttable(state="pending", config=action.order.config, order=action.order)

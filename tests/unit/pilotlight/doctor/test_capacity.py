@@ -95,11 +95,11 @@ def test_crd_missing_from_a_served_api_group_is_named_in_the_finding() -> None:
 def test_finding_says_why_a_karpenter_node_pool_cannot_be_used() -> None:
     played, path = cluster("karpenter"), "/apis/karpenter.sh/v1/nodepools/g4-nodepool"
     missing = found(played, settings(KARPENTER))
-    assert (missing.grade, missing.says) == ("blocker", "there is no NodePool g4-nodepool: Settings `capacity` name it")
+    assert (missing.grade, missing.says) == ("blocker", "NodePool g4-nodepool does not exist: fix Settings `capacity`")
     assert "capacity[].karpenter.nodePool" in missing.fix
     played.objects[path] = node_pool()
     bare = found(played, settings(KARPENTER, "nodes: []"))
-    assert bare.says == "nobody says what nodes of NodePool g4-nodepool have: add them to Settings `nodes`"
+    assert bare.says == "the devices of NodePool g4-nodepool are unknown: add its nodes to Settings `nodes`"
     played.objects[path]["status"] = {"conditions": [{"type": "Ready", "status": "False", "message": "no NodeClass"}]}
     assert found(played, settings(KARPENTER)).says == "NodePool g4-nodepool is not ready: no NodeClass"
 
@@ -152,7 +152,7 @@ def test_unknown_provisioning_class_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("kind", "entry", "fix"),
     [
-        ("provisioningRequest", DWS % "queued-provisioning.gke.io", "that `provisioningRequest.selector` agrees with"),
+        ("provisioningRequest", DWS % "queued-provisioning.gke.io", "that matches `provisioningRequest.selector`"),
         ("kueue", QUEUE, "add one with its nodes' `selector` and `device`"),
     ],
 )
@@ -163,7 +163,7 @@ def test_queue_without_node_description_in_settings_is_a_blocker(kind: str, entr
     for nodes in ("nodes: []", NODES + "    slicing: {kind: mig}\n"):
         one = found(played, settings(entry, nodes))
         assert one.grade == "blocker"
-        assert one.says.startswith("no entry of Settings `nodes` says what it brings")
+        assert one.says.startswith("no entry of Settings `nodes` describes its devices")
         assert one.says.endswith(fix)
 
 
@@ -250,7 +250,7 @@ def test_redfish_login_accepts_secret_from_api_server_or_mount(tmp_path: Path) -
 def test_missing_or_incomplete_redfish_secret_is_a_blocker() -> None:
     for data in (None, secret(**{"username": USER, "ca.crt": authority()})):
         one, fabric = redfish(data)
-        assert (one.grade, one.says) == ("blocker", "Secret fabric is not there, or has no username and password")
+        assert (one.grade, one.says) == ("blocker", "Secret fabric does not exist, or lacks username or password")
         assert "Secret fabric of namespace home: username, password" in one.fix
         assert not fabric.asked
 
@@ -259,7 +259,7 @@ def test_missing_or_incomplete_redfish_secret_is_a_blocker() -> None:
 def test_rejected_redfish_password_is_a_blocker() -> None:
     one, _ = redfish(secret(**{"username": USER, "password": "another", "ca.crt": authority()}))
     assert one.grade == "blocker"
-    assert one.says.startswith("the Redfish service rejects the login: the fabric answers 401")
+    assert one.says.startswith("the Redfish service rejects the login: the fabric returned status 401")
     assert "another" not in one.says + one.fix
 
 
@@ -270,8 +270,8 @@ def test_finding_for_a_wrong_or_invalid_redfish_ca_names_ca_crt() -> None:
     assert "ClientConnectorCertificateError" in one.says
     assert "ca.crt of Secret fabric" in one.fix
     none, _ = redfish(secret(**{"username": USER, "password": PASSWORD, "ca.crt": "x"}))
-    says = "ca.crt of Secret fabric has no certificates (PEM) that can be read: put its authority's there, or leave it "
-    assert (none.grade, none.says) == ("blocker", f"{says}out to trust those of the system")
+    says = "ca.crt of Secret fabric contains no valid PEM certificate: add the CA certificate, or omit it "
+    assert (none.grade, none.says) == ("blocker", f"{says}to trust the CAs of the system")
     raw = secret(username=USER, password=PASSWORD)
     raw["data"]["ca.crt"] = base64.b64encode(b"# Autorit\xe9\n").decode()
     assert redfish(raw)[0] == none, "one that is there and is no text is not one that is not there"

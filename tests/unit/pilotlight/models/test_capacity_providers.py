@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from autoscaler.controller.loop import LoopStep
 from autoscaler.providers.provider import Provider
-from autoscaler.providers.runner import CLOSING, Told
+from autoscaler.providers.runner import CLOSING, Observation
 from autoscaler.spec.capacity import KINDS, ClusterAutoscaler, Cro, Karpenter, ProviderSettings, Redfish
 from autoscaler.spec.settings import Settings
 from autoscaler.state.actions import Plan
@@ -86,7 +86,7 @@ class House:
         """With None, the providers are real."""
         self.made: list[FakeProvider] = []
         self.ended: list[str] = []
-        self.seen: list[Told] = []
+        self.seen: list[Observation] = []
         self.world = World(epoch=1)
         if monkeypatch is not None:
             monkeypatch.setattr(supplies, "KINDS", {"cro": Kind(self._make, frozenset({"cluster"}))})
@@ -290,7 +290,7 @@ def test_only_pending_claims_of_the_removed_provider_are_reported(
         house.tell(one)
         found = one._published()
         assert found is not None
-        assert [told.name for told in found.told] == ["pod"]
+        assert [told.name for told in found.statuses] == ["pod"]
         task.cancel()
 
     run(scenario())

@@ -79,12 +79,12 @@ def test_provider_fault_is_printed_once_until_the_fault_changes(pipe: tuple[int,
     def wrong(**says: dict[str, str]) -> World:
         return World(epoch=1, capacity=replace(quiet.capacity, **says))
 
-    closed, silent = wrong(closed={"g4": "there is no NodePool g4"}), wrong(trouble={"g4": "gives no answer"})
+    closed, silent = wrong(closed={"g4": "NodePool g4 does not exist"}), wrong(trouble={"g4": "does not respond"})
     for before, after in ((quiet, closed), (closed, quiet), (quiet, closed), (closed, silent), (silent, silent)):
         narrator.on_step(step()._replace(before=before, after=after))
     assert lines(pipe[0]) == [
-        "g4  provider   offers nothing: there is no NodePool g4",
-        "g4  provider   gives no answer",
+        "g4  provider   offers nothing: NodePool g4 does not exist",
+        "g4  provider   does not respond",
     ]
     os.close(pipe[0])
 

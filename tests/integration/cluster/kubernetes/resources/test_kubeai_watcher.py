@@ -126,7 +126,7 @@ async def test_kubeai_models_are_read_as_soon_as_their_crd_is_installed(
 
             await api.patch(f"{path}/tiny", {"spec": {"url": "gs://bucket/tiny"}}, MERGE)
             await following.until(lambda: key in following.kubeai.wrong)
-            assert "gs:// is no source here yet" in following.kubeai.wrong[key]
+            assert "gs:// is not supported yet" in following.kubeai.wrong[key]
             assert following.models()["tiny"].slots == 9, "what it said when it was right stays in force"
 
             await api.delete(f"{path}/tiny")

@@ -204,13 +204,13 @@ def test_infinity_engine_is_converted_to_a_command() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"engine": "FasterWhisper"}, "spec.engine: FasterWhisper takes"),
-        ({"url": "gs://bucket/a"}, "spec.url: gs:// is no source here yet"),
-        ({"url": "ollama://gemma"}, "spec.url: ollama:// is no source of this engine"),
+        ({"engine": "FasterWhisper"}, "spec.engine: FasterWhisper uses"),
+        ({"url": "gs://bucket/a"}, "spec.url: gs:// is not supported yet"),
+        ({"url": "ollama://gemma"}, "spec.url: this engine does not support ollama://"),
         ({"url": "tiny"}, "spec.url: expected SCHEME://"),
         ({"engine": "OLlama", "url": "ollama://a;reboot"}, "spec.url: expected ollama://MODEL"),
         ({"resourceProfile": "amd-gpu-mi300x:1"}, "needs amd.com/gpu"),
-        ({"resourceProfile": "mine:1"}, "profile mine is not in the files"),
+        ({"resourceProfile": "mine:1"}, "profile mine is neither in the given files"),
         ({"minReplicas": 5, "maxReplicas": 2}, "spec.replicas.min: expected at most replicas.max"),
     ],
 )

@@ -172,9 +172,9 @@ def test_port_in_command_is_replaced_by_placeholder(cmd: str, keys: dict[str, ob
 @pytest.mark.parametrize(
     ("cmd", "keys", "said"),
     [
-        ("engine", {}, "cmd: where it listens cannot be found"),
+        ("engine", {}, "cmd: the port was not found"),
         ("engine ${PORT}", {"proxy": "http://gpu-box:9000"}, "proxy: expected http://127.0.0.1:${PORT}"),
-        ("engine ${PORT}", {"proxy": "http://127.0.0.1:${PORT}/v2"}, "proxy: a path in it has no equal"),
+        ("engine ${PORT}", {"proxy": "http://127.0.0.1:${PORT}/v2"}, "proxy: a path is not supported"),
         ("", {}, "cmd: expected the command"),
     ],
 )
@@ -222,10 +222,10 @@ def test_value_that_is_only_a_macro_keeps_the_type_of_the_macro() -> None:
     ("text", "said"),
     [
         ("models: {m: {cmd: 'e ${nope}'}}", "config.yaml: models.m.cmd: unknown macro ${nope}"),
-        ("models: {m: {cmd: 'e ${env.NOPE}'}}", "config.yaml: ${env.NOPE}: this variable is not set here"),
+        ("models: {m: {cmd: 'e ${env.NOPE}'}}", "config.yaml: ${env.NOPE}: this environment variable is not set"),
         ("models: {m: {cmd: 7}}", "config.yaml: models.m.cmd: expected text"),
         ("models: {m: {ttl: 7}}", "config.yaml: models.m.cmd: missing; expected text"),
-        ("models: {m: {cmd: 'e \"${PORT}'}}", "config.yaml: models.m.cmd: expected words as a shell takes them"),
+        ("models: {m: {cmd: 'e \"${PORT}'}}", "config.yaml: models.m.cmd: expected a valid shell command"),
         ("models: {m: {cmd: e, ttl: -2}}", "config.yaml: models.m.ttl: expected a number, at least -1"),
         ("models: [m]", "config.yaml: models: expected keys with values"),
         ("globalTTL: 5", "config.yaml: models: missing"),

@@ -66,7 +66,7 @@ def test_offer_counts_the_free_device_slots_at_the_fabric_price(rack: Rack) -> N
         await ordered(rack, devices=2)
         assert [one.devices_max for one in await rack.provider().offers()] == [1]
         made = replace(order(offer, 1), devices=2)
-        with pytest.raises(RefusedError, match="no place for 2 more"):
+        with pytest.raises(RefusedError, match="no room for 2 more"):
             await rack.provider().acquire(made)
 
     rack.run(scenario())
@@ -88,7 +88,7 @@ def test_node_without_a_known_device_maximum_is_not_offered(rack: Rack) -> None:
 def test_device_model_of_unknown_memory_is_not_offered(rack: Rack) -> None:
     async def scenario() -> None:
         one = CroFabric("rack", "NVIDIA-H200-NVL", rack.server, lambda: rack.world)
-        with pytest.raises(RefusedError, match="how much memory a NVIDIA-H200-NVL has: add it to Settings `nodes`"):
+        with pytest.raises(RefusedError, match="the memory of NVIDIA-H200-NVL is unknown: add it to Settings `nodes`"):
             await one.offers()
         device = replace(SETTINGS.nodes[0].device, model="NVIDIA-H200-NVL")
         rack.world = world(Settings(nodes=(replace(SETTINGS.nodes[0], device=device),)))
@@ -301,7 +301,7 @@ def test_shrinking_a_request_fails_the_order_that_lacks_devices(rack: Rack) -> N
         rack.server.change(f"{REQUESTS}/{request_name(MODEL, NODE)}", {"spec": {"resource": {"size": 1}}})
         found = await rack.until(lambda leases: sorted(one.phase for one in leases.values()) == ["failed", "here"])
         lost = next(name for name in names if found[name].phase == "failed")
-        assert found[lost].says == "somebody made its request smaller"
+        assert found[lost].says == "another client reduced the size of its request"
         await given_back(rack, lost)
         assert rack.request()["spec"]["resource"]["size"] == 1, "what is left is the other's"
         await rack.until_gone(lost)
@@ -349,7 +349,7 @@ def test_release_requires_an_idle_node_until_its_devices_are_identified(
 def test_api_server_rejection_is_reported_with_its_message(rack: Rack) -> None:
     async def scenario() -> None:
         rack.server.refused["POST"] = AnswerError(403, "Forbidden", "admission webhook denied the request")
-        with pytest.raises(RefusedError, match="the API server refuses it: admission webhook denied"):
+        with pytest.raises(RefusedError, match="the API server rejected the request: admission webhook denied"):
             await ordered(rack)
 
     rack.run(scenario())

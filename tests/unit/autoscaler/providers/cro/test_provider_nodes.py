@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from autoscaler.providers.cro.objects import REQUESTS, request_name
 from autoscaler.providers.cro.provider import CroFabric, NodeLock
 from autoscaler.providers.provider import RefusedError
-from autoscaler.providers.runner import Told
+from autoscaler.providers.runner import Observation
 from autoscaler.spec.capacity import Cro, ProviderSettings
 from autoscaler.spec.settings import Settings
 from autoscaler.state.capacity_orders import LeaseRefused, LeasesSeen, OffersSeen
@@ -45,7 +45,7 @@ def test_orders_of_two_gpu_models_do_not_exceed_the_free_slots_of_a_node() -> No
 
     async def scenario() -> None:
         rack.world, rack.cro.pool[OTHER] = world(TWO), 3
-        seen: list[Told] = []
+        seen: list[Observation] = []
         clock = asyncio.get_running_loop().time
         both = Supplies(rack.server, ("engines", "home", "pilotlight"), lambda: rack.world, seen.extend, clock)
         task = asyncio.create_task(both.run())
@@ -57,7 +57,7 @@ def test_orders_of_two_gpu_models_do_not_exceed_the_free_slots_of_a_node() -> No
         await asyncio.sleep(60.0)
         assert len(rack.cro.gave) == 1
         (refused,) = [one for one in seen if isinstance(one, LeaseRefused)]
-        assert refused.reason == f"node {NODE} has no place for 1 more"
+        assert refused.reason == f"node {NODE} has no room for 1 more"
         listed = {one.provider: one.leases for one in seen if isinstance(one, LeasesSeen)}
         assert [len(listed[one.name]) for one in ENTRIES if one.name != refused.id.provider] == [1]
         task.cancel()
@@ -79,7 +79,7 @@ def test_order_of_another_gpu_model_takes_a_slot_despite_a_stale_cache(
         made = [order((await each.offers())[0]) for each in (one, other)]
         old_at_hand(rack, monkeypatch)
         await one.acquire(made[0])
-        with pytest.raises(RefusedError, match="no place for 1 more"):
+        with pytest.raises(RefusedError, match="no room for 1 more"):
             await other.acquire(made[1])
         assert len([path for path in rack.server.objects if path.startswith(REQUESTS)]) == 1
 

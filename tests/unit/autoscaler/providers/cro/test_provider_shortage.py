@@ -26,7 +26,7 @@ def test_own_request_is_deleted_when_no_device_remains(rack: Rack) -> None:
         await given_back(rack, name)
         (listed,) = await rack.provider().list()
         assert (listed.phase, len(listed.device_ids)) == ("leaving", 1), "it is not free while it goes"
-        with pytest.raises(RefusedError, match="still being given back"):
+        with pytest.raises(RefusedError, match="still being released"):
             await ordered(rack)
         await rack.until_gone(name)
         await asyncio.sleep(1.0)

@@ -22,7 +22,7 @@ from autoscaler.providers.cro.objects import (
 from autoscaler.providers.cro.provider import NODES, REST_S
 from autoscaler.providers.kube import AnswerError, Object
 from autoscaler.providers.provider import Attended, RefusedError
-from autoscaler.providers.runner import LIST_S, ProviderRunner, Told
+from autoscaler.providers.runner import LIST_S, Observation, ProviderRunner
 from autoscaler.state.capacity_orders import OFFERS_MAX, LeasesSeen
 from tests.contracts.provider import order
 from tests.support.fakes.kubernetes.cro import NONE_FREE
@@ -73,7 +73,7 @@ def test_operator_error_on_a_node_stops_offers_for_that_node_only(rack: Rack) ->
         offers = {one.node: one for one in await rack.provider().offers()}
         rack.server.put(f"{RESOURCES}/gpu-of-another", waiting("no nvidia driver found on node w77"))
         assert {one.node for one in await rack.provider().offers()} == {NODE, "w2"}
-        with pytest.raises(RefusedError, match="something is wrong on node w77: gpu-of-another waits there in vain"):
+        with pytest.raises(RefusedError, match="node w77: gpu-of-another waits for a device and reports an error"):
             await rack.provider().acquire(order(offers["w77"]))
         await rack.provider().acquire(order(offers["w2"]))
         rack.server.change(f"{RESOURCES}/gpu-of-another", {"status": {"error": ""}})
@@ -127,7 +127,7 @@ SOON_S = REST_S + HEARD_S + 0.2
 class Log(list[tuple[float, LeasesSeen]]):
     """Reported lists, with their times."""
 
-    def observe(self, batch: tuple[Told, ...]) -> None:
+    def observe(self, batch: tuple[Observation, ...]) -> None:
         now_s = asyncio.get_running_loop().time()
         super().extend((now_s, one) for one in batch if isinstance(one, LeasesSeen))
 

@@ -118,7 +118,7 @@ def test_node_claim_expiry_sets_the_order_end() -> None:
 def test_disrupted_order_ends_now_and_deleted_node_claim_is_leaving() -> None:
     taken = condition("DisruptionReason", "True", "Underutilized")
     one = listed(claim(LAUNCHED, REGISTERED, INITIALIZED, taken, nodeName="n1"))
-    assert (one.phase, one.ends_s, one.says) == ("here", NOW, "Karpenter takes it: Underutilized")
+    assert (one.phase, one.ends_s, one.says) == ("here", NOW, "Karpenter is removing it: Underutilized")
     gone = claim(LAUNCHED, REGISTERED, INITIALIZED, nodeName="n1", metadata={"deletionTimestamp": stamp(CREATED)})
     assert (listed(gone).phase, listed(gone).ends_s) == ("leaving", NOW)
 

@@ -179,7 +179,7 @@ def test_node_claim_of_others_rejects_the_order_and_is_not_deleted() -> None:
         provider = nodes_of(karpenter)
         made = order((await provider.offers())[0])
         karpenter.put(f"{CLAIMS}/{made.id.name}", {"metadata": {"labels": {}}, "spec": {}})
-        with pytest.raises(RefusedError, match="not of g4"):
+        with pytest.raises(RefusedError, match="belongs to another owner"):
             await provider.acquire(made)
         await provider.release(release(made))
         assert f"{CLAIMS}/{made.id.name}" in karpenter.objects
@@ -201,7 +201,7 @@ def test_api_server_rejection_message_is_in_the_order_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [(f"{POOLS}/{POOL}", "no NodePool"), ("/apis/karpenter.sh", "not installed")]
+    ("path", "says"), [(f"{POOLS}/{POOL}", "does not exist"), ("/apis/karpenter.sh", "not installed")]
 )
 def test_missing_nodepool_or_karpenter_is_named_in_the_error(path: str, says: str) -> None:
     async def scenario() -> None:
@@ -221,7 +221,7 @@ def test_unusable_nodepool_error_names_the_reason() -> None:
         with pytest.raises(RefusedError, match="fixed number of nodes"):
             await nodes_of(karpenter).offers()
         del pool["spec"]["replicas"]
-        with pytest.raises(RefusedError, match=f"nodes of NodePool {POOL} have: add them to Settings `nodes`"):
+        with pytest.raises(RefusedError, match=f"the devices of NodePool {POOL} are unknown: add its nodes"):
             await nodes_of(karpenter, nodes=()).offers()
 
     played(scenario())

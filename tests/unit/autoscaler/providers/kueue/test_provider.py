@@ -153,7 +153,7 @@ def test_older_kueue_api_is_used_and_missing_kueue_is_an_error() -> None:
         provider, _ = await ordered(rig, devices=3)
         rig.kueue.most = 2
         await rig.go_on()
-        assert (await only(provider)).says.startswith("no quota can ever hold it"), "its Workload is read"
+        assert (await only(provider)).says.startswith("Kueue can never admit its Workload"), "its Workload is read"
         await provider.release(release(order((await provider.offers())[0], 0)))
         del rig.server.objects[f"/apis/{workload.API}"]
         with pytest.raises(RefusedError, match="Kueue is not installed"):
@@ -219,7 +219,9 @@ def test_order_larger_than_any_quota_fails_with_a_reason() -> None:
         await rig.go_on()
         shown = await only(provider)
         assert shown.phase == "failed"
-        assert shown.says == "no quota can ever hold it (ExceedsMaxQuota: insufficient quota for nvidia.com/gpu)"
+        assert (
+            shown.says == "Kueue can never admit its Workload (ExceedsMaxQuota: insufficient quota for nvidia.com/gpu)"
+        )
 
     rig.run(what())
 
@@ -309,7 +311,7 @@ def test_evicted_workload_fails_the_order_with_the_eviction_reason() -> None:
         evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a better one"}
         rig.server.change(f"{WORKLOADS}/{name}", {"status": {"conditions": [evicted]}})
         shown = await only(provider)
-        assert (shown.phase, shown.says) == ("failed", "Kueue gave its place to another (Preempted: for a better one)")
+        assert (shown.phase, shown.says) == ("failed", "Kueue evicted its Workload (Preempted: for a better one)")
 
     rig.run(what())
 
@@ -317,7 +319,7 @@ def test_evicted_workload_fails_the_order_with_the_eviction_reason() -> None:
 @pytest.mark.parametrize(
     ("queue", "said"),
     [
-        (None, "there is no such LocalQueue"),
+        (None, "its LocalQueue does not exist"),
         ({"spec": {"stopPolicy": "HoldAndDrain"}}, "its LocalQueue is stopped (HoldAndDrain)"),
         (
             {"status": {"conditions": [{"type": "Active", "status": "False", "reason": "ClusterQueueDoesNotExist"}]}},
@@ -357,9 +359,9 @@ def test_order_for_a_deleted_model_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"metadata": {"annotations": {objects.OFFER: "<html>"}}}, "somebody changed the annotations of its pod"),
-        ({"metadata": {"annotations": {objects.EPOCH: None}}}, "somebody changed the annotations of its pod"),
-        ({"status": {"phase": "Failed"}}, "the pod that kept its place has ended"),
+        ({"metadata": {"annotations": {objects.OFFER: "<html>"}}}, "the annotations of its pod are invalid"),
+        ({"metadata": {"annotations": {objects.EPOCH: None}}}, "the annotations of its pod are invalid"),
+        ({"status": {"phase": "Failed"}}, "its placeholder pod has terminated"),
     ],
 )
 def test_modified_or_finished_placeholder_pod_fails_the_order(change: Object, said: str) -> None:

@@ -114,11 +114,11 @@ def test_order_end_follows_the_maximum_run_duration() -> None:
 @pytest.mark.parametrize(
     ("fault", "class_name", "phase", "says"),
     [
-        ("unseen", ATOMIC, "coming", "nobody has accepted its request yet"),
-        ("never", ATOMIC, "coming", "there is none yet (CapacityIsNotFound: CA will try to find it later.)"),
+        ("unseen", ATOMIC, "coming", "its request is not accepted yet"),
+        ("never", ATOMIC, "coming", "it is not provisioned yet (CapacityIsNotFound: CA will try to find it later.)"),
         ("rejects", ATOMIC, "failed", "its request failed (FailedToCreatePods: its template is wrong)"),
         ("fails", ATOMIC, "failed", "its request failed (Expired: ProvisioningRequest is expired)"),
-        ("expires", ATOMIC, "failed", f"its booking expired before anybody used it ({EXPIRED})"),
+        ("expires", ATOMIC, "failed", f"its booking expired unused ({EXPIRED})"),
         ("quota", GKE, "coming", f"the quota of the cloud is used up ({DRY})"),
         ("half", ATOMIC, "failed", "its node {node} has 1 of 2 devices"),
     ],
@@ -256,12 +256,12 @@ def test_revoked_capacity_ends_now_and_fails_when_its_node_is_gone() -> None:
         provider, name = await ordered(rig)
         await rig.until_here(name)
         shown = await only(provider)
-        assert shown.says == "it is taken away (Preempted: the machine was taken back)"
+        assert shown.says == "its capacity is being revoked (Preempted: the machine was taken back)"
         assert shown.ends_s is not None
         assert shown.ends_s <= asyncio.get_running_loop().time()
         await rig.server.delete(f"/api/v1/nodes/node-{name}")
         shown = await only(provider)
-        assert (shown.phase, shown.says) == ("failed", f"its node node-{name} is gone")
+        assert (shown.phase, shown.says) == ("failed", f"its node node-{name} was deleted")
 
     scenario(rig, what)
 
@@ -303,7 +303,7 @@ def test_order_named_like_another_providers_request_is_rejected() -> None:
         _, name = await ordered(rig)
         other = rig.provider("other")
         made = replace(order((await other.offers())[0]), id=LeaseId("other", name))
-        with pytest.raises(RefusedError, match="is the name of what is not this provider's"):
+        with pytest.raises(RefusedError, match="belongs to another owner"):
             await other.acquire(made)
         await other.release(release(made))
         assert await other.list() == ()
@@ -377,7 +377,7 @@ def test_malformed_annotations_make_the_order_failed() -> None:
         provider, name = await ordered(rig)
         rig.server.objects[f"{REQUESTS}/{name}"]["metadata"]["annotations"][objects.OFFER] = "<html>"
         shown = await only(provider)
-        assert (shown.phase, shown.says) == ("failed", "somebody changed the annotations of its ProvisioningRequest")
+        assert (shown.phase, shown.says) == ("failed", "the annotations of its ProvisioningRequest are invalid")
 
     scenario(rig, what)
 

@@ -64,7 +64,7 @@ def test_incomplete_secret_is_named_in_the_error(tmp_path: Path) -> None:
     for folder in (tmp_path, mounted(tmp_path, username="a"), no_text):
         with pytest.raises(RedfishCredentialsError) as caught:
             asyncio.run(RedfishCredentials("fabric", None, folder).login())
-        assert str(caught.value) == "Secret fabric is not there, or has no username and password"
+        assert str(caught.value) == "Secret fabric does not exist, or lacks username or password"
 
 
 @pytest.mark.standard
@@ -77,7 +77,7 @@ def test_provider_error_names_the_missing_secret(tmp_path: Path) -> None:
             told = Redfish(url=fabric.url, systems={"w1": fabric.path("1")}, secret_ref="fabric")
             provider = capacity_providers.build_redfish_provider(ProviderSettings(name="rack", redfish=told), around)
             for asked in (provider.list(), provider.offers()):
-                with pytest.raises(RefusedError, match=r"^Secret fabric is not there, or has no username"):
+                with pytest.raises(RefusedError, match=r"^Secret fabric does not exist, or lacks username"):
                     await asked
 
     asyncio.run(scenario())
@@ -112,7 +112,7 @@ def test_ca_without_certificates_is_rejected(tmp_path: Path, told: bytes) -> Non
     for file in (path, folder / "fabric" / "ca.crt"):
         file.write_bytes(told)
     for access in (RedfishCredentials("fabric", None, folder), RedfishCredentials(None, str(path), folder)):
-        with pytest.raises(RedfishCredentialsError, match=r"has no certificates \(PEM\) that can be read: put "):
+        with pytest.raises(RedfishCredentialsError, match=r"contains no valid PEM certificate: add "):
             asyncio.run(access.tls())
 
 

@@ -78,7 +78,7 @@ def test_offer_is_limited_by_the_free_slots_of_the_node() -> None:
     pool, full = fabric(block("a"), block("b")), {"w1": AttachableNode("w1", 1)}
     (offer,) = build_offers(pool, terms(), full)
     assert offer.devices_max == 1
-    assert plan_claim(pool, wanted(2), terms(), full["w1"]).refused == "w1 can have a place for 1 now, not 2"
+    assert plan_claim(pool, wanted(2), terms(), full["w1"]).refused == "node w1 has room for 1, and the order needs 2"
     assert not build_offers(pool, terms()._replace(seen_on=lambda _: 1), full)
     assert not build_offers(fabric(block("a"), block("b"), marks={"a": mark()}), terms(), full), "one is on its way"
     assert not build_offers(pool, terms(), {}), "it is not open"
@@ -108,7 +108,7 @@ def test_devices_are_identified_by_uuid_or_counted_position() -> None:
     assert (first.device_ids, first.counted_from) == (("w1/GPU-a",), 2)
     assert (second.device_ids, second.counted_from) == (("w1/GPU-b",), 3)
     assert not first.alone
-    assert list_leases(fabric(a, b, marks=marks), terms()._replace(tells=lambda _: False), {})[0].alone
+    assert list_leases(fabric(a, b, marks=marks), terms()._replace(reports_uuids=lambda _: False), {})[0].alone
     assert count_foreign_devices(fabric(a, b, marks=marks), "w1", terms()._replace(seen_on=lambda _: 4)) == 2
     assert count_foreign_devices(fabric(block("a")), "w1", terms()._replace(seen_on=lambda _: 4)) == 4
 
@@ -144,11 +144,14 @@ def test_partly_reserved_order_reserves_only_the_missing_blocks() -> None:
 
 
 def test_order_for_unavailable_blocks_is_rejected_with_a_reason() -> None:
-    assert plan_claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused == "w1 can have 1 x A100 now, not 2"
-    assert "keeps no names" in plan_claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
+    assert (
+        plan_claim(fabric(block("a")), wanted(2), terms(), OPEN["w1"]).refused
+        == "node w1 has 1 x A100 available, and the order needs 2"
+    )
+    assert "cannot store" in plan_claim(fabric(block("a"), keeps=False), wanted(), terms(), OPEN["w1"]).refused
     assert (
         plan_claim(fabric(block("a")), wanted(), terms(), None).refused
-        == "node w1 is not open, or no system of this fabric"
+        == "node w1 is not ready and schedulable, or has no system in this fabric"
     )
 
 

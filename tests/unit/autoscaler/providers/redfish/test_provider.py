@@ -1,4 +1,4 @@
-"""Requests to a Redfish service: sessions, paths, ETags, back-off, error texts; and a service that keeps no names."""
+"""Requests to a Redfish service: sessions, paths, ETags, back-off, errors; a service that cannot store marks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_non_leader_writes_nothing_to_the_fabric() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         offered = (await provider.offers())[0]
         rig.leads = False
-        with pytest.raises(NoAnswerError, match="does not lead"):
+        with pytest.raises(NoAnswerError, match="is not the leader"):
             await provider.acquire(order(offered))
         assert not await provider.list()
         assert not rig.fabric.patches()
@@ -148,7 +148,7 @@ def test_gpu_with_incomplete_details_is_offered_once_they_are_known(status: int)
 def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         assert not await provider.offers()
-        with pytest.raises(RefusedError, match="keeps no names"):
+        with pytest.raises(RefusedError, match="cannot store"):
             await provider.acquire(order(offer(product=A100[0])))
         assert not rig.fabric.patches(SYSTEMS)
 
@@ -158,8 +158,8 @@ def test_fabric_that_cannot_store_an_owner_offers_no_devices() -> None:
 @pytest.mark.parametrize(
     ("status", "within_s", "says"),
     [
-        (0, 3 * NOTHING_S, "the fabric answers 409 (its task failed)"),
-        (400, 2.0, "the fabric answers 400 (InternalError)"),
+        (0, 3 * NOTHING_S, "the fabric returned status 409 (its task failed)"),
+        (400, 2.0, "the fabric returned status 400 (InternalError)"),
     ],
 )
 def test_order_fails_when_its_accepted_task_fails(status: int, within_s: float, says: str) -> None:

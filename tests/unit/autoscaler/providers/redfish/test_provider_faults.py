@@ -63,7 +63,7 @@ def test_order_accepted_but_never_performed_fails_after_a_timeout() -> None:
         rig.fabric.never = True
         made = await ordered(provider)
         (failed,) = await until(provider, phase("failed"))
-        assert "does nothing" in failed.says
+        assert "did not make it" in failed.says
         assert NOTHING_S <= rig.now_s < 3 * NOTHING_S
         await provider.release(release(made))
         await until(provider, nothing)
@@ -78,7 +78,7 @@ def test_rejected_attach_fails_at_once_with_the_reported_reason() -> None:
         rig.fabric.refuse = 400
         made = await ordered(provider)
         (failed,) = await until(provider, phase("failed"))
-        assert failed.says == "the fabric answers 400 (PropertyValueNotInList)"
+        assert failed.says == "the fabric returned status 400 (PropertyValueNotInList)"
         assert rig.now_s < 1.0
         await provider.release(release(made))
         await until(provider, nothing)
@@ -203,7 +203,7 @@ def test_errors_are_retried_and_malformed_responses_are_rejected() -> None:
             with pytest.raises(RefusedError, match="expected"):
                 await provider.list()
         rig.fabric.raw = b" " * (9 << 20)
-        with pytest.raises(NoAnswerError, match="more than 8 MiB"):
+        with pytest.raises(NoAnswerError, match="exceeds 8 MiB"):
             await provider.list()
         rig.fabric.raw = None
         await until(provider, phase("here"))
@@ -327,7 +327,7 @@ def test_fabric_order_fails_if_another_host_took_its_device_block() -> None:
         rig.fabric.meanwhile = taken
         made = await ordered(provider)
         (failed,) = await until(provider, phase("failed"))
-        assert "others have" in failed.says
+        assert "other clients attached" in failed.says
         await provider.release(release(made))
         await until(provider, nothing)
         assert unmarked(rig)

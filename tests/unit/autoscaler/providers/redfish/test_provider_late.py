@@ -89,7 +89,7 @@ def test_late_device_of_a_previous_leader_is_listed_and_detached() -> None:
         following = rig.provider()
         await following.acquire(made)
         (failed,) = await until(following, phase("failed"))
-        assert failed.says == "the fabric answers 409 (OperationInProgress)"
+        assert failed.says == "the fabric returned status 409 (OperationInProgress)"
         await given_back(following, made)
         rig.fabric.finish()
         await comes_late_and_goes(rig, following, made)
@@ -219,7 +219,7 @@ def test_former_leader_abandons_its_pending_detach() -> None:
 def test_rejected_order_attaches_none_of_its_blocks(sealed: str) -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.fabric.sealed = {sealed}
-        with pytest.raises(RefusedError, match="does not keep"):
+        with pytest.raises(RefusedError, match="rejected the mark"):
             await ordered(provider, devices=2)
         for _ in range(20):
             assert all(one.phase == "failed" for one in await provider.list())

@@ -16,8 +16,8 @@ from tests.unit.autoscaler.providers.redfish.test_provider_faults import nothing
 
 pytestmark = pytest.mark.standard
 
-TAKEN_OUT = "node w1 is not in `systems` any more: put it back until this is given back"
-NOT_THERE = "has no such system for node w9: mend its path in `systems`"
+TAKEN_OUT = "node w1 was removed from `systems`: restore it until this order is released"
+NOT_THERE = "has no system for node w9: fix its path in `systems`"
 
 
 @pytest.mark.parametrize("notes", [False, True], ids=["the service keeps names", "it keeps none"])
@@ -34,7 +34,7 @@ def test_order_on_a_node_removed_from_settings_fails_until_restored(*, notes: bo
         assert (lost.phase, lost.says) == ("failed", TAKEN_OUT)
         assert (lost.node, lost.device_ids, lost.committed) == ("w1", (f"w1/GPU-{gpu}",), True), "who uses it keeps it"
         for force in (False, True):
-            with pytest.raises(RefusedError, match="not in `systems` any more"):
+            with pytest.raises(RefusedError, match="removed from `systems`"):
                 await without.release(replace(release(made), force=force))
         await asyncio.sleep(10 * TURN_S)
         assert await without.list() == (lost,)
@@ -92,8 +92,8 @@ def test_device_on_a_temporarily_missing_system_is_kept() -> None:
         (away,) = await provider.list()
         assert (away.phase, away.committed, away.node) == ("coming", True, "w1")
         assert away.device_ids == here.device_ids
-        assert away.says == "the fabric has no such system for node w1: mend its path in `systems`"
-        with pytest.raises(RefusedError, match="has no such system"):
+        assert away.says == "the fabric has no system for node w1: fix its path in `systems`"
+        with pytest.raises(RefusedError, match="has no system"):
             await provider.release(release(made))
         rig.fabric.versions["1"] = version
         assert await provider.list() == (here,)
@@ -104,7 +104,7 @@ def test_device_on_a_temporarily_missing_system_is_kept() -> None:
 def test_offers_fail_with_a_reason_if_settings_name_no_systems() -> None:
     async def act(rig: FabricRig, _: RedfishFabric) -> None:
         rig.systems = {}
-        with pytest.raises(RefusedError, match="an entry that closes or was taken out"):
+        with pytest.raises(RefusedError, match="an entry that is closing or was removed"):
             await rig.provider().offers()
 
     play(act)
@@ -114,7 +114,7 @@ def test_rejected_login_is_reported_in_the_listing_error() -> None:
     async def act(rig: FabricRig, provider: RedfishFabric) -> None:
         rig.password = "another"
         with pytest.raises(
-            RefusedError, match=r"^the fabric answers 401 \(its Secret's user and password are not taken"
+            RefusedError, match=r"^the fabric returned status 401 \(its Secret's user and password were rejected"
         ):
             await rig.provider().list()
 
