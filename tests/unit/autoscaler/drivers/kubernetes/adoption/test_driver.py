@@ -361,8 +361,8 @@ def test_change_is_delivered_again_after_callback_raises() -> None:
     watched = Watched(cast("Api", None), "/x", str, changed)
     key = ObjectKey("n", "a")
     with pytest.raises(KeyError):
-        watched._tell([(key, "new")])
-    watched._tell([(key, "new")])
+        watched._report([(key, "new")])
+    watched._report([(key, "new")])
     assert took == ["raised", Change(key, None, "new")]
 
 
