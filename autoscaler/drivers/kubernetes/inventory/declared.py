@@ -121,7 +121,7 @@ def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
     of_cards = slicing is not None and scheme == Hami().kind and not slicing.template
     annotations = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
     facts = NodeFacts(NodeId(node), annotations=annotations, allocatable={GPU: str(many)}, declared=kind)
-    closed = UNKNOWN_PARTS.format(kind=scheme) if scheme in registry.GIVERS and not annotations else ""
+    closed = UNKNOWN_PARTS.format(kind=scheme) if scheme in registry.UNDETECTED_REASONS and not annotations else ""
     return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in registry.list_slices(facts))
 
 
