@@ -30,7 +30,7 @@ async def retry_until_success(work: Callable[[], Awaitable[None]], report: Calla
         works = loop.call_later(PAUSE_S_MAX, report, "")
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - a fault of any kind is contained
+        except Exception as error:  # noqa: BLE001 - an exception of any kind is contained
             reraise_memory_error(error)
             report(describe_error(error))
         else:
@@ -58,7 +58,7 @@ def fault_reporter(model: ModelName, observe: Observe, part: str = "driver") -> 
 def start_contained_task(
     tasks: asyncio.TaskGroup, work: Coroutine[object, object, None], report: Callable[[str], None]
 ) -> asyncio.Task[None]:
-    """Start a task whose work cannot be retried here. The task is shown under the name of `work`."""
+    """Start a task whose work is not retried. Debuggers show the task under the name of `work`."""
     made = _once(work, report)
     if isinstance(made, CoroutineType) and isinstance(work, CoroutineType):
         made.__qualname__ = work.__qualname__

@@ -44,7 +44,7 @@ class Launcher(Protocol):
     """(model, host, port) -> `Launch`. An exception is a failed start, with its message as the reason."""
 
     def __call__(self, model: Model, host: str, port: int, given: Given = AS_ASKED, /) -> Launch:
-        """Build the launch. `given`: what the engine gets of what the document requests."""
+        """Build the launch. `given`: the resources granted to the engine."""
 
 
 class WeightsHandle(Protocol):
@@ -65,17 +65,17 @@ class WeightsHandle(Protocol):
 class Supply(Protocol):
     """Fetches weights from registries onto this node."""
 
-    def __call__(self, model: Model, told: Callable[[str], None], /) -> Awaitable[WeightsHandle] | None:
-        """Return None if the weights are present or the engine fetches them itself. `told` receives progress texts.
+    def __call__(self, model: Model, report: Callable[[str], None], /) -> Awaitable[WeightsHandle] | None:
+        """Return None if the weights are present or the engine fetches them itself. `report` receives progress texts.
 
         An exception from the awaitable is a failed start, with its message as the reason. It may be cancelled.
         """
 
 
 class NodeSupply(Protocol):
-    """Has weights fetched from registries onto the node that a replica is placed on."""
+    """Orders weights to be fetched from registries onto the node of a replica."""
 
-    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None], /) -> Awaitable[Laid] | None:
+    def __call__(self, replica: Replica, model: Model, report: Callable[[str], None], /) -> Awaitable[Laid] | None:
         """Fetch the weights, as in `Supply`."""
 
     def brings(self, model: Model, /) -> Collection[str]:
@@ -89,7 +89,7 @@ class NodeSupply(Protocol):
 
 
 class Driver(Protocol):
-    """What the control loop requires of a driver. `start` and `stop` return at once; their results are observed."""
+    """The driver interface of the control loop. `start` and `stop` return at once; their results are observed."""
 
     async def run(self, observe: Observe) -> None:
         """Observe until cancelled: first everything that exists (adopted), then `Synced`, then changes."""
@@ -104,7 +104,7 @@ class Driver(Protocol):
         """Start the replica's engine. A failed start is observed as EXITED with a reason, then CLEAN."""
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Stop the replica; observed as CLEAN, with a proof, when nothing of it is left."""
+        """Stop the replica. It is observed as CLEAN, with a proof, when no process and no device memory is left."""
 
 
 class SharedDriver(Driver, Protocol):
@@ -118,7 +118,7 @@ class SharedDriver(Driver, Protocol):
 
 
 class Cutter(Protocol):
-    """Repartitions the GPUs of nodes. The eligible nodes and the results of orders are observed."""
+    """Repartitions the GPUs of nodes. Reports eligible nodes and the results of orders as observations."""
 
     def cut(self, order: CutOrder) -> None:
         """Submit the order and return at once. If the node has changed since the decision or is in use, the order is

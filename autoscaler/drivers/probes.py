@@ -1,8 +1,7 @@
 """Readiness probes of engines, and addresses formatted as text. I/O; keeps no state of any replica.
 
-A probe of a port without a listener takes 40 us, and no probe takes longer than `PROBE_SECONDS_MAX`, whatever the peer
-does. `Pace`, shared by all replicas, sets the rate and the order. Hosts and ports are formatted as in URLs, Host
-headers and routes (RFC 3986, 3.2.2).
+A probe of a port without a listener takes 40 us. No probe takes longer than `PROBE_SECONDS_MAX`. `Pace`, shared by all
+replicas, limits the rate of probes. Hosts and ports are formatted as in URLs and Host headers (RFC 3986, 3.2.2).
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ def probe_interval_s(age_s: float, *, listens: bool = False) -> float:
 async def probe_engine(host: str, port: int, path: str, *, tls_name: str | None = None) -> bool | None:
     """Return whether GET `path` at an IP address returns 200 within `PROBE_SECONDS_MAX`; None: nothing listens.
 
-    During a local resource shortage, which says nothing about the engine, the probe waits. With `tls_name` it uses TLS
-    with that server name and does not verify the certificate: a probe carries no secret, the kernel identifies the
-    owner of the port, and gateways, which send requests, do verify.
+    During a local resource shortage the probe waits, because a failure would not be the engine's. With `tls_name` it
+    uses TLS with that server name and does not verify the certificate: a probe contains no secret, and gateways verify
+    the certificate before they send requests.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -99,31 +98,31 @@ async def probe_engine(host: str, port: int, path: str, *, tls_name: str | None 
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 if error not in _CONNECTED:  # its accept queue is full
                     await asyncio.get_running_loop().sock_connect(s, (host, port))
-                ask = (
+                request = (
                     f"GET {path} HTTP/1.1\r\nHost: {format_host_port(host, port)}\r\nConnection: close\r\n\r\n".encode()
                 )
-                answer = await (_ask(s, ask) if tls_name is None else _ask_tls(s, ask, tls_name))
+                answer = await (_exchange(s, request) if tls_name is None else _exchange_tls(s, request, tls_name))
                 return answer.startswith(b"HTTP/1.") and answer[8:12] == b" 200"
     except (OSError, TimeoutError):
         return False
 
 
-async def _ask(s: socket.socket, ask: bytes) -> bytes:
+async def _exchange(s: socket.socket, request: bytes) -> bytes:
     """Return the start of the response; fewer than `ANSWER_BYTES` bytes if the connection ends early."""
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(s, ask)
+    await loop.sock_sendall(s, request)
     answer = b""
     while len(answer) < ANSWER_BYTES and (piece := await loop.sock_recv(s, 4096)):
         answer += piece
     return answer
 
 
-async def _ask_tls(s: socket.socket, ask: bytes, name: str) -> bytes:
-    """Do the same over TLS."""
+async def _exchange_tls(s: socket.socket, request: bytes, name: str) -> bytes:
+    """Same as `_exchange`, over TLS."""
     own = socket.socket(fileno=s.detach())  # the transport closes it
     reader, writer = await asyncio.open_connection(sock=own, ssl=_UNVERIFIED, server_hostname=name)
     try:
-        writer.write(ask)
+        writer.write(request)
         answer = b""
         while len(answer) < ANSWER_BYTES and (piece := await reader.read(4096)):
             answer += piece

@@ -1,7 +1,7 @@
 """Retries kernel queries while this process is short of file descriptors or memory. I/O.
 
-Without them /proc is unreadable, so a process that was not found may still exist. A shortage is never taken for an
-answer and ends nothing. However many queries wait, only one line is logged, repeated each minute while it lasts.
+Without descriptors or memory /proc is unreadable, so a process that was not found may still exist. A shortage is
+therefore never treated as a result. All waiting queries together log one line per minute.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from math import inf
 from typing import TypeVar
 
 SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""The kernel cannot answer now; the queried object may well exist."""
+"""Errors of a shortage: the queried object may exist."""
 TRY_EVERY_S = 0.2
-SAY_EVERY_S = 60.0
+LOG_EVERY_S = 60.0
 
 T = TypeVar("T")
 
 
 class Seldom(logging.Filter):
-    """Passes at most one record per `SAY_EVERY_S`."""
+    """Passes at most one record per `LOG_EVERY_S`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said_s = -inf
+        self._logged_s = -inf
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the interval has passed."""
         del record
-        due = time.monotonic() - self._said_s >= SAY_EVERY_S
+        due = time.monotonic() - self._logged_s >= LOG_EVERY_S
         if due:
-            self._said_s = time.monotonic()
+            self._logged_s = time.monotonic()
         return due
 
 
@@ -42,11 +42,11 @@ _log = logging.getLogger("pilotlight.autoscaler.resource_shortage")
 _log.addFilter(Seldom())
 
 
-async def retry_on_shortage(look: Callable[[], T]) -> T:
-    """Return the result of `look` as soon as it succeeds. Errors other than a shortage propagate."""
+async def retry_on_shortage(query: Callable[[], T]) -> T:
+    """Return the result of `query` as soon as it succeeds. Errors other than a shortage propagate."""
     while True:
         try:
-            return look()
+            return query()
         except OSError as error:
             if error.errno not in SHORT:
                 raise

@@ -20,8 +20,8 @@ FILE = "file://"
 
 
 class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver starts. `env` is added to the driver's environment, without values that a kubelet must resolve
-    (`valueFrom`); GET on `readiness_path` returns 200 when the engine is ready.
+    """The process that a driver starts. `env` is added to the driver's environment, without values that a kubelet must
+    resolve (`valueFrom`). GET on `readiness_path` returns 200 when the engine is ready.
     """
 
     argv: tuple[str, ...]
@@ -37,7 +37,7 @@ def build_launch_command(
 
     `model_path`: path of the weights on this node; None: as in the artifact. `available`: name -> path of this node's
     programs (`llama-server`, `vllm`, `ollama`; for `xllamacpp` and `sglang` a Python that can import it). `gpus`: its
-    devices are GPUs. `given`: what it was granted of the document's requests. Raises `EngineError`, one line with the
+    devices are GPUs. `given`: the resources granted to it. Raises `EngineError`, one line with the
     model and the fix.
     """
     engine = ENGINES[model.spec.engine]
@@ -54,15 +54,15 @@ def build_launch_command(
             argv = (*fill_template(program.argv, values), *_adapters(model, engine.adapters), *model.spec.args)
             _check(program, argv)
             if program.found == "xllamacpp" and model.spec.tls is not None:
-                raise EngineError("spec.tls: the llama extra's server speaks no TLS: use llama-server")  # noqa: TRY301  one boundary
+                raise EngineError("spec.tls: the llama extra's server has no TLS: use llama-server")  # noqa: TRY301  one boundary
         else:
             command = _bracketed(model.spec.command) if ipv6 or ":" in host else model.spec.command
             argv = (*fill_template(command, values), *model.spec.args)
         env |= {key: text for key, word in engine.env.items() for text in fill_template((word,), values)}
     except EngineError as error:
         raise EngineError(f"Model {model.name}: {error}") from None
-    told = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
-    return LaunchCommand(argv=argv, env=env | told, readiness_path=model.spec.readiness_path or engine.readiness_path)
+    plain = {name: value for name, value in model.spec.env.items() if isinstance(value, str)}
+    return LaunchCommand(argv=argv, env=env | plain, readiness_path=model.spec.readiness_path or engine.readiness_path)
 
 
 def _bracketed(words: Iterable[str]) -> tuple[str, ...]:
@@ -74,11 +74,11 @@ def _check_reachable(artifact: str, engine: Engine) -> None:
     """Raise `EngineError` for weights that neither this node has nor the engine can fetch."""
     scheme = artifact.partition("://")[0]
     if scheme == "pvc":
-        raise EngineError("pvc:// is a claim of a cluster: on one machine say file:///path")
+        raise EngineError("pvc:// is a claim of a cluster: on one machine use file:///path")
     if scheme in STORED and not is_fetched_by_engine(artifact, engine):
         hub = "the Hub, or by ?include=" if engine.artifacts == "file-or-hf" else "the Hub"
         place = {"oci": "a registry", "s3": "a bucket"}.get(scheme, hub)
-        raise EngineError(f"nobody here brings weights from {place}: mount them")
+        raise EngineError(f"weights from {place} are not fetched here: mount them")
 
 
 def select_program(engine: Engine, available: Mapping[str, str], *, gpus: bool) -> Program | None:
@@ -95,19 +95,19 @@ def artifact_path(artifact: str | None) -> str | None:
     return rest if scheme == "file" else rest.partition("?")[0].partition("@")[0]
 
 
-def _adapters(model: Model, told: Adapters | None) -> tuple[str, ...]:
+def _adapters(model: Model, support: Adapters | None) -> tuple[str, ...]:
     """Return the arguments for the model's adapters, in order."""
-    if told is None or not model.spec.adapters:
+    if support is None or not model.spec.adapters:
         return ()
     scheme = next((a.artifact.partition("://")[0] for a in model.spec.adapters if not a.artifact.startswith(FILE)), "")
     if scheme:
-        raise EngineError(f"adapters: nobody here brings {scheme}://: mount them")
+        raise EngineError(f"adapters: {scheme}:// is not fetched here: mount them")
     values = (
         {"name": model.served(), "adapter": a.name, "adapter_path": artifact_path(a.artifact)}
         for a in model.spec.adapters
     )
-    rows = [word for row in values for word in fill_template((told.each,), row)]
-    return (*told.words, told.joint.join(rows)) if told.joint else (*told.words, *rows)
+    rows = [word for row in values for word in fill_template((support.each,), row)]
+    return (*support.words, support.joint.join(rows)) if support.joint else (*support.words, *rows)
 
 
 def _values(model: Model, model_path: str | None, host: str, port: int, given: Given) -> dict[str, str | None]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-SAYS_S_MAX = 60.0
+CHECK_S_MAX = 60.0
 """Timeout of the check below, which takes 0.1 s without a GPU."""
 _DEVICES = "import xllamacpp; print(*(one['type'].name for one in xllamacpp.get_device_info()))"
 
@@ -29,7 +29,7 @@ def computes_on_cpu_only(python: str) -> bool:
     try:
         asked = subprocess.run(
             [python, "-I", "-c", _DEVICES], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
-            timeout=SAYS_S_MAX, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"},  # one GPU is enough, and quicker
+            timeout=CHECK_S_MAX, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"},  # one GPU is enough, and quicker
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return False

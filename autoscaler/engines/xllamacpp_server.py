@@ -44,7 +44,7 @@ def parse_flags(argv: list[str]) -> dict[str, str]:
     for word in rest:
         flag, equals, value = word.partition("=")
         if flag not in FLAGS:
-            raise ValueError(f"{flag} is not a flag of the xllamacpp server, which knows {' '.join(FLAGS)}")
+            raise ValueError(f"{flag} is not a flag of the xllamacpp server, which supports {' '.join(FLAGS)}")
         if flag in SWITCHES and equals:
             raise ValueError(f"{flag} takes no value")
         if flag not in SWITCHES and not equals:
@@ -56,7 +56,7 @@ def parse_flags(argv: list[str]) -> dict[str, str]:
         options[flag] = value
     for path, scale in parse_adapters(options.get("--lora-scaled", "")):
         if not path or not (scale.isascii() and scale.isdigit()):
-            raise ValueError("--lora-scaled needs PATH:SCALE of each adapter, with commas between")
+            raise ValueError("--lora-scaled needs PATH:SCALE of each adapter, separated by commas")
     missing = [flag for flag in NEEDED if flag not in options]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> str | None:
     except ValueError as error:
         return f"xllamacpp server: {error}"
     except Exception as error:  # noqa: BLE001  any exception of the library ends this process with one line
-        return f"xllamacpp server: the model could not be served (its log above says why): {error}"
+        return f"xllamacpp server: the model could not be served (see its log above): {error}"
     return None
 
 

@@ -2,12 +2,12 @@
 
 An `Api` has one HTTP session. Every request ends within READ_S_MAX or WRITE_S_MAX, including all retries. 429 and
 Retry-After are honoured, with at most TRIES_MAX attempts and random pauses. No write is sent or awaited after this
-process has lost the right to write. An error carries the server's message. A watch is a stream of (type, object) that
-may end without an error at any time (the server drops slow watchers silently); the caller resumes from the last
-version. Nothing is cached here; `autoscaler.kubernetes.watch` does that.
+process has lost the right to write. An error contains the server's message. A watch is a stream of (type, object) that
+may end without an error at any time, because the server drops slow watchers silently. The caller then resumes from the
+last version. `autoscaler.kubernetes.watch` adds a cache.
 
-The rate limit is a token bucket, so that neither a bug nor a burst in this process overloads the API server. A burst
-passes at once (all replicas of a node start together), further requests are sent in order of arrival.
+The rate limit is a token bucket, so that neither a bug nor a burst in this process overloads the API server. A burst is
+sent at once (all replicas of a node start together); further requests are sent in order of arrival.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
 Object = decoding.Object
 
 READ_S_MAX = 30.0
-"""Maximum duration of a read: a hanging API server would never answer."""
+"""Maximum duration of a read, because a hanging API server never responds."""
 WRITE_S_MAX = 60.0
 """Maximum duration of a write: two webhooks in a row may take 30 s each (`timeoutSeconds`)."""
 SEND_S_MIN = 0.001
-"""Minimum timeout of a request that the rate limiter releases at its deadline: for aiohttp 0 means no timeout."""
+"""Minimum timeout of a request that is sent at its deadline: in aiohttp 0 means no timeout."""
 SILENT_S_MAX = 90.0
-"""A watch that is silent for longer is dead: bookmarks arrive about every minute."""
+"""A watch that is silent for longer counts as dead: bookmarks arrive about every minute."""
 TRIES_MAX = 5
 """Maximum attempts of a request while the server is overloaded (429, 503 with Retry-After)."""
 RETRY_AFTER_S_MAX = 10.0
@@ -137,7 +137,7 @@ class Api:
         self.requests = 0
         """Requests sent so far, including watches."""
         self.answers = True
-        """Whether the last request was answered, if only with an error."""
+        """Whether the last request got a response, even an error."""
         self._ahead_s = 0.0
         """Seconds by which the server's clock is ahead of ours."""
 
@@ -156,8 +156,8 @@ class Api:
             await self._session.close()
 
     def unix_s(self) -> float:
-        """The current time of the server's clock, to about a second. Used for times that others read, whose clocks may
-        differ from ours by hours.
+        """The current time of the server's clock, to about a second. Used for times that other processes read, whose
+        clocks may differ from ours by hours.
         """
         return time.time() + self._ahead_s
 
@@ -197,7 +197,7 @@ class Api:
     async def delete(
         self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
     ) -> Object:
-        """DELETE an object; with `uid` or `version` only that exact object, else 409."""
+        """DELETE an object. With `uid` or `version`, an object that differs from it is a 409."""
         wanted = {"uid": uid, "resourceVersion": version}
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if conditions := {key: value for key, value in wanted.items() if value is not None}:
@@ -210,11 +210,11 @@ class Api:
         """List a collection in pages of at most PAGE objects."""
         asked = {**(query or {}), "limit": str(PAGE)}
         while True:
-            said = await self._ask("GET", path, query=asked)
+            body = await self._ask("GET", path, query=asked)
             try:
-                page = read_page(said)
+                page = read_page(body)
             except (ValueError, RecursionError) as error:
-                raise UnreachableError(f"GET {path}: the answer is no list ({type(error).__name__})") from error
+                raise UnreachableError(f"GET {path}: the response is not a list ({type(error).__name__})") from error
             yield page
             if not page.token:
                 return
@@ -258,10 +258,10 @@ class Api:
                 headers = await self._access.headers()
                 await self._budget.turn(method)
         except TimeoutError:
-            raise UnreachableError(f"{method} {path}: not sent, so many others were") from None
+            raise UnreachableError(f"{method} {path}: not sent in time because of the client's rate limit") from None
         within_s = max(SEND_S_MIN, ends_s - asyncio.get_running_loop().time())
         if method != "GET" and self._writes_s() <= 0:
-            raise FencedError(f"{method} {path}: another leads now")
+            raise FencedError(f"{method} {path}: this process no longer leads")
         data = None
         if body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), kind
@@ -306,11 +306,11 @@ class Api:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=within_s),
         ) as answer:
-            said = await answer.read()
+            body = await answer.read()
         self._answered(answer.headers.get("Date"))
         if answer.status >= 400:
-            raise _refusal(answer, said)
-        return said
+            raise _refusal(answer, body)
+        return body
 
     # --- watches -----------------------------------------------------------------------------------------------------
 
@@ -390,24 +390,26 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[tuple[str, Obj
             try:
                 event = read_event(line)
             except (ValueError, RecursionError) as error:  # the server, or a proxy, closed the stream within a line
-                raise aiohttp.ClientPayloadError(f"a line of a watch is no event: {type(error).__name__}") from error
+                raise aiohttp.ClientPayloadError(
+                    f"a line of a watch is not an event: {type(error).__name__}"
+                ) from error
             yield event
 
 
-def _object(path: str, said: bytes) -> Object:
+def _object(path: str, body: bytes) -> Object:
     """Decode the object in a response. Raises ApiError if that fails."""
-    found = read_object(said) if said else {}
+    found = read_object(body) if body else {}
     if isinstance(found, Unreadable):
         raise ApiError(UNREADABLE, "Unreadable", f"{path}: {found.reason}")
     return found
 
 
-def _refusal(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
+def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> ApiError:
     after = answer.headers.get("Retry-After", "")
     retry_after_s = float(after) if after.isdigit() else None
-    found = read_object(said)
+    found = read_object(body)
     if isinstance(found, Unreadable):  # from a proxy, or from a server that is still starting
-        return ApiError(answer.status, answer.reason or "", said[:200].decode(errors="replace"), retry_after_s)
+        return ApiError(answer.status, answer.reason or "", body[:200].decode(errors="replace"), retry_after_s)
     return _status(found, retry_after_s)
 
 

@@ -18,7 +18,7 @@ TEMPLATE_HASH = "pod-template-hash"
 ENDED = frozenset(("Succeeded", "Failed"))
 """Phases of a pod whose containers have all ended."""
 CRASHES = "CrashLoopBackOff"
-"""Waiting reason of a container that its kubelet restarts again and again."""
+"""Waiting reason of a container that its kubelet restarts repeatedly."""
 
 
 class ConfigMapLocation(NamedTuple):
@@ -39,4 +39,4 @@ PLACES = (
     ConfigMapLocation("gpu-operator", "time-slicing-config", by_label_only=True),
     ConfigMapLocation("gpu-operator", "time-slicing-config-all", by_label_only=True),
 )
-"""The device plug-in's ConfigMap, and those in the GPU operator's documentation. The first with a node's key counts."""
+"""The device plug-in's ConfigMap, and those of the GPU operator's documentation. The first with the key is used."""

@@ -1,8 +1,8 @@
 """Decodes API server responses object by object: an object that cannot be decoded does not affect the others. Pure.
 
-msgspec decodes and skips nested values recursively, so about 1,000 levels raise RecursionError wherever they are. The
-API server allows 10,000 levels in fields without a schema. Values nested deeper than DEPTH_MAX are therefore cut out of
-the text before it is decoded again; the rest identifies the object.
+msgspec decodes and skips nested values recursively, so about 1,000 levels anywhere raise RecursionError. The API server
+allows 10,000 levels in fields without a schema. Values nested deeper than DEPTH_MAX are therefore cut out of the text
+before it is decoded again; the rest identifies the object.
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 def is_too_deep(text: bytes, depth_max: int = DEPTH_MAX) -> bool:
-    """Whether JSON is nested deeper than `depth_max`. It runs for each event of each watch, so it uses few C calls:
-    remove escapes and all characters but brackets and quotes, then strings, then count the bracket balance.
+    """Whether JSON is nested deeper than `depth_max`.
+
+    It runs for each event of each watch, so it uses few C calls: it removes escapes and all characters except brackets
+    and quotes, then strings, and counts the balance of brackets.
     """
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -175,8 +177,9 @@ def _unreadable(raw: bytes, of: tuple[str, str], reason: str) -> Unreadable:
 
 
 def read_event(line: bytes) -> tuple[str, Object | Unreadable]:
-    """Decode a watch event into its type and object. Raises msgspec.DecodeError if the line is not an event. A valid
-    event is decoded once. If that fails, its object is decoded separately to find the object's name and the error.
+    """Decode a watch event into its type and object. Raises msgspec.DecodeError if the line is not an event.
+
+    A valid event is decoded once. If that fails, its object is decoded separately to find the name and the error.
     """
     if len(line) <= BYTES_MAX and not is_too_deep(line, DEPTH_MAX + 1) and _CUT not in line:
         try:

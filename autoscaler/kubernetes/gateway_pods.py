@@ -1,10 +1,12 @@
 """Watches the gateways' pods and reports which gateways exist; a gateway's ID is its pod's name. I/O.
 
-A gateway counts as gone when its pod object is deleted or its containers are proven to have ended, never because it is
-silent: a silent gateway may still have requests, and its slot allocations count (interfaces, section 6, Known
-gateways). A gateway whose pod is ready is known, whether or not it reports. A silent gateway known only from its
-reports is looked up: if its name matches the gateways' Deployment and the API server has no such pod, it is gone, since
-its pod ended before the watch began. Gateways with other names may run outside of the cluster; nothing is inferred.
+A gateway counts as gone when its pod object is deleted or its containers are proven to have ended. Silence does not
+suffice: a silent gateway may still have requests, and its slot allocations count (interfaces, section 6, Known
+gateways). A gateway whose pod is ready is known, whether or not it reports.
+
+A silent gateway that is known only from its reports is looked up. If its name matches the gateways' Deployment and the
+API server has no such pod, it is gone: its pod ended before the watch began. Gateways with other names may run outside
+the cluster, so they are not looked up.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ LOOK_S = 5.0
 _OF_A_DEPLOYMENT = re.compile(r"[a-z0-9]{1,10}-[a-z0-9]{5}")
 """The suffix after a Deployment's name in the names of its pods."""
 
-Told = tuple[GatewaySeen | GatewayGone, ...]
+GatewayEvents = tuple[GatewaySeen | GatewayGone, ...]
 
 
 class GatewayPod(NamedTuple):
@@ -49,18 +51,18 @@ def read_gateway_pod(pod: Object) -> GatewayPod:
     return GatewayPod(metadata["name"], metadata["uid"], ready, status.get("phase") in ENDED, family)
 
 
-def derive_gateway_events(change: Change[GatewayPod]) -> Told:
+def derive_gateway_events(change: Change[GatewayPod]) -> GatewayEvents:
     """The events of a gateway that follow from a change of its pod. A new pod of the same name replaces the old one."""
     old, new = change.old, change.new
     gone = old is not None and not old.ended and (new is None or new.uid != old.uid)
-    said: Told = (GatewayGone(gateway=GatewayId(old.name)),) if old is not None and gone else ()
+    events: GatewayEvents = (GatewayGone(gateway=GatewayId(old.name)),) if old is not None and gone else ()
     if new is None:
-        return said
+        return events
     if new.ended:
-        return (*said, GatewayGone(gateway=GatewayId(new.name)))
+        return (*events, GatewayGone(gateway=GatewayId(new.name)))
     if new.ready and (old is None or not old.ready or gone):
-        return (*said, GatewaySeen(gateway=GatewayId(new.name), watched=True))
-    return said
+        return (*events, GatewaySeen(gateway=GatewayId(new.name), watched=True))
+    return events
 
 
 class GatewayPods:
@@ -70,7 +72,7 @@ class GatewayPods:
     """
 
     def __init__(
-        self, api: Api, namespace: str, observe: Callable[[Told], None], selector: str = SELECTOR,
+        self, api: Api, namespace: str, observe: Callable[[GatewayEvents], None], selector: str = SELECTOR,
         silent: Callable[[], Iterable[GatewayId]] = tuple,
     ) -> None:  # fmt: skip
         self._api = api
@@ -84,15 +86,15 @@ class GatewayPods:
         """Watch the pods until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pods.run())
-            tasks.create_task(self._look_often())
+            tasks.create_task(self._poll_silent_gateways())
 
     def _changed(self, changes: list[Change[GatewayPod]]) -> None:
         self._families.update(change.new.family for change in changes if change.new is not None and change.new.family)
-        said = tuple(one for change in changes for one in derive_gateway_events(change))
-        if said:
-            self._observe(said)
+        events = tuple(one for change in changes for one in derive_gateway_events(change))
+        if events:
+            self._observe(events)
 
-    async def _look_often(self) -> None:
+    async def _poll_silent_gateways(self) -> None:
         await self._pods.synced.wait()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -107,7 +109,7 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Query the API server, whose answer is current. If it does not answer, the gateway may exist: True."""
+        """Query the API server, which is more current than the watch. True if it does not respond."""
         try:
             found = await self._api.get(self._path, fieldSelector=f"metadata.name={gateway}")
         except (ApiError, UnreachableError):

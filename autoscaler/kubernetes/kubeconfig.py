@@ -28,9 +28,9 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 
 class ApiAccessError(Exception):
-    """Credentials are missing or unreadable; `says` names where they were searched, or what is missing."""
+    """Credentials are missing or unreadable; `says` is the problem, with the searched locations."""
 
-    def __init__(self, says: str, fix: str = "give --kubeconfig, or run it in a pod") -> None:
+    def __init__(self, says: str, fix: str = "pass --kubeconfig, or run in a pod") -> None:
         super().__init__(f"{says}: {fix}")
         self.says, self.fix = says, fix
 
@@ -78,27 +78,27 @@ async def load_api_access(kubeconfig: Path | None = None) -> ApiAccess:
             try:
                 load_incluster_config(client_configuration=configuration)
             except ConfigException:
-                await load_kube_config(_where_kubectl_looks(), client_configuration=configuration)
+                await load_kube_config(_kubectl_paths(), client_configuration=configuration)
     except (ConfigException, OSError, *MALFORMED) as error:
         where = kubeconfig or "the pod's service account, $KUBECONFIG or ~/.kube/config"
-        why = f"it is no kubeconfig ({type(error).__name__})" if isinstance(error, MALFORMED) else error
-        raise ApiAccessError(f"no way to a Kubernetes API server from {where}: {why}") from error
+        why = f"it is not a kubeconfig ({type(error).__name__})" if isinstance(error, MALFORMED) else error
+        raise ApiAccessError(f"found no access to a Kubernetes API server in {where}: {why}") from error
     return ApiAccess(configuration)
 
 
-def _where_kubectl_looks() -> str:
+def _kubectl_paths() -> str:
     """The paths in $KUBECONFIG, else the default path. Raises ApiAccessError."""
-    told = os.environ.get("KUBECONFIG", "")
-    return _there(told, "any path of $KUBECONFIG") if told else _there(DEFAULT, DEFAULT)
+    paths = os.environ.get("KUBECONFIG", "")
+    return _there(paths, "any path of $KUBECONFIG") if paths else _there(DEFAULT, DEFAULT)
 
 
 def _there(paths: str, shown: str) -> str:
-    """Return `paths`. Raises ApiAccessError if none of them exists: the client would only log the paths and go on."""
+    """Return `paths`. Raises ApiAccessError if none of them exists, because the client would only log that."""
     found = [path for each in paths.split(os.pathsep) if each and os.path.exists(path := os.path.expanduser(each))]  # noqa: PTH110, PTH111  Path's raise
     if not found:
         raise ApiAccessError(f"there is no kubeconfig at {shown}")
     for path in found:
         mode = Path(path).stat().st_mode
         if stat.S_ISCHR(mode) or (stat.S_ISFIFO(mode) and not path.startswith("/dev/")):  # reading it might never end
-            raise ApiAccessError(f"{path} is no file that has an end")
+            raise ApiAccessError(f"{path} is a device or pipe, not a regular file")
     return paths

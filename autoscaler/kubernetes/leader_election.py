@@ -1,9 +1,9 @@
 """Leader election: reads and writes the Lease and notifies this process of gained and lost leadership. I/O.
 
 `autoscaler.kubernetes.lease_state_machine` decides what is written and whether we lead. When leadership is lost,
-`follow` is called before anything else is tried, and it has stopped all work in progress before the Lease can be
-acquired again. Every request ends within a fifth of the Lease's duration. The watch on the holder only shortens the
-wait after a release; decisions use what was read. Wall-clock times are written for people and never read.
+`follow` is called first, and it stops all work in progress before the Lease can be acquired again. Every request ends
+within a fifth of the Lease's duration. The watch on the holder only shortens the wait after a release; decisions use
+the Lease as read. Wall-clock times are written for people and never read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autoscaler.kubernetes.lease_state_machine import RENEW, ElectionCandidate, 
 from autoscaler.kubernetes.watch import Watched
 
 JITTER = 0.9
-"""Each wait is multiplied by a random factor from this to 1, so that candidates do not write all at once."""
+"""Each wait is multiplied by a random factor between this and 1, so that candidates do not write simultaneously."""
 RELEASE_S_MAX = 2.0
 """Maximum wait of a terminating process; without a release the next leader waits until the Lease expires."""
 
@@ -57,7 +57,7 @@ class Elector:
         self._candidate = ElectionCandidate(identity)
         self._found: Object = {}
         """The Lease as last read or written, so that a write keeps foreign labels."""
-        self._told: int | None = None
+        self._reported_epoch: int | None = None
         self._begun = False
         """Whether `lead` has returned; False: it raised, and is called again."""
         self._wake = asyncio.Event()
@@ -68,13 +68,13 @@ class Elector:
         return self._candidate.writes_s(self._clock())
 
     def in_touch(self) -> bool:
-        """Whether the API server answered the last request. The watch breaks with the server, and a leader sends five
-        requests per Lease duration.
+        """Whether the API server responded to the last request. It is current, because a leader sends five requests per
+        Lease duration.
         """
         return self._api.answers
 
     async def run(self, process: Process) -> None:
-        """Take part in the election until cancelled; call `release` afterwards."""
+        """Run the election until cancelled; call `release` afterwards."""
         holder = Watched(
             self._api, self._path, _holder, lambda _: self._wake.set(), fieldSelector=f"metadata.name={self._name}"
         )
@@ -83,7 +83,7 @@ class Elector:
             tasks.create_task(self._campaign(process))
 
     async def release(self) -> None:
-        """Release the Lease so that another may lead at once. No work of ours may be in progress."""
+        """Release the Lease so that another process can lead at once. None of our orders may be in progress."""
         write = self._candidate.release(self._clock())
         if write is None:
             return
@@ -102,10 +102,10 @@ class Elector:
                     await self._round(process, limit)
             except (ApiError, UnreachableError, TimeoutError) as error:
                 self._candidate.failed()
-                self._say(str(error) or "no answer in time")
+                self._log_trouble(str(error) or "timed out")
             else:
-                self._say("")
-            await self._tell(process)
+                self._log_trouble("")
+            await self._notify(process)
             now_s = self._clock()
             wait_s = max(0.0, self._candidate.due_s(now_s) - now_s)
             try:
@@ -117,31 +117,31 @@ class Elector:
     async def _round(self, process: Process, limit: asyncio.Timeout) -> None:
         """Read and write the Lease once, if due."""
         one = self._candidate
-        await self._tell(process, limit)
+        await self._notify(process, limit)
         if one.must_look(self._clock()):
             one.saw(await self._read(), self._clock())
-            await self._tell(process, limit)
+            await self._notify(process, limit)
         write = one.write(self._clock(), process.heard())
-        await self._tell(process, limit)
+        await self._notify(process, limit)
         if write is not None:
             started_s = self._clock()
             record = await self._write(write)
             one.wrote(write, record, started_s, self._clock())
 
-    async def _tell(self, process: Process, limit: asyncio.Timeout | None = None) -> None:
-        """Notify the process of a change. Loss of leadership comes first, and the time limit waits for `follow`."""
-        if self._told is not None and self._candidate.epoch(self._clock()) != self._told:
-            log.warning("event=leadership_lost epoch=%d", self._told)
+    async def _notify(self, process: Process, limit: asyncio.Timeout | None = None) -> None:
+        """Notify the process of a gained or lost leadership. The time limit is suspended during `follow`."""
+        if self._reported_epoch is not None and self._candidate.epoch(self._clock()) != self._reported_epoch:
+            log.warning("event=leadership_lost epoch=%d", self._reported_epoch)
             if limit is not None:
                 limit.reschedule(None)
             await process.follow()
-            self._told = None
+            self._reported_epoch = None
             if limit is not None:
                 limit.reschedule(asyncio.get_running_loop().time() + self._candidate.duration_s * RENEW)
         epoch = self._candidate.epoch(self._clock())
-        if epoch is not None and (self._told is None or not self._begun):
+        if epoch is not None and (self._reported_epoch is None or not self._begun):
             log.warning("event=leadership_acquired epoch=%d", epoch)
-            self._told, self._begun = epoch, False
+            self._reported_epoch, self._begun = epoch, False
             process.lead(epoch)
             self._begun = True
 
@@ -183,7 +183,7 @@ class Elector:
             renewed=spec.get("renewTime") or "",
         )
 
-    def _say(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         """Log each new error once, and its end."""
         if trouble != self._trouble:
             log.warning("event=lease_trouble error=%s", trouble or "none")

@@ -1,13 +1,16 @@
 """Leader election between autoscalers through one shared record: state machine without I/O. Pure.
 
 Decides what to write into the record, whether this process leads, in which epoch, and until when it may act. The record
-is a coordination.k8s.io/v1 Lease; `autoscaler.kubernetes.leader_election` reads and writes it. Invariant: two processes
-never lead at once, whatever their wall clocks say. A write is conditional on the record version that was read. Another
-holder's Lease may be taken after it stayed unchanged, on our own monotonic clock, for its stated duration. The holder
-stops leading MARGIN before that, counted from the start of its last successful write, so a suspended process has lost
-leadership when it resumes. A deleted Lease does not free the leadership at once, because its holder may not know yet:
-a process that knows an earlier one, from the Lease, gateways or agents, waits for the same duration before it creates a
-new one. The epoch rises with every acquisition, also by the same holder, and above all reported epochs.
+is a coordination.k8s.io/v1 Lease; `autoscaler.kubernetes.leader_election` reads and writes it.
+
+Invariant: two processes never lead at once, even if their wall clocks are wrong. A write is conditional on the record
+version that was read. Another holder's Lease may be acquired after it stayed unchanged for its stated duration, on our
+monotonic clock. The holder stops leading MARGIN earlier, counted from the start of its last successful write, so a
+suspended process has lost the leadership when it resumes.
+
+The holder of a deleted Lease may not know of the deletion yet. A process that knows of an earlier Lease, from itself,
+gateways or agents, therefore waits for the same duration before it creates a new one. The epoch increases with every
+acquisition, also by the same holder, and exceeds all reported epochs.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from typing import NamedTuple
 RENEW, MARGIN = 0.2, 0.2
 """Fractions of the duration: renewal interval, and how early a holder stops so that its last requests have ended."""
 LOOK_S_MAX = 1.0
-"""Maximum interval between a follower's reads: a leader's death is noticed with this delay."""
+"""Maximum interval between a follower's reads, which delays the detection of a failed leader."""
 EPOCH_MAX = (1 << 31) - 1
 """Maximum of leaseTransitions, an int32: beyond it no acquisition would be possible."""
 AHEAD_MAX = 100_000
-"""Maximum lead over the Lease's epoch at which an epoch reported by a gateway or an agent is believed. A correct one is
-never higher: it would take one acquisition a minute for ten weeks before the Lease was deleted. The bound keeps a wrong
-report from using up the epochs: EPOCH_MAX is more than 20,000 times as large.
+"""Reported epochs that exceed the Lease's epoch by more than this are ignored. Correct ones never do: that would take
+one acquisition a minute for ten weeks before the Lease was deleted. The bound prevents that a wrong report uses up the
+epochs: EPOCH_MAX is more than 20,000 times as large.
 """
 
 
@@ -38,7 +41,7 @@ class LeaseRecord(NamedTuple):
     epoch: int
     duration_s: float
     renewed: str = ""
-    """As the holder wrote it: it changes with every write, and is never compared with a clock."""
+    """As the holder wrote it. It changes with every write and is never compared with a clock."""
 
 
 class Write(NamedTuple):
@@ -52,7 +55,7 @@ class Write(NamedTuple):
 
 
 class ElectionCandidate:
-    """A candidate for leadership. `identity` is unique to this process, also among earlier ones at the same place."""
+    """A candidate for leadership. `identity` is unique to this process, also among earlier processes on its host."""
 
     def __init__(self, identity: str, duration_s: int = 15) -> None:
         self.identity = identity
@@ -60,13 +63,13 @@ class ElectionCandidate:
         """Lease duration of the next write."""
         self._record: LeaseRecord | None = None
         self._since_s: float | None = None
-        """When the record was first seen in its current state, or missing."""
+        """When the record was first read in its current state, or as missing."""
         self._highest = 0
-        """The highest epoch of all records seen."""
+        """The highest epoch of all records that were read."""
         self._lasts_s = 0.0
-        """The duration of the last record; 0: none was seen yet."""
+        """The duration of the last record; 0: none was read yet."""
         self._floor = 0
-        """The highest believed epoch that gateways or agents reported."""
+        """The highest accepted epoch that gateways or agents reported."""
         self._ours = False
         """The record disappeared while we led."""
         self._known = False
@@ -132,7 +135,7 @@ class ElectionCandidate:
         floor = max((one for one in heard if one <= self._highest + AHEAD_MAX), default=0)
         if floor > max(self._floor, self._highest):
             self._floor = floor
-            if record is None:  # another led meanwhile, with a Lease that is deleted, too
+            if record is None:  # another process led in between, and its Lease was deleted, too
                 self._since_s = now_s
         if epoch is not None and floor > epoch:
             self._epoch = None

@@ -1,10 +1,10 @@
-"""Determines which installation serves the Models of each namespace: reads, takes and renews the Leases CLAIM. I/O.
+"""Determines which installation serves the Models of each namespace, by Leases with the name CLAIM. I/O.
 
-`autoscaler.spec.ownership` decides when to take or renew a Lease. Every process of an installation renews it, leader or
-not: the holder is the installation. A known holder stays valid while the API server rejects requests or does not
-answer. If the server refuses to create a free Lease for GRACE_S (missing permission, webhook, quota), the Models of
-that namespace are served without a Lease, which is logged. While errors prevent reading the Lease, another installation
-may hold it, so the Models of that namespace wait.
+`autoscaler.spec.ownership` decides when to acquire or renew a Lease. The holder is the installation, so each of its
+processes renews the Lease, leader or not. A known holder stays valid while the API server rejects requests or does not
+respond. If the server rejects the Lease for GRACE_S (missing permission, webhook, quota), the Models of that namespace
+are served without a Lease, which is logged. While errors prevent reading the Lease, another installation may hold it,
+so the Models of that namespace are not served.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autoscaler.spec.ownership import CLAIM, CLAIM_S, Claim
 LOOK_S, RETRY_S, CONFLICT_S = 60.0, 1.0, 0.05
 """Pause between two reads of a Lease; after an error; and after a write conflict with another process."""
 GRACE_S = 10.0
-"""How long the API server may refuse before Models are served without a Lease: permissions may be granted late."""
+"""How long the API server may reject a Lease before Models are served without it: permissions may be granted late."""
 AT_ONCE_MAX = 16
 """Maximum concurrent requests: many namespaces are claimed at the first start."""
 NOT_FOUND, CONFLICT = 404, 409
@@ -34,8 +34,8 @@ _log = logging.getLogger("pilotlight.autoscaler.resources")
 
 
 class ModelClaims:
-    """The claims of the installation `me`. `known` is called at each change with the known mapping of namespaces to
-    the installations that serve their Models.
+    """The claims of the installation `me`. `known` is called at each change with a mapping of namespaces to the
+    installations that serve their Models.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class ModelClaims:
         self._claims: dict[str, Claim] = {}
         self._holders: dict[str, str] = {}
         self._due_s: dict[str, float] = {}
-        self._told: dict[str, str] | None = None
+        self._reported: dict[str, str] | None = None
         self._news = asyncio.Event()
         self._fails_s: dict[str, float] = {}
-        """Namespace -> since when the API server refuses."""
+        """Namespace -> time of the first of the current rejections."""
         self._without: set[str] = set()
         """Namespaces whose Models are served without a Lease."""
 
@@ -77,15 +77,15 @@ class ModelClaims:
         now_s, limit = self._clock(), asyncio.Semaphore(AT_ONCE_MAX)
         due = [one for one in sorted(self._wanted) if self._due_s.get(one, now_s) <= now_s]
         await asyncio.gather(*(self._settle(one, limit) for one in due))
-        self._tell()
+        self._report()
         next_s = min((self._due_s.get(one, now_s) for one in self._wanted), default=math.inf)
         return max(0.0, next_s - self._clock())
 
-    def _tell(self) -> None:
-        if self._told != self._holders:
+    def _report(self) -> None:
+        if self._reported != self._holders:
             holders = dict(self._holders)
             self._known(holders)
-            self._told = holders
+            self._reported = holders
 
     async def _settle(self, namespace: str, limit: asyncio.Semaphore) -> None:
         try:
@@ -100,7 +100,7 @@ class ModelClaims:
             self._fails_s.pop(namespace, None)
             self._without.discard(namespace)
             self._due_s[namespace] = self._clock() + LOOK_S
-        self._tell()
+        self._report()
 
     def _refused(self, namespace: str, error: ApiError) -> None:
         now_s = self._clock()
@@ -116,7 +116,7 @@ class ModelClaims:
         self._due_s[namespace] = now_s + (LOOK_S if is_over else again_s)
 
     async def _hold(self, namespace: str) -> None:
-        """Read the Lease, and take or renew it if that is due. Raises ApiError, UnreachableError."""
+        """Read the Lease, and acquire or renew it if that is due. Raises ApiError, UnreachableError."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         found: Object | None
         try:

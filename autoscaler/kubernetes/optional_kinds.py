@@ -1,8 +1,8 @@
 """Watches collections whose kind the cluster may not have yet; each watch starts once its kind exists. I/O.
 
-Changes are reported only after all collections have been listed; a missing kind counts as an empty collection. Changes
-within TOGETHER_S are reported together. A collection that is not optional and may not be read blocks the reports; its
-`WatchHealth` logs that.
+Changes are reported once all collections have been listed; a missing kind counts as an empty collection. Changes within
+TOGETHER_S are reported together. A collection that is not optional but may not be read blocks the reports, which its
+`WatchHealth` logs.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Kinds:
     ) -> Watched[T]:  # fmt: skip
         """Add a collection. `changed` is called with each change at once, before `put`; `optional` as in Watched."""
 
-        def hear(changes: list[Change[T]]) -> None:
+        def on_change(changes: list[Change[T]]) -> None:
             changed(changes)
             self._news.set()
 
-        watched = Watched(self._api, path, read, hear, optional=optional)
+        watched = Watched(self._api, path, read, on_change, optional=optional)
         self._watches[path] = watched
         return watched
 
@@ -69,18 +69,18 @@ class Kinds:
         async with asyncio.TaskGroup() as tasks:
             for path, watched in self._watches.items():
                 tasks.create_task(self._follow(path, watched))
-                tasks.create_task(self._say_synced(path, watched.synced))
+                tasks.create_task(self._report_synced(path, watched.synced))
             tasks.create_task(self._put_often())
 
     async def _follow(self, path: str, watched: Watched[Any]) -> None:
         """Wait until the kind exists, then watch it."""
-        pause_s = await self._look(path, watched)
+        pause_s = await self._is_readable(path, watched)
         while pause_s is not None:
             await asyncio.sleep(pause_s)
-            pause_s = await self._look(path, watched)
+            pause_s = await self._is_readable(path, watched)
         await watched.run()
 
-    async def _look(self, path: str, watched: Watched[Any]) -> float | None:
+    async def _is_readable(self, path: str, watched: Watched[Any]) -> float | None:
         """None if the collection can be read, else the seconds until the next check."""
         try:
             await self._api.check(path)
@@ -96,7 +96,7 @@ class Kinds:
         self._absent.discard(path)
         return None
 
-    async def _say_synced(self, path: str, synced: asyncio.Event) -> None:
+    async def _report_synced(self, path: str, synced: asyncio.Event) -> None:
         await synced.wait()
         if path not in self._whole:  # otherwise it was just reported, and would be reported twice
             self._news.set()

@@ -1,10 +1,10 @@
 """The permissions that an autoscaler needs in a cluster: granted by the chart, checked by `pilotlight doctor`. Pure.
 
-Each permission names its scope: the whole cluster, the engines' namespace, our own (the Lease, the gateways' pods), or
-one in which workloads are adopted. With scope `namespace` no cluster-wide permission is needed, and the features that
-need one are off. Permissions to change objects of others (adoption, cordons) are needed only if the feature is enabled.
-So are volumes, because their creator can name any folder of any node (the chart's admission policy restricts
-ours to the nodes' stores).
+Each permission has a scope: the whole cluster, the engines' namespace, our own (the Lease, the gateways' pods), or one
+in which workloads are adopted. With scope `namespace` no cluster-wide permission is needed, and the features that need
+one are off. Permissions to change objects of others (adoption, cordons) are needed only if the feature is enabled. The
+same applies to volumes, because their creator can name any folder of any node; the chart's admission policy restricts
+ours to the nodes' stores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Right(NamedTuple):
     use: str
     """The feature that needs it."""
     optional: bool = False
-    """Without it only that feature is off."""
+    """Without the permission, only that feature is off."""
     named: bool = False
     """Limited to our own object (the Lease)."""
     name: str = ""
@@ -41,12 +41,14 @@ class Right(NamedTuple):
 
 
 _READ = ("get", "list", "watch")
-_SHARING = "how a node's GPUs are shared is read of the device plug-in's configuration, where labels do not tell"
-_DEVICES = "devices of DRA drivers are found, and who has them"
+_SHARING = "the sharing mode of GPUs is read from the device plug-in's configuration if labels do not give it"
+_DEVICES = "devices of DRA drivers and their users are known"
 _EVERYWHERE = (
     Right("", "nodes", _READ, "cluster", "devices are found"),
-    Right("", "pods", _READ, "cluster", "devices that others use are seen"),
-    Right("authentication.k8s.io", "tokenreviews", ("create",), "cluster", "gateways are let in by their tokens"),
+    Right("", "pods", _READ, "cluster", "devices used by other pods are known"),
+    Right(
+        "authentication.k8s.io", "tokenreviews", ("create",), "cluster", "gateways are authenticated by their tokens"
+    ),
     Right("pilotlight.dev", "tenants", _READ, "cluster", "Tenant resources are read"),
     *(
         Right("", "configmaps", _READ, "cluster", _SHARING, optional=True, name=name)
@@ -58,33 +60,37 @@ _EVERYWHERE = (
 _DOCUMENTS = (
     ("pilotlight.dev", "models", _READ, "Model resources are read", False),
     ("pilotlight.dev", "models/status", ("get", "patch"), "a Model's status is written", False),
-    ("", "events", ("create", "patch"), "Events tell what happens", True),
+    ("", "events", ("create", "patch"), "Events about Models are written", True),
 )
-_ONE_SERVES = "if several installations read a namespace, one of them serves its Models"
+_ONE_SERVES = "only one of several installations serves the Models of a namespace"
 _ADOPTION = (
     ("apps", "deployments", _READ, "annotated Deployments are found", True),
     ("apps", "statefulsets", _READ, "annotated StatefulSets are found", True),
     ("apps", "deployments/scale", ("get", "patch"), "adopted Deployments are scaled", True),
     ("apps", "statefulsets/scale", ("get", "patch"), "adopted StatefulSets are scaled", True),
-    ("apps", "deployments/status", ("patch",), "adopted Deployments show why they are scaled so", True),
-    ("apps", "statefulsets/status", ("patch",), "adopted StatefulSets show why they are scaled so", True),
-    ("autoscaling", "horizontalpodautoscalers", ("list", "watch"), "another autoscaler is noticed", True),
-    ("keda.sh", "scaledobjects", ("list", "watch"), "another autoscaler is noticed", True),
+    ("apps", "deployments/status", ("patch",), "the status of adopted Deployments shows why they are scaled", True),
+    ("apps", "statefulsets/status", ("patch",), "the status of adopted StatefulSets shows why they are scaled", True),
+    ("autoscaling", "horizontalpodautoscalers", ("list", "watch"), "other autoscalers are detected", True),
+    ("keda.sh", "scaledobjects", ("list", "watch"), "other autoscalers are detected", True),
 )
 _ADOPTED_PODS = (
-    ("", "pods", ("patch",), "the drained pod of an adopted Deployment goes first", True),
+    ("", "pods", ("patch",), "the drained pod of an adopted Deployment is deleted first", True),
     ("", "events", ("list",), "the reason why a pod of an adopted workload waits for a volume is reported", True),
 )
-"""In the engines' namespace these are needed without adoption, too."""
-_CORDONS = (Right("", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` are kept", optional=True),)
-_CUT = "GPUs of idle nodes are cut anew"
+"""In the engines' namespace these permissions are needed without adoption, too."""
+_CORDONS = (
+    Right(
+        "", "nodes", ("patch",), "cluster", "`pilotlight cordon` and `drain` survive a change of leader", optional=True
+    ),
+)
+_CUT = "GPUs of idle nodes are repartitioned"
 _ENGINES = (
     Right("", "pods", (*_READ, "create", "patch", "delete"), "engines", "engines are started and stopped"),
     Right("", "events", ("list",), "engines", "the reason why a pod waits for a volume is reported", optional=True),
-    Right("", "resourcequotas", _READ, "engines", "what a ResourceQuota leaves is known", optional=True),
-    Right("", "limitranges", ("list", "watch"), "engines", "a refused start is tried again at once", optional=True),
+    Right("", "resourcequotas", _READ, "engines", "the remainder of each ResourceQuota is known", optional=True),
+    Right("", "limitranges", ("list", "watch"), "engines", "a rejected start is retried early", optional=True),
     Right(
-        "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets keep Replicas from being moved",
+        "policy", "poddisruptionbudgets", _READ, "engines", "PodDisruptionBudgets protect Replicas from eviction",
         optional=True,
     ),
 )  # fmt: skip
@@ -94,26 +100,26 @@ _CLAIMS = (
         "engines get devices of DRA drivers", optional=True,
     ),
 )  # fmt: skip
-_SEEN = "engines see the weights of their node's store by a volume"
+_SEEN = "engines mount the weights of their node's store as a volume"
 _VOLUMES = (
     Right("", "persistentvolumes", ("create", "patch"), "cluster", _SEEN, optional=True),
     Right("", "persistentvolumeclaims", ("create", "patch"), "engines", _SEEN, optional=True),
 )
-_ADDED = "nodes are added by Karpenter and given back"
+_ADDED = "nodes are added and removed through Karpenter"
 _KEPT = Right(
-    "", "nodes", ("patch",), "cluster", "a node waits until what is attached to it is detached", optional=True
+    "", "nodes", ("patch",), "cluster", "a node is removed only after its attached devices are detached", optional=True
 )
-_FABRIC, _CRO = "GPUs of a fabric are attached and given back", "cro.hpsys.ibm.ie.com"
-_PUBLISHED = "claims of anybody get GPUs of a fabric (`redfish.publish`)"
-_KUEUE = "queues of Kueue give room"
-_QUEUED = "nodes are asked for by ProvisioningRequests"
-_GROWS = "groups of machines that grow are seen, and what they bring is not ordered again"
+_FABRIC, _CRO = "GPUs of a fabric are attached and detached", "cro.hpsys.ibm.ie.com"
+_PUBLISHED = "ResourceClaims of all pods can get GPUs of a fabric (`redfish.publish`)"
+_KUEUE = "capacity is requested through queues of Kueue"
+_QUEUED = "nodes are requested through ProvisioningRequests"
+_GROWS = "machines that a growing machine group will add are not ordered again"
 _GROUPS = (
     Right("cluster.x-k8s.io", "machinedeployments", ("list",), "cluster", _GROWS, optional=True),
     Right("cluster.x-k8s.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
     Right("machine.openshift.io", "machinesets", ("list",), "cluster", _GROWS, optional=True),
 )
-_LEARNT = "what providers of capacity took is remembered by who leads next"
+_LEARNT = "the next leader knows the lead times of capacity providers"
 _REMEMBERED = (
     Right("", "configmaps", ("create",), "home", _LEARNT, optional=True),
     Right("", "configmaps", ("get", "patch"), "home", _LEARNT, optional=True, name="pilotlight-learnt"),
@@ -137,7 +143,7 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
         Right(
             "karpenter.sh", "nodeclaims", ("get", "list", "create", "patch", "delete"), "cluster", _ADDED, optional=True
         ),
-        Right("", "nodes", ("patch",), "cluster", "idle nodes of Karpenter do not stay for ever", optional=True),
+        Right("", "nodes", ("patch",), "cluster", "Karpenter can remove idle nodes", optional=True),
     ),
     "redfish": (
         Right("", "configmaps", ("get", "patch"), "home", _FABRIC, optional=True, name="pilotlight-fabric"),
@@ -177,22 +183,22 @@ _CAPACITY: Mapping[str, tuple[Right, ...]] = {
 _HOME = (
     Right("coordination.k8s.io", "leases", ("create",), "home", "one autoscaler leads"),
     Right("coordination.k8s.io", "leases", (*_READ, "update"), "home", "one autoscaler leads", named=True),
-    Right("", "pods", _READ, "home", "gateways that are silent are told from those that are gone"),
+    Right("", "pods", _READ, "home", "silent gateways are distinguished from gateways that are gone"),
 )
 
 
 OFF = (
     "Tenant resources are not read: Tenants are documents (of the chart: in the Secret `tenantsSecret`)",
     "nodes are not read: devices are those of Settings `nodes`, else as many as a ResourceQuota allows",
-    "the plan chooses no node: the Kubernetes scheduler does",
-    "tokens of gateways are not checked: they show certificates",
-    "agents of nodes: device memory and health are not measured, and a Slice is taken for clean after a while",
-    "`pilotlight cordon` and `drain` do not outlive the autoscaler that leads",
+    "the Kubernetes scheduler chooses the nodes, not Pilotlight",
+    "tokens of gateways are not checked: gateways authenticate by certificates",
+    "without node agents, device memory and health are not measured, and Slices are assumed clean after a fixed time",
+    "`pilotlight cordon` and `drain` are lost when another autoscaler leads",
     "Models, Deployments, StatefulSets and KubeAI's Models of other namespaces are not served",
-    "providers of more capacity are refused: which nodes there are is not known",
-    "weights are not seen as volumes of nodes' stores: they come out of claims (pvc://)",
+    "capacity providers are rejected, because the existing nodes are not known",
+    "weights are mounted from claims (pvc://), not from nodes' stores",
 )
-"""What does not work with scope `namespace`, for people."""
+"""Limitations of scope `namespace`, as shown to users."""
 
 
 def list_required_rights(

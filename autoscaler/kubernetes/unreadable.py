@@ -41,7 +41,7 @@ def report_fault(model: None, what: str, reason: str) -> None:
 
 
 def log_fault(what: str, reason: str) -> None:
-    """Log the exception of a watch; an empty `reason` (it recovered) is not logged."""
+    """Log the exception of a watch; an empty `reason` (the watch recovered) is not logged."""
     if reason:
         report_fault(None, what, reason)
 

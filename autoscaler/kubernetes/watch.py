@@ -1,11 +1,11 @@
 """A list-and-watch cache of one API collection. I/O.
 
-A watch that ends (all do) or falls silent resumes from the last version. If that version is too old (410), or the watch
-does not show an event that we know of (`expect`, `suspect`), the whole collection is read again. Changes are derived
-from levels, so none is missed across a break: an object that disappeared meanwhile is reported as deleted, and late or
-repeated events are ignored. `watch_health` logs why nothing is received. `read` reduces each object to the fields that
-its user needs; the rest is not kept. An unreadable object is logged once and keeps its last value; it does not affect
-the others (`unreadable` of the Api).
+A watch that ends or is silent for too long resumes from the last version. If that version is too old (410), or the
+watch does not deliver an event that we know of (`expect`, `suspect`), the whole collection is read again. Changes are
+derived by comparing states, so none is missed during an interruption: an object that disappeared is reported as
+deleted, and late or repeated events are ignored. `watch_health` logs failures. `read` returns the facts to keep of each
+object. An unreadable object is logged once, keeps its last value, and does not affect the others (`unreadable` of the
+Api).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from autoscaler.kubernetes.watch_health import WatchHealth
 T = TypeVar("T")
 
 WATCH_S = (290.0, 350.0)
-"""The server ends a watch after a random time in this range, so that not all reconnect at once."""
+"""The server ends a watch after a random time in this range, so that watches do not reconnect simultaneously."""
 RETRY_S, RETRY_S_MAX = 0.2, 10.0
 LASTED_S = 1.0
-"""A watch that ends sooner without any event counts as a failure: the next is opened after a pause."""
+"""A watch that ends sooner without any event counts as a failure: the next one is opened after a pause."""
 SUSPECT_S = 5.0
 """A known change must be received within this time; otherwise the watch is no longer trusted."""
 LIST_SILENT_S_MAX = 10.0
@@ -38,7 +38,7 @@ VERSION_DIGITS_MAX = 20
 """Digits of a 64-bit number."""
 GONE = 410
 GONE_MAX = 10_000
-"""Deleted objects whose versions are remembered, so that a late event does not restore one."""
+"""Number of deleted objects whose versions are remembered, so that a late event does not restore one."""
 INITIAL_END = "k8s.io/initial-events-end"
 STREAMING_LISTS_REFUSED = frozenset((400, 422))
 """Status of a server without streaming lists (before 1.32, or disabled)."""
@@ -64,8 +64,8 @@ class SuspicionError(Exception):
 
 
 class Watched(Generic[T]):
-    """One watched collection. `read` returns what is kept of an object, None if it is irrelevant. An `optional`
-    collection that we may not read, or that the server does not have, counts as listed, and is retried.
+    """One watched collection. `read` returns the facts to keep of an object, or None to ignore it. An `optional`
+    collection that we may not read, or that the server does not have, counts as listed and empty, and is retried.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class Watched(Generic[T]):
         """Whether the current watch has delivered an event."""
         self._expected = 0
         self._due_s: float | None = None
-        """When the watch is no longer trusted, unless it reaches `_expected` by then."""
+        """When the collection is read again, unless the watch reaches `_expected` by then."""
         self._patience: asyncio.Timeout | None = None
         self.items: dict[ObjectKey, T] = {}
         self.synced = asyncio.Event()
         """Set once all existing objects have been reported."""
         self.trouble = ""
-        """Why nothing is received now; empty: no problem."""
+        """Why the watch fails now; empty: no problem."""
         self.fault = ""
         """The contained exception of the callback; empty: none since the last full read."""
         self.gap = False
-        """The changes being reported were found by a full read, so it is unknown how a missing object ended."""
+        """The changes being reported were found by a full read, so the last states of deleted objects are unknown."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -129,7 +129,7 @@ class Watched(Generic[T]):
                     self._version = None
                 else:
                     self.hearing.broke(error)
-            except Exception as error:  # noqa: BLE001  callbacks may raise anything; it is reported, and the list is read again
+            except Exception as error:  # noqa: BLE001  any exception of a callback is reported, and the list is read again
                 reraise_memory_error(error)
                 self.trouble = describe_error(error)
                 self._set_fault(self.trouble)
@@ -137,7 +137,7 @@ class Watched(Generic[T]):
             if self._heard or loop.time() - began_s >= LASTED_S:
                 wait_s = RETRY_S
                 if not self.trouble:
-                    continue  # a stream that ends is normal
+                    continue  # the end of a stream is no error
             await asyncio.sleep(max(asked_s, wait_s) * random.uniform(0.5, 1) + asked_s / 2)  # noqa: S311  no secret
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
@@ -147,16 +147,16 @@ class Watched(Generic[T]):
             self._api.unreadable.fault(f"watch {self._path}", reason)
 
     def expect(self, version: str) -> None:
-        """Expect the watch to reach this version (of one of our writes) within SUSPECT_S."""
+        """Require the watch to reach this version (of one of our writes) within SUSPECT_S."""
         number = _number(version)
         if number > max(self._expected, _number(self._version or "")):
             self._expected = number
-            self._doubt()
+            self._start_suspicion()
 
     def suspect(self) -> None:
-        """Read the collection again after SUSPECT_S, whatever is received until then: something contradicts it."""
+        """Read the collection again after SUSPECT_S, because another observation contradicts the watch."""
         self._expected = NEVER
-        self._doubt()
+        self._start_suspicion()
 
     async def refresh(self) -> None:
         """Return when all changes from before this call have been reported, even if the watch lags behind.
@@ -165,9 +165,9 @@ class Watched(Generic[T]):
         """
         missing = set(self.items)
         await self._list(missing)
-        self._tell_gone(missing)
+        self._report_gone(missing)
 
-    def _doubt(self) -> None:
+    def _start_suspicion(self) -> None:
         if self._due_s is None:
             self._due_s = asyncio.get_running_loop().time() + SUSPECT_S
             if self._patience is not None:
@@ -186,7 +186,7 @@ class Watched(Generic[T]):
                 self._streams = False
         if not self._streams:
             self._version = await self._list(missing)
-        self._tell_gone(missing)
+        self._report_gone(missing)
         self._api.unreadable.keep(self, self._versions)
         self._expected, self._due_s = 0, None
         self._set_fault("")
@@ -202,7 +202,7 @@ class Watched(Generic[T]):
                     self._see(event, found, missing)
                 elif (found["metadata"].get("annotations") or {}).get(INITIAL_END) == "true":
                     return _version_of(found)
-        raise UnreachableError(f"watch {self._path}: it ended before it had told everything")
+        raise UnreachableError(f"watch {self._path}: it ended before all objects were listed")
 
     async def _list(self, missing: set[ObjectKey]) -> str:
         version = ""
@@ -227,7 +227,7 @@ class Watched(Generic[T]):
                         self._see(event, found, None)
                     self._reach(_version_of(found))
         except TimeoutError:
-            raise SuspicionError(f"watch {self._path}: it does not show what has happened") from None
+            raise SuspicionError(f"watch {self._path}: it did not deliver a known change") from None
         finally:
             self._patience = None
 
@@ -258,13 +258,13 @@ class Watched(Generic[T]):
         else:
             try:
                 seen = self._read(found)
-            except Exception as error:  # noqa: BLE001  each kind has its own reader; its fault must affect this object only
+            except Exception as error:  # noqa: BLE001  an exception of the reader must affect this object only
                 reraise_memory_error(error)
                 one = self._not_read(found, f"{type(error).__name__}: {error}")
                 self._api.unreadable.add(self, one, self._path)
                 return
         self._api.unreadable.remove(self, *key)
-        self._tell([(key, seen)])
+        self._report([(key, seen)])
 
     def _not_read(self, found: Object, reason: str) -> Unreadable:
         """Describe an object whose JSON is valid but which its reader cannot read."""
@@ -274,14 +274,14 @@ class Watched(Generic[T]):
             str(found["metadata"].get("uid", "")),
         )  # fmt: skip
 
-    def _tell_gone(self, missing: set[ObjectKey]) -> None:
+    def _report_gone(self, missing: set[ObjectKey]) -> None:
         self.gap = True
         try:
-            self._tell([(key, None) for key in missing])
+            self._report([(key, None) for key in missing])
         finally:
             self.gap = False
 
-    def _tell(self, seen: list[tuple[ObjectKey, T | None]]) -> None:
+    def _report(self, seen: list[tuple[ObjectKey, T | None]]) -> None:
         changes = list[Change[T]]()
         for key, new in seen:
             old = self.items.get(key)

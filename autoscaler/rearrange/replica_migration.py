@@ -63,7 +63,8 @@ def build_relocation_requests(world: World, now_s: float, going: Collection[Repl
 
 def drain_stranded_replica(replica: Replica) -> DrainReplica:
     """Drain a stranded replica, since there is room elsewhere."""
-    reason = f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {replica.runtime.waits}"
+    waits = replica.runtime.waits
+    reason = f"kept off its node for more than {format_duration(STRANDED_S)}, and there is room elsewhere: {waits}"
     return DrainReplica(replica=replica.id, reason=reason, stranded=True)
 
 

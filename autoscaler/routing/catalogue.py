@@ -1,7 +1,7 @@
 """Builds the catalogue for gateways: entries made of Model, Tenant and Settings documents. Pure.
 
-Selects what a gateway gets of a document: names, permissions, queue limits, timeouts, engine behaviour. What only the
-autoscaler needs (weights, memory, commands, environment) is left out.
+An entry contains the names, permissions, queue limits, timeouts and engine behaviour of a document. Fields that only
+the autoscaler needs (weights, memory, commands, environment) are left out.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def model_entry(model: Model) -> ModelEntry:
     )
 
 
-def _adapters(model: Model, told: Adapters | None) -> tuple[AdapterEntry, ...]:
-    if told is None:
+def _adapters(model: Model, support: Adapters | None) -> tuple[AdapterEntry, ...]:
+    if support is None:
         return ()
     return tuple(
         AdapterEntry(
             name=adapter.name,
-            served_name="".join(fill_template((told.served_name,), {"name": model.served(), "adapter": adapter.name})),
-            lora=_lora(position, 1) if told.by_lora else "",
+            served_name="".join(
+                fill_template((support.served_name,), {"name": model.served(), "adapter": adapter.name})
+            ),
+            lora=_lora(position, 1) if support.by_lora else "",
         )
         for position, adapter in enumerate(model.spec.adapters)
     )

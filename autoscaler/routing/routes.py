@@ -1,9 +1,9 @@
 """Builds the messages for gateways: routes and the catalogue, in full or as the difference between two Worlds. Pure.
 
 Messages depend only on Worlds, so that a slow gateway gets one larger delta and never a queue of them. Deltas applied
-in order give what the full message gives (checked by a property test). The passage of time is no change: an expected
-wait is relative to its sending time, and the receiver counts down. Routes are withheld until the driver has listed what
-exists: a gateway must not forget what a new leader cannot know.
+in order equal the full message (checked by a property test). The passage of time is not a change: an expected wait is
+relative to its sending time, and the receiver counts down. Routes are withheld until the driver has listed all existing
+replicas, because gateways would drop those that a new leader does not know yet.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def routes_full(
 ) -> RoutesDelta:
     """All routes of one gateway; only a heartbeat while the driver has not listed everything.
 
-    `boot` is that of the gateway process that reads: while the World knows another one, its holds belong to a dead
-    process and are not passed on.
+    `boot` identifies the gateway process that reads. While the World has another one, its holds belong to an ended
+    process and are not sent.
     """
     if not world.leadership.synced:
         return build_heartbeat(world)
@@ -93,14 +93,18 @@ def routes_delta(
     """
     if not before.leadership.synced or before.epoch != after.epoch:
         return routes_full(after, gateway, now_s, unmet, boot=boot)
-    told = unmet if unmet_before is None else unmet_before
+    previous_unmet = unmet if unmet_before is None else unmet_before
     was, now = _reader(before, gateway, boot), _reader(after, gateway, boot)
     replicas, gone = _replicas(before, after, was, now)
     models, models_gone = _models(
-        lambda model: model_route(before, model, now_s, gateway, told),
+        lambda model: model_route(before, model, now_s, gateway, previous_unmet),
         lambda model: model_route(after, model, now_s, gateway, unmet),
         _changed_models(before, after)
-        | {m for m in {*told, *unmet} if _hopeless(before, told, m) != _hopeless(after, unmet, m)},
+        | {
+            m
+            for m in {*previous_unmet, *unmet}
+            if _capacity_refusal(before, previous_unmet, m) != _capacity_refusal(after, unmet, m)
+        },
     )
     granted = now is not was and now is not None and _last_grant(now) > before.version
     if not (replicas or gone or models or models_gone or granted):
@@ -135,14 +139,14 @@ def model_route(
         capacity_wait_s=None if state == "ready" else _capacity_wait_s(unmet.get(model)),
         phases_ms=last_phases_ms(replicas),
         others_wait=bool(load.waiting_at - {gateway}),
-        refusal=None if state == "ready" else _refusal(history, _hopeless(world, unmet, model), now_s),
+        refusal=None if state == "ready" else _refusal(history, _capacity_refusal(world, unmet, model), now_s),
     )
 
 
 def _faulty_route(
     world: World, model: ModelName, replicas: list[Replica], now_s: float, gateway: GatewayId
 ) -> ModelRoute:
-    """Route of a quarantined model: it reads neither document nor history, which may be what raises."""
+    """Route of a quarantined model. It reads neither document nor history, since either may cause the exception."""
     ready = any(replica.state is S.READY for replica in replicas)
     retry_s = min(max(world.learned.faults[model].until_s - now_s, 1.0), RETRY_S_MAX)
     message = "The model is quarantined because of an internal error (see `pilotlight explain model NAME`)."
@@ -269,13 +273,13 @@ def _expected_wait_s(state: str, replicas: list[Replica], history: History, now_
     return max(0.0, median_s - (now_s - min(begun_s))) if begun_s else median_s
 
 
-def _refusal(history: History, hopeless: Refusal | None, now_s: float) -> Refusal | None:
+def _refusal(history: History, capacity_refusal: Refusal | None, now_s: float) -> Refusal | None:
     """Why requests are rejected at once. Texts are for clients; internal causes are shown by `explain`."""
     if history.refused_until_s:
         retry_s = min(max(history.refused_until_s - now_s, 1.0), RETRY_S_MAX)
         message = "The model failed to start (see `pilotlight explain model NAME`)."
         return Refusal(code="model_start_failed", message=message, retry_after_s=retry_s)
-    return hopeless
+    return capacity_refusal
 
 
 def _capacity_wait_s(missing: Unmet | None) -> float | None:
@@ -285,8 +289,8 @@ def _capacity_wait_s(missing: Unmet | None) -> float | None:
     return floor(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S or None
 
 
-def _hopeless(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
-    """Rejection of requests that no wait would help; None: it may. Estimates are rounded, to change rarely."""
+def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: ModelName) -> Refusal | None:
+    """Rejection of requests that would wait in vain; None: waiting may help. Estimates are rounded to change rarely."""
     missing, model = unmet.get(name), world.models.get(name)
     if missing is None:
         return None

@@ -2,10 +2,11 @@
 
 Only this module raises a hold. Invariant: for each replica, the sum over gateways of max(newest grant, every older
 grant not yet acknowledged, in use) stays within its slots. Nothing changes before the hand-over is complete, except on
-replicas that this leader started: no gateway, however silent, can have an older hold there. Slots go to tenants first:
-per model over all its ready replicas, by priority, then weighted max-min; then to gateways, by where that tenant's
-requests are. The rest is spread over all live gateways, so that a first request finds a hold at once. A hold that need
-not move stays. The result is folded (`HoldsGranted`), and only models that changed since the last result are examined.
+replicas that this leader started, because no gateway can have an older hold there. Slots are divided per model over all
+its ready replicas: among tenants by priority, then weighted max-min; then among gateways, by the location of the
+tenant's requests. The rest is spread over all live gateways, so that a first request finds a hold at once. Holds are
+moved only if necessary. The result is folded (`HoldsGranted`); only models that changed since the last result are
+examined.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SlotTarget(NamedTuple):
 def divide_slots(world: World, now_s: float) -> HoldsGranted | None:
     """The holds to change now: (gateway, replica, new hold); None if there is nothing to report.
 
-    A result without holds means that all changes were processed. Raises wait for slots that must first be given back.
+    A result without holds means that all changes were processed. A hold is raised only after the slots were released.
     """
     if not world.undivided or not world.leadership.leads:
         return None
@@ -75,15 +76,15 @@ def _divide_model(world: World, model: ModelName, now_s: float) -> list[tuple[Ga
     holders = sorted((g for g in living if g.in_epoch), key=lambda g: g.id)
     if not ready or not holders:
         return []
-    wishes = _wishes(world, model, ready, holders, now_s)
-    targets = _laid_out(ready, holders, wishes)
+    desired = _slot_targets(world, model, ready, holders, now_s)
+    targets = _assign_slots(ready, holders, desired)
     moved: list[tuple[GatewayId, ReplicaId, int]] = []
     for replica in ready:
-        moved += _moves(replica, living, holders, {g.id: targets[g.id][replica.id] for g in holders}, wishes)
+        moved += _moves(replica, living, holders, {g.id: targets[g.id][replica.id] for g in holders}, desired)
     return moved
 
 
-def _wishes(
+def _slot_targets(
     world: World, model: ModelName, ready: Sequence[Replica], holders: Sequence[Gateway], now_s: float
 ) -> dict[GatewayId, SlotTarget]:
     """How many slots of the model each gateway should hold in total."""
@@ -119,8 +120,7 @@ def _due(
 def _on_ready(gateway: Gateway, model: ModelName, ready: Sequence[Replica]) -> list[Level]:
     """The gateway's levels without requests running on other, draining replicas: those need no slot of these.
 
-    Reports do not tell whose requests those are; the lowest priority is assumed. A slot given for one would only come
-    back.
+    Reports do not contain the tenants of those requests; the lowest priority is assumed. They would not use a slot.
     """
     levels = sorted(gateway.levels.get(model, ()), key=lambda level: (level.priority, level.tenant))
     used = (use.in_use for replica in ready if (use := gateway.uses.get(replica.id)) is not None)
@@ -179,17 +179,17 @@ def _evenly(held: Mapping[GatewayId, int], live: Sequence[GatewayId], left: int)
     return {id: each + (id in lucky) for id in live}
 
 
-def _laid_out(
-    ready: Sequence[Replica], holders: Sequence[Gateway], wishes: Mapping[GatewayId, SlotTarget]
+def _assign_slots(
+    ready: Sequence[Replica], holders: Sequence[Gateway], desired: Mapping[GatewayId, SlotTarget]
 ) -> dict[GatewayId, Holds]:
     """Assign each gateway's slots to replicas: first where it has some already, then where most slots are free."""
-    laid = {g.id: _kept(g, ready, wishes[g.id].total) for g in holders}
-    room = {r.id: _room(r, laid) for r in ready}
-    lacking = [g for g in holders if sum(laid[g.id].values()) < wishes[g.id].total]
+    assigned = {g.id: _kept(g, ready, desired[g.id].total) for g in holders}
+    room = {r.id: _room(r, assigned) for r in ready}
+    lacking = [g for g in holders if sum(assigned[g.id].values()) < desired[g.id].total]
     free = {r.id: r.slots - sum(compute_claimed_slots(g, r.id) for g in holders) for r in ready} if lacking else {}
-    for gateway in sorted(lacking, key=lambda g: (wishes[g.id].due <= sum(laid[g.id].values()), g.id)):
-        holds = laid[gateway.id]
-        lacks = wishes[gateway.id].total - sum(holds.values())
+    for gateway in sorted(lacking, key=lambda g: (desired[g.id].due <= sum(assigned[g.id].values()), g.id)):
+        holds = assigned[gateway.id]
+        lacks = desired[gateway.id].total - sum(holds.values())
         while lacks > 0:
             open_ = [r.id for r in ready if room[r.id] > 0]
             if not open_:
@@ -200,11 +200,11 @@ def _laid_out(
             room[best] -= more
             free[best] -= more
             lacks -= more
-    return laid
+    return assigned
 
 
 def _kept(gateway: Gateway, ready: Sequence[Replica], total: int) -> Holds:
-    """What it uses and holds now, reduced to its target: first where it has the most unused slots."""
+    """The holds of a gateway now, reduced to its target: first where it has the most unused slots."""
     used = {r.id: use.in_use if (use := gateway.uses.get(r.id)) is not None else 0 for r in ready}
     holds = {id: max(read_latest_hold(gateway, id), in_use) for id, in_use in used.items()}
     above = sum(holds.values()) - total
@@ -217,11 +217,11 @@ def _kept(gateway: Gateway, ready: Sequence[Replica], total: int) -> Holds:
     return holds
 
 
-def _room(replica: Replica, laid: Mapping[GatewayId, Holds]) -> int:
+def _room(replica: Replica, assigned: Mapping[GatewayId, Holds]) -> int:
     """Slots that no gateway is to hold. If a former leader's holds are too many, the largest are cut first."""
-    room = replica.slots - sum(holds[replica.id] for holds in laid.values())
+    room = replica.slots - sum(holds[replica.id] for holds in assigned.values())
     while room < 0:
-        most = max(laid.values(), key=lambda holds: holds[replica.id])
+        most = max(assigned.values(), key=lambda holds: holds[replica.id])
         most[replica.id] -= 1
         room += 1
     return room
@@ -232,14 +232,14 @@ def _moves(
     known: Sequence[Gateway],
     holders: Sequence[Gateway],
     targets: Mapping[GatewayId, int],
-    wishes: Mapping[GatewayId, SlotTarget],
+    desired: Mapping[GatewayId, SlotTarget],
 ) -> list[tuple[GatewayId, ReplicaId, int]]:
-    """The holds to change on one replica: any may be lowered, but raised only into slots that nobody may be using."""
+    """The holds to change on one replica: any may be lowered, but raised only into slots that are certainly unused."""
     held = {g.id: read_latest_hold(g, replica.id) for g in holders}
     moved = [(g.id, replica.id, targets[g.id]) for g in holders if targets[g.id] < held[g.id]]
     rising = [g for g in holders if targets[g.id] > held[g.id]]
     free = replica.slots - sum(compute_claimed_slots(g, replica.id) for g in known) if rising else 0
-    for gateway in sorted(rising, key=lambda g: (held[g.id] >= wishes[g.id].due, held[g.id] - targets[g.id], g.id)):
+    for gateway in sorted(rising, key=lambda g: (held[g.id] >= desired[g.id].due, held[g.id] - targets[g.id], g.id)):
         have, claimed = held[gateway.id], compute_claimed_slots(gateway, replica.id)
         rise = min(targets[gateway.id] - have, max(0, free) + claimed - have)
         if rise > 0:

@@ -20,17 +20,17 @@ from autoscaler.slicing.dra import Got, dra_device_name, dra_slice_id
 from autoscaler.slicing.hami import HamiAllocation
 from autoscaler.state.world import Slice, SliceId
 
-FULL = "others have all of it"
+FULL = "other pods use all of it"
 
 
 class DeviceUsage(NamedTuple):
-    """What one pod or claim uses of a slice's device."""
+    """The usage of a slice's device by one pod or claim."""
 
     memory_bytes: int | None
     """None means all of it."""
     compute_percent: int = 0
     ours: bool = False
-    """It belongs to one of our pods, which is not yet known to have it."""
+    """It belongs to one of our pods, whose replica does not report it yet."""
 
 
 def list_card_usage(node: str, held: Iterable[HamiAllocation]) -> list[tuple[str, DeviceUsage]]:
@@ -59,10 +59,10 @@ def subtract_usage(
         if one.counted in found and not one.shared
     }
     parts = Counter(one.counted for one in slices if one.counted in found)
-    return tuple(_less(_beside(one, found, parts), found) for one in slices), gone
+    return tuple(_less(_with_other_users(one, found, parts), found) for one in slices), gone
 
 
-def _beside(slice_: Slice, found: Mapping[str, Sequence[DeviceUsage]], parts: Mapping[str, int]) -> Slice:
+def _with_other_users(slice_: Slice, found: Mapping[str, Sequence[DeviceUsage]], parts: Mapping[str, int]) -> Slice:
     """Set `theirs`, the number of other pods on the slice, if `counted` identifies this slice alone."""
     theirs = sum(not one.ours for one in found.get(slice_.counted, ())) if parts.get(slice_.counted) == 1 else 0
     return replace(slice_, theirs=theirs) if theirs else slice_

@@ -5,12 +5,16 @@ memory), or if Settings let its replicas share one claim. Of entries that exclud
 it offers first those in `kept`, then the largest that the counters still allow. Devices held by claims and devices
 chosen by a placement must therefore be in `kept` (`places` maps cuts of `autoscaler.slicing.mig_placement` to entries).
 
-The scheduler takes the first entry that matches a claim, so a claim matches exactly one. Exceptions: for parts that do
-not exist yet, NVIDIA's driver publishes no position that a claim could select, so the first one of the profile on that
-GPU is taken; if Settings allow it, a claim lists alternatives on its node (`list_alternatives`) in case the chosen one
-is taken by then; and if they allow cutting, a replica that was given an unused whole GPU and needs less claims the
-smallest sufficient part (at its position, if a claim can select it), and the rest is offered from then on.
-`read_allocations` returns what was actually allocated.
+The scheduler allocates the first entry that matches a claim, so a claim matches exactly one. Exceptions:
+
+- For parts that do not exist yet, NVIDIA's driver publishes no position that a claim could select, so the scheduler
+  allocates the first part of the profile on that GPU.
+- If Settings allow it, a claim lists alternatives on its node (`list_alternatives`), in case the chosen entry is no
+  longer free.
+- If Settings allow cutting, a replica on an unused whole GPU that needs less claims the smallest sufficient part, at
+  its position if a claim can select it. The rest of the GPU is then offered.
+
+`read_allocations` returns the actual allocation.
 
 A GPU shared by time-slicing or MPS has one ResourceClaim, which all its pods reference. The claim's name is derived
 from its content: the first pod creates it, and different content gets another claim. NVIDIA's driver shares a GPU only
@@ -197,14 +201,14 @@ class Dra(NamedTuple):
         for entry in offered:
             gpu = entry.pool, entry.parent
             others = [one for one in offered if (one.pool, one.parent) == gpu and one is not entry]
-            told_only = any(one.name not in kept for one in others)
+            has_free_others = any(one.name not in kept for one in others)
             all_bytes, all_percent = _amounts(entry)
             firsts: dict[str, Smaller] = {}
             for one in gpus.get(gpu, ()) if entry.name not in kept and all_bytes else ():
                 memory_bytes, percent = _amounts(one)
                 if not (memory_bytes or 0) < (all_bytes or 0) or percent > min(all_percent, 99):
                     continue
-                unsure = told_only and not one.placed
+                unsure = has_free_others and not one.placed
                 if one.profile not in firsts and not unsure and found.room(entry.pool, [*others, one]):
                     cut = Smaller(percent, memory_bytes or 0, self._class(one), one.where, one.profile)
                     firsts[one.profile] = cut
@@ -250,25 +254,27 @@ class Dra(NamedTuple):
         """Build one claim for the replica; each GPU shared through a common claim adds that claim."""
         if not 0 < len(parts) <= REQUESTS_MAX:
             raise ValueError(f"{replica}: a claim is for 1 to {REQUESTS_MAX} devices, not {len(parts)}")
-        told = [(part, _told(part, alone=len(parts) == 1)) for part in parts]
-        own = [(part, one) for part, one in told if one.sharing is None]
-        claims = [_claim(replica, [_request(f"gpu-{at}", "exactly", _wish(*one)) for at, one in enumerate(own)])]
+        handle = [(part, _claimed_handle(part, alone=len(parts) == 1)) for part in parts]
+        own = [(part, one) for part, one in handle if one.sharing is None]
+        claims = [
+            _claim(replica, [_request(f"gpu-{at}", "exactly", _device_request(*one)) for at, one in enumerate(own)])
+        ]
         asks = PodFields(claims=tuple(claims if own else ()))
-        sharing = next((one.sharing for _, one in told if one.sharing is not None), None)
-        return asks if sharing is None else self._in_common(asks, sharing, [one for one in told if one[1].sharing])
+        sharing = next((one.sharing for _, one in handle if one.sharing is not None), None)
+        return asks if sharing is None else self._in_common(asks, sharing, [one for one in handle if one[1].sharing])
 
-    def _in_common(self, asks: PodFields, sharing: Sharing, told: Sequence[tuple[SliceShare, Handle]]) -> PodFields:
+    def _in_common(self, asks: PodFields, sharing: Sharing, handle: Sequence[tuple[SliceShare, Handle]]) -> PodFields:
         """Add the common claims; all devices are of one node, so they are shared in the same way."""
-        names = [shared_claim_name(one.entry, one.where, sharing) for _, one in told]
+        names = [shared_claim_name(one.entry, one.where, sharing) for _, one in handle]
         config = [shared_claim_config(self.driver, sharing, "gpu")]
         claims = (
-            _claim(name, [_request("gpu", "exactly", _wish(*one))], config)
-            for name, one in zip(names, told, strict=True)
+            _claim(name, [_request("gpu", "exactly", _device_request(*one))], config)
+            for name, one in zip(names, handle, strict=True)
         )
         asks = asks._replace(claims=(*asks.claims, *claims), common=frozenset(names))
-        if len(told) > 1 or asks.claims[1:]:
+        if len(handle) > 1 or asks.claims[1:]:
             return asks  # a replica with several devices uses all of each
-        part = told[0][0]
+        part = handle[0][0]
         env, fraction = sharing_environment(sharing, part), shared_fraction(sharing, part)
         return asks._replace(env=env, memory_fraction=fraction)
 
@@ -276,8 +282,11 @@ class Dra(NamedTuple):
         """Claim the first available of these: the scheduler tries them in order (prioritized list)."""
         if not 0 < len(choices) <= ALTERNATIVES_MAX:
             raise ValueError(f"{replica}: a claim has 1 to {ALTERNATIVES_MAX} alternatives, not {len(choices)}")
-        wishes = [{"name": f"choice-{at}", **_wish(part, _told(part, alone=True))} for at, part in enumerate(choices)]
-        return PodFields(claims=(_claim(replica, [_request("gpu", "firstAvailable", wishes)]),))
+        subrequests = [
+            {"name": f"choice-{at}", **_device_request(part, _claimed_handle(part, alone=True))}
+            for at, part in enumerate(choices)
+        ]
+        return PodFields(claims=(_claim(replica, [_request("gpu", "firstAvailable", subrequests)]),))
 
 
 def _device(node: NodeFacts, entry: DraDevice) -> DeviceId:
@@ -308,34 +317,34 @@ def _size_of(cut: Smaller) -> tuple[int, int]:
     return cut.compute_percent, cut.memory_bytes
 
 
-def _told(part: SliceShare, *, alone: bool) -> Handle:
-    """Return what to claim: a sufficient smaller part if the entry may be cut and is the only one, else the entry.
-    A replica without a memory request gets all of it.
+def _claimed_handle(part: SliceShare, *, alone: bool) -> Handle:
+    """Return the handle to claim: the smallest sufficient part if the entry may be cut and is the only one, else the
+    entry. A replica without a memory request gets the whole entry.
     """
-    told = msgspec.json.decode(part.slice.handle, type=Handle)
-    one = _smaller(part, told) if alone else None
-    return told if one is None else Handle(told.entry, one.device_class, one.where)
+    handle = msgspec.json.decode(part.slice.handle, type=Handle)
+    one = _smaller(part, handle) if alone else None
+    return handle if one is None else Handle(handle.entry, one.device_class, one.where)
 
 
-def _smaller(part: SliceShare, told: Handle) -> Smaller | None:
+def _smaller(part: SliceShare, handle: Handle) -> Smaller | None:
     enough = (
         one
-        for one in told.cuts
+        for one in handle.cuts
         if one.memory_bytes >= part.memory_bytes > 0 and one.compute_percent >= part.compute_percent
     )
     return next(enough, None)
 
 
-def _wish(part: SliceShare, told: Handle) -> Object:
-    wish: Object = {"deviceClassName": told.device_class, "selectors": [{"cel": {"expression": told.where}}]}
-    if told.shared:
-        memory = Policy(told.least, told.step, told.values).given(part.memory_bytes)
-        wish["capacity"] = {"requests": {"memory": _quantity(memory)}}
-    return wish
+def _device_request(part: SliceShare, handle: Handle) -> Object:
+    request: Object = {"deviceClassName": handle.device_class, "selectors": [{"cel": {"expression": handle.where}}]}
+    if handle.shared:
+        memory = Policy(handle.least, handle.step, handle.values).given(part.memory_bytes)
+        request["capacity"] = {"requests": {"memory": _quantity(memory)}}
+    return request
 
 
-def _request(name: str, how: str, wish: Object | list[Object]) -> Object:
-    return {"name": name, how: wish}
+def _request(name: str, how: str, request: Object | list[Object]) -> Object:
+    return {"name": name, how: request}
 
 
 def _claim(name: str, requests: list[Object], config: Sequence[Object] = ()) -> Object:
@@ -388,8 +397,8 @@ def list_alternatives(of: Slice, slices: Iterable[Slice], gone: Collection[str])
     """
     if of.kind != "dra" or of.shared:
         return
-    told = msgspec.json.decode(of.handle, type=Handle)
-    seen, wanted = {told.where}, (of.node, of.kind, told.device_class, *_size(of))
+    handle = msgspec.json.decode(of.handle, type=Handle)
+    seen, wanted = {handle.where}, (of.node, of.kind, handle.device_class, *_size(of))
     for one in slices:
         if one.kind != of.kind or one.closed or not one.healthy or {one.id, one.counted, one.device} & {*gone}:
             continue
@@ -412,18 +421,18 @@ def find_whole_gpu(part: Slice) -> Slice | None:
     """Return the whole GPU of a part, as offered when no part is in use; None if this is no part or it has none."""
     if part.kind != "dra" or not part.device_bytes:
         return None
-    told = msgspec.json.decode(part.handle, type=Handle)
+    handle = msgspec.json.decode(part.handle, type=Handle)
     return (
         None
-        if not told.whole
+        if not handle.whole
         else replace(
             part,
-            id=dra_slice_id(told.whole, part.node),
+            id=dra_slice_id(handle.whole, part.node),
             memory_bytes=part.device_bytes,
             device_bytes=0,
             compute_percent=100,
             theirs=0,
-            handle=told.whole,
+            handle=handle.whole,
         )
     )
 
@@ -445,8 +454,8 @@ def common_claim_name(slice_: Slice) -> str:
     """Return the name of the claim that all replicas on the slice share; empty if each has its own."""
     if slice_.kind != "dra":
         return ""
-    told = msgspec.json.decode(slice_.handle, type=Handle)
-    return "" if told.sharing is None else shared_claim_name(told.entry, told.where, told.sharing)
+    handle = msgspec.json.decode(slice_.handle, type=Handle)
+    return "" if handle.sharing is None else shared_claim_name(handle.entry, handle.where, handle.sharing)
 
 
 def dra_device_name_of_id(id: SliceId, driver: str = NVIDIA) -> str:

@@ -41,11 +41,11 @@ def read_bindings(claim: Object) -> tuple[Binding, ...]:
     """Return the devices of a claim that have binding conditions; empty if there are none."""
     status = _map(claim.get("status"))
     allocated = _list(_map(_map(status.get("allocation")).get("devices")).get("results"))
-    told = {_entry(one): _conditions(one) for one in map(_map, _list(status.get("devices")))}
+    known = {_entry(one): _conditions(one) for one in map(_map, _list(status.get("devices")))}
     metadata = _map(claim.get("metadata"))
     name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
     return tuple(
-        Binding(_entry(one), name, *_state(one, told.get(_entry(one), {})))
+        Binding(_entry(one), name, *_state(one, known.get(_entry(one), {})))
         for one in map(_map, allocated)
         if _list(one.get("bindingConditions"))
     )
@@ -76,10 +76,10 @@ def _state(result: Object, conditions: Mapping[str, Object]) -> tuple[State, str
     """Evaluate the conditions as the scheduler does: failures first."""
     for name in _list(result.get("bindingFailureConditions")):
         if _is_true(conditions.get(str(name))):
-            return "failed", _said(str(name), conditions[str(name)])
+            return "failed", _format_condition(str(name), conditions[str(name)])
     for name in _list(result.get("bindingConditions")):
         if not _is_true(conditions.get(str(name))):
-            return "waiting", _said(str(name), conditions.get(str(name), {}))
+            return "waiting", _format_condition(str(name), conditions.get(str(name), {}))
     return "ready", ""
 
 
@@ -87,7 +87,7 @@ def _is_true(condition: Object | None) -> bool:
     return condition is not None and condition.get("status") == "True"
 
 
-def _said(name: str, condition: Object) -> str:
+def _format_condition(name: str, condition: Object) -> str:
     """`FabricDeviceFailed (NoCable: ...)`."""
     more = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
     return f"{name} ({more[:SAID_MAX]})" if more else name

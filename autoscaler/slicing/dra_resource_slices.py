@@ -22,9 +22,9 @@ TYPES = {"gpu", "mig"}
 """Values of attribute `type`: others (`vfio`) are another path to the same hardware. An entry without it is a GPU."""
 _LINK = "resource.kubernetes.io", "pcieRoot"
 SURE = ("uuid", "resource.kubernetes.io/pciBusID", "pciAddr")
-"""Attributes that identify one entry, in order of preference."""
+"""Attributes that identify an entry, in order of preference."""
 _MEMORY_SLICE = re.compile(r"memory-?[sS]lice-?([0-9]{1,2})")
-ATTACHED_FIRST = "it is to be attached first"
+ATTACHED_FIRST = "it must be attached first"
 _EFFECTS = {"NoSchedule", "NoExecute"}
 
 
@@ -171,9 +171,9 @@ def read_pools(objects: Sequence[Object], node: str, driver: str) -> Pools:
             found.setdefault(spec.pool.name, []).append(spec)
     entries: list[DraDevice] = []
     counters: dict[str, Counters] = {}
-    for name, told in sorted(found.items()):
-        newest = max(spec.pool.generation for spec in told)
-        specs = [spec for spec in told if spec.pool.generation == newest]
+    for name, listed in sorted(found.items()):
+        newest = max(spec.pool.generation for spec in listed)
+        specs = [spec for spec in listed if spec.pool.generation == newest]
         counters[name] = _counters(
             ((one.name, one.counters) for spec in specs for one in spec.shared_counters or ()), 0
         )
@@ -194,7 +194,7 @@ def _not_whole(name: str, specs: Sequence[_Spec]) -> str:
     """Return why the scheduler allocates nothing from the pool; empty if it does."""
     many = max(spec.pool.resource_slice_count for spec in specs)
     if len(specs) != many:
-        return f"its pool {name} has {len(specs)} of {many} ResourceSlices: its driver is about to say more"
+        return f"its pool {name} has {len(specs)} of {many} ResourceSlices: its driver has not published all"
     devices = [one.name for spec in specs for one in spec.devices or ()]
     return f"its pool {name} names a device twice" if len(set(devices)) < len(devices) else ""
 
@@ -209,22 +209,22 @@ def _counters(sets: Iterable[tuple[str, Mapping[str, _Value]]], unknown: int) ->
 
 
 def _entry(driver: str, pool: str, device: _Device, closed: str) -> DraDevice:
-    told = {_domain(key, driver): one.string for key, one in device.attributes.items()}
+    attributes = {_domain(key, driver): one.string for key, one in device.attributes.items()}
     capacity = {_domain(key, driver): one for key, one in device.capacity.items()}
-    mig = told.get((driver, "type")) == "mig"
-    profile, memory = told.get((driver, "profile"), "") if mig else "", capacity.get((driver, "memory"))
-    uuid = told.get((driver, "uuid"), "")
+    mig = attributes.get((driver, "type")) == "mig"
+    profile, memory = attributes.get((driver, "profile"), "") if mig else "", capacity.get((driver, "memory"))
+    uuid = attributes.get((driver, "uuid"), "")
     consumes = _counters(((one.counter_set, one.counters) for one in device.consumes_counters), MEMORY_MIB_MAX * MIB)
     starts = [int(match[1]) for _, key in capacity if (match := _MEMORY_SLICE.fullmatch(key))]
     taken = [int(match[1]) for _, key in consumes if (match := _MEMORY_SLICE.fullmatch(key))]
-    where = _where(driver, told, min(starts, default=None) if mig else None)
+    where = _where(driver, attributes, min(starts, default=None) if mig else None)
     return DraDevice(
         name=f"{driver}/{pool}/{device.name}", pool=pool, device=device.name, mig=mig, profile=profile,
-        parent=told.get((driver, "parentUUID"), "") or uuid or device.name,
-        start=min(starts or taken, default=None) if mig else None, product=told.get((driver, "productName"), ""),
+        parent=attributes.get((driver, "parentUUID"), "") or uuid or device.name,
+        start=min(starts or taken, default=None) if mig else None, product=attributes.get((driver, "productName"), ""),
         memory_bytes=None if memory is None else parse_size(memory.value), policy=_policy(memory),
-        link=told.get(_LINK, ""), shared=device.allow_multiple_allocations, consumes=consumes, where=where,
-        closed=closed or _closed(device) or ("" if where else "its driver tells nothing by which to claim it alone"),
+        link=attributes.get(_LINK, ""), shared=device.allow_multiple_allocations, consumes=consumes, where=where,
+        closed=closed or _closed(device) or ("" if where else "its driver publishes no attribute that identifies it"),
     )  # fmt: skip
 
 
@@ -254,15 +254,15 @@ def _policy(memory: _Value | None) -> Policy:
     )
 
 
-def _where(driver: str, told: Mapping[tuple[str, str], str], start: int | None) -> str:
+def _where(driver: str, attributes: Mapping[tuple[str, str], str], start: int | None) -> str:
     """Return a CEL expression; empty if no attribute identifies the entry."""
     for key in SURE:
         domain, name = _domain(key, driver)
-        if told.get((domain, name)):
-            return _is(domain, name, told[domain, name])
-    if not (told.get((driver, "parentUUID")) and told.get((driver, "profile"))):
+        if attributes.get((domain, name)):
+            return _is(domain, name, attributes[domain, name])
+    if not (attributes.get((driver, "parentUUID")) and attributes.get((driver, "profile"))):
         return ""
-    said = [_is(driver, name, told[driver, name]) for name in ("parentUUID", "profile")]
+    said = [_is(driver, name, attributes[driver, name]) for name in ("parentUUID", "profile")]
     if start is not None:
         said.append(f"'memorySlice{start}' in device.capacity[{_text(driver)}]")
         said += [f"!('memorySlice{start - 1}' in device.capacity[{_text(driver)}])"] if start else []

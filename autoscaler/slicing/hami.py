@@ -6,8 +6,8 @@ memory (`deviceMemoryScaling`), the registered amount can be allocated, and no p
 
 Malformed annotations raise no error. Source: HAMi 2.10, pkg/device/nvidia/device.go (Fit) and pkg/device/devices.go.
 Three facts matter: `gpumem` is per card and in MiB; `gpucores: 100` requests the card exclusively; a card with all
-cores allocated accepts no task that requests none. So HAMi accepts whatever fits a slice in whole MiB, except on AMD or
-Hygon cards where some tasks request cores and others do not.
+cores allocated accepts no task that requests none. So HAMi accepts every task that fits a slice in whole MiB, except on
+AMD or Hygon cards where only some tasks request cores.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class HamiNames(NamedTuple):
     allocated: str
     priority: str = ""
     """Empty if the vendor has none."""
-    all_unless_said: bool = False
+    all_cores_by_default: bool = False
     """A task that requests no cores gets all of them instead of the remaining ones."""
 
 
@@ -98,7 +98,7 @@ class HamiAllocation(NamedTuple):
     cores: int
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _RegisteredCard(msgspec.Struct, frozen=True):
     """A card in the JSON form, which omits zero and false."""
 
     id: str = ""
@@ -155,7 +155,7 @@ class Hami(NamedTuple):
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Request the cards by UUID. HAMi gives a container the same amount of each card: all parts must be equal."""
         if len({(in_mib(part.memory_bytes), part.compute_percent) for part in parts}) != 1:
-            raise ValueError(f"{replica}: HAMi gives as much of each card to a container; ask for equal parts")
+            raise ValueError(f"{replica}: HAMi gives a container the same amount of each card: request equal parts")
         words = self.words
         limits = {words.resource: str(len(parts)), words.memory: str(max(1, in_mib(parts[0].memory_bytes)))}
         if cores := min(_cores(part, words) for part in parts):
@@ -175,40 +175,40 @@ class Hami(NamedTuple):
 def _cores(part: SliceShare, words: HamiNames) -> int:
     """Return the percent of cores to request: 1 % less than allowed, so that tasks never use all cores of a card.
     Otherwise a task that requests none could not share it. A task with all of the memory may have all cores. Where a
-    task without a core request would get all cores (`all_unless_said`), it requests nearly its share of the memory.
+    task without a core request gets all cores (`all_cores_by_default`), it requests nearly its share of the memory.
     """
     memory_bytes = part.slice.device_bytes or part.slice.memory_bytes  # the whole card, even if others use some of it
-    if part.memory_bytes >= memory_bytes and (part.compute_percent or words.all_unless_said):
+    if part.memory_bytes >= memory_bytes and (part.compute_percent or words.all_cores_by_default):
         return min(part.compute_percent or ALONE, ALONE)
     percent = (ALONE - 1) * part.compute_percent // ALONE
-    if words.all_unless_said and not part.compute_percent:
+    if words.all_cores_by_default and not part.compute_percent:
         percent = (ALONE - 1 - TASKS) * part.memory_bytes // memory_bytes
-    return min(max(1, percent), ALONE - 1) if part.compute_percent or words.all_unless_said else 0
+    return min(max(1, percent), ALONE - 1) if part.compute_percent or words.all_cores_by_default else 0
 
 
 def _closed(annotations: Mapping[str, str], card: Card) -> str:
     if annotations.get(HANDSHAKE, "").startswith(_LEFT):
         return "HAMi's device plug-in has left its node"
     if card.uuid in [one.strip() for one in annotations.get(CORDON, "").split(",")]:
-        return f"its node's annotation {CORDON} names it"
+        return f"it is cordoned by annotation {CORDON} of its node"
     if card.mode == "mig":
-        return "HAMi cuts it by MIG: what still fits is not known"
+        return "HAMi partitions it by MIG: its free capacity is not known"
     return ""
 
 
 def parse_cards(said: str) -> tuple[Card, ...] | None:
     """Parse a node's annotation in any of its forms; None if it cannot be parsed."""
-    told = _of_json(said) if said.lstrip()[:1] == "[" else _of_commas(said)
-    names = [card.uuid for card in told or ()]
-    return told if len(set(names)) == len(names) else None
+    cards = _of_json(said) if said.lstrip()[:1] == "[" else _of_commas(said)
+    names = [card.uuid for card in cards or ()]
+    return cards if len(set(names)) == len(names) else None
 
 
 def _of_json(said: str) -> tuple[Card, ...] | None:
     try:
-        told = msgspec.json.decode(said, type=list[_Told])
+        cards = msgspec.json.decode(said, type=list[_RegisteredCard])
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return None
-    return _all([_card(one.id, (one.count, one.devmem, one.devcore), one.type, one.health, one.mode) for one in told])
+    return _all([_card(one.id, (one.count, one.devmem, one.devcore), one.type, one.health, one.mode) for one in cards])
 
 
 def _of_commas(said: str) -> tuple[Card, ...] | None:

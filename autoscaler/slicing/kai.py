@@ -56,7 +56,7 @@ class Kai(NamedTuple):
         if all(one.memory_bytes >= one.slice.memory_bytes for one in parts):
             return PodFields(limits=build_pod_limits(parts).limits, scheduler=SCHEDULER)
         if len(parts) > 1:
-            raise ValueError(f"{replica}: KAI gives a part of one GPU, or whole ones; ask for whole ones")
+            raise ValueError(f"{replica}: KAI gives a part of one GPU, or whole GPUs: request whole GPUs")
         fraction = part.memory_bytes * 1000 // part.slice.memory_bytes / 1000
         return PodFields(
             annotations={MEMORY: str(max(1, in_mib(part.memory_bytes)))},

@@ -70,7 +70,7 @@ class Mig(NamedTuple):
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Request one MIG device. Raises ValueError for more than one."""
         if len(parts) != 1:
-            raise ValueError(f"{replica}: a program can use one MIG device, not {len(parts)}; ask for one larger")
+            raise ValueError(f"{replica}: a program can use one MIG device, not {len(parts)}: request a larger one")
         return PodFields(limits={parts[0].slice.handle: "1"})
 
 
@@ -97,11 +97,11 @@ def _replicas(node: NodeFacts, labels: str) -> int:
 
 
 def _slices(node: NodeFacts, of: _Resource, kind: str) -> list[Slice]:
-    many, told = parse_count(node.allocatable.get(of.name)), node.labels.get(f"{of.labels}.count")
+    many, count_label = parse_count(node.allocatable.get(of.name)), node.labels.get(f"{of.labels}.count")
     if of.shared:
         many //= _replicas(node, of.labels)
-    if told is not None:
-        many = min(many, parse_count(told))
+    if count_label is not None:
+        many = min(many, parse_count(count_label))
     memory_bytes, compute_percent = _what(node, of)
     short = f"mig-{of.profile}"
     return [
@@ -147,11 +147,11 @@ def parent_memory_bytes(product: str, memory_bytes: int, compute_percent: int) -
 
 def _closed(node: NodeFacts, of: _Resource) -> str:
     if of.shared:
-        return "its cut is offered to several pods, and which of them are on one cut is not known"
+        return "its MIG device is offered to several pods, and the pods on each MIG device are not known"
     if not _PROFILE.fullmatch(of.profile):
-        return f"MIG profile {of.profile} is a part of a larger one, and others use its memory"
+        return f"MIG profile {of.profile} is a part of a larger one and shares its memory with other parts"
     state = node.labels.get(STATE, "success")
-    return "" if state == "success" else f"its node is being cut anew: label {STATE} is {state[:63]}"
+    return "" if state == "success" else f"its node is being repartitioned: label {STATE} is {state[:63]}"
 
 
 def build_mig_slice(node: NodeId, product: str, profile: str) -> Slice:

@@ -174,7 +174,7 @@ def build_layout(geometry: Geometry, cuts: Iterable[tuple[str, int]]) -> Layout:
         cut = Cut(name, start)
         for other in found:
             if has_conflict(geometry, cut, other):
-                raise MigError(f"{_told(cut)} cannot be beside {_told(other)} on {geometry.name}")
+                raise MigError(f"{_format_cut(cut)} conflicts with {_format_cut(other)} on {geometry.name}")
         found = (*found, cut)
     return found
 
@@ -187,7 +187,7 @@ def has_conflict(geometry: Geometry, one: Cut, other: Cut) -> bool:
 
 
 class MigUsage(NamedTuple):
-    """What cuts occupy: this alone decides what still fits, whichever cuts they are."""
+    """The resources of a device that cuts occupy, which determine what still fits."""
 
     slices: int = 0
     """Occupied memory slices, as a bit mask."""
@@ -258,7 +258,7 @@ def _cut(geometry: Geometry, cut: tuple[str, int]) -> Cut:
     return Cut(name, start)
 
 
-def _told(cut: Cut) -> str:
+def _format_cut(cut: Cut) -> str:
     return f"{cut.profile} at {cut.start}"
 
 

@@ -128,9 +128,9 @@ class Fleet:
     ) -> None:
         """Add a device in its observed state. Raises MigError if it exists already or its cuts are impossible."""
         if not isinstance(device, str) or not device:
-            raise MigError(f"a Device has a name, not {device!r}")
+            raise MigError(f"a Device needs a name, not {device!r}")
         if device in self._devices:
-            raise MigError(f"{device} is there already")
+            raise MigError(f"{device} exists already")
         used, idle = tuple(used), tuple(idle)
         build_layout(geometry, (*used, *idle))
         self._kind(geometry, 1)
@@ -207,8 +207,8 @@ class Fleet:
         """Delete an idle cut. Raises MigError if it is in use or does not exist."""
         seen = self._known(device)
         if cut not in seen.idle:
-            state = "is in use" if cut in seen.used else "is not there"
-            raise MigError(f"{cut.profile} at {cut.start} of {device} {state}: only an idle cut may be undone")
+            state = "is in use" if cut in seen.used else "does not exist"
+            raise MigError(f"{cut.profile} at {cut.start} of {device} {state}: only an idle cut can be deleted")
         self._leave(device)
         seen.idle = tuple(each for each in seen.idle if each != cut)
         self._enter(device)
@@ -322,21 +322,21 @@ def _moves(geometry: Geometry, on: Layout, profile: str) -> tuple[_Move, ...]:
     """Return all ways to add one cut of a profile to the cuts in use; empty if the device lacks the profile."""
     if not geometry.has(profile):
         return ()
-    before, moves = _hopes(geometry, on), []
+    before, moves = _expected_room(geometry, on), []
     for start in list_starts(geometry, on, profile):
         after = tuple(sorted((*on, Cut(profile, start))))
-        hopes = zip(geometry.profiles, before, _hopes(geometry, after), strict=True)
-        cost = tuple((one.name, had - has) for one, had, has in hopes if had != has)
+        rooms = zip(geometry.profiles, before, _expected_room(geometry, after), strict=True)
+        cost = tuple((one.name, had - has) for one, had, has in rooms if had != has)
         moves.append(_Move(start, after, cost, free_slices(geometry, on)))
     return tuple(moves)
 
 
 @lru_cache(maxsize=MEMO_MAX)
-def _hopes(geometry: Geometry, on: Layout) -> tuple[int, ...]:
+def _expected_room(geometry: Geometry, on: Layout) -> tuple[int, ...]:
     """Return the room for each profile in 1/NOW of a cut: what is free now, plus what one ending cut would add."""
     now = count_free_cuts_by_profile(geometry, on)
-    hopes = [NOW * each for each in now]
+    rooms = [NOW * each for each in now]
     for gone in on:
         then = count_free_cuts_by_profile(geometry, tuple(each for each in on if each != gone))
-        hopes = [hope + (later - sooner) for hope, later, sooner in zip(hopes, then, now, strict=True)]
-    return tuple(hopes)
+        rooms = [room + (later - sooner) for room, later, sooner in zip(rooms, then, now, strict=True)]
+    return tuple(rooms)

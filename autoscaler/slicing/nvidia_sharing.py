@@ -115,8 +115,8 @@ def explain_unknown_sharing(found: Gpus) -> str:
     """Explain why nothing is placed on a node whose sharing mode is unknown."""
     of = "" if found.devices is None else f" of {format_count(found.devices, 'device')}"
     return (
-        f"its node's device plug-in offers {found.offered} {found.resource}{of}, and nobody tells how they are shared: "
-        "say it in Settings `nodes`, by `slicing`, or by `device.count` where there are more devices"
+        f"its node's device plug-in offers {found.offered} {found.resource}{of}, and their sharing mode is not known: "
+        "set `slicing` in Settings `nodes`, or `device.count` if the node has more devices"
     )
 
 
@@ -137,9 +137,9 @@ def compute_memory_fraction(parts: Sequence[SliceShare]) -> float | None:
 
 
 def _sharing(node: NodeFacts, *, is_shared: bool) -> Sharing | None:
-    for told in (_by_labels(node.labels), _by_plugin(node.plugin)):
-        if told is not None and (told.replicas > 1 or not is_shared):
-            return told
+    for found in (_by_labels(node.labels), _by_plugin(node.plugin)):
+        if found is not None and (found.replicas > 1 or not is_shared):
+            return found
     return _declared(node) or (None if is_shared else Sharing(WHOLE))
 
 

@@ -31,10 +31,10 @@ FAMILIES: tuple[tuple[Slicer, ...], ...] = (
 )
 SLICERS: tuple[Slicer, ...] = tuple(one for family in FAMILIES for one in family)
 BY_KIND: Mapping[str, Slicer] = {one.kind: one for one in SLICERS}
-GIVERS = {
+UNDETECTED_REASONS = {
     "hami": f"has no annotation {NVIDIA.register}: does HAMi's device plug-in run there?",
     "volcano": f"has no annotation {VOLCANO.register}: does Volcano's vGPU device plug-in run there?",
-    "mig": f"offers no {MIXED}..., and no label says that its GPUs are cut: is its device plug-in told MIG's strategy?",
+    "mig": f"offers no {MIXED}..., and no label shows MIG devices: is the MIG strategy of its device plug-in set?",
     "dra": "has no ResourceSlice of its own: does a DRA driver run there?",
 }
 """Kinds that Settings `nodes` may declare before a node shows them, with the reason reported until it does."""
@@ -81,13 +81,13 @@ def list_slices(node: NodeFacts) -> tuple[Slice, ...]:
 
 
 def _of(family: tuple[Slicer, ...], node: NodeFacts) -> tuple[Slice, ...]:
-    """Return the slices of one family; closed if the declared mechanism does not show on the node yet."""
+    """Return the slices of one family; closed if the node does not show the declared mechanism yet."""
     kind = node.declared.slicing.kind if node.declared is not None and node.declared.slicing is not None else ""
-    said = [one for one in family if kind in GIVERS and one.kind.partition("-")[0] == kind]
+    said = [one for one in family if kind in UNDETECTED_REASONS and one.kind.partition("-")[0] == kind]
     slices = _first(said or family, node)
     if slices is not None or not said:
         return slices or ()
-    why = f"Settings `nodes` say that its devices are {kind}, and its node {GIVERS[kind]}"
+    why = f"Settings `nodes` declare its devices as {kind}, but its node {UNDETECTED_REASONS[kind]}"
     return tuple(replace(one, closed=why) for one in _first(family, node) or ())
 
 
@@ -102,7 +102,7 @@ def is_counted_resource(resource: str) -> bool:
 
 
 def parse_hami_allocations(annotations: Mapping[str, str]) -> tuple[HamiAllocation, ...]:
-    """Return what a pod has of cards shared by HAMi, of any vendor."""
+    """Return a pod's allocations of cards shared by HAMi, of any vendor."""
     return tuple(one for allocated in _ALLOCATED for one in parse_allocations(annotations, allocated))
 
 

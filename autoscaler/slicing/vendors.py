@@ -97,11 +97,11 @@ _INTEL = {
 HAMI = (
     HamiNames(
         "hami-amd", "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores", "amd.com/use-gpu-uuid",
-        "hami.io/node-amd-register", "hami.io/amd-devices-allocated", all_unless_said=True,
+        "hami.io/node-amd-register", "hami.io/amd-devices-allocated", all_cores_by_default=True,
     ),
     HamiNames(
         "hami-hygon", "hygon.com/dcunum", "hygon.com/dcumem", "hygon.com/dcucores", "hygon.com/use-gpuuuid",
-        "hami.io/node-dcu-register", "hami.io/dcu-devices-allocated", all_unless_said=True,
+        "hami.io/node-dcu-register", "hami.io/dcu-devices-allocated", all_cores_by_default=True,
     ),
 )  # fmt: skip
 """Vendors whose cards HAMi requests with memory in MiB and selects by UUID."""
@@ -155,13 +155,13 @@ class WholeDevice(NamedTuple):
             return None
         there = parse_count(node.labels.get(vendor.count_label)) or (device.count if device is not None else many)
         closed = (
-            "" if not vendor.parts else f"{vendor.resource} counts shares, and which are on one device is not known"
+            "" if not vendor.parts else f"{vendor.resource} counts shares, and the device of each share is not known"
         )
         if vendor.count_label in node.labels and many > there:
             closed = f"{vendor.resource} is offered {many} times for {there} devices"
-        told = node.labels.get(vendor.product_label, "")
-        product = told or (device.model if device is not None else "") or vendor.product
-        memory_bytes = parse_size(node.labels.get(vendor.memory_label)) or vendor.products.get(told, 0) * MIB
+        label = node.labels.get(vendor.product_label, "")
+        product = label or (device.model if device is not None else "") or vendor.product
+        memory_bytes = parse_size(node.labels.get(vendor.memory_label)) or vendor.products.get(label, 0) * MIB
         memory_bytes = memory_bytes or (int(device.memory_bytes) if device is not None else vendor.memory_mib * MIB)
         return tuple(
             Slice(
@@ -223,7 +223,7 @@ class Ascend(NamedTuple):
         if found is not None or not asked:
             return found or self._all, ""
         known = ", ".join(one.name for one in self.npu.templates)
-        return self._all, f"Settings `nodes` say template {asked}, and an {self.npu.word} has {known}"
+        return self._all, f"Settings `nodes` set template {asked}, but an {self.npu.word} has {known}"
 
     def fields(self, replica: str, parts: Sequence[SliceShare]) -> PodFields:
         """Request NPUs by UUID. A part is requested by its memory, on one NPU; raises ValueError for several parts."""
@@ -238,12 +238,12 @@ class Ascend(NamedTuple):
 
 def build_slicer_families() -> tuple[tuple[Slicer, ...], ...]:
     """Return the Slicers, grouped by vendor, HAMi's first."""
-    told: list[tuple[str, Slicer]] = [
+    slicers: list[tuple[str, Slicer]] = [
         *((words.resource, Hami(words)) for words in HAMI), *((npu.resource, Ascend(npu)) for npu in NPUS),
         *((vendor.resource, WholeDevice(vendor)) for vendor in VENDORS),
     ]  # fmt: skip
     found: dict[str, tuple[Slicer, ...]] = {}
-    for resource, slicer in told:
+    for resource, slicer in slicers:
         maker = resource.partition("/")[0]
         found[maker] = (*found.get(maker, ()), slicer)
     return tuple(found.values())

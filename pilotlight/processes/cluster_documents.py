@@ -86,7 +86,7 @@ class Resources:
         self._clock = clock
         self._unix_s = asking.unix_s
         self._claims = ModelClaims(asking, options.title, self._held, clock)
-        self._installation = Installation(self._tell, awaited, title=options.title, ask=self._claims.ask)
+        self._installation = Installation(self._tell, awaited, title=options.title, request_claims=self._claims.ask)
         self._customs = DocumentWatcher(
             asking, partial(decode_custom_resource, options.namespace), self._installation, namespaces,
             tenants=namespaces is None, heard=self._heard,

@@ -1,7 +1,8 @@
 """Combines two drivers: one for our own pods, one for adopted workloads. Makes no decisions.
 
-Each order goes to the driver that owns the replica, which the model and the replica itself show (an adopted replica has
-no spec hash of its own). Observations pass through, except `Synced`, sent when both drivers have listed what exists.
+Each order is forwarded to the driver that owns the model or replica (the spec hash of an adopted replica is
+`ADOPTED_HASH`). Observations are forwarded unchanged, except `Synced`: it is sent when both drivers have listed all
+existing replicas.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class CompositeDriver:
         """Run both drivers until cancelled."""
 
         def forward(driver: SharedDriver, seen: tuple[Observation, ...]) -> None:
-            told: list[Observation] = [one for one in seen if not isinstance(one, Synced)]
-            if len(told) < len(seen):
+            forwarded: list[Observation] = [one for one in seen if not isinstance(one, Synced)]
+            if len(forwarded) < len(seen):
                 self._synced.add(driver)
                 if len(self._synced) == 2:
-                    told.append(Synced())
-            if told:
-                observe(tuple(told))
+                    forwarded.append(Synced())
+            if forwarded:
+                observe(tuple(forwarded))
 
         async with asyncio.TaskGroup() as tasks:
             for driver in (self._own, self._adopted):

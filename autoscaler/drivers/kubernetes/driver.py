@@ -1,10 +1,13 @@
 """The Kubernetes driver: runs replicas as pods of one namespace. I/O; makes no decisions.
 
-Watches nodes, its pods and other users of devices, and probes the readiness of each engine itself (a kubelet would
-probe once a second); `pod_writer` does the writing. Invariants: a start that was already made is found by its name; a
-replica is reported ready only if it is the pod that the watch has at that address; a pod that waits for room or an
-image reports so, and only an unobtainable image fails the start; CLEAN is reported only when the pod's object is gone,
-which a kubelet allows once its processes are, and `cleanup` has the proof that nothing is left on its devices.
+Watches nodes, its pods and other users of devices. Probes the readiness of each engine directly, because a kubelet
+would probe only once a second. `pod_writer` writes to the API server. Invariants:
+
+- A repeated start finds the existing pod by its name.
+- A replica is reported ready only if the watch has its pod at the probed address.
+- A pod that waits for capacity or an image reports the reason. The start fails only if the wait cannot end.
+- CLEAN is reported only when the pod's object is gone, which a kubelet allows once its processes have ended, and
+  `proof_of_clean` has proven that its devices are free.
 """
 
 from __future__ import annotations
@@ -56,9 +59,9 @@ ADOPT_SECONDS_MAX = 10.0
 """How long `Synced` waits for pods that are terminating."""
 REFRESH_RETRY_S = 0.2
 ALLOWED_S = 1.0
-"""Admission in the API server sees a changed quota or LimitRange after at most this long."""
-DOUBT_EVERY_S = 5.0
-"""How often pods are refreshed while any is being deleted or has stopped responding."""
+"""Maximum delay until the API server's admission applies a changed quota or LimitRange."""
+REFRESH_EVERY_S = 5.0
+"""Interval of full reads of the pods while one is being deleted or does not respond."""
 
 
 _log = logging.getLogger("pilotlight.autoscaler.pods")
@@ -66,7 +69,7 @@ _log = logging.getLogger("pilotlight.autoscaler.pods")
 
 class KubernetesDriver:
     """Runs replicas in a namespace. `api` must be open while it runs; `image` returns the image for a model's engine.
-    Without `inventory` nodes are not watched: another source reports the slices (`quotas`).
+    Without `inventory` nodes are not watched, and another source reports the slices (`DeclaredDevices`).
     """
 
     def __init__(
@@ -102,16 +105,16 @@ class KubernetesDriver:
         self._tasks = asyncio.TaskGroup()
         self._ordered = set[asyncio.Task[None]]()
         """Orders in progress."""
-        self._asking = ReadinessProber(
+        self._prober = ReadinessProber(
             self._pods, self._tasks, self._last_seen, self._see, pace or probes.Pace(clock), clock,
             lambda model: fault_reporter(model, self._observe),
         )  # fmt: skip
         self._events = PodEvents(api, namespace, self._pods, self._judge_again, clock)
-        self._hoping: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
-        """Replicas that cannot start as things are: how long that may last, and the timer."""
+        self._start_timeouts: dict[ReplicaId, tuple[float, asyncio.TimerHandle]] = {}
+        """Replicas whose wait has a time limit: the limit in seconds, and its timer."""
         self._begun: dict[ReplicaId, StartTiming] = {}
-        self._told: dict[ReplicaId, ReplicaSeen] = {}
-        """The last report about each existing pod."""
+        self._reported: dict[ReplicaId, ReplicaSeen] = {}
+        """The last observation of each existing pod."""
         self._stopping = set[ReplicaId]()
         self._cleared = set[ReplicaId]()
         """Replicas whose pods are gone but not yet proven clean."""
@@ -135,7 +138,9 @@ class KubernetesDriver:
             await self._pods.synced.wait()
             await retry_until_success(self._adopt, fault_reporter(NO_MODEL, observe, "adoption of pods"))
             observe((Synced(),))
-            tasks.create_task(retry_until_success(self._doubt, fault_reporter(NO_MODEL, observe, "refresh of pods")))
+            tasks.create_task(
+                retry_until_success(self._refresh_periodically, fault_reporter(NO_MODEL, observe, "refresh of pods"))
+            )
             tasks.create_task(
                 retry_until_success(self._events.run, fault_reporter(NO_MODEL, observe, "events of pods"))
             )
@@ -144,8 +149,8 @@ class KubernetesDriver:
             )
 
     def lead(self) -> None:
-        """Become the leader: report everything again, ending with `Synced`, and finish what previous leaders left half
-        done. A driver that has not adopted yet does so when its adoption ends.
+        """Become the leader: report everything again, ending with `Synced`, and finish the incomplete orders of
+        previous leaders. During adoption this call has no effect, because adoption ends with the same steps.
         """
         if self._listens:
             self._order(
@@ -153,7 +158,9 @@ class KubernetesDriver:
             )
 
     async def _lead(self) -> None:
-        """Refresh first: the last writes of the previous leader may not have been seen and would be repeated."""
+        """Take over. Refresh first: the watch may lag behind the previous leader's last writes, which would be
+        repeated.
+        """
         trouble = ""
         while True:
             try:
@@ -168,11 +175,11 @@ class KubernetesDriver:
                 await asyncio.sleep(REFRESH_RETRY_S)
             else:
                 break
-        self._tell_slices()
+        self._report_slices()
         for pod in list(self._pods.items.values()):
             self._contain(pod.model, partial(self._judge, None, pod))  # a pod about to be deleted is not ready
-        for told in list(self._told.values()):
-            self._observe((told,))
+        for reported in list(self._reported.values()):
+            self._observe((reported,))
         self._order(NO_MODEL, *self._orders.take_over(self._stopping))
         self._observe((Synced(),))
 
@@ -186,7 +193,7 @@ class KubernetesDriver:
         self._stopping.clear()
 
     def obstacle(self, model: Model) -> str:
-        """Return what prevents a launch of the model, or prevented it a moment ago."""
+        """Return why a start of the model would fail, or why the API server rejected one recently."""
         return self._refused.reason(model, self._clock()) or self._make.obstacle(model)
 
     # --- orders -------------------------------------------------------------------------------------------------------
@@ -200,7 +207,7 @@ class KubernetesDriver:
         self._order(replica.model, *self._bringing.begin(replica, model))
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
-        """Create the pod: its weights are on its node, or in a volume (None)."""
+        """Create the pod. `laid`: its weights on the node; None: they are in a volume."""
         if laid is not None and laid.folders:
             self._begun.setdefault(replica.id, StartTiming()).pull(self._clock())
         try:
@@ -211,13 +218,15 @@ class KubernetesDriver:
         self._order(replica.model, self._orders.create(replica, *made))
 
     def weights_failed(self, replica: Replica, reason: str) -> None:
-        """Report the failed start: the replica has no pod and will get none."""
+        """Report a failed start: no pod exists, and none will be created."""
         self._begun.pop(replica.id, None)
         failed = build_podless_observation(replica, Seen.EXITED, reason=reason)
         self._observe((failed, build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED)))
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Delete the replica's pod with this grace period, which later orders can only shorten. Unknown: clean."""
+        """Delete the replica's pod with this grace period, which later orders can only shorten. A replica without a pod
+        is reported as CLEAN.
+        """
         self._stopping.add(replica.id)
         self._bringing.stop(replica.id)
         self._order(replica.model, self._orders.delete(replica, grace_s))
@@ -236,25 +245,25 @@ class KubernetesDriver:
         self.weights_failed(replica, reason)
 
     def _allow(self) -> None:
-        """Handle a changed quota or LimitRange. Admission may see it later and refuse once more until then."""
+        """Forget rejected starts after a change of a quota or LimitRange, and again once admission applies it."""
         self._refused.forget()
         asyncio.get_running_loop().call_later(ALLOWED_S, self._refused.forget)
 
     def is_gone(self, replica: Replica) -> None:
         """Report a replica without a pod as clean."""
         if replica.id in self._cleared:
-            return  # it had a pod: it is not yet proven that nothing is left of it
+            return  # its pod is gone, and the proof of CLEAN is pending
         self._stopping.discard(replica.id)
         self._begun.pop(replica.id, None)
         self._observe((build_podless_observation(replica, Seen.CLEAN, proof=proof_of_clean.ASSUMED),))
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         """Report an exception; the order is retried."""
-        last = self._told.get(replica)
+        last = self._reported.get(replica)
         fault_reporter(NO_MODEL if last is None else last.model, self._observe)(reason)
 
     def _order(self, model: ModelName, *orders: Coroutine[object, object, None]) -> None:
-        """Run orders as tasks. `model` is the one that they are for."""
+        """Run orders as tasks. Exceptions are reported as faults of `model`."""
         for order in orders:
             task = start_contained_task(self._tasks, order, fault_reporter(model, self._observe))
             self._ordered.add(task)
@@ -275,23 +284,23 @@ class KubernetesDriver:
         return here and self._owner.owns(pod) and pods.read_replica_pod(pod) is not None
 
     def _held(self) -> Iterator[SliceId]:
-        there = (told for told in self._told.values() if told.seen is not Seen.CLEAN)
-        return (id for told in there for id in told.actual or told.slices)
+        there = (reported for reported in self._reported.values() if reported.seen is not Seen.CLEAN)
+        return (id for reported in there for id in reported.actual or reported.slices)
 
     def look_again(self) -> None:
-        """Report the slices again: the Settings of nodes, or others' use of devices, have changed."""
+        """Report the slices again after a change of Settings or of devices used by others."""
         if self._listens:
-            self._tell_slices()
+            self._report_slices()
 
     def _hosts_changed(self) -> None:
-        """`look_again` for a timer: a fault is retried with the next change."""
+        """`look_again` for a timer: an exception is reported once, and the next change retries."""
         done = attempt(self.look_again)
         reason = describe_error(done.error) if isinstance(done, Failure) else ""
         if reason != self._hosts_fault:
             self._hosts_fault = reason
             fault_reporter(NO_MODEL, self._observe, "hosts")(reason)
 
-    def _tell_slices(self) -> None:
+    def _report_slices(self) -> None:
         if self._inventory is not None:
             self._observe(self._inventory.look())
 
@@ -323,13 +332,13 @@ class KubernetesDriver:
         begun.see(self._clock(), bound=bool(new.node), prepared=new.prepared, runs=new.started_unix_s is not None)
 
     async def _adopt(self) -> None:
-        """Adopt all existing pods: engines that respond are ready at once."""
-        self._tell_slices()
+        """Adopt all existing pods. Engines that respond are reported as ready at once."""
+        self._report_slices()
         found, self._listens = list(self._pods.items.values()), True
         half_gone = {pod.replica: asyncio.Event() for pod in found
                      if (pod.ended or pod.leaving) and not (pod.is_over and pod.finalizers)}  # fmt: skip
         self._clean |= half_gone
-        ready = await asyncio.gather(*(self._asking.answers(pod) for pod in found), return_exceptions=True)
+        ready = await asyncio.gather(*(self._prober.answers(pod) for pod in found), return_exceptions=True)
         for pod, is_ready in zip(found, ready, strict=True):
             if isinstance(is_ready, Exception):
                 reraise_memory_error(is_ready)
@@ -344,7 +353,7 @@ class KubernetesDriver:
                     await clean.wait()
 
     def _judge(self, old: PodSeen | None, new: PodSeen | None) -> None:
-        """Evaluate a change of a pod, or of its node."""
+        """Process a change of a pod or of its node."""
         if old is not None and (new is None or new.uid != old.uid):
             if old.uid in self._over:
                 self._over.discard(old.uid)
@@ -356,23 +365,23 @@ class KubernetesDriver:
         if new.leaving and new.is_over and new.finalizers:
             self._is_kept(new)
             return
-        if new.patience_s is None or new.patience_s != self._hoping.get(new.replica, (new.patience_s,))[0]:
-            self._give_hope(new.replica)
+        if new.patience_s is None or new.patience_s != self._start_timeouts.get(new.replica, (new.patience_s,))[0]:
+            self._cancel_start_timeout(new.replica)
         if new.ended or (new.leaving and self._is_lost(new.node)):
             self._has_ended(new, new.ended or f"its node {new.node} is lost")
         elif new.leaving:
             self._leaves(new)
         elif new.waits:
             self._see(new, Seen.STARTING)
-            if new.patience_s is not None and new.replica not in self._hoping:
+            if new.patience_s is not None and new.replica not in self._start_timeouts:
                 loop = asyncio.get_running_loop()
-                lose = partial(self._lose_hope, _key(new), new.uid)
+                lose = partial(self._on_start_timeout, _key(new), new.uid)
                 timer = loop.call_later(new.patience_s, self._contain, new.model, lose)
-                self._hoping[new.replica] = new.patience_s, timer
+                self._start_timeouts[new.replica] = new.patience_s, timer
         elif new.started_unix_s is not None and new.ip:
-            self._asking.look_for_namesake(new)
+            self._prober.look_for_namesake(new)
             self._see(new, Seen.STARTING)
-            self._asking.begin(new)
+            self._prober.begin(new)
 
     def _judge_again(self, pod: PodSeen) -> None:
         """Evaluate a pod again after its Events changed."""
@@ -382,27 +391,27 @@ class KubernetesDriver:
 
     def _has_ended(self, pod: PodSeen, reason: str) -> None:
         self._see(pod, Seen.EXITED, reason=reason)
-        self._asking.stop(pod.replica)
+        self._prober.stop(pod.replica)
         if pod.ended and not pod.leaving:
             self._order(pod.model, self._orders.remove(pod))
 
     def _leaves(self, pod: PodSeen) -> None:
-        """A pod is being deleted; its end will be observed. Unless we ordered that, it gets no more requests."""
-        self._asking.stop(pod.replica)
-        told = self._told.get(pod.replica)
-        if pod.replica in self._stopping or (told is not None and told.seen is Seen.STARTING and not pod.drain):
+        """Handle a pod that is being deleted. If we did not order that, report it, so that it gets no more requests."""
+        self._prober.stop(pod.replica)
+        reported = self._reported.get(pod.replica)
+        if pod.replica in self._stopping or (reported is not None and reported.seen is Seen.STARTING and not pod.drain):
             return
         if pod.drain:  # by a previous leader, which saw no request on it
-            self._see(pod, Seen.LEAVING, reason="it was being stopped")
+            self._see(pod, Seen.LEAVING, reason="a previous leader was stopping it")
         else:
-            self._see(pod, Seen.TAKEN, reason=f"its pod is being deleted: {pod.disrupted or 'somebody asked for it'}")
+            self._see(pod, Seen.TAKEN, reason=f"its pod is being deleted: {pod.disrupted or 'by another client'}")
 
     def _is_lost(self, node: str) -> bool:
         found = self._node(node)
         return self._inventory is not None and bool(node) and (found is None or found.lost)
 
-    def _lose_hope(self, key: ObjectKey, uid: str) -> None:
-        """Fail the start: an image or a Secret was missing for too long, and the next start would fail too."""
+    def _on_start_timeout(self, key: ObjectKey, uid: str) -> None:
+        """Fail a start whose image or Secret was missing for too long. The next start would fail, too."""
         pod = self._pods.items.get(key)
         pod = None if pod is None else self._events.with_failure(pod)
         if pod is None or pod.uid != uid or pod.patience_s is None:
@@ -411,14 +420,14 @@ class KubernetesDriver:
         self._see(pod, Seen.EXITED, reason=pod.waits)
         self._order(pod.model, self._orders.remove(pod))
 
-    def _give_hope(self, replica: ReplicaId) -> None:
-        hoping = self._hoping.pop(replica, None)
-        if hoping is not None:
-            hoping[1].cancel()
+    def _cancel_start_timeout(self, replica: ReplicaId) -> None:
+        timeout = self._start_timeouts.pop(replica, None)
+        if timeout is not None:
+            timeout[1].cancel()
 
     def _is_gone(self, pod: PodSeen) -> None:
-        self._asking.stop(pod.replica)
-        self._give_hope(pod.replica)
+        self._prober.stop(pod.replica)
+        self._cancel_start_timeout(pod.replica)
         ordered = pod.replica in self._stopping or (pod.leaving and pod.drain)
         ours = self._pods.gap and ordered  # a leader ordered its end, and the watch missed it
         by_force = proof_of_clean.is_force_deleted(pod) and not ours
@@ -428,10 +437,10 @@ class KubernetesDriver:
         self._tasks.create_task(retry_until_success(partial(self._clear, pod, by_force=by_force), report))
 
     def _is_kept(self, pod: PodSeen) -> None:
-        """A pod has ended but a foreign finalizer keeps its object: its devices are free, as for the scheduler."""
+        """Handle an ended pod whose object a foreign finalizer keeps. Like the scheduler, count its devices as free."""
         self._over.add(pod.uid)
-        self._asking.stop(pod.replica)
-        self._give_hope(pod.replica)
+        self._prober.stop(pod.replica)
+        self._cancel_start_timeout(pod.replica)
         self._see(pod, Seen.EXITED, reason=pod.ended or "stopped")
         self._cleared.add(pod.replica)
         report = fault_reporter(pod.model, self._observe)
@@ -443,14 +452,20 @@ class KubernetesDriver:
         return self._inventory is not None and self._inventory.reserved(pod)
 
     def _locate(self, pod: PodSeen | None) -> None:
-        """Report the slices that the pod really has, once known, if they differ from those chosen. It keeps them."""
-        told = self._told.get(pod.replica) if pod is not None else None
-        if pod is None or told is None or told.actual or self._inventory is None or not is_about_pod(told, pod):
+        """Once known, report the slices that the pod actually has, if they differ from those chosen."""
+        reported = self._reported.get(pod.replica) if pod is not None else None
+        if (
+            pod is None
+            or reported is None
+            or reported.actual
+            or self._inventory is None
+            or not is_about_pod(reported, pod)
+        ):
             return
         if actual := self._inventory.actual(pod):
-            self._told[pod.replica] = replace(told, actual=actual)
-            self._tell_slices()
-            self._observe((self._told[pod.replica],))
+            self._reported[pod.replica] = replace(reported, actual=actual)
+            self._report_slices()
+            self._observe((self._reported[pod.replica],))
 
     def _node(self, name: str) -> NodeSeen | None:
         return None if self._inventory is None else self._inventory.node(name)
@@ -459,41 +474,45 @@ class KubernetesDriver:
         proof = with_finalizers(await self._clearing.prove(pod, by_force=by_force), kept_by)
         self._cleared.discard(pod.replica)
         self._see(pod, Seen.CLEAN, proof=proof)
-        self._tell_if_strange(self._told.pop(pod.replica, None))
+        self._report_slices_if_unknown(self._reported.pop(pod.replica, None))
         self._begun.pop(pod.replica, None)
         self._stopping.discard(pod.replica)
         self._clean.pop(pod.replica, asyncio.Event()).set()
 
-    async def _doubt(self) -> None:
-        """Refresh periodically: a watch that missed the end of a pod would keep its replica for ever."""
+    async def _refresh_periodically(self) -> None:
+        """Read all pods periodically, because a replica would never end if the watch missed the end of its pod."""
         while True:
-            await asyncio.sleep(DOUBT_EVERY_S)
-            unready = any(told.seen is Seen.UNREADY for told in self._told.values())
+            await asyncio.sleep(REFRESH_EVERY_S)
+            unready = any(reported.seen is Seen.UNREADY for reported in self._reported.values())
             if unready or any(pod.leaving and pod.uid not in self._over for pod in self._pods.items.values()):
                 with contextlib.suppress(ApiError, UnreachableError):  # retried soon
                     await self._pods.refresh()
 
     def _last_seen(self, replica: ReplicaId) -> Seen:
-        return self._told[replica].seen if replica in self._told else Seen.STARTING
+        return self._reported[replica].seen if replica in self._reported else Seen.STARTING
 
     def _see(self, pod: PodSeen, seen: Seen, *, reason: str = "", proof: str = "", again: bool = False) -> None:
         """Report a state if it has changed. After EXITED only CLEAN follows."""
-        told, waits = self._told.get(pod.replica), pod.waits if seen is Seen.STARTING else ""
-        if again and told is not None:
-            self._observe((told,))
-        if told is not None and not is_news(told, seen, waits):
+        reported, waits = self._reported.get(pod.replica), pod.waits if seen is Seen.STARTING else ""
+        if again and reported is not None:
+            self._observe((reported,))
+        if reported is not None and not is_news(reported, seen, waits):
             return
         from_unix_s = self._clock() - self._unix_s()
         begun = self._begun.get(pod.replica, StartTiming())
-        now = build_observation(pod, begun, from_unix_s, seen, told, reason=reason, waits=waits, proof=proof)
-        self._told[pod.replica] = now
+        now = build_observation(pod, begun, from_unix_s, seen, reported, reason=reason, waits=waits, proof=proof)
+        self._reported[pod.replica] = now
         self._observe((now,))
-        self._tell_if_strange(now)
+        self._report_slices_if_unknown(now)
 
-    def _tell_if_strange(self, told: ReplicaSeen | None) -> None:
-        """Report the slices if the replica holds one that no longer exists: which slices are open depends on it."""
-        if told is not None and self._inventory is not None and not self._inventory.knows(told.actual or told.slices):
-            self._tell_slices()
+    def _report_slices_if_unknown(self, reported: ReplicaSeen | None) -> None:
+        """Report the slices if the replica holds one that no longer exists, because that closes or opens others."""
+        if (
+            reported is not None
+            and self._inventory is not None
+            and not self._inventory.knows(reported.actual or reported.slices)
+        ):
+            self._report_slices()
 
 
 def _key(pod: PodSeen) -> ObjectKey:

@@ -1,9 +1,9 @@
-"""Starts that cannot create a pod yet: those waiting for weights, and those refused a moment ago. Async, no I/O.
+"""Starts that cannot create a pod yet: those waiting for weights, and those rejected recently. Async, no I/O.
 
-`Bringing` holds starts whose weights are on their way to the node (`NodeSupply`); a start that is stopped meanwhile
-never creates a pod. `RefusedStarts` keeps refusals that any start of the same spec would meet: they block further
-starts for `REFUSED_S`, or until a ResourceQuota or LimitRange of the namespace changes, which prevents retry storms.
-Time is an argument.
+`Bringing` holds starts whose weights are being fetched to the node (`NodeSupply`); a start that is stopped meanwhile
+creates no pod. `RefusedStarts` keeps rejections that every start of the same spec would get. To prevent retry storms,
+they block further starts for `REFUSED_S`, or until a ResourceQuota or LimitRange of the namespace changes. Time is an
+argument.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from autoscaler.kubernetes.watch import Change, Watched
 from autoscaler.spec.model import Model
 from autoscaler.state.world import ClusterFacts, Replica
 
-BRINGING = "its weights are brought to its node"
+BRINGING = "its weights are being fetched to its node"
 
 
 class WeightsListener(Protocol):
     """Receives the results of waiting for weights."""
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        """The weights are on their way."""
+        """The weights are being fetched."""
 
     def weights_came(self, replica: Replica, model: Model, laid: Laid | None) -> None:
-        """The weights are available; None: in volumes."""
+        """The weights are available, on the node (`laid`) or in volumes (None)."""
 
     def weights_failed(self, replica: Replica, reason: str) -> None:
-        """The weights will not arrive."""
+        """The weights could not be fetched."""
 
 
 class InVolumes:
     """A `NodeSupply` for clusters where all weights are in volumes of pods."""
 
     def brings(self, _model: Model) -> Collection[str]:
-        """Return nothing: no part has to be fetched."""
+        """Return nothing: no part must be fetched."""
         return ()
 
-    def __call__(self, replica: Replica, model: Model, told: Callable[[str], None]) -> Awaitable[Laid] | None:
+    def __call__(self, replica: Replica, model: Model, report: Callable[[str], None]) -> Awaitable[Laid] | None:
         """Return None: there is nothing to wait for."""
 
     def obstacle(self, _model: Model) -> str:
@@ -62,23 +62,23 @@ VOLUMES = InVolumes()
 class Bringing:
     """Starts of one driver that wait for weights."""
 
-    def __init__(self, supply: NodeSupply, hears: WeightsListener) -> None:
+    def __init__(self, supply: NodeSupply, listener: WeightsListener) -> None:
         self._supply = supply
-        self._hears = hears
+        self._listener = listener
         self._over: dict[ReplicaId, asyncio.Event] = {}
         """The waiting starts; an event is set once its start is stopped."""
 
     def begin(self, replica: Replica, model: Model) -> Iterator[Coroutine[object, object, None]]:
-        """Yield the coroutine to run as a task; nothing if there is nothing to wait for."""
+        """Yield the coroutine to run as a task; yield nothing if the weights are available."""
         if replica.id in self._over:
-            self._hears.start_waits(replica, BRINGING)
+            self._listener.start_waits(replica, BRINGING)
             return
-        coming = self._supply(replica, model, partial(self._tell, replica))
+        coming = self._supply(replica, model, partial(self._report_progress, replica))
         if coming is None:
-            self._hears.weights_came(replica, model, None)
+            self._listener.weights_came(replica, model, None)
             return
         self._over[replica.id] = asyncio.Event()
-        self._hears.start_waits(replica, BRINGING)
+        self._listener.start_waits(replica, BRINGING)
         yield self._bring(replica, model, coming)
 
     def stop(self, id: ReplicaId) -> None:
@@ -87,11 +87,11 @@ class Bringing:
             self._over[id].set()
 
     def forget(self) -> None:
-        """Forget all waiting starts: their tasks have ended, some before they began."""
+        """Forget all waiting starts, whose tasks have been cancelled."""
         self._over.clear()
 
-    def _tell(self, replica: Replica, how_far: str) -> None:
-        self._hears.start_waits(replica, f"{BRINGING}: {how_far}")
+    def _report_progress(self, replica: Replica, progress: str) -> None:
+        self._listener.start_waits(replica, f"{BRINGING}: {progress}")
 
     async def _bring(self, replica: Replica, model: Model, coming: Awaitable[Laid]) -> None:
         over = self._over[replica.id]
@@ -102,9 +102,9 @@ class Bringing:
                 return
             laid = getting.result()
         except Exception as error:  # noqa: BLE001 - foreign code: any exception is a failed start
-            self._hears.weights_failed(replica, f"its weights: {error}")
+            self._listener.weights_failed(replica, f"its weights: {error}")
         else:
-            self._hears.weights_came(replica, model, laid)
+            self._listener.weights_came(replica, model, laid)
         finally:
             getting.cancel()
             ending.cancel()
@@ -117,23 +117,23 @@ POLICIES: Final = ("resourcequotas", "limitranges")
 
 
 class RefusedStarts:
-    """The last refusal of each model."""
+    """The last rejection of each model."""
 
     def __init__(self) -> None:
         self._known: dict[ModelName, tuple[str, float, str]] = {}
         """Model -> (spec hash, expiry, reason)."""
 
     def note(self, model: ModelName, spec_hash: str, reason: str, now_s: float) -> None:
-        """Record that a start of this spec was refused."""
+        """Record that a start of this spec was rejected."""
         self._known[model] = (spec_hash, now_s + REFUSED_S, reason)
 
     def reason(self, model: Model, now_s: float) -> str:
-        """Return the known refusal of the model's current spec; empty if there is none."""
+        """Return the reason of a recent rejection of the model's current spec; empty if there is none."""
         spec_hash, until_s, reason = self._known.get(model.name, ("", 0.0, ""))
         return reason if spec_hash == model.spec_hash() and now_s < until_s else ""
 
     def forget(self) -> None:
-        """Forget all refusals: the policies have changed."""
+        """Forget all rejections after a change of policies."""
         self._known.clear()
 
 
@@ -143,15 +143,15 @@ class Policies:
     """
 
     def __init__(self, api: Api, namespace: str, changed: Callable[[], None]) -> None:
-        def hear(_: list[Change[Object]]) -> None:
+        def on_change(_: list[Change[Object]]) -> None:
             changed()
 
         self._watches = [
-            Watched(api, f"/api/v1/namespaces/{namespace}/{kind}", _spec, hear, optional=True) for kind in POLICIES
+            Watched(api, f"/api/v1/namespaces/{namespace}/{kind}", _spec, on_change, optional=True) for kind in POLICIES
         ]
 
     async def run(self) -> None:
-        """Watch until cancelled. Without the permission to watch, a refusal lasts `REFUSED_S`."""
+        """Watch until cancelled. Without the permission to watch, a rejection lasts `REFUSED_S`."""
         async with asyncio.TaskGroup() as tasks:
             for watched in self._watches:
                 tasks.create_task(watched.run())

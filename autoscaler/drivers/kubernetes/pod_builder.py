@@ -1,6 +1,6 @@
 """Builds the objects of a start: a replica's pod, its claims and volumes, from current facts and Settings. No I/O.
 
-This module decides where each part comes from; `objects.pod` defines the manifest of the pod.
+This module collects the inputs; `objects.replica_pod` defines the manifest of the pod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autoscaler.weights.mounts import MOUNT, ArtifactFacts
 
 PORT = pods.PORTS[0]
 SOMEWHERE = f"{MOUNT}/weights.gguf"
-"""Placeholder path for weights that are on no node yet."""
+"""Placeholder path for weights that are not fetched yet."""
 
 
 class Made(NamedTuple):
@@ -52,7 +52,7 @@ class PodBuilder(NamedTuple):
     owner: Ownership = ANYBODYS
 
     def obstacle(self, model: Model) -> str:
-        """Return what makes a launch of the model impossible; empty if nothing is known to."""
+        """Return why a launch of the model would fail; empty if no reason is known."""
         if reason := self.supply.obstacle(model):
             return reason
         try:
@@ -63,7 +63,7 @@ class PodBuilder(NamedTuple):
         return ""
 
     def __call__(self, replica: Replica, model: Model, laid: Laid | None) -> Made:
-        """Build the objects. Raises `MountError` and what `launch` and `image` raise."""
+        """Build the objects. Raises `MountError` and the exceptions of `launch` and `image`."""
         settings, known = self.settings(), self.inventory
         volumes.check_security_context(model, settings)
         ranked = settings.priority_class(model.spec.priority)
@@ -91,8 +91,8 @@ class PodBuilder(NamedTuple):
         return Made(pod, wanted, seen.objects if seen is not None else ())
 
     def _evicted(self, replica: Replica) -> bool:
-        """Return whether Karpenter may evict the pod, as far as known: Karpenter does not wait for a pod that only
-        serves, and an engine that is signalled at once cuts its requests short.
+        """Return whether Karpenter may evict the pod. It does so without a drain, and an engine that gets SIGTERM at
+        once aborts its requests.
         """
         if self.inventory is None:
             return True
@@ -124,6 +124,6 @@ def _found(laid: Laid | LaidAdapter) -> ArtifactFacts:
 
 
 def _somewhere(model: Model, parts: Collection[str]) -> Model:
-    """Return the model as it will be when these parts have arrived."""
+    """Return the model with placeholder paths for parts that are not fetched yet."""
     there = dict.fromkeys(parts, SOMEWHERE)
     return volumes.resolve_weight_paths(model, volumes.Mounted(Pod(), there.pop(OWN, ""), "", adapters=there))

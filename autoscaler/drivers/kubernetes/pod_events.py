@@ -1,7 +1,7 @@
-"""Finds out from its Events why a pod waits for volumes: a missing Secret or ConfigMap, a failed mount. I/O.
+"""Reads from Events why a pod waits for volumes: a missing Secret or ConfigMap, a failed mount. I/O.
 
-A pod's status does not name a failed mount. Events are listed only for pods that have a node and are not prepared, at
-growing intervals. A newer Event with a reason in `GOES_ON` means that the volume was mounted after all.
+A pod's status does not report a failed mount. Events are listed only for pods that have a node and are not prepared, at
+growing intervals. A newer Event with a reason in `GOES_ON` shows that the volume was mounted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autoscaler.kubernetes.watch import Watched
 from autoscaler.text import one_line, redact_addresses
 
 LOOK_S, LOOK_S_MAX = 5.0, 40.0
-"""Delay after a pod was bound and first interval between two lists for one pod; longest interval."""
+"""First interval between two lists of one pod's Events, and the longest; it doubles each time."""
 GOES_ON: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 """Reasons of Events that follow once all volumes are mounted."""
 FAILURES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
@@ -37,7 +37,7 @@ class _Look(NamedTuple):
 
 
 def find_volume_failure(events: Sequence[Object]) -> str:
-    """Return reason and message of the newest Event of a pod if it is about a volume, else an empty text."""
+    """Return reason and message of a pod's newest Event if that reports a volume failure, else an empty text."""
     known = [event for event in events if event.get("reason") in FAILURES | GOES_ON]
     newest = max(known, key=_when, default=None)
     if newest is None or newest["reason"] not in FAILURES:
@@ -46,7 +46,7 @@ def find_volume_failure(events: Sequence[Object]) -> str:
 
 
 def _when(event: Object) -> tuple[str, int]:
-    """Sort key: Events' times have whole seconds; within one second the later write is newer."""
+    """Return a sort key: the time of an Event in whole seconds, then its resourceVersion."""
     series = event.get("series") or {}
     at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     version = str(event.get("metadata", {}).get("resourceVersion", ""))
@@ -100,5 +100,5 @@ class PodEvents(Generic[P]):
 
 
 def _waits(pod: Pod) -> bool:
-    """Return whether the pod waits on its node for no reason given in its status."""
+    """Return whether the pod waits on its node and its status gives no reason."""
     return bool(pod.bound and pod.waits) and pod.patience_s is None and not (pod.prepared or pod.leaving or pod.ended)

@@ -1,10 +1,12 @@
 """Creates, marks and deletes replicas' pods through the API server, with retries and exactly once. I/O.
 
-No response, a busy server and an exhausted quota do not fail a start: the order is retried with growing pauses and
-reports what it waits for; a permanent refusal does fail it. Invariants: a second create for a decision finds the first;
-a pod is deleted by its uid and by the version that shows our own mark, so that a former leader deletes nothing that
-another has taken over; while we may write, a removed mark is set again; a write that is no longer allowed
-(`FencedError`) is left to the current leader and does not fail a start.
+A missing response, a busy server and an exhausted quota do not fail a start: the order is retried with growing pauses
+and reports the reason. A permanent rejection fails the start. Invariants:
+
+- A repeated create for a decision finds the existing pod.
+- A pod is deleted by its uid and by the version with our own mark, so that a former leader cannot delete a pod that its
+  successor took over. While we may write, a removed mark is set again.
+- A write that is no longer allowed (`FencedError`) is left to the current leader and does not fail a start.
 """
 
 from __future__ import annotations
@@ -30,15 +32,14 @@ from autoscaler.state.lifecycle import STOP_GRACE_S
 from autoscaler.state.world import Replica
 
 RETRY_S, RETRY_GROWTH, RETRY_S_MAX = 0.2, 1.5, 10.0
-"""Pauses of an order that cannot be executed yet (full quota, failing server): the first, the growth factor, and the
-longest. On average an order is sent again after half as long again as the trouble lasted."""
+"""Pauses between retries of an order (full quota, failing server): the first, the growth factor, and the longest."""
 CONFLICTS_MAX = 20
-"""Versions that a pod may go through (its kubelet writes, too) between our mark and our delete."""
+"""Maximum attempts to mark and delete a pod that others change in between; its kubelet writes, too."""
 BUSY = frozenset((408, 429))
-"""Statuses of a server that is temporarily unable, as is every 5xx: etcd elects a leader, a webhook is unreachable."""
+"""Statuses of a temporary failure, like every 5xx: etcd elects a leader, or a webhook is unreachable."""
 PASSING = ("exceeded quota", "status unknown for quota", "error looking up service account")
-"""Parts of 403 messages about conditions that will pass: a ResourceQuota that is used up or was just made, a namespace
-whose service account does not exist yet."""
+"""Parts of 403 messages about temporary conditions: a ResourceQuota that is exhausted or new, a namespace whose service
+account does not exist yet."""
 NO_ANSWER = "the API server does not answer"
 
 _log = logging.getLogger("pilotlight.autoscaler.pods")
@@ -51,13 +52,13 @@ class StartListener(Protocol):
         """The API server has created the pod."""
 
     def start_waits(self, replica: Replica, reason: str) -> None:
-        """The start is being retried; the replica is not at fault."""
+        """The start is being retried for this reason."""
 
     def start_refused(self, replica: Replica, reason: str) -> None:
-        """There will be no pod."""
+        """The start failed: the pod was rejected."""
 
     def is_gone(self, replica: Replica) -> None:
-        """The replica to be stopped does not exist."""
+        """The replica to stop has no pod."""
 
     def order_failed(self, replica: ReplicaId, reason: str) -> None:
         """An exception occurred; the order is retried."""
@@ -67,7 +68,7 @@ class Orders:
     """Orders for one namespace. `watched` has our pods in it. Each order is a coroutine, to be run as a task."""
 
     def __init__(
-        self, api: Api, path: str, watched: Watched[PodSeen], hears: StartListener, owner: Ownership = ANYBODYS
+        self, api: Api, path: str, watched: Watched[PodSeen], listener: StartListener, owner: Ownership = ANYBODYS
     ) -> None:
         self._api = api
         self._path = path
@@ -75,7 +76,7 @@ class Orders:
         self._claims = Claims(api, path.split("/")[4], owner)
         self._volumes = NodeVolumes(api)
         self._watched = watched
-        self._hears = hears
+        self._listener = listener
         self._making: dict[ReplicaId, asyncio.Event] = {}
         """Creates in progress; the event is set once the pod is no longer wanted."""
         self._made: dict[ReplicaId, asyncio.Event] = {}
@@ -92,8 +93,8 @@ class Orders:
     async def create(
         self, replica: Replica, wanted: Object, claims: Sequence[Object] = (), volumes: Sequence[Object] = ()
     ) -> None:
-        """Create the pod and the objects that it names, or find them: its own ResourceClaims, those shared with others
-        on its GPU, and the volume of its node's weights with its claim, which are kept.
+        """Create the pod and the objects that it references, or find them: its own ResourceClaims, those shared with
+        other pods on its GPU, and the volume of its node's weights with its claim, which are never deleted here.
         """
         if replica.id in self._making:
             return
@@ -129,19 +130,19 @@ class Orders:
             except ApiError as error:
                 reason = error.message or error.reason
                 if not _passes(error):
-                    self._hears.start_refused(replica, f"its pod was refused: {reason}")
+                    self._listener.start_refused(replica, f"the API server rejected its pod: {reason}")
                     return False
             else:
-                self._hears.start_made(replica)
+                self._listener.start_made(replica)
                 return True
             if unwanted.is_set():
                 return False
-            self._hears.start_waits(replica, reason)
+            self._listener.start_waits(replica, reason)
             await pauses.rest(unwanted)
         return False
 
     async def _make_way(self, keeper: str) -> None:
-        """Delete the placeholder pod, only now: earlier, another pod might have taken its place."""
+        """Delete the placeholder pod. It is called after the create, so that no other pod gets its place."""
         if not keeper:
             return
         try:
@@ -159,7 +160,7 @@ class Orders:
             made = await self._api.get(f"{self._path}/{wanted['metadata']['name']}")
             found = pods.read_replica_pod(made)
             if found is None or not pods.is_pod_of_replica(found, replica) or not self._owner.owns(made):
-                raise ApiError(409, error.reason, "a pod of its name exists that another made") from error
+                raise ApiError(409, error.reason, "a pod of its name exists and is not ours") from error
         self._watched.expect(str(made["metadata"]["resourceVersion"]))
         return made
 
@@ -212,8 +213,9 @@ class Orders:
         """Delete a pod whose engine does not run, with its own grace period; in its current version if it may still
         change.
 
-        Nothing is forced, even if the node is lost: should a container have started after all, only its kubelet can end
-        it and report so. Without a node, or if all has ended, the API server itself waits for no kubelet.
+        The delete is not forced, even if the node is lost: a container may have started, and only its kubelet can end
+        it and report that. For a pod without a node or whose containers have ended, the API server waits for no
+        kubelet.
         """
         await self._surely(pod.replica, lambda: self._remove(pod))
 
@@ -222,8 +224,9 @@ class Orders:
         await self._surely(pod.replica, lambda: self._delete_very(pod, None, math.ceil(grace_s)))
 
     def take_over(self, stopping: Container[ReplicaId]) -> Iterator[Coroutine[object, object, None]]:
-        """Void the marks of previous leaders: the plan decides again about pods they were about to delete. What they
-        deleted, or marked and others deleted, ends as soon as any stopped pod. `stopping`: the replicas that we stop.
+        """Yield the orders of a new leader: clean up claims, delete ended pods, and void the marks of previous leaders.
+        Marked pods that are being deleted get `STOP_GRACE_S`; about the others the planner decides again. `stopping`:
+        the replicas that we stop.
         """
         yield self.tidy()
         for pod in self._watched.items.values():
@@ -233,7 +236,7 @@ class Orders:
                 yield self.hasten(pod, STOP_GRACE_S) if pod.leaving else self.unmark(pod)
 
     async def unmark(self, pod: PodSeen) -> None:
-        """Remove a previous leader's mark from a pod that is not deleted: its writer can no longer delete it."""
+        """Remove a previous leader's mark from a pod that is not deleted, so that it can no longer delete the pod."""
         body = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: None}}}
         await self._surely(pod.replica, lambda: self._mark(pod, body))
 
@@ -243,18 +246,18 @@ class Orders:
         if pod is None:
             found = await self._look(name)
             pod = None if found is None or not self._owner.owns(found) else pods.read_replica_pod(found)
-            if pod is None or pod.intent != replica.intent:  # a pod with the same name is not it
-                self._hears.is_gone(replica)
+            if pod is None or pod.intent != replica.intent:  # another pod of the same name
+                self._listener.is_gone(replica)
                 return
         if pod.leaving or pod.ended:
             await self._delete_very(pod, None, grace_s)
             return
         mark = {"metadata": {"uid": pod.uid, "annotations": {pods.DRAIN: epoch}}}
-        for _ in range(CONFLICTS_MAX):  # marked again each time: the mark was removed without the lead
+        for _ in range(CONFLICTS_MAX):  # marked again each time, because a former leader may have removed the mark
             marked = await self._mark(pod, mark)
             if marked is None or await self._delete_very(pod, str(marked["metadata"]["resourceVersion"]), grace_s):
                 return
-        raise UnreachableError(f"DELETE {name}: it changes all the time")
+        raise UnreachableError(f"DELETE {name}: it changed in each of {CONFLICTS_MAX} attempts")
 
     async def _remove(self, pod: PodSeen) -> None:
         if pod.ended:
@@ -267,7 +270,7 @@ class Orders:
                 return
             if await self._delete_very(pod, str(found["metadata"]["resourceVersion"]), None):
                 return
-        raise UnreachableError(f"DELETE {pod.name}: it changes all the time")
+        raise UnreachableError(f"DELETE {pod.name}: it changed in each of {CONFLICTS_MAX} attempts")
 
     async def _mark(self, pod: PodSeen, body: Object) -> Object | None:
         """Return the pod with the mark; None if it is gone."""
@@ -284,7 +287,9 @@ class Orders:
             return None
 
     async def _delete_very(self, pod: PodSeen, version: str | None, grace_s: int | None) -> bool:
-        """Delete this very pod (`grace_s` None: with its own grace period); False if it is no longer that version."""
+        """Delete exactly this pod, by its uid and `version` (None: any); return False if it has another version.
+        `grace_s` None: its own grace period.
+        """
         path = f"{self._path}/{pod.name}"
         if pod.lingers and grace_s is not None:
             grace_s = min(grace_s, pods.LINGERED_S)
@@ -311,7 +316,9 @@ class Orders:
             return None
 
     async def _surely(self, replica: ReplicaId, ask: Callable[[], Awaitable[object]]) -> None:
-        """Retry until answered: the call is idempotent, and a pod not deleted would hold its devices for ever."""
+        """Retry `ask` until it succeeds or is fenced; it is idempotent. A pod that is not deleted would hold its
+        devices forever.
+        """
         pauses, said = _Pauses(), False
         while True:
             try:
@@ -324,9 +331,9 @@ class Orders:
                     said = True
                 await pauses.rest()
                 continue
-            except MALFORMED as error:  # an unreadable response: the pod holds its devices until it is gone
+            except MALFORMED as error:  # an unreadable response
                 if not said:
-                    self._hears.order_failed(replica, describe_error(error))
+                    self._listener.order_failed(replica, describe_error(error))
                     said = True
                 await pauses.rest()
                 continue
@@ -350,7 +357,7 @@ class _Pauses:
 
 
 def _passes(error: ApiError) -> bool:
-    """Return whether the same request may succeed later without changes."""
+    """Return whether the same request may succeed later."""
     contended = error.status == 409 and error.reason == "Conflict"  # on a ResourceQuota that others use, too
     return (
         error.status in BUSY

@@ -1,13 +1,16 @@
-"""Decides when a pod that is gone has left nothing on its devices (the proof of CLEAN), and waits for it. I/O.
+"""Decides when the devices of a deleted pod are free (the proof of CLEAN), and waits for that. I/O.
 
-A kubelet releases a pod's object once it has reported how its processes ended. GPU memory that may be left is then
-*measured* to be free, if the node has an agent that reports it, or *assumed* to be free after a while. A pod deleted by
-force is gone at once, while its processes may run until its kubelet ends them, which it does within the pod's grace
-period: they are assumed ended only after that period plus `FORCED_S`, during all of which the kubelet was heard from,
-unless the node is gone or was rebooted. A pod without slices needs no wait. A pod with ResourceClaims is not clean
-while one of them is reserved for it. If its kubelet released the object, that suffices: it does so once all claims are
-*unprepared*, except shared claims, about which it hears nothing before the last user. The caller supplies the
-measurement; this module knows no reports and no claims.
+A kubelet releases a pod's object once its processes have ended. The proofs:
+
+- *measured*: the node's agent reports that the devices' memory is free.
+- *assumed*: no agent reports, and `ASSUME_AFTER_S` have passed.
+- *unprepared*: the pod had only ResourceClaims of its own, which its kubelet unprepares before it releases the object.
+- *exited*: the pod has no slices, and its containers have ended.
+
+A force-deleted pod is gone at once, while its processes may run until its kubelet ends them, within the pod's grace
+period. They are assumed to have ended after that period plus `FORCED_S`, counted while the kubelet reports, or once the
+node is gone or rebooted. No pod is clean while a ResourceClaim is reserved for it. The caller supplies the measurements
+and reservations.
 """
 
 from __future__ import annotations
@@ -22,22 +25,21 @@ from autoscaler.drivers.kubernetes.objects.replica_pod import PodSeen
 ASSUME_AFTER_S = 30.0
 """A GPU may keep memory of a process that is gone (docs/reference/replica-states.md, proof `assumed`)."""
 FORCED_S = 300.0
-"""Time beyond the grace period of a pod deleted by force. Its kubelet kills what it runs for a deleted pod, perhaps
-late (it checks all pods every 2 s, and its runtime may be busy). Without an agent nothing else ever reports it."""
+"""Time beyond the grace period of a force-deleted pod. Its kubelet kills the containers of a deleted pod, but may be
+late (it checks all pods every 2 s, and its runtime may be busy). Without an agent nothing reports their end."""
 LOOK_S = 0.1
 ASSUMED, MEASURED, EXITED, UNPREPARED = "assumed", "measured", "exited", "unprepared"
 FORCED = (
-    "its pod was deleted by force, so its processes may run on: its devices are free once the agent of its node has "
-    "measured that, the node was started anew, or its kubelet has had the time of the pod's grace and "
-    f"{FORCED_S / 60:.0f} min more"
+    "its pod was deleted by force and its processes may still run: its devices are free when the agent of its node "
+    f"measures that, the node reboots, or the pod's grace period and {FORCED_S / 60:.0f} min more have passed"
 )
 
 Measured = Callable[[ReplicaId, float], bool]
-"""(replica, time since which its pod is gone) -> whether its devices' memory was measured to be free since then."""
+"""(replica, time at which its pod was gone) -> whether its devices' memory was measured to be free after that."""
 
 
 def is_force_deleted(pod: PodSeen) -> bool:
-    """Return whether a pod that is gone, given its last state, was deleted by force: no end was reported."""
+    """Return whether a pod that is gone was deleted by force: its last state reported no end of its container."""
     return bool(pod.slices) and pod.started_unix_s is not None and not pod.ended
 
 
@@ -78,7 +80,7 @@ class Clearing:
             left_s = gone_s + self._assume_after_s - self._clock()
             node = self._node(pod.node)
             if node is not None and node.lost:
-                heard_s = self._clock()  # a kubelet that is not heard from may not have killed anything
+                heard_s = self._clock()  # a kubelet that does not report may not have killed the processes
             runs_on = by_force and node is not None and began_as is not None and _same(node, began_as)
             if not waits and left_s <= 0 and (not runs_on or self._clock() >= heard_s + pod.grace_s + FORCED_S):
                 return ASSUMED
@@ -86,5 +88,5 @@ class Clearing:
 
 
 def _same(one: NodeSeen, other: NodeSeen) -> bool:
-    """Return whether the node was not rebooted in between."""
+    """Return whether both are of the same boot of the node."""
     return one.boot == other.boot

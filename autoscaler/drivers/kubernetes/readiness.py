@@ -1,7 +1,7 @@
 """Probes the readiness of engines in pods directly, each for as long as its pod runs. I/O.
 
-A kubelet would probe once a second. Addresses are reused, so a replica is reported ready only if it is the pod that the
-watch has at that address; of two pods at one address the older is reported unready, and the watch is suspected.
+A kubelet would probe only once a second. Addresses are reused, so a replica is reported ready only if the watch has its
+pod at that address. Of two pods at one address the older is reported unready, and the watch is read again.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class ReadinessProber:
         self._pace = pace
         self._clock = clock
         self._faults = faults
-        self._asked: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._probing: dict[ReplicaId, asyncio.Task[None]] = {}
 
     def begin(self, pod: PodSeen) -> None:
         """Start probing a pod that runs, unless it is probed already."""
-        if pod.replica not in self._asked:
-            asking = retry_until_success(partial(self._ask, pod), self._faults(pod.model))
-            self._asked[pod.replica] = self._tasks.create_task(asking)
+        if pod.replica not in self._probing:
+            probing = retry_until_success(partial(self._probe_until_stopped, pod), self._faults(pod.model))
+            self._probing[pod.replica] = self._tasks.create_task(probing)
 
-    async def _ask(self, pod: PodSeen) -> None:
+    async def _probe_until_stopped(self, pod: PodSeen) -> None:
         """Probe an engine for as long as its pod runs."""
         born_s, failed = self._clock(), 0
         while True:
@@ -76,13 +76,13 @@ class ReadinessProber:
             await asyncio.sleep(max(0.0, began_s + pause_s - self._clock()))
 
     def _is_there(self, pod: PodSeen) -> bool:
-        """Return whether the responder is this very pod, as far as the watch knows: addresses are reused."""
+        """Return whether, according to the watch, this pod has the address; addresses are reused."""
         now = self._pods.items.get(ObjectKey(pod.namespace, pod.name))
         there = now is not None and (now.uid, now.ip) == (pod.uid, pod.ip) and not now.leaving
         return there and not self._older(pod)
 
     def look_for_namesake(self, pod: PodSeen) -> None:
-        """Report older pods at the address of this one as unready: they are gone, and the watch missed it."""
+        """Report older pods at the address of this one as unready: the watch missed that they are gone."""
         for other in self._at(pod.ip):
             if other.uid != pod.uid and (other.started_unix_s or 0.0) <= (pod.started_unix_s or 0.0):
                 self.stop(other.replica)
@@ -94,7 +94,7 @@ class ReadinessProber:
         return any((one.started_unix_s or 0.0) > (pod.started_unix_s or 0.0) for one in self._at(pod.ip))
 
     def _at(self, ip: str) -> list[PodSeen]:
-        """Return our pods that run at an address, as far as the watch knows; normally at most one."""
+        """Return our pods that run at an address according to the watch; normally at most one."""
         return [pod for pod in self._pods.items.values() if pod.ip == ip and pod.started_unix_s and not pod.ended]
 
     async def answers(self, pod: PodSeen) -> bool:
@@ -108,7 +108,7 @@ class ReadinessProber:
         return await probes.probe_engine(pod.ip, pod.port, pod.readiness_path, tls_name=tls_name)
 
     def stop(self, replica: ReplicaId) -> None:
-        """Stop probing: the pod has stopped, or gets no more requests."""
-        asked = self._asked.pop(replica, None)
-        if asked is not None:
-            asked.cancel()
+        """Stop probing a pod that has stopped or gets no more requests."""
+        task = self._probing.pop(replica, None)
+        if task is not None:
+            task.cancel()

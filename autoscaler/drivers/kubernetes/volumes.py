@@ -1,9 +1,8 @@
-"""Weights as volumes of pods: a choice of `autoscaler.weights.mounts` as pod fields, and volumes of nodes' stores. I/O.
+"""Mounts weights in pods: converts a choice of `autoscaler.weights.mounts` to pod fields, and creates volumes. I/O.
 
-Defines the names of the PersistentVolumes and claims, one of each per node and namespace, since a claim has one volume
-and a local volume one node. Both are owned by the Node object, so that the garbage collector removes them with it.
-Invariants: pods see weights read-only, whatever they request (the volume itself is mounted so), and by a sub-path only
-their own copy; no kubelet changes owners or modes in a store for them; objects are created once.
+Each node and namespace has one PersistentVolume of the node's store and one claim. The Node object owns both, so that
+the garbage collector removes them with it. Invariants: weights are mounted read-only, because the volume itself is. A
+sub-path limits a pod to its own copy. Kubelets do not change owners or modes in a store. Objects are created once.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ HOSTNAME = "kubernetes.io/hostname"
 FILE = "file://"
 NONE_FOUND: Mapping[str, ArtifactFacts] = {}
 NOMINAL = "1Gi"
-"""Size of a volume and its claim: required by the API, and ignored."""
+"""Size of a volume and its claim: the API requires it, and nothing uses it."""
 LOOK_S, RETRY_S = 300.0, 5.0
 MADE_S = 60.0
-"""For how long a created volume is assumed to exist: it may be deleted by others."""
+"""Time for which a created volume is assumed to exist; others may delete it."""
 NAME_CHARS_MAX = 63
-RIGHTS = "it takes the rights that the chart gives with `agent.enabled`, or say weights.mount in the Settings"
+RIGHTS = "grant the permissions of chart value `agent.enabled`, or set weights.mount in the Settings"
 
 
 _log = logging.getLogger("pilotlight.autoscaler.volumes")
 
 
 class MountError(Exception):
-    """A model's weights cannot be mounted in its pods. `str()`: why and what to do, a sentence without its end."""
+    """A model's weights cannot be mounted in its pods. `str()` is the reason and the fix, without a final period."""
 
 
 class Mounted(NamedTuple):
@@ -60,17 +59,17 @@ class Mounted(NamedTuple):
     pod: Pod
     """Its `volumes` and `volume_mounts`, to be merged into the pod last."""
     path: str
-    """Path that the engine loads; empty: no volume of ours brings the weights into the pod."""
+    """Path that the engine loads; empty if no volume of ours contains the weights."""
     reason: str
-    """The reason for this way, as the end of a sentence about the model's weights."""
+    """The reason for this kind of mount, as the end of a sentence about the model's weights."""
     objects: tuple[Object, ...] = ()
-    """The node's volume and its claim, which must exist for the pod; empty: none needed."""
+    """The node's volume and its claim, which the pod requires; empty if it requires none."""
     adapters: Mapping[str, str] = {}
-    """Adapter name -> path, for each adapter that has arrived."""
+    """Adapter name -> path, for each adapter that was fetched."""
 
 
 class _Way(NamedTuple):
-    """How a pod sees some weights: a part of `Mounted`."""
+    """How a pod mounts one artifact: a part of `Mounted`."""
 
     source: Mapping[str, object]
     """The volume's source, without its name."""
@@ -83,9 +82,9 @@ class _Way(NamedTuple):
 
 
 def check_security_context(model: Model, settings: Settings) -> None:
-    """Reject a model's own user with `hostPath`, whose namespace admits privileged pods. Raises `MountError`."""
+    """Raise `MountError` for a security context with `hostPath`, whose namespace admits privileged pods."""
     if model.spec.pod.security_context and settings.weights.mount == "hostPath":
-        raise MountError("with weights.mount hostPath no spec.pod.securityContext is allowed: leave it out")
+        raise MountError("spec.pod.securityContext is not allowed with weights.mount hostPath: remove it")
 
 
 def mount_weights(  # noqa: PLR0917  model, location, weights, then cluster facts and Settings
@@ -99,12 +98,12 @@ def mount_weights(  # noqa: PLR0917  model, location, weights, then cluster fact
     owner: Ownership = ANYBODYS,
 ) -> Mounted:
     """Return how a pod mounts its weights. `namespace`, `node`: the pod's (None: the scheduler chooses the node).
-    `found`: its own weights; `adapters`: adapter name -> weights that have arrived; `owner`: owner of the volumes.
+    `found`: its own weights; `adapters`: adapter name -> weights that were fetched; `owner`: owner of the volumes.
     Raises `MountError`.
     """
     artifacts = {one.name: one.artifact for one in model.spec.adapters}
     own = model.spec.artifact or ""
-    fetched = found is None and own.startswith("hf://")  # by its engine: of the Hub only a node's copies are known
+    fetched = found is None and own.startswith("hf://")  # by the engine, since no node has a copy
     asked = [("", own, found)] if mounts.is_mounted(own) and not fetched else []
     ways = {
         name: _way(f"the weights of {_whose(model, name)}", artifact, namespace, node, known, facts, settings, owner)
@@ -150,7 +149,7 @@ def _way(  # noqa: PLR0917  as `mount_weights`; `what`: the weights, in words
             return _Way(_claim(artifact), choice.reason, below=mounts.claim_of(artifact)[1])
         case "image":
             if found is None:
-                raise MountError(f"what {what} are is not known yet")
+                raise MountError(f"the digest of {what} is not known yet")
             image = {"reference": mounts.image_of(artifact, found.digest), "pullPolicy": "IfNotPresent"}
             return _Way({"image": image}, choice.reason, below="/".join(filter(None, (found.image, found.file))))
         case "hostPath":
@@ -160,7 +159,7 @@ def _way(  # noqa: PLR0917  as `mount_weights`; `what`: the weights, in words
         case "volume":
             here = _here(what, found)
             if node is None:
-                raise MountError(f"{what} are of a node, and none is chosen yet")
+                raise MountError(f"{what} are stored on a node, and no node is chosen yet")
             objects = build_node_volume(namespace, node, facts.store, owner)
             claim = {"claimName": objects[1]["metadata"]["name"], "readOnly": True}
             return _Way({"persistentVolumeClaim": claim}, choice.reason, here.folder, here.file, objects)
@@ -174,7 +173,7 @@ def mount_claim(artifact: str | None) -> Pod:
 
 
 def resolve_weight_paths(model: Model, seen: Mounted) -> Model:
-    """Return the model with the paths of its weights, and of adapters that have arrived, as its engine sees them."""
+    """Return the model with the paths of its weights and fetched adapters within its pod."""
     artifact = f"{FILE}{seen.path}" if seen.path else model.spec.artifact
     there = (
         replace(one, artifact=FILE + seen.adapters[one.name]) if one.name in seen.adapters else one
@@ -200,7 +199,7 @@ def _mount(volume: str, at: str, folder: str = "") -> dict[str, object]:
 
 
 def read_node_facts(node: NodeSeen) -> NodeMountFacts:
-    """Return the facts of a watched node that matter for mounts."""
+    """Return the facts of a watched node that mounts depend on."""
     return NodeMountFacts(node.name, node.labels.get(HOSTNAME, ""), node.kubelet, node.runtime)
 
 
@@ -209,8 +208,8 @@ def build_node_volume(
 ) -> tuple[Object, Object]:
     """Return the node's volume and its claim in a namespace, as they are applied, but without the owning Node.
 
-    Each names the other, so that nothing else is ever bound to either. Another store, host name or installation gets
-    another volume, since none of these can be changed in an existing volume.
+    Each names the other, so that neither is ever bound to anything else. Another store, host name or installation gets
+    another volume, because none of these can be changed in an existing volume.
     """
     identity = " ".join(filter(None, (namespace, node.name, node.hostname, store, owner.installation)))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -280,11 +279,13 @@ class NodeVolumes:
         wanted = {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
         made = await self._api.apply(f"{path}/{one['metadata']['name']}", wanted, WRITER)
         if "deletionTimestamp" in made["metadata"]:
-            raise ApiError(409, "Conflict", f"{one['kind']} {one['metadata']['name']} is just being deleted")
+            raise ApiError(409, "Conflict", f"{one['kind']} {one['metadata']['name']} is being deleted")
         return made
 
     async def _release(self, volume: Object) -> None:
-        """Unbind a volume whose claim was recreated under the same name: it stays bound to the old claim's uid."""
+        """Unbind a volume whose claim was recreated under the same name; otherwise it stays bound to the old claim's
+        uid.
+        """
         claim: dict[str, Any] = {"uid": None, "resourceVersion": None}
         version = volume["metadata"]["resourceVersion"]
         change: Object = {"metadata": {"resourceVersion": version}, "spec": {"claimRef": claim}}
@@ -299,7 +300,7 @@ def claims_path(namespace: str) -> str:
 async def poll_cluster_facts(
     api: Api, scope: str, store: str, observe: Callable[[tuple[MountsSeen, ...]], None]
 ) -> None:
-    """Query until the facts are known, then again periodically: permissions are granted, servers upgraded."""
+    """Query the facts periodically, because permissions and server versions change."""
     while True:
         pause_s = LOOK_S
         try:

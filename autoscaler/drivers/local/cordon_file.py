@@ -1,8 +1,8 @@
 """Operators' cordons of devices and nodes on one machine, in one file of the state directory. I/O.
 
-STATE/cordons.json is replaced atomically and synced to disk before an order is in force. Times are stored as Unix
-seconds, since the monotonic clock does not carry over to another boot. An unreadable file is moved aside and reported;
-then nothing is cordoned.
+STATE/cordons.json is replaced atomically and synced to disk before an order takes effect. Times are stored as Unix
+seconds, because the monotonic clock restarts with each boot. An unreadable file is moved aside and reported, and then
+nothing is cordoned.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ class CordonFile:
         except FileNotFoundError:
             return ""
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-            return f"{self._path} cannot be read ({error}): {move_aside(self._path)}; no device is cordoned any more"
+            return f"{self._path} cannot be read ({error}): {move_aside(self._path)}; all cordons are lost"
         self._cordons = {one.place: decode_cordon(one, self._clock() - self._wall()) for one in kept}
-        self._tell()
+        self._report()
         return ""
 
     async def put(self, cordon: Cordon) -> None:
         """Store a cordon, as in `Cordons`."""
         async with self._writing:
             if cordon.place not in self._cordons and len(self._cordons) >= CORDONS_MAX:
-                raise CordonError(f"{CORDONS_MAX} devices and nodes are cordoned already: uncordon some")
+                raise CordonError(f"{CORDONS_MAX} devices and nodes are already cordoned: uncordon some")
             await self._keep({**self._cordons, cordon.place: cordon})
 
     async def lift(self, place: CordonTarget) -> None:
@@ -78,9 +78,9 @@ class CordonFile:
         except OSError as error:
             raise CordonError(f"{self._path} cannot be written ({error.strerror})") from error
         self._cordons = cordons
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._observe((CordonsSeen(cordons=tuple(self._cordons.values())),))
 
 

@@ -1,8 +1,8 @@
-"""Devices of one machine as slices: declared ones, else NVML's, else the host's memory. I/O: `Nvml`, in a thread.
+"""Devices of one machine as slices: declared devices, else NVML's, else the host's memory. I/O: `Nvml`, in a thread.
 
-The local driver's inventory and its measurements. Each device has one shared slice, named as the device. Declared
-devices are trusted: NVML is not queried, and engines see all devices of the machine. If NVML fails or hangs after the
-start, its slices become unhealthy until it recovers.
+The local driver's inventory and its measurements. Each device has one shared slice of the same name. Declared devices
+are trusted: NVML is not queried, and engines see all devices of the machine. If NVML fails or hangs after the start,
+its slices are unhealthy until it recovers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODE = NodeId("local")
 ANSWER_SECONDS_MAX = 5.0
 """Timeout after which NVML counts as failed."""
 RESERVED_BYTES, RESERVED_SHARE = 2 << 30, 0.2
-"""The larger of these is reserved for other use of the host's memory, but never more than half of it."""
+"""The larger of the two is reserved for other use of the host's memory, but never more than half of it."""
 
 _log = logging.getLogger("pilotlight.autoscaler.local_driver")
 
@@ -104,8 +104,8 @@ class Devices:
         return {"CUDA_VISIBLE_DEVICES": ",".join(known[s] for s in slices if s in known)}
 
     def fraction(self, model: Model, replica: Replica) -> float | None:
-        """Return the replica's share of its device, rounded down, which only its engine can enforce. It is set if the
-        model's memory is variable or its document requests less than the device. None: it has the whole device.
+        """Return the replica's share of its device, rounded down, which only its engine enforces. None: it has the
+        whole device. A share exists if the model's memory is variable or its document requests less than the device.
         """
         sizes = [s.memory_bytes for s in self._slices if s.id in replica.resources.slices]
         said = model.spec.gpu.memory_bytes

@@ -1,7 +1,6 @@
-"""Free space on the disk of the state directory, without which engines cannot log; many exit when a write fails. I/O.
+"""Free space on the disk of the state directory. Engines log there, and many exit when a write fails. I/O.
 
-A full disk is a fault of the machine and does not count as a failed start of a model. Engines start again when there is
-space.
+A full disk is a fault of the machine and does not count as a failed start of a model. Starts wait until there is space.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def is_full(space: Space) -> bool:
 
 
 def measure_free_space(folder: Path) -> Space:
-    """Measure the file system of `folder` with statvfs(3). Unlimited if that fails: a write will report the error."""
+    """Measure the file system of `folder` with statvfs(3). If that fails, return unlimited space."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -42,7 +41,7 @@ def measure_free_space(folder: Path) -> Space:
 
 
 def is_out_of_space(error: BaseException) -> bool:
-    """Return whether a write failed for lack of space or quota; `measure_free_space` does not show the latter."""
+    """Return whether a write failed for lack of space or quota, which `measure_free_space` does not measure."""
     return isinstance(error, OSError) and error.errno in FULL
 
 

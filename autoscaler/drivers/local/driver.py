@@ -1,13 +1,13 @@
 """The local driver: runs replicas as processes of this machine. I/O; makes no decisions.
 
-Each replica is a session of its own, marked in its environment and recorded before it exists. So after any kind of
-crash a new driver finds what runs (adopted), what is incomplete (killed) and what is gone. One task manages each
-replica from its start until nothing of it is left; another probes its readiness.
+Each replica is a session of its own, marked in its environment and recorded before it exists. After any kind of crash a
+new driver therefore adopts the running replicas, kills incomplete ones, and reports the others as gone. One task
+manages each replica from its start to its proof of CLEAN; another probes its readiness.
 
-Invariants: an exit is observed at once (pidfd), with its reason; CLEAN is reported only with a proof (`cleanup`); when
-`run` is cancelled, engines continue untouched. `start` and `stop` wait for nothing except the spawn itself.
-`wait_for_weights` waits for missing weights or a stop, whichever comes first: weights no longer wanted are cancelled,
-and released if they arrive anyway.
+Invariants: an exit is observed at once (pidfd), with its reason. CLEAN is reported only with a proof
+(`proof_of_clean`). Engines continue to run when `run` is cancelled. `start` and `stop` block only for the spawn.
+`wait_for_weights` waits until the weights are fetched or the start is stopped; it then cancels the fetch and releases
+weights that were fetched anyway.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from autoscaler.state.events import Seen, SlicesSeen, Synced
 from autoscaler.state.world import Placing, Replica
 
 
-def supply_no_weights(_model: Model, _told: Callable[[str], None]) -> None:
+def supply_no_weights(_model: Model, _report: Callable[[str], None]) -> None:
     """The `Supply` of a node that has all weights."""
 
 
@@ -72,10 +72,10 @@ async def _let_go(getting: asyncio.Future[WeightsHandle]) -> None:
 
 HOUSE_EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
-"""How often orphans are reaped and devices checked: a lost GPU is unhealthy within two checks."""
+"""Interval at which orphans are reaped and devices checked: a lost GPU is unhealthy within two checks."""
 IDENTIFY_AFTER_S = 0.005
-"""A process just spawned keeps its /proc entries locked for milliseconds; this delay avoids waiting for them."""
-BRINGING = "its weights are brought here"
+"""Delay before the first read of a new process's /proc entries, which are locked for milliseconds after the spawn."""
+BRINGING = "its weights are being fetched"
 ADOPT_SECONDS_MAX = 10.0
 """How long `Synced` waits for incomplete replicas; those left then are observed as EXITED."""
 
@@ -127,28 +127,28 @@ class LocalDriver:
                     engine.child.returncode = 0  # it continues without us: no warning when the object is collected
 
     def obstacle(self, model: Model) -> str:
-        """Return why its launch fails, or that its program is missing."""
+        """Return why the launch of the model would fail, such as a missing program."""
         try:
             launch = self._launch(model, HOST, 0)
             program = launch.argv[0]
         except Exception as error:  # noqa: BLE001 - as in `start`
-            return _said(error).removeprefix(f"Model {model.name}: ")
+            return _describe_launch_error(error).removeprefix(f"Model {model.name}: ")
         if shutil.which(program, path=launch.env.get("PATH")) is not None:
             return ""
         where = "" if os.sep in program else " on the PATH"
-        return f"there is no program {program}{where}; install it, or correct spec.command"
+        return f"program {program} was not found{where}; install it, or correct spec.command"
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def start(self, replica: Replica, model: Model) -> None:
-        """Spawn the engine now, or once its weights are here; a known replica is only observed again."""
+        """Spawn the engine, once its weights are available; a known replica is only reported again."""
         known = self._engines.get(replica.id)
         if known is not None:
             self._see(known, known.seen, reason=known.reason)
             return
         waiting = self._unborn(replica)
         waiting.waits = BRINGING
-        coming = self._supply(model, partial(self._tell, waiting))
+        coming = self._supply(model, partial(self._report_progress, waiting))
         if coming is None:
             self._begin(replica, model)
             return
@@ -163,7 +163,7 @@ class LocalDriver:
             weights = await wait_for_weights(coming, waiting.over)
         except Exception as error:  # noqa: BLE001 - supply is foreign code, as launch is
             self._engines.pop(replica.id)
-            self._failed(replica, f"its weights: {_said(error)}")
+            self._failed(replica, f"its weights: {_describe_launch_error(error)}")
             return
         self._engines.pop(replica.id)
         if weights is None:
@@ -171,13 +171,13 @@ class LocalDriver:
             return
         self._begin(replica, weights.model, weights)
 
-    def _tell(self, waiting: EngineProcess, how_far: str) -> None:
+    def _report_progress(self, waiting: EngineProcess, progress: str) -> None:
         if self._engines.get(waiting.record.id) is waiting:
-            waiting.waits = f"{BRINGING}: {how_far}"
+            waiting.waits = f"{BRINGING}: {progress}"
             self._see(waiting, Seen.STARTING)
 
     def _begin(self, replica: Replica, model: Model, weights: WeightsHandle | None = None) -> None:
-        """Spawn the engine, as soon as the disk has space; `weights`: those fetched for it."""
+        """Spawn the engine as soon as the disk has space. `weights`: the weights fetched for it."""
         if disk_space.is_full(disk_space.measure_free_space(self._state.path)):
             self._begin_with_space(replica, model, weights)
             return
@@ -199,14 +199,14 @@ class LocalDriver:
                 return
             if weights is not None:
                 weights.close()
-            self._failed(replica, _said(error))
+            self._failed(replica, _describe_launch_error(error))
             return
         self._take(engine)
         self._care_for(engine, self._live)
         self._see(engine, Seen.STARTING)
 
     def _begin_with_space(self, replica: Replica, model: Model, weights: WeightsHandle | None) -> None:
-        """Wait for space, unless the replica is stopped meanwhile. Not a failed start."""
+        """Wait for space, unless the replica is stopped meanwhile. It does not count as a failed start."""
         waiting = self._unborn(replica)
         waiting.waits = disk_space.REASON
         self._engines[replica.id] = waiting
@@ -228,7 +228,7 @@ class LocalDriver:
         self._see(waiting, Seen.STARTING)
 
     def _failed(self, replica: Replica, reason: str) -> None:
-        """Report the failed start: the replica has no process and will get none."""
+        """Report a failed start: no process exists, and none will be spawned."""
         failed = self._unborn(replica)
         self._see(failed, Seen.EXITED, reason=reason)
         self._see(failed, Seen.CLEAN, proof=EXITED)
@@ -239,10 +239,12 @@ class LocalDriver:
         )
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after `grace_s`; a later order can only shorten that. Unknown: clean."""
+        """Send SIGTERM, and SIGKILL after `grace_s`, which later orders can only shorten. An unknown replica is
+        reported as CLEAN.
+        """
         engine = self._engines.get(replica.id)
         if engine is None:
-            # adoption took or killed everything with our mark, and no engine is forgotten before its proof
+            # adoption adopted or killed every process with our mark, and no engine is forgotten before its proof
             self._see(self._unborn(replica), Seen.CLEAN, proof=EXITED)
         else:
             engine.end_within(grace_s)
@@ -261,7 +263,7 @@ class LocalDriver:
         return EngineProcess(mark=mark, record=record, child=child, born_s=born_s, weights=weights, placing=pulled)
 
     def _take(self, engine: EngineProcess) -> None:
-        """Register the engine: from now on the exit of its main process is noticed."""
+        """Register the engine and watch for the exit of its main process."""
         record = engine.record
         self._engines[record.id] = engine
         if engine.child is not None:
@@ -275,12 +277,12 @@ class LocalDriver:
     # --- one replica --------------------------------------------------------------------------------------------------
 
     def _care_for(self, engine: EngineProcess, work: Callable[[EngineProcess], Awaitable[None]]) -> asyncio.Task[None]:
-        """Run `work` as a task. A fault is the model's, and `work` is retried, so that the engine's exit is noticed."""
+        """Run `work` as a task. An exception is reported as a fault of the model, and `work` is retried."""
         report = fault_reporter(engine.record.model, self._observe)
         return self._tasks.create_task(retry_until_success(partial(work, engine), report))
 
     async def _live(self, engine: EngineProcess) -> None:
-        """Manage a replica from its start to its proof of CLEAN."""
+        """Manage a replica until its proof of CLEAN."""
         asking = self._care_for(engine, self._readiness.ask)
         try:
             if engine.child is not None:
@@ -292,14 +294,14 @@ class LocalDriver:
             reason = await self._end(engine)
         else:
             reason = self._why_it_ended(engine)
-            if disk_space.is_full(disk_space.measure_free_space(self._state.path)):  # not its fault: no failed start
+            if disk_space.is_full(disk_space.measure_free_space(self._state.path)):  # does not count as a failed start
                 reason = f"{disk_space.REASON} ({reason})"
                 self._see(engine, Seen.LEAVING, reason=reason)
         self._see(engine, Seen.EXITED, reason=reason)
         await self._clear(engine)
 
     async def _identify(self, engine: EngineProcess) -> None:
-        """Record the identity of its process; until then it would be adopted by its mark."""
+        """Record the identity of its process. Until then, an adoption would use its mark."""
         await asyncio.sleep(IDENTIFY_AFTER_S)
         facts = await retry_on_shortage(partial(processes.read_process, engine.record.pid))
         if facts is not None:  # our child, and not reaped
@@ -307,7 +309,7 @@ class LocalDriver:
         self._remember(engine.record)
 
     async def _end(self, engine: EngineProcess) -> str:
-        """Send SIGTERM to all its processes and wait; `_clear` kills those left after the grace. Return the reason."""
+        """Send SIGTERM to all its processes, wait for the grace period, and return the reason of the exit."""
         if engine.child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.record.pid, signal.SIGTERM)
@@ -316,12 +318,11 @@ class LocalDriver:
             await retry_on_shortage(partial(processes.send_signal, found, signal.SIGTERM))
         if await engine.wait_for_end():
             return "stopped"
-        return "did not end within its grace after SIGTERM and was killed"
+        return "did not end within its grace period after SIGTERM and was killed"
 
     def _why_it_ended(self, engine: EngineProcess) -> str:
-        """Describe the exit, for people. An engine that was never ready saw no request, so its output is safe.
-
-        For an adopted one that is unknown: its driver may have died between its first request and recording it.
+        """Describe the exit. The engine's last line of output is included only if it never got a request, since it may
+        contain a prompt otherwise. For an adopted engine that is unknown.
         """
         ours = engine.child is not None
         how = processes.describe_exit(engine.record.pid) if ours else ""
@@ -330,7 +331,7 @@ class LocalDriver:
         return f"{how}: {words}" if words else how
 
     async def _clear(self, engine: EngineProcess) -> None:
-        """Kill what is left, prove that nothing is, and forget the replica."""
+        """Kill the remaining processes, wait for the proof of CLEAN, and forget the replica."""
 
         def alarm(what: str) -> None:
             _log.error("event=replica_cleanup_failed replica=%s reason=%s", engine.record.id, what)
@@ -357,7 +358,7 @@ class LocalDriver:
         self._observe((SlicesSeen(slices=await self._devices.open()),))
 
     async def _adopt(self) -> None:
-        """Observe everything that an earlier driver left behind, and clear incomplete replicas.
+        """Report every replica that an earlier driver left behind, and clear incomplete ones.
 
         An exception about one replica quarantines its model. Other exceptions occur before anything is adopted.
         """
@@ -385,7 +386,7 @@ class LocalDriver:
             _, unfinished = await asyncio.wait(clearing, timeout=ADOPT_SECONDS_MAX)
             for task in unfinished:
                 engine = clearing[task]
-                self._see(engine, Seen.EXITED, reason="it ended earlier, and something of it is left")
+                self._see(engine, Seen.EXITED, reason="it ended earlier, and its cleanup is not complete")
 
     async def _adopt_living(self, engines: Sequence[EngineProcess]) -> None:
         answers = await asyncio.gather(*map(self._readiness.answers, engines), return_exceptions=True)
@@ -404,7 +405,7 @@ class LocalDriver:
         """Create an `EngineProcess` from a record; ended if its main process no longer runs."""
         if record.boot != self._boot:
             record = msgspec.structs.replace(record, pid=0, start_ticks=0)
-        if record.start_ticks == 0:  # its driver died before it had recorded the identity
+        if record.start_ticks == 0:  # its driver ended before it recorded the identity
             record = msgspec.structs.replace(record, pid=0)
             leader = next((one for one in found if one.session == one.pid), None)
             if leader is not None:
@@ -423,7 +424,7 @@ class LocalDriver:
     # --- housekeeping -------------------------------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
-        """Limit the size of logs and reap orphans, while there are replicas."""
+        """Limit the size of logs and reap orphans while there are replicas."""
         look_s = 0.0
         while True:
             await asyncio.sleep(HOUSE_EVERY_S)
@@ -452,7 +453,7 @@ class LocalDriver:
     def _remember(self, record: ReplicaRecord) -> None:
         try:
             self._state.put(record)
-        except OSError as error:  # it runs, and its mark identifies it; only an adoption would know less
+        except OSError as error:  # not fatal: the mark of the process suffices for an adoption
             _log.error("event=record_write_failed replica=%s error=%s", record.id, error.strerror)
 
     def _forget(self, replica: ReplicaId) -> None:
@@ -466,8 +467,8 @@ class LocalDriver:
         self._observe((engine.as_seen(proof=proof, grew=grew),))
 
 
-def _said(error: Exception) -> str:
-    """Return why a launch failed, for people."""
+def _describe_launch_error(error: Exception) -> str:
+    """Return why a launch failed, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -1,8 +1,7 @@
-"""Engines' output: one file each, limited in size, written by the engine itself. I/O.
+"""Engines' output: one log file each, limited in size, written by the engine itself. I/O.
 
-The engine has the file open for appending, without a pipe or a thread of ours in between: it never blocks on us, and
-continues to run and log when Pilotlight is killed. The driver trims the file to its newest part; a line written at the
-very moment of a trim may be lost.
+The engine has the file open for appending, without a pipe: it never blocks on us, and continues to log when Pilotlight
+is killed. The driver trims the file to its newest part; a line written during a trim may be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ BYTES_MAX = 4 << 20
 KEPT_BYTES = 1 << 20
 """The newest part that a trim keeps."""
 FILES_MAX = 100
-"""The newest logs of ended replicas are kept for people."""
+"""Number of logs of ended replicas that are kept, newest first."""
 LINE_CHARACTERS_MAX = 300
 
 
@@ -27,7 +26,7 @@ def open_for_engine(path: Path) -> int:
 
 
 def trim_log(path: Path) -> None:
-    """Keep the newest part of a log that has exceeded its limit. A missing log is fine."""
+    """Trim a log that exceeds its limit to its newest part. A missing log is no error."""
     try:
         if path.stat().st_size <= BYTES_MAX:
             return

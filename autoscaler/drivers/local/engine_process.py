@@ -1,6 +1,6 @@
-"""One engine process as the local driver knows it: its record, its state and its end. No I/O of its own.
+"""One engine process of the local driver: its record, its state and its end. No I/O.
 
-An order to stop can only become more urgent, and the process's exit is noticed once.
+An order to stop can only become more urgent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autoscaler.state.world import Placing, Replica
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineProcess:
-    """The engine of one replica. `child` None: adopted, so another process receives its exit status."""
+    """The engine of one replica. `child` None: it was adopted, and its exit status is not available."""
 
     mark: str
     record: ReplicaRecord
@@ -28,14 +28,14 @@ class EngineProcess:
     born_s: float
     """When its process started, on the World's clock."""
     weights: WeightsHandle | None = None
-    """The weights fetched for it, in use until nothing of it is left."""
+    """The weights fetched for it, in use until it is clean."""
     placing: Placing = field(default_factory=Placing)
     waits: str = ""
     """Why it has no process yet."""
     seen: Seen = Seen.STARTING
     reason: str = ""
     owns_port: bool | None = None
-    """Whether the listener on its port is its own process; None: not checked since something listens."""
+    """Whether the listener on its port is its own process; None: not checked yet."""
     failed_probes: int = 0
     """Consecutive failed probes."""
     memory_bytes: int = 0
@@ -45,7 +45,7 @@ class EngineProcess:
     reported_bytes: int = 0
     """`used_bytes` when it was last reported to exceed the claim; 0: never."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it has ended or is to be stopped."""
+    """Set once it has ended or a stop was ordered."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its main process has ended."""
     _kill_s: float | None = None
@@ -85,7 +85,7 @@ class EngineProcess:
         self.over.set()
 
     def end_within(self, grace_s: float) -> None:
-        """Order a stop, with a kill after `grace_s`; of several orders the most urgent holds."""
+        """Order a stop, with a kill after `grace_s`. Of several orders the earliest kill applies."""
         kill_s = asyncio.get_running_loop().time() + grace_s
         self._kill_s = kill_s if self._kill_s is None else min(self._kill_s, kill_s)
         if self._grace is not None and not self._grace.expired():
@@ -129,5 +129,5 @@ def build_record(replica: Replica) -> ReplicaRecord:
 
 
 def build_unknown_record(replica: ReplicaId) -> ReplicaRecord:
-    """Return a placeholder record for a replica of which only a mark is known."""
+    """Return a placeholder record for a replica that is known only by the mark of its processes."""
     return ReplicaRecord(id=replica, model=ModelName(""), spec_hash="", intent="", slices=(), memory_bytes=0)

@@ -1,7 +1,7 @@
 """Stores the histories of models across restarts, in one file of the state directory. I/O.
 
-Monotonic times are meaningless to another process, so they are stored as ages, with the wall-clock time of writing. The
-file is written at most once a minute (and on request, at the end) and replaced atomically; an unreadable file is moved
+Monotonic times are meaningless to another process, so they are stored relative to the time of writing, with that time
+in Unix seconds. The file is replaced atomically, at most once a minute and at shutdown. An unreadable file is moved
 aside and reported, and the histories start empty.
 """
 
@@ -28,9 +28,9 @@ MOMENTS = (
     "retry_at_s",
     "refused_until_s",
 )
-"""Fields of `History` that are times, to be converted between clocks. 0.0 and None mean `never`."""
+"""Fields of `History` that are times and are converted between clocks. 0.0 and None mean `never`."""
 FORGOTTEN = ("peaks",)
-"""Fields in periods of the old clock, which are left out: an idle window fills them again."""
+"""Fields that depend on the old clock and are not stored; they fill again within one idle window."""
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class HistoryFile:
             return {}, ""
         except (OSError, ValueError) as error:
             moved = move_aside(self._path)
-            return {}, f"{self._path} cannot be read ({error}): {moved}; nothing is remembered of earlier starts"
+            return {}, f"{self._path} cannot be read ({error}): {moved}; the histories of models start empty"
         saved_s = self._clock() - max(0.0, self._wall() - file.saved_unix_s)
         return {name: _move(history, saved_s) for name, history in file.histories.items()}, ""
 

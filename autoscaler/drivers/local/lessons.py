@@ -1,7 +1,7 @@
 """Stores the learned placement values across restarts, in one file of the state directory. I/O.
 
-STATE/lesson.json is replaced atomically. Another autoscaler of the same cluster has its own file, or learns from
-scratch. An unreadable file, or one of another version, is reported in one line, and the values are learned again.
+STATE/lesson.json is replaced atomically. Each autoscaler of a cluster has its own file. An unreadable file, or one of
+another version, is reported in one line, and the values are learned again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autoscaler.placement.learning.training import decode_placement_values
 from autoscaler.state.placement_value import PlacementValues
 
 VERSION: Final = 1
-"""Version of the tables' meaning: another version is not read."""
+"""Version of the tables' meaning; files of other versions are ignored."""
 FILE_BYTES_MAX: Final = 32 << 20
 
 
@@ -45,11 +45,14 @@ class LessonFile:
                 text = file.read(FILE_BYTES_MAX)
             version = msgspec.json.decode(text, type=_Version).version
             if version != VERSION:
-                return None, f"{self._path} is of version {version}, not {VERSION}: what it says is learnt again"
+                return None, f"{self._path} has version {version}, not {VERSION}: its values are learned again"
             lesson = msgspec.json.decode(text, type=_File).lesson
             decode_placement_values(lesson)
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-            return None, f"{self._path} cannot be read ({error}): {move_aside(self._path)}; it is learnt again"
+            return (
+                None,
+                f"{self._path} cannot be read ({error}): {move_aside(self._path)}; its values are learned again",
+            )
         return lesson, ""

@@ -1,7 +1,7 @@
-"""GPUs of this machine as NVIDIA's management library (NVML) reports them. I/O; its calls may block for long.
+"""GPUs of this machine as NVIDIA's management library (NVML) reports them. I/O; calls may block for a long time.
 
-The rest of the product uses NVML through the Protocol `Nvml`, so that a fake can replace it. `open_nvml` returns None
-on a machine without a driver, which is not an error.
+The rest of the product uses the Protocol `Nvml`, so that a fake can replace it. `open_nvml` returns None on a machine
+without a driver, which is not an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NvmlGpu(NamedTuple):
 
 
 class NvmlError(Exception):
-    """NVML could not answer. `str()` is its message."""
+    """An NVML call failed. `str()` is NVML's message."""
 
 
 class Nvml(Protocol):
@@ -86,7 +86,7 @@ class PyNvml:
 
 
 def _mps_clients(handle: object) -> list[Any]:
-    """Return processes that compute through the MPS daemon, which some drivers list only here."""
+    """Return the clients of the MPS daemon, which some drivers list only in this call."""
     try:
         return list(pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle))
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):

@@ -1,4 +1,4 @@
-"""Notifies when a process has ended, also one that is not our child. Uses pidfds (Linux 5.3, pidfd_open(2)).
+"""Notifies when a process has ended, even if it is not our child. Uses pidfds (Linux 5.3, pidfd_open(2)).
 
 A pidfd stays tied to the process it was opened for, so a reused pid is never mistaken for it.
 """

@@ -1,7 +1,7 @@
 """Ports of engines: selects a free one for each start, and finds the processes that listen on it. I/O.
 
-Ports are below the kernel's range for outgoing connections: no connection of a gateway can take the port between the
-selection and the engine's bind, and a probe can never connect to itself. The only state is the recently assigned ports.
+Ports are below the kernel's range for outgoing connections. So no outgoing connection can use the port between the
+selection and the engine's bind, and no probe can connect to itself. The only state is the recently assigned ports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 REUSE_S = 60.0
 """A port is not assigned twice within this time."""
 SPREAD = 12_000
-"""How many ports below the kernel's own range are used."""
+"""Number of ports below the kernel's range that are used."""
 TRIES_MAX = 200
 
 _LISTEN = "0A"
@@ -28,7 +28,7 @@ _ANY = "00000000"
 
 
 class PortsTakenError(Exception):
-    """No free port was found. `str()` is one line for people."""
+    """No free port was found. `str()` is one line."""
 
 
 class Ports:
@@ -50,7 +50,7 @@ class Ports:
             if port is not None and port not in self._given:
                 self._given[port] = now_s
                 return port
-        raise PortsTakenError(f"no free port on {HOST} in {TRIES_MAX} tries")
+        raise PortsTakenError(f"no free port on {HOST} was found in {TRIES_MAX} attempts")
 
 
 def _free(port: int) -> int | None:
@@ -64,7 +64,7 @@ def _free(port: int) -> int | None:
 
 
 def list_listening_sockets(port: int) -> frozenset[str]:
-    """Return the inodes of the sockets that accept connections to 127.0.0.1:port; empty if the kernel does not tell.
+    """Return the inodes of the sockets that accept connections to 127.0.0.1:port; empty if none is visible.
 
     Raises `OSError` in a resource shortage, as `has_open_socket` does.
     """
@@ -74,7 +74,9 @@ def list_listening_sockets(port: int) -> frozenset[str]:
 
 
 def _listening(table: str, port: int) -> dict[str, list[str]]:
-    """Return address -> inodes of sockets listening on `port`. Listening sockets come first: the rest is never read."""
+    """Return address -> inodes of sockets listening on `port`. The table lists listening sockets first; the rest is not
+    read.
+    """
     found: dict[str, list[str]] = {}
     try:
         with open(table, buffering=4096) as lines:  # noqa: PTH123 - in small pieces, since the rest may be megabytes

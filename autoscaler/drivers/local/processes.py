@@ -1,10 +1,10 @@
 """Processes of replicas on this machine: spawns, identifies, finds, signals and reaps them. I/O; Linux 5.3 or newer.
 
-A process is identified by its pid, its start time and its boot, and carries a mark in its environment that names the
-installation and the replica. A process is signalled only if it is proven to be the same one (a pidfd is opened first,
-then the start time is compared), and the exit status of a child started elsewhere in this process is never taken. /proc
-is scanned in steps of about a millisecond, so that the event loop never waits; during a shortage of file descriptors
-scans wait (`resource_shortage`). Replicas' states are unknown here.
+A process is identified by its pid, its start time and its boot. A mark in its environment names the installation and
+the replica. Before a process is signalled, a pidfd is opened and the start time is compared, so that no other process
+with the same pid gets the signal. Children that other code of this process started are never reaped. /proc is scanned
+in steps of about a millisecond, so that the event loop is not blocked. During a shortage of file descriptors scans wait
+(`retry_on_shortage`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from autoscaler.drivers.retry_on_shortage import SHORT, retry_on_shortage
 
 MARK = "PILOTLIGHT_REPLICA"
 BLANK = ""
-"""An environment that is empty, overwritten by its owner with a title (as vLLM's processes do), or not there yet
-because the process is in the middle of an exec."""
+"""An environment that is empty, overwritten with a process title (as by vLLM), or not set yet during an exec."""
 LOOK_AT_ONCE = 48
-"""Processes scanned before the event loop gets its turn: about a millisecond."""
+"""Processes scanned before yielding to the event loop: about a millisecond."""
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Facts(NamedTuple):
-    """One process as in /proc/PID/stat. `gone`: it has ended and only waits to be reaped."""
+    """One process as in /proc/PID/stat. `gone`: it has ended and waits to be reaped."""
 
     pid: int
     parent: int
@@ -58,14 +57,14 @@ class ProcessSelector(NamedTuple):
 
 
 def become_subreaper() -> None:
-    """Make engines' orphans children of this process, so that no zombies are left: prctl(2). Raises `OSError`."""
+    """Make this process the parent of engines' orphans, so that it can reap them: prctl(2). Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def boot_id() -> str:
-    """Return an id that differs at every boot: start times of two boots are not comparable."""
+    """Return an id that differs with every boot; start times of different boots are not comparable."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -86,7 +85,7 @@ def read_process(pid: int) -> Facts | None:
 
 
 def read_process_mark(pid: int) -> str | None:
-    """Return its mark; BLANK if the environment was overwritten; None: no mark, not readable by us, or gone.
+    """Return its mark; BLANK if the environment is blank; None: no mark, not readable by us, or gone.
 
     Raises `OSError` in a resource shortage.
     """
@@ -104,7 +103,7 @@ def read_process_mark(pid: int) -> str | None:
 
 
 def is_process_alive(pid: int, start_ticks: int, mark: str) -> bool:
-    """Return whether exactly this process still runs. The caller must have compared the boot."""
+    """Return whether exactly this process still runs. The caller must compare the boot."""
     now = read_process(pid)
     return (
         now is not None and not now.gone and now.start_ticks == start_ticks and read_process_mark(pid) in (mark, BLANK)
@@ -149,7 +148,7 @@ def describe_exit(pid: int) -> str:
 
 
 async def iterate_processes(reaper: Reaper | None = None) -> AsyncIterator[Facts | None]:
-    """Yield all processes, once; None for each that vanished during the scan: its children may have been missed."""
+    """Yield all processes once; yield None for each that ended during the scan, since its children may be missed."""
     names = await retry_on_shortage(partial(os.listdir, "/proc"))
     for i, name in enumerate(names):
         if name.isdigit():
@@ -166,11 +165,11 @@ def _look(pid: int, reaper: Reaper | None) -> Facts | None:
 
 
 async def find_processes(claim: ProcessSelector, reaper: Reaper | None = None) -> tuple[tuple[Facts, ...], bool]:
-    """Return (living processes of the claim, whether the scan was complete: none vanished, all could be identified)."""
+    """Return (running processes of the claim, whether the scan was complete: none vanished, all were identified)."""
     if claim.main_pid and not claim.held:
         leader = await retry_on_shortage(partial(read_process, claim.main_pid))
         if leader is not None and leader.start_ticks != claim.since_ticks:
-            claim = claim._replace(main_pid=0)  # its pid was reused: the session of this number is another's
+            claim = claim._replace(main_pid=0)  # its pid was reused: the session of this number is not ours
     found, complete = [], True
     async for one in iterate_processes(reaper):
         if one is None:
@@ -184,7 +183,7 @@ async def find_processes(claim: ProcessSelector, reaper: Reaper | None = None) -
 
 
 def _claimed(one: Facts, claim: ProcessSelector) -> bool | None:
-    """Return whether the process is the claim's; None: its environment does not tell, perhaps not yet."""
+    """Return whether the process belongs to the claim; None: its environment is blank."""
     in_session = claim.main_pid != 0 and claim.main_pid in (one.session, one.group)
     if in_session and claim.held:
         return True
@@ -196,7 +195,7 @@ def _claimed(one: Facts, claim: ProcessSelector) -> bool | None:
 
 
 async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[Facts]]:
-    """Return all living processes whose mark starts with `prefix`, by the rest of their mark."""
+    """Return all running processes whose mark starts with `prefix`, by the rest of their mark."""
     found: dict[str, list[Facts]] = {}
     async for one in iterate_processes(reaper):
         if one is not None and not one.gone:
@@ -207,9 +206,9 @@ async def find_marked_processes(prefix: str, reaper: Reaper) -> dict[str, list[F
 
 
 def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
-    """Signal exactly these processes; if one has ended, a new process with its pid gets no signal.
+    """Signal exactly these processes, never another one that got the same pid.
 
-    Raises `OSError` in a resource shortage: some may have been signalled.
+    Raises `OSError` in a resource shortage; some processes may have been signalled.
     """
     for target in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -225,8 +224,8 @@ def send_signal(targets: Iterable[Facts], number: signal.Signals) -> None:
 class Reaper:
     """Reaps engines' orphans, which the kernel reparents to a subreaper, and no other child of this process.
 
-    A child that this process started is in our session or leads its own. So a zombie child in any other session is
-    certainly an orphan; one that leads its own session is reaped only if it was seen with our mark while it lived.
+    A child that this process started is in our session or leads its own. So a zombie child in any other session is an
+    orphan. A zombie that leads its own session is reaped only if it was observed with our mark while it ran.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -237,7 +236,7 @@ class Reaper:
         """(pid, start) of our children that lead their own session and carry our mark, until they are reaped."""
 
     def spare(self, pid: int) -> None:
-        """Never reap this child: its exit status is needed elsewhere."""
+        """Never reap this child, because other code needs its exit status."""
         self._mains.add(pid)
 
     def forget(self, pid: int) -> None:
@@ -245,7 +244,7 @@ class Reaper:
         self._mains.discard(pid)
 
     def consider(self, one: Facts) -> None:
-        """Inspect one process: check its mark while it lives, reap it when it has ended."""
+        """Process the facts of one process: check its mark while it runs, reap it when it has ended."""
         if one.parent != os.getpid() or one.pid in self._mains:
             return
         leads, key = one.session == one.pid, (one.pid, one.start_ticks)

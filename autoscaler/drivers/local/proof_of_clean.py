@@ -1,8 +1,8 @@
-"""Ensures that nothing of a replica is left, and returns the proof of CLEAN. I/O.
+"""Ensures that no process and no GPU memory of a replica is left, and returns the proof of CLEAN. I/O.
 
-Kills and scans until a complete scan of /proc finds none of its processes, however long that takes; then, for a replica
-that was seen on a GPU, waits until NVML shows none of them there. It never gives up, so that a slice is never reused
-while something holds it; it reports that once a minute.
+Kills and scans until a complete scan of /proc finds none of its processes. For a replica that was observed on a GPU, it
+then waits until NVML shows none of them there. It has no time limit, so that a slice is never reused while a process
+holds it. Once a minute it reports the remaining processes.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from autoscaler.state.world import SliceId
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.002, 1.0
 PAUSE_SHARE = 0.1
-"""The pause between two checks of a device's memory is at most this share of the time already spent: the device is idle
-meanwhile, and usually its memory is free within tenths of a second of the end of a process."""
+"""The pause between two checks of a device's memory is at most this share of the time already spent, because the device
+is idle during the pause. Usually its memory is free within tenths of a second after the end of a process."""
 ALARM_S = 60.0
 LOOKS_MAX = 3
-"""This many consecutive scans without a match count as a complete one: unrelated processes come and go constantly."""
+"""This many consecutive scans without a match count as a complete one: other processes start and end constantly."""
 
 EXITED, MEASURED = "exited", "measured"
 
 Alarm = Callable[[str], None]
-"""Receives what is left, once per `ALARM_S`."""
+"""Receives a description of the remaining processes or memory, once per `ALARM_S`."""
 
 
 class _Patience:
-    """Growing pauses between checks, with an alarm at every full minute. `share`: maximum pause as a share of the time
-    since the first check.
+    """Growing pauses between checks, with an alarm every `ALARM_S`. `share`: maximum pause as a share of the time since
+    the first check.
     """
 
     def __init__(self, clock: Callable[[], float], alarm: Alarm, share: float = inf) -> None:
@@ -61,7 +61,7 @@ async def kill_all(claim: ProcessSelector, reaper: Reaper, clock: Callable[[], f
     while True:
         if claim.held:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(claim.main_pid, signal.SIGKILL)  # the whole group at once: no fork slips through
+                os.killpg(claim.main_pid, signal.SIGKILL)  # the whole group at once, so that no fork is missed
         left, complete = await find_processes(claim, reaper)
         if not left:
             looks += 1
@@ -86,7 +86,7 @@ def _group(pid: int) -> int:
 async def prove_clean(
     devices: Devices, slices: Iterable[SliceId], gpu_pids: Iterable[int], clock: Callable[[], float], alarm: Alarm
 ) -> str:
-    """Return the proof; call it after `kill_all`. MEASURED: NVML saw its processes before and no longer does."""
+    """Return the proof; call it after `kill_all`. MEASURED: NVML reported its processes earlier and no longer does."""
     slices, pids = tuple(slices), [pid for pid in gpu_pids if await retry_on_shortage(partial(_ended, pid))]
     if not pids or not devices.measured:
         return EXITED
@@ -96,13 +96,13 @@ async def prove_clean(
             left = await devices.holding(slices, pids)
             what = f"processes {', '.join(map(str, left))} ended and still hold GPU memory"
         except NvmlError as error:
-            left, what = {0: 0}, f"NVML does not tell whether its GPU memory is free ({error})"
+            left, what = {0: 0}, f"NVML does not report whether its GPU memory is free ({error})"
         if not left:
             return MEASURED
         await patience.wait(what)
 
 
 def _ended(pid: int) -> bool:
-    """Return whether the process has ended; a living process with this pid would be another one."""
+    """Return whether the process has ended. Its processes were killed, so a running one would be a reuse of the pid."""
     one = read_process(pid)
     return one is None or one.gone

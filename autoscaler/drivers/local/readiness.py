@@ -1,4 +1,4 @@
-"""Probes whether an engine may get requests, for as long as it lives, and reports changes. I/O.
+"""Probes whether an engine is ready for requests, as long as it runs, and reports changes. I/O.
 
 The first 200 from its own process means READY; three failures in a row after that mean UNREADY; the next 200 means
 READY again. While an engine starts, its memory growth is also checked.
@@ -31,10 +31,10 @@ WEIGH_EVERY_S = 1.0
 WEIGH_READY_S = 10.0
 """How often the memory of a ready engine is measured."""
 EXCESS = 1.03
-"""A replica whose usage exceeds its claim by this factor is reported, and again each time it has grown by as much."""
+"""A replica whose usage exceeds its claim by this factor is logged, and again after each further growth by it."""
 GREW_BYTES = 1 << 20
 FIRST_CALLS_S = 0.05
-"""An engine just ready is about to get its first requests: the scan of its processes waits until after them."""
+"""Delay of the scan of a ready engine's processes, so that it does not delay the first requests."""
 
 _log = logging.getLogger("pilotlight.autoscaler.local_driver")
 
@@ -43,7 +43,7 @@ class EngineStateCallback(Protocol):
     """Receives the observed state of an engine."""
 
     def __call__(self, engine: EngineProcess, seen: Seen, *, reason: str = "", grew: bool = False) -> None:
-        """Report the state of the engine from now on."""
+        """Report the new state of the engine."""
 
 
 class Readiness:
@@ -121,7 +121,7 @@ class Readiness:
         self._remember(engine.record)
 
     async def _look_again(self, engine: EngineProcess) -> None:
-        """Check whether the memory of a starting engine grows, and how much a ready one uses."""
+        """Measure the memory of the engine. Report growth while it starts, and usage while it is ready."""
         grew = await self._weigh(engine)
         if engine.seen is Seen.STARTING and grew:
             self._see(engine, Seen.STARTING, reason=engine.reason, grew=True)
@@ -129,7 +129,7 @@ class Readiness:
             self._see(engine, Seen.READY)
 
     async def _look_early(self, engine: EngineProcess, *, listens: bool) -> None:
-        """Check the port's owner while the engine still loads: at its first 200, requests would wait for that."""
+        """Check the port's owner while the engine still loads, so that the first requests do not wait for the check."""
         if not listens:
             engine.owns_port = None
         elif engine.owns_port is None:
@@ -163,7 +163,7 @@ class Readiness:
         return grew
 
     def _report_excess(self, engine: EngineProcess) -> None:
-        """Log a replica that uses more GPU memory than it was placed with: its neighbours may run out of it."""
+        """Log a replica that uses more GPU memory than it was placed with: others may run out of memory."""
         claimed_bytes = engine.record.memory_bytes
         bound_bytes = max(claimed_bytes, engine.reported_bytes) * EXCESS
         if not self._devices.measured or not claimed_bytes or engine.used_bytes <= bound_bytes:

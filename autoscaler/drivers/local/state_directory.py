@@ -1,17 +1,17 @@
 """The state directory: records the replicas started here, so that a restarted Pilotlight finds them again. I/O.
 
-    STATE/version      version of this layout; a newer one is rejected
-    STATE/installation id of this installation in the marks of its processes; created once
-    STATE/epoch        epoch of the last leader; none is ever reused
-    STATE/lock         held (flock) by the one process that owns the directory, with its pid inside
-    STATE/replicas/    one record per replica, written before its process exists and again with its pid
-    STATE/logs/        one log per replica
-    STATE/run/         sockets
+* STATE/version: version of this layout; a newer one is rejected
+* STATE/installation: id of this installation in the marks of its processes; created once
+* STATE/epoch: epoch of the last leader; never reused
+* STATE/lock: locked (flock) by the process that owns the directory; contains its pid
+* STATE/replicas/: one record per replica, written before its process exists and again with its pid
+* STATE/logs/: one log per replica
+* STATE/run/: sockets
 
-Files are replaced atomically (a temporary one is renamed), so a crash leaves the old or the new content. Only content
-that must survive a power cut is synced (`durable`): version, installation and epoch here, stored keys elsewhere; not
-records, since no process outlives the machine. An unreadable record is moved aside and reported, and is never fatal.
-The other files are never guessed, since running engines depend on them: `open` fails with the file and the fix.
+Files are replaced atomically by renaming a temporary file, so a crash leaves the old or the new content. Content that
+must survive a power failure is synced to disk (`durable`): version, installation and epoch. Records are not, because no
+process survives a power failure. An unreadable record is moved aside and reported, and is never fatal. If another file
+is damaged, `open` fails with the name of the file and the fix.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ VERSION = 1
 EPOCH = "epoch"
 INSTALLATION = re.compile(r"[0-9a-f]{16}")
 TEXT_BYTES_MAX = 64
-"""What is read of version, installation and epoch."""
+"""Maximum bytes that are read of version, installation and epoch."""
 NAME_CHARACTERS_MAX = 150
-"""Longer ids become a hash in file names, which may have 255 bytes."""
+"""Longer ids are hashed in file names, which may have at most 255 bytes."""
 
 
 class StateError(Exception):
-    """The state directory cannot be used. `str()` is one line with the directory as given, and the fix."""
+    """The state directory cannot be used. `str()` is one line with the directory and the fix."""
 
 
 class InUseError(StateError):
-    """Another process owns the directory, which is otherwise fine."""
+    """Another process owns the directory."""
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything needed to adopt a replica: its facts, its identity, how to probe it."""
+    """Everything needed to adopt a replica: its spec, the identity of its process, and how to probe it."""
 
     id: ReplicaId
     model: ModelName
@@ -66,10 +66,10 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot: str = ""
     pid: int = 0
     start_ticks: int = 0
-    """0: not known yet; its process, if there is one, is found by its mark."""
+    """0: not known yet; the process is found by its mark."""
     was_ready: bool = False
     gpu_pids: tuple[int, ...] = ()
-    """Processes that were seen to hold device memory, for the proof of CLEAN."""
+    """Processes that were observed with device memory, for the proof of CLEAN."""
 
 
 class StateDirectory:
@@ -113,7 +113,7 @@ class StateDirectory:
             _check_version(given)
             return cls(given, _installation(given), None)
         except OSError as error:
-            raise StateError(f"state directory {path} is not there or cannot be read ({error.strerror})") from error
+            raise StateError(f"state directory {path} does not exist or cannot be read ({error.strerror})") from error
 
     def close(self) -> None:
         """Release the ownership."""
@@ -127,7 +127,7 @@ class StateDirectory:
         try:
             replace_file(self.path / EPOCH, f"{epoch}\n".encode(), durable=True)
         except OSError as error:
-            raise StateError(f"{self.path / EPOCH} cannot be written ({error.strerror}): look at its disk") from error
+            raise StateError(f"{self.path / EPOCH} cannot be written ({error.strerror}): check its disk") from error
         return epoch
 
     @property
@@ -142,8 +142,8 @@ class StateDirectory:
     def put(self, record: ReplicaRecord) -> None:
         """Write a record. Raises `OSError`.
 
-        The old one is removed first, because ext4 flushes a file that is renamed over another to disk, which takes
-        milliseconds. A kill in between leaves a process without a record, which the next driver removes.
+        The old one is removed first: ext4 flushes a file to disk when it is renamed over another, which takes
+        milliseconds. A crash in between leaves a process without a record, which the next driver kills.
         """
         replace_file(self._record(record.id), msgspec.json.encode(record), over=False)
 
@@ -178,7 +178,7 @@ def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool
     """Replace a file atomically, readable by its owner only. Raises `OSError`.
 
     `over` False: the old file is removed first. `durable`: synced to disk before it replaces the old file, for content
-    that must survive a power cut.
+    that must survive a power failure.
     """
     temporary = path.with_name(f".{path.name}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -193,7 +193,7 @@ def replace_file(path: Path, content: bytes, *, over: bool = True, durable: bool
 
 
 def move_aside(path: Path) -> str:
-    """Rename an unreadable file to *.broken and describe that; if even that fails, it stays."""
+    """Rename an unreadable file to *.broken, or leave it if that fails. Return a description of the result."""
     aside = path.with_suffix(".broken")
     try:
         path.rename(aside)
@@ -210,13 +210,13 @@ def _check_version(path: Path) -> None:
         return
     if not text.isdecimal() or int(text) < 1:
         raise StateError(
-            f"{file} holds no layout number: {path} is not one of Pilotlight's (name another with --state), or it is "
-            f"damaged (write {VERSION} into that file)"
+            f"{file} contains no layout number: {path} is not a state directory of Pilotlight (name another with "
+            f"--state), or it is damaged (write {VERSION} into that file)"
         )
     if int(text) > VERSION:
         raise StateError(
-            f"state directory {path} is of a newer Pilotlight (layout {text}, this one knows {VERSION}): "
-            "upgrade, or name another with --state"
+            f"state directory {path} was written by a newer Pilotlight (layout {text}, this version supports "
+            f"{VERSION}): upgrade, or name another with --state"
         )
 
 
@@ -225,8 +225,8 @@ def _installation(path: Path) -> str:
     name = _text(file)
     if not INSTALLATION.fullmatch(name):
         raise StateError(
-            f"state directory {path} is damaged ({file} holds no installation's name): name another with --state, or "
-            "remove that file when none of its engines runs any more"
+            f"state directory {path} is damaged ({file} contains no installation ID): name another with --state, or "
+            "remove that file when none of its engines runs"
         )
     return name
 
@@ -240,13 +240,13 @@ def _epoch(path: Path) -> int:
         return 0
     if not text.isdecimal():
         raise StateError(
-            f"{file} holds no number: write one above every earlier epoch into it, such as {int(time.time())}"
+            f"{file} contains no number: write one above every earlier epoch into it, such as {int(time.time())}"
         )
     return int(text)
 
 
 def _text(file: Path) -> str:
-    """Read one of the small files. Raises `OSError`; undecodable bytes are replaced, since we never wrote them."""
+    """Read one of the small files, with undecodable bytes replaced. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(TEXT_BYTES_MAX).decode(errors="replace").strip()
 
@@ -260,7 +260,7 @@ def _lock(path: Path) -> int:
         pid = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise InUseError(
-            f"another pilotlight uses {path} (pid {pid}): stop it, or name another directory with --state"
+            f"another Pilotlight process uses {path} (pid {pid}): stop it, or name another directory with --state"
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

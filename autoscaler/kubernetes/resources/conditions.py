@@ -32,10 +32,10 @@ NO_TROUBLE = frozenset({UNSCHEDULABLE, "Starting"})
 """Reasons of a waiting start that do not make the Model degraded."""
 ERROR = "InternalError"
 ELSEWHERE = "ServedElsewhere"
-"""Type of the one condition that an installation sets on a Model that another one serves."""
+"""Type of the condition that an installation sets on a Model that another one serves."""
 INVALID, NAME_TAKEN = "Invalid", "NameTaken"
 CRASHES = ("ended with status", "was killed by")
-"""Phrases in the failure text of an engine that exited by itself."""
+"""Phrases in the failure text of an engine that ended without an order."""
 
 
 class SpecProblem(NamedTuple):
@@ -70,8 +70,8 @@ class ConditionValue(NamedTuple):
     message: str
 
 
-ADOPTED = ConditionValue("Adopted", "False", "Managed", "its pods are Pilotlight's own")
-"""Constant, since adopted workloads have no Model object; `explain` and an Event report other autoscalers there."""
+ADOPTED = ConditionValue("Adopted", "False", "Managed", "Pilotlight creates its pods")
+"""Constant, because adopted workloads have no Model object; `explain` and Events report on them."""
 
 
 SOUND = ConditionValue("Faulty", "False", "NoFault", "it caused no internal error")
@@ -92,12 +92,12 @@ def build_conditions(case: StatusInput) -> tuple[ConditionValue, ...]:
 
 
 def _fault_message(case: StatusInput) -> str:
-    text = f"an internal error quarantined it: {case.fault}; it is tried again later and when its spec changes"
+    text = f"it is quarantined after an internal error: {case.fault}; retried later and when its spec changes"
     return text[:MESSAGE_MAX]
 
 
 def build_ready_condition(case: StatusInput) -> ConditionValue:
-    """Whether requests are served, by a ready replica or by one that a request starts."""
+    """Whether requests are served, by a ready replica or after a cold start."""
     return next(said for rule in RULES if (said := rule(case)) is not None)
 
 
@@ -112,10 +112,10 @@ def classify_failure(failure: str, history: History) -> str:
 
 
 def _head(text: str) -> str:
-    """The leading Kubernetes reason of a text such as `ErrImagePull: not found`; empty: it has none."""
+    """The leading Kubernetes reason of a text such as `ErrImagePull: not found`; empty if it has none."""
     head, colon, _ = text.partition(":")
-    said = head.isalnum() and head.isascii() and head[:1].isupper() and (colon or head == text)
-    return WORDS.get(head, head) if said else ""
+    is_reason = head.isalnum() and head.isascii() and head[:1].isupper() and (colon or head == text)
+    return WORDS.get(head, head) if is_reason else ""
 
 
 # --- Ready ------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _head(text: str) -> str:
 def _not_in_force(case: StatusInput) -> ConditionValue | None:
     if case.problem is not None:
         return _no(*case.problem)
-    return _no("NotInForce", "the autoscaler has not taken it up yet") if case.model is None else None
+    return _no("NotInForce", "the autoscaler has not processed it yet") if case.model is None else None
 
 
 def _paused(case: StatusInput) -> ConditionValue | None:
@@ -136,7 +136,7 @@ def _serves(case: StatusInput) -> ConditionValue | None:
     if not many:
         return None
     return ConditionValue(
-        "Ready", "True", "Serving", f"{format_count(many, 'Replica')} {'takes' if many == 1 else 'take'} Calls"
+        "Ready", "True", "Serving", f"{format_count(many, 'Replica')} {'serves' if many == 1 else 'serve'} requests"
     )
 
 
@@ -162,29 +162,29 @@ def _failed(case: StatusInput) -> ConditionValue | None:
     failure = case.history.failure
     if not failure or _in(case, *BEGINNING):
         return None
-    refused = "Calls are refused until status.learned.refusedUntil"
-    then = refused if case.history.refused_until_s else "it is tried again for the next Call"
+    refused = "requests are rejected until status.learned.refusedUntil"
+    then = refused if case.history.refused_until_s else "the next request starts it again"
     return _no(classify_failure(failure, case.history), f"{failure}; {then}")
 
 
 def _begins(case: StatusInput) -> ConditionValue | None:
     begins = _in(case, *BEGINNING)
-    return _no("Starting", begins[0].reason or "a Replica starts") if begins else None
+    return _no("Starting", begins[0].reason or "a Replica is starting") if begins else None
 
 
 def _unready(case: StatusInput) -> ConditionValue | None:
-    return _no("Unready", "its engine does not answer its probes") if _in(case, S.UNREADY) else None
+    return _no("Unready", "its engine fails its readiness probes") if _in(case, S.UNREADY) else None
 
 
 def _broken(case: StatusInput) -> ConditionValue | None:
     broken = _in(case, S.FAILED)
     failure = broken[0].failure if broken else ""
-    return _no(classify_failure(failure, case.history), failure or "it broke") if broken else None
+    return _no(classify_failure(failure, case.history), failure or "its Replica failed") if broken else None
 
 
 def _draining(case: StatusInput) -> ConditionValue | None:
     drains = [one.drain for one in case.replicas if one.state is S.DRAINING]
-    return _no("Draining", drains[0].reason if drains[0] is not None else "it drains") if drains else None
+    return _no("Draining", drains[0].reason if drains[0] is not None else "its Replica drains") if drains else None
 
 
 def _unplaced(case: StatusInput) -> ConditionValue | None:
@@ -192,12 +192,12 @@ def _unplaced(case: StatusInput) -> ConditionValue | None:
 
 
 def _waited_for(case: StatusInput) -> ConditionValue | None:
-    return _no("Starting", "Calls wait; a start is being decided") if case.load.waiting else None
+    return _no("Starting", "requests are queued; the next plan decides on a start") if case.load.waiting else None
 
 
 def _idle(case: StatusInput) -> ConditionValue:
     del case
-    return ConditionValue("Ready", "True", "Idle", "at zero; a Call wakes it")
+    return ConditionValue("Ready", "True", "Idle", "scaled to zero; a request starts it")
 
 
 RULES: tuple[Callable[[StatusInput], ConditionValue | None], ...] = (
@@ -223,7 +223,7 @@ def _placed(case: StatusInput) -> ConditionValue:
     if case.unmet is not None:
         reason = "NoDeviceFits" if case.unmet.never else "WaitingForRoom"
         return ConditionValue("Placed", "False", reason, case.unmet.reason[:MESSAGE_MAX])
-    return ConditionValue("Placed", "False", "Idle", "no Replica is wanted")
+    return ConditionValue("Placed", "False", "Idle", "no Replica is needed")
 
 
 def _weights(case: StatusInput) -> ConditionValue:

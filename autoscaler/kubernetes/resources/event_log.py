@@ -2,9 +2,9 @@
 
 The reasons Woken, Started, StartFailed, Misplaced, Drained, Stopped and Evicted are transitions of replicas;
 CapacityRequested, CapacityArrived, CapacityForced and CapacityStuck are those of capacity orders; Unreadable is an
-object that is skipped. `Book` holds the pending Events. Each object causes at most MINUTE_MAX API requests a minute,
-however it flaps; occurrences that are not sent at once are counted into the next Event. At most PENDING_MAX Events
-wait; the number of those beyond is counted. Occurrences of a reason within SERIES_S are one Event object with a count.
+object that is skipped. `Book` holds the pending Events. Each object causes at most MINUTE_MAX API requests a minute;
+further occurrences are counted into the next Event. At most PENDING_MAX Events wait; further ones are dropped and
+counted. Occurrences of a reason within SERIES_S are one Event object with a count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SERIES_MAX = 4096
 """Maximum series remembered; the oldest is forgotten, and its next occurrence begins a new Event."""
 NOTE_MAX = 1000
 """Maximum bytes of a note; the API server rejects more than 1,024."""
-FORCED = "an operator drains it by force, and it did not go"
+FORCED = "an operator ordered a forced drain, and the normal release did not end"
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 
 
@@ -78,14 +78,14 @@ class Series(NamedTuple):
 
 
 def find_involved_object(model: Model) -> Regarding | None:
-    """The Model's own object; None: the Model comes from a file, or is adopted."""
+    """The Model's own object; None: the Model is from a file, or is adopted."""
     if not model.uid or model.adopted is not None:
         return None
     return Regarding(API_VERSION, "Model", model.namespace, model.served(), model.uid)
 
 
 def build_unreadable_event(found: Unreadable) -> tuple[Regarding, ModelEvent] | None:
-    """The Event for an object that is skipped, with the reason; None: an Event cannot name the object."""
+    """The Event for an object that is skipped, with the reason; None if the name of the object is not readable."""
     if not found.kind or not found.name:
         return None
     about = Regarding(found.api_version, found.kind, found.namespace, found.name, found.uid)
@@ -106,9 +106,9 @@ def derive_step_events(
         replica = after.replicas.get(move.replica) or before.replicas.get(move.replica)
         if move.after is S.FAILED or (replica is not None and replica.failure):
             failed.add(move.replica)
-        told = _told(move, replica)
-        if told is not None and not (move.after is S.GONE and move.replica in failed):
-            yield told
+        event = _transition_event(move, replica)
+        if event is not None and not (move.after is S.GONE and move.replica in failed):
+            yield event
     for action in actions:
         if isinstance(action, FailStart):
             yield ModelEvent(action.model, "StartFailed", f"cannot start: {action.reason}", WARNING)
@@ -129,20 +129,17 @@ def _capacity(before: World, after: World) -> Iterable[ModelEvent]:
         if lease.found:
             continue  # ordered by an earlier leader
         if was is None:
-            yield ModelEvent(lease.owner, "CapacityRequested", f"{id.provider} was asked for {what}")
+            yield ModelEvent(lease.owner, "CapacityRequested", f"{what} was ordered from {id.provider}")
         if lease.here_s is not None and (was is None or was.here_s is None):
             took = format_duration(lease.here_s - lease.asked_s)
-            yield ModelEvent(lease.owner, "CapacityArrived", f"{id.provider} brought {what} after {took}")
+            yield ModelEvent(lease.owner, "CapacityArrived", f"{id.provider} delivered {what} after {took}")
 
 
 def build_stuck_capacity_event(lease: Lease) -> ModelEvent:
     """The Event for capacity whose release is overdue. Time alone causes it, not a step of the loop."""
-    said = "" if lease.listed is None else lease.listed.says
-    why = said or lease.why or "its provider does not say why"
-    note = (
-        f"{_what(lease)} of {lease.id.provider} is still there after {format_duration(STUCK_S)} of being "
-        f"given back: {why}"
-    )
+    reported = "" if lease.listed is None else lease.listed.says
+    why = reported or lease.why or "its provider gives no reason"
+    note = f"{_what(lease)} of {lease.id.provider} is not released after {format_duration(STUCK_S)}: {why}"
     return ModelEvent(lease.owner, "CapacityStuck", note, WARNING)
 
 
@@ -152,13 +149,13 @@ def _what(lease: Lease) -> str:
     return f"{lease.devices} x {lease.offer.product}{where}"
 
 
-def _told(move: Transition, replica: Replica | None) -> ModelEvent | None:
+def _transition_event(move: Transition, replica: Replica | None) -> ModelEvent | None:
     model, name = move.model, move.replica
     if move.verb == "place":
         return ModelEvent(model, "Woken", f"{name}: {move.reason}")
     if move.after is S.READY and move.before in BEGINNING:
         if replica is not None and replica.runtime.found:
-            return None  # it was ready before we led
+            return None  # it was ready before this process led
         took_s = sum(phases_s(replica).values()) if replica is not None else 0.0
         return ModelEvent(
             model, "Started", f"{name} is ready" + (f" after {format_duration(took_s)}" if took_s else "")
@@ -166,7 +163,7 @@ def _told(move: Transition, replica: Replica | None) -> ModelEvent | None:
     if move.after is S.FAILED and move.before is not None:
         if move.before in BEGINNING:
             return ModelEvent(model, "StartFailed", f"{name}: {move.reason}", WARNING)
-        return ModelEvent(model, "Stopped", f"{name} broke: {move.reason}", WARNING)
+        return ModelEvent(model, "Stopped", f"{name} failed: {move.reason}", WARNING)
     if move.verb == "misplaced":
         return ModelEvent(model, "Misplaced", f"{name}: {move.reason}", WARNING)
     drain = None if replica is None else replica.drain
@@ -187,7 +184,7 @@ class Book:
         """Pending Events by object and reason, longest waiting first."""
         self._series: dict[tuple[Regarding, str], Series] = {}
         self._tokens: dict[Regarding, tuple[float, float]] = {}
-        """Object -> (requests left, as of when); objects with a full budget are left out."""
+        """Object -> (requests left, time of that count); objects with a full budget are left out."""
         self.dropped = 0
         """Number of occurrences that were never sent."""
 
@@ -259,17 +256,17 @@ class Book:
 
 
 def build_event_manifest(due: Due, name: str, reporter: str, unix: Callable[[float], str]) -> Mapping[str, object]:
-    """A new core/v1 Event; `unix` formats a time of the monotonic clock as RFC 3339, `reporter` is our pod."""
-    about, said = due.regarding, due.happening
+    """A new core/v1 Event. `unix` formats a time of the monotonic clock as RFC 3339; `reporter` is our pod."""
+    about, happening = due.regarding, due.happening
     return {
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": event_namespace(about)},
         "involvedObject": {
             "apiVersion": about.api_version, "kind": about.kind, "namespace": about.namespace, "name": about.name,
             "uid": about.uid,
         },
-        "reason": said.reason, "type": said.type, "message": truncate_note(said.note), "count": due.times,
-        "firstTimestamp": unix(due.first_s), "lastTimestamp": unix(due.last_s), "source": {"component": WRITER},
-        "reportingComponent": WRITER, "reportingInstance": reporter,
+        "reason": happening.reason, "type": happening.type, "message": truncate_note(happening.note),
+        "count": due.times, "firstTimestamp": unix(due.first_s), "lastTimestamp": unix(due.last_s),
+        "source": {"component": WRITER}, "reportingComponent": WRITER, "reportingInstance": reporter,
     }  # fmt: skip
 
 

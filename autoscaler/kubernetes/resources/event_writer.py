@@ -1,8 +1,8 @@
 """Sends Events about Models and unreadable objects while this process leads. I/O; `event_log` derives their content.
 
-A listener of the loop only records; a task sends at most PER_S requests a second for all objects together, with a limit
-for each object, and Events about at most UNREADABLE_MAX unreadable objects in UNREADABLE_S. The Events are core/v1, not
-events.k8s.io: `kubectl describe` shows both alike, and only a core/v1 Event's text may be updated when a series
+The listener of the loop only records; a task sends at most PER_S requests a second over all objects, with a limit per
+object, and at most UNREADABLE_MAX Events about unreadable objects in UNREADABLE_S. The Events are core/v1, not
+events.k8s.io: `kubectl describe` shows both, and only the text of a core/v1 Event may be updated when a series
 continues. A rejected Event is dropped and counted. While the API server does not answer, Events wait.
 """
 
@@ -31,7 +31,7 @@ from autoscaler.state.world import World
 PER_S = 10.0
 RETRY_S = 10.0
 UNREADABLE_MAX, UNREADABLE_S = 100, 3600.0
-"""Any user who can create objects controls how many are unreadable: those beyond are only logged and counted."""
+"""Limit of Events about unreadable objects, which any user can create: further ones are only logged and counted."""
 NAME_MAX = 200
 """Maximum characters of the object's name in the name of an Event."""
 
@@ -67,7 +67,7 @@ class Events:
         """When the last Events about unreadable objects were recorded."""
         self._news = asyncio.Event()
         self.trouble = ""
-        """Why the last Event was not sent; empty: it was."""
+        """Why the last Event was not sent; empty if it was sent."""
 
     @property
     def dropped(self) -> int:
@@ -81,28 +81,28 @@ class Events:
 
     def on_step(self, step: Decided) -> None:
         """Record the occurrences of a step. Those of an earlier leader are not reported."""
-        self._leaving.look(step.after.capacity, self._clock())  # followers, too: they may lead when it is stuck
+        self._leaving.look(step.after.capacity, self._clock())  # on followers, too, since they may lead later
         began, self._leads = step.after.leadership.leads and not self._leads, step.after.leadership.leads
         if not step.after.leadership.leads:
             return
         if began:
             for found in self._unreadable:
                 self._on_unreadable(found)
-        self._tell_stuck(step.after)
+        self._report_stuck(step.after)
         if not (step.transitions or step.actions or step.before.capacity is not step.after.capacity):
             return
         for one in event_log.derive_step_events(step.transitions, step.actions, step.before, step.after):
-            self._tell(one, step.after, step.before)
+            self._record_event(one, step.after, step.before)
 
-    def _tell_stuck(self, world: World) -> None:
-        """Report each stuck capacity order once; the next leader reports those that remain again."""
+    def _report_stuck(self, world: World) -> None:
+        """Report each stuck capacity order once per leader."""
         stuck = self._leaving.stuck()
         for id in sorted(stuck - self._stuck):
-            self._tell(event_log.build_stuck_capacity_event(world.capacity.leases[id]), world)
+            self._record_event(event_log.build_stuck_capacity_event(world.capacity.leases[id]), world)
         self._stuck = stuck
 
     def _on_unreadable(self, found: Unreadable) -> None:
-        """Record an unreadable object. A follower writes no Events; the next leader reports what is unreadable then."""
+        """Record an unreadable object. A follower writes no Events; a new leader reports all unreadable objects."""
         event, now_s = event_log.build_unreadable_event(found), self._clock()
         times = self._unreadable_s
         if not self._leads or event is None or (len(times) == UNREADABLE_MAX and now_s - times[0] < UNREADABLE_S):
@@ -110,7 +110,7 @@ class Events:
         times.append(now_s)
         self.note(*event)
 
-    def _tell(self, one: ModelEvent, *worlds: World) -> None:
+    def _record_event(self, one: ModelEvent, *worlds: World) -> None:
         """Record an occurrence about the Model's own object, if one of these Worlds has it."""
         model = next((world.models[one.model] for world in worlds if one.model in world.models), None)
         about = self._regarding(model) if model is not None else None
@@ -129,7 +129,7 @@ class Events:
 
     async def _send(self, due: Due) -> None:
         try:
-            await self._go_on(due)
+            await self._write_event(due)
         except FencedError:
             self._book.drop(due)
             self._book.clear()
@@ -144,7 +144,7 @@ class Events:
             self.trouble = ""
         await asyncio.sleep(1.0 / PER_S)
 
-    async def _go_on(self, due: Due) -> None:
+    async def _write_event(self, due: Due) -> None:
         """Update the existing Event of the series, or create one."""
         path = f"/api/v1/namespaces/{event_log.event_namespace(due.regarding)}/events"
         known = self._book.series(due)

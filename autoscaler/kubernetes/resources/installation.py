@@ -1,10 +1,9 @@
 """Merges the documents of an installation from all sources: files, custom resources, adopted objects. Pure.
 
 Keeps the last documents of each source and merges them into one set, without those that another installation serves
-(`autoscaler.spec.ownership`); the oldest object keeps a contested name (`autoscaler.spec.names`). Nothing is passed on
+(`autoscaler.spec.ownership`). The oldest object keeps a contested name (`autoscaler.spec.names`). Nothing is published
 until each expected source has reported and the installation that serves each namespace is known, because a missing
-Model would look like a deleted one. Each Model's stored status is passed on once, with what was learned before a
-restart.
+Model would count as deleted. Each Model's stored status, with the values learned before a restart, is published once.
 """
 
 from __future__ import annotations
@@ -22,38 +21,38 @@ FILES, CUSTOMS = "files", "customs"
 
 Status = Mapping[str, object]
 """The status of an object, as stored in the API server."""
-Tell = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
-"""Receives all documents, and the status of each Model that is passed on for the first time."""
+Publish = Callable[[DocumentsSeen, Mapping[ModelName, Status]], None]
+"""Receives all documents, and the status of each Model that is published for the first time."""
 
 
 class Installation:
-    """Passes on all documents together each time a source changes."""
+    """Publishes all documents together each time a source changes."""
 
     def __init__(
-        self, tell: Tell, awaited: Collection[str] = (FILES,), *, title: str = "",
-        ask: Callable[[Collection[str]], None] | None = None,
+        self, publish: Publish, awaited: Collection[str] = (FILES,), *, title: str = "",
+        request_claims: Callable[[Collection[str]], None] | None = None,
     ) -> None:  # fmt: skip
-        """`title`: the title of this installation. `ask` receives the namespaces of Models and is answered through
-        `put_holders`; without it all Models that name no other installation are ours.
+        """`title`: the title of this installation. `request_claims` is called with the namespaces of Models; the result
+        is set by `put_holders`. Without it, all Models that name no other installation are ours.
         """
-        self._tell = tell
-        self._title, self._ask = title, ask
+        self._publish = publish
+        self._title, self._request_claims = title, request_claims
         self._holders: Mapping[str, str] = {}
         self._places: frozenset[str] = frozenset()
         """Further namespaces, also of objects that are not in force."""
-        self._told = False
+        self._published = False
         self._awaited = set(awaited)
         self._files = DocumentsSeen()
         self._models: dict[str, Mapping[Origin, Model]] = {}
         self._tenants: dict[str, Sequence[Tenant]] = {}
         self._statuses: dict[Origin, Status] = {}
-        """Statuses not passed on yet; at most one for each Model."""
+        """Statuses that are not published yet; at most one for each Model."""
         self.settled = Settled()
         self.tenants_taken: Mapping[str, str] = {}
         """Tenant -> a sentence on which of its name and keys belong to another Tenant."""
 
     def put_files(self, documents: DocumentsSeen) -> None:
-        """Set the documents of files. Their names have precedence, and only files contain Settings."""
+        """Set the documents of files. Their names take precedence, and only files contain Settings."""
         self._files = documents
         self._put(FILES)
 
@@ -79,13 +78,13 @@ class Installation:
         """A sentence on why another installation serves a Model of `namespace` that names `named` in `field`; empty:
         this one serves it; None: unknown yet.
         """
-        holder = "" if self._ask is None else self._holders.get(namespace)
+        holder = "" if self._request_claims is None else self._holders.get(namespace)
         if named is None and holder is None:
             return None
         return explain_not_served(named, holder or "", self._title, namespace, field)
 
     def heard(self, origin: Origin, status: Status) -> None:
-        """Store the status that another installation wrote for a Model that may become ours."""
+        """Store the status that another installation wrote, since its Model may become ours."""
         if origin not in self.settled.names and origin in self._models.get(CUSTOMS, {}):
             self._statuses[origin] = status
 
@@ -95,20 +94,20 @@ class Installation:
         self._put("")
 
     def again(self) -> None:
-        """Pass on the same documents again, because facts about them have changed."""
+        """Publish the same documents again, because facts about them have changed."""
         self._put(FILES)
 
     def _put(self, source: str) -> None:
         self._awaited.discard(source)
         models = {origin: model for found in self._models.values() for origin, model in found.items()}
-        if self._ask is not None:
+        if self._request_claims is not None:
             namespaces = self._places | {o.namespace for o, model in models.items() if model.spec.installation is None}
-            self._ask(namespaces)
-            if not self._told and namespaces - self._holders.keys():
+            self._request_claims(namespaces)
+            if not self._published and namespaces - self._holders.keys():
                 return
         if self._awaited:
             return
-        self._told = True
+        self._published = True
         ours = {o: m for o, m in models.items() if self.whose(o.namespace, m.spec.installation) == ""}
         self.settled = resolve_model_conflicts(self._files.models, ours)
         others = [tenant for tenants in self._tenants.values() for tenant in tenants]
@@ -117,6 +116,8 @@ class Installation:
         names = self.settled.names
         statuses = {names[origin]: status for origin, status in self._statuses.items() if origin in names}
         self._statuses = {
-            origin: said for origin, said in self._statuses.items() if origin in models and origin not in ours
+            origin: status for origin, status in self._statuses.items() if origin in models and origin not in ours
         }
-        self._tell(DocumentsSeen(models=self.settled.models, tenants=tenants, settings=self._files.settings), statuses)
+        self._publish(
+            DocumentsSeen(models=self.settled.models, tenants=tenants, settings=self._files.settings), statuses
+        )

@@ -1,8 +1,8 @@
-"""Watches KubeAI's Models (`kubeai.org/v1`) and passes them to the installation as Models of ours. I/O.
+"""Watches KubeAI's Models (`kubeai.org/v1`), converts them, and passes them to the installation. I/O.
 
-The cluster may get that kind at any time (`optional_kinds`). KubeAI's objects are only read. An object that cannot be
-converted does not affect the others; its last valid version stays in force, and `wrong` says why. The `convert`
-function translates an object (`autoscaler.importers.kubeai.models`).
+The kind may be installed at any time (`optional_kinds`). KubeAI's objects are only read. An object that cannot be
+converted does not affect the others; its last valid version stays in force, and `wrong` is the reason. The `convert`
+function converts an object (`autoscaler.importers.kubeai.models`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KUBEAI = "kubeai"
 """The name of this document source."""
 
 Convert = Callable[[object], tuple[Model | None, str, tuple[str, ...]]]
-"""An object -> its Model, or the reason why it has none; and a line for each key that was not converted."""
+"""An object -> (its Model, or None; the error; a line for each key that was not converted)."""
 
 _log = logging.getLogger("pilotlight.autoscaler.resources")
 
@@ -51,7 +51,7 @@ class KubeaiModels:
         self._convert = convert
         self._installation = installation
         self._generations: dict[ObjectKey, int] = {}
-        """The generation read of each object: KubeAI updates status and replica counts all the time."""
+        """The generation of each object that was converted: KubeAI updates status and replica counts constantly."""
         self._kinds = Kinds(api, self._put)
         self._watches = [
             self._kinds.add(path, self._read, self._changed, optional=True)

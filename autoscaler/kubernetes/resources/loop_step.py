@@ -1,5 +1,5 @@
-"""Protocol of a step of the loop: these modules must not import `autoscaler.controller.loop.LoopStep`, which depends
-on the planner.
+"""Protocol of a step of the loop. This package must not import `autoscaler.controller.loop.LoopStep`, which depends on
+the planner.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The status of a Model object: what it shows, and what survives a restart (interfaces, section 2). Pure.
+"""The status of a Model object, including learned values that survive a restart (interfaces, section 2). Pure.
 
-Defines the types of `status`, derives a status from the `World`, and reads learned values back. A condition's
-`lastTransitionTime` changes only when its status does. An unchanged Model yields an equal status, also in another
-process. Times are whole seconds UTC; a pair of readings of both clocks (`now_s`, `unix_now_s`) converts them from the
-monotonic clock of the `World`.
+Defines the types of `status`, derives a status from the `World`, and restores learned values. A condition's
+`lastTransitionTime` changes only with its status. An unchanged Model yields an equal status, also in another process.
+Times are whole seconds UTC; a reading of both clocks (`now_s`, `unix_now_s`) converts them from the monotonic clock of
+the `World`.
 
-`list_subjects` joins the Model objects that `watcher` reads (with UID and generation) with the names that the
-installation gave their Models. Every object is a subject, whether or not it is in force.
+`list_subjects` joins the Model objects that `watcher` reads (with UID and generation) with the names of their Models in
+the installation. Every object is a subject, whether or not it is in force.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Subject(NamedTuple):
     uid: str
     generation: int
     model: ModelName | None
-    """Its name in the `World`; None: nothing of it is in force."""
+    """Its name in the `World`; None: it is not in force."""
     problem: SpecProblem | None = None
     elsewhere: str = ""
     """Why another installation serves it; empty: this one does."""
     shown: str = ""
-    """The message about it that the object has now."""
+    """The message of the object's condition ELSEWHERE; empty if it has none."""
 
 
 def list_subjects(
@@ -238,7 +238,7 @@ def _counts(case: StatusInput) -> Counts:
 
 
 def _last_start(replicas: Iterable[Replica], before: LastStart | UnsetType) -> LastStart | UnsetType:
-    """The last start among the existing replicas that were seen to start; else the known one."""
+    """The last observed start among the existing replicas; else the one in the status."""
     last = last_start(replicas)
     if last is None:
         return before
@@ -284,11 +284,11 @@ def restore_histories(
     """Restore Histories from statuses, as observations for the loop; also return a line for each invalid status."""
     seen: list[HistorySeen] = []
     wrong: list[str] = []
-    for model, said in statuses.items():
+    for model, status in statuses.items():
         try:
-            history = restore_history(read_status(said), now_s, unix_now_s)
+            history = restore_history(read_status(status), now_s, unix_now_s)
         except ValueError as error:
-            wrong.append(f"status of Model {model}: {error}: what it learned before is forgotten")
+            wrong.append(f"status of Model {model}: {error}: its learned values are lost")
         else:
             seen.append(HistorySeen(model=model, history=history))
     return tuple(seen), tuple(wrong)

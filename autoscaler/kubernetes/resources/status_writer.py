@@ -1,11 +1,11 @@
 """Writes the status of every Model object while this process leads. I/O.
 
-Important changes (conditions, replicas by state) are written at most once in NEWS_S per Model, others (requests,
-learned values, messages) at most once in CHANGE_S, and all Models together at most PER_S times a second, the longest
+Per Model, important changes (conditions, replicas by state) are written at most once in NEWS_S, others (requests,
+learned values, messages) at most once in CHANGE_S. Over all Models there are at most PER_S writes a second, the longest
 overdue first. A Model that does not change causes no API request, and a step of the loop does no work per Model. Each
-leadership begins with one read of all statuses, so that nothing is written twice. A status that another process
-overwrites, such as an earlier leader whose request arrives late, is corrected. Each write is a server-side apply of the
-whole status, so it cannot conflict with an edit of the spec.
+leadership begins with one read of all statuses, so that nothing is written twice. If another process overwrites a
+status, such as an earlier leader whose request arrives late, it is written again. Each write is a server-side apply of
+the whole status, so it cannot conflict with an edit of the spec.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Statuses:
         self._misfits: dict[ModelName, Unmet] = {}
         """Models of the `World` `_fitted` that fit no device."""
         self._subjects: Sequence[Subject] = ()
-        self._told: Sequence[Subject] = ()
+        self._next_subjects: Sequence[Subject] = ()
         """The value of `_subjects` from the next step on."""
         self._news = asyncio.Event()
         self._epoch = -1
@@ -101,7 +101,7 @@ class Statuses:
         self._elsewhere: list[Subject] = []
         """Objects whose condition ELSEWHERE must be written or removed."""
         self._tried: dict[str, tuple[str, str]] = {}
-        """UID -> last attempt of this leadership: desired and current condition. The same is not attempted again."""
+        """UID -> last attempt of this leadership: desired and current condition. It is not attempted twice."""
         self._again_s: dict[str, float] = {}
         """UID -> when the attempt is retried after a rejection."""
         self._heard: dict[str, StatusSeen] = {}
@@ -110,33 +110,33 @@ class Statuses:
         """Why the last write, or the initial read, failed; empty: it succeeded."""
 
     def put(self, subjects: Iterable[Subject]) -> None:
-        """Set all Model objects. Call it when the loop has received their documents: they count from its next step on,
-        so that no status claims a generation that the decisions do not use yet.
+        """Set all Model objects, once the loop has received their documents. They are used from its next step on, so
+        that no status reports a generation that the decisions do not use yet.
         """
-        self._told = tuple(subjects)
+        self._next_subjects = tuple(subjects)
 
-    def hear(self, said: StatusSeen) -> None:
-        """Take an object's status from the API server, whatever wrote it. It is compared at the next evaluation, when
-        the results of our own writes and of the list are known.
+    def hear(self, seen: StatusSeen) -> None:
+        """Record an object's status in the API server, from any writer. It is compared at the next evaluation, when the
+        results of our own writes and of the list are known.
         """
-        self._heard[said.uid] = said
+        self._heard[seen.uid] = seen
 
     def on_step(self, step: Decided) -> None:
         """Take the newest `World`; it is evaluated later, in `run`."""
-        self._world, self._unmet, self._subjects = step.after, step.plan.unmet, self._told
+        self._world, self._unmet, self._subjects = step.after, step.plan.unmet, self._next_subjects
         self._news.set()
 
     async def run(self) -> None:
-        """Write until cancelled. While another process leads nothing is cached, because its writes are unknown here."""
+        """Write until cancelled. While another process leads nothing is cached, because its writes are unknown."""
         while True:
             self._news.clear()  # cleared first, so that later news wakes the next round
             try:
                 if self._leads(self._world.epoch):
                     await self._lead(self._world.epoch)
             except FencedError:
-                await asyncio.sleep(LOOK_S_MAX)  # another leads now; the `World` will show it
+                await asyncio.sleep(LOOK_S_MAX)  # another process leads, which the next `World` shows
             except (ApiError, UnreachableError) as error:
-                self._troubled(f"statuses of Models are not kept up: {error}")
+                self._troubled(f"statuses of Models are not updated: {error}")
                 await asyncio.sleep(RETRY_S)
             await self._news.wait()  # there is a step at least every second
 
@@ -151,7 +151,7 @@ class Statuses:
     # --- one leadership -----------------------------------------------------------------------------------------------
 
     def _leads(self, epoch: int) -> bool:
-        """Whether we lead and the replicas are known; a new leader begins with none."""
+        """Whether we lead and the replicas are known; at first a new leader knows none."""
         return self._world.leadership.leads and self._world.leadership.synced and self._world.epoch == epoch
 
     async def _lead(self, epoch: int) -> None:
@@ -211,19 +211,19 @@ class Statuses:
                 kept.subject = one
                 self._note(kept, unmet, now_s)
             self._kept[one.uid] = kept
-        for said in self._heard.values():
-            if said.uid not in self._kept:
-                found[said.uid] = _there(said.status), said.version
-            self._judge(said, now_s)
+        for seen in self._heard.values():
+            if seen.uid not in self._kept:
+                found[seen.uid] = _there(seen.status), seen.version
+            self._judge(seen, now_s)
         self._heard.clear()
 
-    def _judge(self, said: StatusSeen, now_s: float) -> None:
+    def _judge(self, seen: StatusSeen, now_s: float) -> None:
         """Schedule a write if another process changed the status after our last write."""
-        kept = self._kept.get(said.uid)
-        if kept is None or said.version <= kept.version:
+        kept = self._kept.get(seen.uid)
+        if kept is None or seen.version <= kept.version:
             return
         before = kept.status
-        kept.see(_there(said.status), said.version)
+        kept.see(_there(seen.status), seen.version)
         if kept.status != before:
             kept.due_s = min(kept.due_s, max(now_s, kept.wrote_s + NEWS_S))
 
@@ -289,18 +289,17 @@ class Statuses:
         return True
 
     async def _write_elsewhere(self, one: Subject) -> None:
-        """Write or remove the condition that another installation serves the Model. This installation owns that field,
-        so neither overwrites the other; if several do not serve the Model, one of them writes it. Raises FencedError,
-        UnreachableError.
+        """Write or remove the condition that another installation serves the Model. If several installations do not
+        serve the Model, one of them writes it: the apply is not forced. Raises FencedError, UnreachableError.
         """
         self._tried[one.uid] = (one.elsewhere, one.shown)
         self._again_s.pop(one.uid, None)
-        said = {
+        seen = {
             "type": ELSEWHERE, "status": "True", "reason": "OtherInstallation", "message": one.elsewhere,
             "lastTransitionTime": format_rfc3339(self._wall()),
         }  # fmt: skip
         body: Object = {
-            "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [said]} if one.elsewhere else {},
+            "apiVersion": API_VERSION, "kind": "Model", "status": {"conditions": [seen]} if one.elsewhere else {},
             "metadata": {"name": one.name, "namespace": one.namespace, "uid": one.uid},
         }  # fmt: skip
         path = f"/apis/{API_VERSION}/namespaces/{one.namespace}/models/{one.name}/status"
@@ -329,9 +328,9 @@ class Statuses:
         self.trouble = trouble
 
 
-def _there(said: object) -> Status:
+def _there(seen: object) -> Status:
     """Read a stored status; an invalid one counts as empty, so that it is rewritten."""
     try:
-        return status.read_status(said)
+        return status.read_status(seen)
     except ValueError:
         return NO_STATUS

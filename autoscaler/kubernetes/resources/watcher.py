@@ -1,9 +1,9 @@
 """Watches the custom resources Model and Tenant and passes their documents to the installation. I/O.
 
 `parse` decodes objects by the same rules as files. An object is decoded again only when its spec changes. An invalid
-object does not affect the others; its last valid version stays in force, and `wrong` says why. A Tenant that was never
-valid exists without keys, so that `auth: auto` stays closed. Without permission to read Tenants there are none; without
-permission to read Models the start waits (`optional_kinds`).
+object does not affect the others; its last valid version stays in force, and `wrong` is the reason. A Tenant that was
+never valid exists without keys, so that `auth: auto` requires keys. Without permission to read Tenants there are none;
+without permission to read Models the start waits (`optional_kinds`).
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class DocumentWatcher:
         tenants: bool = True,
         heard: Heard | None = None,
     ) -> None:
-        """`heard` is also called with every later status of a Model: followers learn what the leader remembers, and the
-        leader sees what others wrote.
+        """`heard` is called with every later status of a Model: followers get the leader's learned values, and the
+        leader detects writes of others.
         """
         self._parse = parse
         self._installation = installation
         self._heard = heard
         self._fresh: dict[Origin, Status] = {}
-        """Status of Models seen for the first time, until it is passed on."""
+        """Status of new Models, until it is published."""
         self._kinds = Kinds(api, self._put)
         self._models = [
             self._kinds.add(one, self._read_model) for one in list_collection_paths(API_VERSION, "models", namespaces)
@@ -147,12 +147,12 @@ class DocumentWatcher:
         shown = _shown(found)
         if old is not None and old.generation == generation:
             return old if old.shown == shown else old._replace(shown=shown)
-        said, wrong = self._said(found, "Model", {"name": key.name, "namespace": key.namespace})
+        document, wrong = self._decode(found, "Model", {"name": key.name, "namespace": key.namespace})
         spec = found.get("spec")
         named = spec.get("installation") if isinstance(spec, dict) else None
         named = named if isinstance(named, str) else None
-        if isinstance(said, Model):
-            model = replace(said, created_unix_s=created_unix_s(metadata), uid=uid)
+        if isinstance(document, Model):
+            model = replace(document, created_unix_s=created_unix_s(metadata), uid=uid)
             return ModelObject(uid, generation, model, "", named, shown)
         if old is not None and old.model is not None:
             return old._replace(generation=generation, wrong=wrong, shown=shown)
@@ -166,16 +166,16 @@ class DocumentWatcher:
             return None
         if old is not None and old.uid == uid and old.generation == generation:
             return old
-        said, wrong = self._said(found, "Tenant", {"name": name})
-        if isinstance(said, Tenant):
-            tenant = said
+        document, wrong = self._decode(found, "Tenant", {"name": name})
+        if isinstance(document, Tenant):
+            tenant = document
         elif old is not None and old.uid == uid:
             tenant = old.tenant
         else:
             tenant = Tenant(name=TenantName(name), spec=TenantSpec(models=()))
         return TenantObject(uid, generation, created_unix_s(metadata), tenant, wrong)
 
-    def _said(self, found: Object, kind: str, metadata: Mapping[str, str]) -> tuple[Model | Tenant | None, str]:
+    def _decode(self, found: Object, kind: str, metadata: Mapping[str, str]) -> tuple[Model | Tenant | None, str]:
         """The decoded document, or the error."""
         document = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": found.get("spec", {})}
         try:

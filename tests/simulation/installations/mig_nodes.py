@@ -112,7 +112,9 @@ class MigManager:
         """Repartition the node, as by the real driver's label: only if the node is still in the expected state."""
         node = self._town.nodes[order.node]
         if node.config != order.before:
-            self._autoscaler.loop.observe([CutRefused(node=order.node, reason="somebody else has it cut")])
+            self._autoscaler.loop.observe(
+                [CutRefused(node=order.node, reason="another client changed its MIG configuration")]
+            )
             return
         node.orders.append(order)
         node.config, node.order, node.state = order.config, order, "pending"

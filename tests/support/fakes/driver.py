@@ -125,7 +125,7 @@ class FakeMachine:
                 engine.timers.append(self._loop.call_later(engine.fate.stops_in_s, self._end, engine, STOPPED))
             if engine.kill_s is None or kill_s < engine.kill_s:
                 engine.kill_s = kill_s
-                reason = "did not end within its grace after SIGTERM and was killed"
+                reason = "did not end within its grace period after SIGTERM and was killed"
                 engine.timers.append(self._loop.call_at(kill_s, self._end, engine, reason))
 
     def kill(self, replica: ReplicaId) -> None:

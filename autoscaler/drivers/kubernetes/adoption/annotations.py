@@ -1,9 +1,9 @@
 """Annotations of a Deployment or StatefulSet -> the model that it serves, and how far we control its scale. Pure.
 
 Defines the meaning of the annotations (interfaces, section 2): ours, and Lingo's for migrated workloads, each with its
-own defaults. The first name is the model's, the others are its aliases, and the engine knows each by exactly that name.
-Manual scaling is respected for a while; if another autoscaler scales the workload, we only decide between zero and not
-zero. Each invalid annotation gives one line that names the object and the annotation.
+own defaults. The first name is the model's; the others are its aliases. The engine serves each under exactly that name.
+A manual scale holds for a limited time. If another autoscaler scales the workload, we decide only between zero and not
+zero. Each invalid annotation is reported in one line with the object and the annotation.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from autoscaler.spec.pod import OURS
 from autoscaler.text import format_rfc3339
 
 ENGINE: EngineName = "command"
-"""The owner chooses the engine, so no API dialect is excluded."""
+"""The owner of the workload chooses the engine, so no API dialect is excluded."""
 MODELS, LOW, HIGH = OURS + "models", OURS + "replicas-min", OURS + "replicas-max"
 SLOTS, IDLE, PORT = OURS + "slots", OURS + "idle-seconds", OURS + "port"
 KNOWN = (MODELS, LOW, HIGH, SLOTS, IDLE, PORT, INSTALLATION)
-"""`INSTALLATION`: the installation that serves it, if several read its namespace."""
+"""`INSTALLATION`: the installation that serves the workload, if several watch its namespace."""
 LINGO_MODELS, LINGO_LOW, LINGO_HIGH = LINGO + "models", LINGO + "min-replicas", LINGO + "max-replicas"
 SLOTS_DEFAULT = 4
-"""The default of any model with that engine."""
+"""The default for every model with engine `command`."""
 LINGO_MAX, LINGO_SLOTS = 3, 100
 """Lingo's own defaults: `max-replicas` and its CONCURRENCY."""
 ALIASES_MAX = 64
 WRONG = "WrongAnnotation"
 USUAL, BY_ANOTHER, BY_HAND = "Adopted", "ScaledByAnother", "ScaledByHand"
-"""Reasons of its scaling mode: the scale is ours, another autoscaler's except for zero, or set manually for a while."""
+"""Reasons for the scaling mode: we set the scale, another autoscaler does except for zero, or a person set it."""
 REPLICAS_MAX, SLOTS_MAX, SECONDS_MAX, PORT_MAX = 1000, 100_000, 31_536_000, 65_535
 NO_PERSONS = frozenset({"kube-controller-manager"})
-"""Managers that never scale on their own initiative: a write for an HPA is not manual scaling."""
+"""Field managers that only execute the decisions of an HPA: their writes are not manual scaling."""
 
 
 class AnnotationError(Exception):
@@ -52,11 +52,11 @@ class Hand(NamedTuple):
     replicas: int
     by: str
     at_unix_s: float
-    """When we observed it; at first sight, the recorded time of the write."""
+    """When we observed it; for a scale that existed before our first observation, the recorded time of the write."""
 
 
 class Others(NamedTuple):
-    """Who else controls its scale now."""
+    """Other controllers of the workload's scale."""
 
     scaler: str = ""
     """Another autoscaler: its kind and name."""
@@ -71,10 +71,10 @@ NOBODY = Others()
 def find_manual_scaling(
     before: WorkloadSeen | None, now: WorkloadSeen, known: Hand | None, now_unix_s: float
 ) -> Hand | None:
-    """Return who scaled the workload manually, given its current state. `known`: the previous result.
+    """Return the manual scale of the workload; None if the scale is not manual. `known`: the previous result.
 
-    At first sight, only a write to the scale subresource after the annotation counts as manual: otherwise it is the
-    scale with which we found the workload. The recorded time is used only then, since its writer's clock may differ.
+    At the first observation, only a write to the scale subresource after the annotation counts as manual. Only then the
+    recorded time is used, because the writer's clock may differ from ours.
     """
     if before is not None and before.replicas == now.replicas:
         return known
@@ -86,8 +86,10 @@ def find_manual_scaling(
 
 
 def set_naming_time(before: WorkloadSeen | None, now: WorkloadSeen, now_unix_s: float) -> WorkloadSeen:
-    """Set the age of its model to that of the names, not of the object: otherwise an old object, once annotated, would
-    win a name from an existing model. managedFields hold only a manager's last write, so the first observation counts.
+    """Set the creation time of the workload's model to the time at which the names were annotated.
+
+    With the age of the object, an old object would win a name from an existing model once it is annotated.
+    managedFields contain only a manager's last write, so the time of the first observation is kept.
     """
     if before is not None and _named(before) == _named(now):
         return now._replace(named_unix_s=before.named_unix_s)
@@ -100,12 +102,12 @@ def _named(seen: WorkloadSeen) -> tuple[str | None, str | None]:
 
 
 def read_port(seen: WorkloadSeen) -> int | None:
-    """Return the port of the annotation; None: the container's. Raises `AnnotationError`."""
+    """Return the port of the annotation; None: the container's port is used. Raises `AnnotationError`."""
     return _whole(seen, PORT, 1, PORT_MAX)
 
 
 def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
-    """Return the model that it serves. Raises `AnnotationError`."""
+    """Return the model that the workload serves. Raises `AnnotationError`."""
     notes, key = dict(seen.notes), seen.key
     for name in notes:
         if name.startswith(OURS) and name not in KNOWN:
@@ -123,7 +125,9 @@ def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
         idle_seconds=_idle(seen, notes),
         installation=_installation(seen, notes),
     )
-    adopted = Adopted(kind=key.kind, namespace=key.namespace, name=key.name, reason=USUAL, message=f"{key} is scaled")
+    adopted = Adopted(
+        kind=key.kind, namespace=key.namespace, name=key.name, reason=USUAL, message=f"Pilotlight scales {key}"
+    )
     model = Model(
         name=ModelName(first), spec=spec, namespace=key.namespace, slots=slots, created_unix_s=seen.named_unix_s,
         adopted=adopted,
@@ -132,14 +136,14 @@ def read_model(seen: WorkloadSeen, others: Others = NOBODY) -> Model:
 
 
 def _for_others(model: Model, adopted: Adopted, others: Others) -> Model:
-    """Restrict the model to what others leave to us."""
+    """Restrict the scaling of the model according to the other controllers of its scale."""
     if others.scaler:
-        said = f"{others.scaler} scales it, too: only zero or not zero is decided here"
-        return replace(model, adopted=replace(adopted, toggled=True, reason=BY_ANOTHER, message=said))
+        message = f"{others.scaler} also scales it: Pilotlight decides only between zero and not zero"
+        return replace(model, adopted=replace(adopted, toggled=True, reason=BY_ANOTHER, message=message))
     if others.hand is None:
         return model
     replicas, by = others.hand.replicas, others.hand.by
-    message = f"scaled to {replicas} by {by or 'somebody'}, which holds until {format_rfc3339(others.until_unix_s)}"
+    message = f"scaled to {replicas} by {by or 'an unknown user'}; holds until {format_rfc3339(others.until_unix_s)}"
     adopted = replace(adopted, held=True, reason=BY_HAND, message=message)
     if not replicas:
         return replace(model, spec=replace(model.spec, paused=True), adopted=adopted)
@@ -175,7 +179,7 @@ def _replicas(seen: WorkloadSeen, high_default: int) -> ReplicaRange:
     high = _whole(seen, HIGH, 1, REPLICAS_MAX, LINGO_HIGH)
     if high is not None and low > high:
         at = next(name for name in (LOW, LINGO_LOW) if name in dict(seen.notes))
-        raise AnnotationError(f"{seen.key}: annotation {at}: expected at most {high}, which is its maximum")
+        raise AnnotationError(f"{seen.key}: annotation {at}: expected at most {high}, its maximum")
     return ReplicaRange(min=low, max=max(low, high_default) if high is None else high)
 
 

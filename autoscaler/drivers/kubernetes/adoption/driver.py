@@ -1,10 +1,11 @@
 """Serves annotated Deployments and StatefulSets, and scales them by their scale subresource. I/O.
 
-Watches them, other autoscalers and their pods; publishes their models, and is the driver of those models' replicas.
-Invariants: a pod template is never written, nor a scale before a replica is ordered; a scale is applied server-side (a
-merge patch to 0 would leave it without a manager); a manual scale holds for `hold_s`; invalid annotations affect no
-other object, and the last valid ones of the object stay in force while this process runs. Each workload's status shows
-the result.
+Watches the workloads, their pods and other autoscalers, publishes the models, and is the driver of their replicas. The
+status of each workload reports the result.
+
+Invariants: a pod template is never written. A scale is written only after a replica was ordered, by server-side apply
+(a merge patch to 0 would leave it without a manager). A manual scale holds for `hold_s`. Invalid annotations affect
+only their object, whose last valid annotations stay in force while this process runs.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from autoscaler.state.events import Seen, Synced
 from autoscaler.state.world import Replica
 
 WORKLOADS_MAX = 1000
-"""Each has a watch of its own pods; further workloads are not served, which is reported."""
+"""Limit of workloads: each has a watch of its own pods. Further ones are not served, which an Event reports."""
 ADOPT_SECONDS_MAX = 10.0
 """How long `Synced` waits for all their pods, and for the watches of other autoscalers."""
 SCALERS = (
@@ -87,9 +88,10 @@ def _ours(namespace: str, named: str | None) -> str | None:
 
 
 class AdoptedDriver:
-    """The driver of adopted models. `namespaces`: those to watch; None: all. `models` receives all models after each
-    change; `called` then receives the names that they got, since a name may be in use. `whose` returns why another
-    installation serves a model (`Installation.whose`). `note` receives each Event to write.
+    """The driver of adopted models. `namespaces`: those to watch; None: all. `models` is called with all models after
+    each change. The installation then calls `called` with the names that the models got, because a name may be in use.
+    `whose` returns why another installation serves a model (`Installation.whose`). `note` is called with each Event to
+    write.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class AdoptedDriver:
         self._hold_s = hold_s
         self._whose = whose
         self._known = asyncio.Event()
-        """Set once it is known which candidates are ours."""
+        """Set once the installation has reported which candidates are ours."""
         self._note = note
         self._clock = clock
         self._unix_s = api.unix_s
@@ -155,7 +157,7 @@ class AdoptedDriver:
                 tasks.create_task(scalers.run())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ADOPT_SECONDS_MAX):
-                    await asyncio.gather(*(self._heard(*watch) for watch in self._scaler_watches))
+                    await asyncio.gather(*(self._wait_for_scalers(*watch) for watch in self._scaler_watches))
             for workloads in self._workload_watches:
                 tasks.create_task(workloads.run())
             for workloads in self._workload_watches:
@@ -175,7 +177,7 @@ class AdoptedDriver:
             observe((Synced(),))
 
     def lead(self) -> None:
-        """Become the leader, as in `SharedDriver`; before the first `Synced`, that one ends the report."""
+        """Become the leader, as in `SharedDriver`. If the first `Synced` is still pending, it ends the report."""
         self._leads = True
         self._showing.lead()
         for key, candidate in self._candidates.items():
@@ -184,7 +186,7 @@ class AdoptedDriver:
             self._means.observe((Synced(),))
 
     def _lead(self, candidate: AdoptionCandidate) -> None:
-        self._say(candidate)
+        self._report_adoption(candidate)
         if candidate.runner is not None:
             candidate.runner.lead()
 
@@ -194,7 +196,7 @@ class AdoptedDriver:
         await asyncio.gather(self._showing.follow(), *(runner.follow() for runner in self._runners()))
 
     def called(self, names: Mapping[Origin, ModelName], taken: Mapping[Origin, str]) -> None:
-        """Update each model's name in the installation, conflicts over its names, and which models are ours."""
+        """Set each model's name in the installation and its conflicting names, and update which models are ours."""
         for key, candidate in tuple(self._candidates.items()):
             now = names.get(_origin(key)), taken.get(_origin(key), ""), self._elsewhere(candidate)
             if now != (candidate.called, candidate.taken, candidate.elsewhere):
@@ -208,7 +210,7 @@ class AdoptedDriver:
         return self._whose(candidate.seen.key.namespace, named)
 
     def obstacle(self, model: Model) -> str:
-        """Return what prevents a start: there is nothing to scale, or the last start could not have succeeded."""
+        """Return why a start would fail: the workload does not exist, or its last start failed on its pod template."""
         key = _key(model)
         candidate = self._candidates.get(key)
         if candidate is None or candidate.runner is None:
@@ -230,7 +232,7 @@ class AdoptedDriver:
         candidate.runner.start(replica)
 
     def stop(self, replica: Replica, grace_s: float) -> None:
-        """Request one pod less; its grace period is its template's."""
+        """Request one pod less. The pod template sets the grace period."""
         del grace_s
         for candidate in tuple(self._candidates.values()):
             if candidate.runner is not None and candidate.runner.core.knows(replica.id):
@@ -245,7 +247,7 @@ class AdoptedDriver:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _contain(self, key: WorkloadKey, work: Callable[[], None]) -> None:
-        """Run `work`; its exception is a fault of the workload's model, or of no model if it has none yet."""
+        """Run `work` and report an exception as a fault of the workload's model, or of the workload without a model."""
         done, candidate = attempt(work), self._candidates.get(key)
         if isinstance(done, Failure):
             self._report(key, candidate, describe_error(done.error))
@@ -293,7 +295,7 @@ class AdoptedDriver:
                 if self._leads:
                     self._note(
                         WorkloadEvent(
-                            new.key, new.uid, True, NOT_SERVED, f"{WORKLOADS_MAX} workloads are served already"
+                            new.key, new.uid, True, NOT_SERVED, f"{WORKLOADS_MAX} workloads are served, the limit"
                         )
                     )
                 return
@@ -335,7 +337,7 @@ class AdoptedDriver:
         candidate.good = good
         candidate.elsewhere = self._elsewhere(candidate)
         self._log_problem(candidate)
-        self._say(candidate)
+        self._report_adoption(candidate)
         if candidate.elsewhere != "":
             self._hand_over(candidate)
             return
@@ -353,7 +355,7 @@ class AdoptedDriver:
             candidate.runner.settle()
 
     def _others(self, candidate: AdoptionCandidate) -> Others:
-        """Return who else controls the scale, and schedule a new look for when a manual scale expires."""
+        """Return the other controllers of the scale, and schedule an evaluation for when a manual scale expires."""
         if candidate.timer is not None:
             candidate.timer.cancel()
             candidate.timer = None
@@ -368,7 +370,7 @@ class AdoptedDriver:
         return Others("", hand, hand.at_unix_s + hold_s)
 
     def look_again(self) -> None:
-        """Re-evaluate: the Settings have changed, and with them how long a manual scale holds."""
+        """Re-evaluate manual scales after a change of Settings, which set how long they hold."""
         if self._listens:
             for key in [key for key, one in self._candidates.items() if one.hand is not None]:
                 self._contain(key, partial(self._judge, key))
@@ -388,16 +390,16 @@ class AdoptedDriver:
         self._publish()
 
     def _release(self, candidate: AdoptionCandidate, *, at_once: bool = False) -> None:
-        """Release a deleted or unannotated workload: its replicas stop without a write, by plan or at once."""
+        """Release a deleted or unannotated workload: its replicas end without a write, by the plan or `at_once`."""
         candidate.model, candidate.problem, candidate.released = None, "", True
         if candidate.timer is not None:
             candidate.timer.cancel()
         if candidate.runner is not None and at_once:
-            candidate.runner.core.end_all("its workload is gone")
+            candidate.runner.core.end_all("its workload was deleted and recreated")
         self._hand_over(candidate)
 
     def _hand_over(self, candidate: AdoptionCandidate) -> None:
-        """Leave the scale to its owner or to another installation: it is not written any more."""
+        """Stop writing the scale: its owner or another installation controls it."""
         if candidate.runner is not None:
             core = candidate.runner.core
             core.see(core.seen, core.model, Mode.RELEASED, self._clock())
@@ -405,7 +407,7 @@ class AdoptedDriver:
         self._drop_if_over(candidate)
 
     def _drop_if_over(self, candidate: AdoptionCandidate) -> None:
-        """Drop its runner once no replica is left, and the candidate if it serves no model any more."""
+        """Drop the candidate's runner once no replica is left, and the candidate once it serves no model."""
         serves = candidate.model is not None and candidate.elsewhere == ""
         if serves or (candidate.runner is not None and not candidate.runner.core.empty):
             return
@@ -417,7 +419,7 @@ class AdoptedDriver:
             if candidate.faulty:
                 self._report_workload(candidate.seen.key, "")
 
-    async def _heard(self, group: str, watched: Watched[ScalerSeen]) -> None:
+    async def _wait_for_scalers(self, group: str, watched: Watched[ScalerSeen]) -> None:
         """Wait until all autoscalers of a kind are known, if the server knows the kind."""
         with contextlib.suppress(ApiError, UnreachableError):
             await self._api.get(group)
@@ -433,34 +435,34 @@ class AdoptedDriver:
             self._last = models  # after an exception the next call retries
 
     def _log_problem(self, candidate: AdoptionCandidate) -> None:
-        """Log a problem once, on leaders and followers."""
+        """Log a new problem, on leaders and followers."""
         if candidate.problem not in ("", candidate.logged):
             _log.warning("event=annotations_rejected workload=%r error=%s", str(candidate.seen.key), candidate.problem)
         candidate.logged = candidate.problem
 
-    def _say(self, candidate: AdoptionCandidate) -> None:
-        """Update the condition. As the leader, also write an Event for each change of who controls the scale and for
-        invalid annotations, first for everything found earlier.
+    def _report_adoption(self, candidate: AdoptionCandidate) -> None:
+        """Update the condition. As the leader, also write an Event for invalid annotations and for each change of the
+        scale's controller.
         """
         if candidate.elsewhere:
             self._showing.forget(candidate.seen.key)  # the other installation's condition stays
-        elif candidate.problem or candidate.called or candidate.taken:  # its names have been settled
-            said_of = build_condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
-            self._showing.see(candidate.seen, said_of)
+        elif candidate.problem or candidate.called or candidate.taken:  # the installation has resolved its names
+            condition = build_condition(candidate.problem, candidate.model, candidate.called, candidate.taken)
+            self._showing.see(candidate.seen, condition)
         if not self._leads:
             return
         adopted = None if candidate.model is None else candidate.model.adopted
-        said = candidate.problem or ("" if adopted is None else adopted.message)
+        message = candidate.problem or ("" if adopted is None else adopted.message)
         reason = WRONG if candidate.problem or adopted is None else adopted.reason
         if candidate.elsewhere:
-            said, reason = candidate.elsewhere, NOT_SERVED
+            message, reason = candidate.elsewhere, NOT_SERVED
         elif candidate.elsewhere is None and not candidate.problem:
-            said = ""  # until it is known
-        usual = not candidate.told and reason == USUAL
-        if said not in ("", candidate.told) and not usual:
+            message = ""  # which installation serves it is not known yet
+        usual = not candidate.last_event and reason == USUAL
+        if message not in ("", candidate.last_event) and not usual:
             warning = bool(candidate.problem) and reason == WRONG
-            self._note(WorkloadEvent(candidate.seen.key, candidate.seen.uid, warning, reason, said))
-        candidate.told = said
+            self._note(WorkloadEvent(candidate.seen.key, candidate.seen.uid, warning, reason, message))
+        candidate.last_event = message
 
 
 def _origin(key: WorkloadKey) -> Origin:

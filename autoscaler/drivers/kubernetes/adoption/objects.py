@@ -1,8 +1,8 @@
-"""Parses Deployments, StatefulSets, their pods and their other autoscalers into the few facts that are needed. Pure.
+"""Parses Deployments, StatefulSets, their pods, and other autoscalers into the few facts that adoption needs. Pure.
 
-Of a workload: our annotations, its scale, and who controls it. Of a pod: its address, which comes from its own template
-(a rollout may change it), and the state of its container. A pod controlled by another kind of owner does not belong to
-the workload, whatever its labels are.
+Facts of a workload: our annotations, its scale, and the controller of the scale. Facts of a pod: its address, taken
+from the pod because a rollout may change it, and the state of its container. A pod belongs to the workload only if the
+workload's controller owns it; matching labels do not suffice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLICA, INTENT = OURS + "replica", OURS + "intent"
 """Annotations of a pod: its replica and the decision that it belongs to."""
 COST, GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1000"
 CONTROLLERS: dict[Kind, str] = {"Deployment": "ReplicaSet", "StatefulSet": "StatefulSet"}
-"""The kind of object that creates the pods of each."""
+"""Kind of workload -> kind of the object that creates its pods."""
 SHOWN = OURS + "Adopted"
 """The type of our condition on a workload."""
 PORT_DEFAULT = 8080
@@ -84,9 +84,9 @@ class WorkloadSeen(NamedTuple):
     """The field manager of its scale, if that is not ours; empty: none (as after a merge patch to 0)."""
     scaled_unix_s: float | None
     since_adopted: bool
-    """The scale was written by the scale subresource, as by `kubectl scale`, and after the annotation."""
+    """The scale was written through the scale subresource, as by `kubectl scale`, and after the annotation."""
     trouble: str
-    """Why no pod can be created, as its controller reports."""
+    """Why its controller cannot create a pod (condition ReplicaFailure); empty: no problem."""
     shown: ShownCondition | None = None
     template: str = ""
     """A hash of its pod template."""
@@ -116,10 +116,10 @@ class AdoptedPodSeen(NamedTuple):
     path: str | None
     """Path whose GET reports readiness; None: an open port suffices."""
     kubelet_decides: bool
-    """Only its kubelet can probe it, or its probe has rules that only a kubelet applies."""
+    """Readiness is taken from the kubelet, because our probe cannot do what the readiness probe specifies."""
     held: bool
-    """Not ready for its kubelet, whatever our probe returns: the startup probe has not succeeded, another container is
-    not ready, or a readiness gate is closed."""
+    """Not ready whatever our probe returns: the startup probe has not succeeded, another container is not ready, or a
+    readiness gate is closed."""
     ready: bool
     started_unix_s: float | None
     ended: str
@@ -138,7 +138,7 @@ class AdoptedPodSeen(NamedTuple):
     template: str = ""
     """The Deployment's template it was created from; empty for a StatefulSet, which replaces pods in place."""
     finalizers: tuple[str, ...] = ()
-    """What keeps its object after its deletion."""
+    """Finalizers that keep its object after its deletion."""
 
 
 # --- workloads --------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def _readiness(container: dict[str, Any], port: int) -> tuple[int, str | None, b
 
 
 def _held(spec: dict[str, Any], serving: dict[str, Any], status: dict[str, Any]) -> bool:
-    """Return `AdoptedPodSeen.held`: the kubelet's condition Ready without the serving container's readiness probe:
+    """Return `AdoptedPodSeen.held`. It is the condition Ready without the serving container's readiness probe:
     https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-readiness-gate
     """
     statuses = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
@@ -347,7 +347,7 @@ def _how(over: dict[str, Any] | None) -> str:
     if over is None:
         return ""
     if over.get("reason") == "OOMKilled":
-        return "was killed for memory (OOMKilled)"
+        return "was killed for lack of memory (OOMKilled)"
     if over["exitCode"] == 137:
         return "was killed by SIGKILL"
     said = over.get("message", "")

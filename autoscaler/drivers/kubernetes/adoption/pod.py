@@ -1,7 +1,6 @@
-"""One pod of an adopted workload: its replica, the marks on it, and its observations. Pure.
+"""One pod of an adopted workload: its replica, its annotations, and its observations. Pure.
 
-Builds the observations of such a replica, and the id of one that was not ordered. `workload` decides what follows from
-them for the workload.
+Builds the observations of the pod's replica, and the id of a replica without an order. `workload` makes the decisions.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from autoscaler.spec.model import ADOPTED_HASH
 from autoscaler.state.events import ReplicaSeen, Seen
 
 EXITED = "exited"
-"""Proof of CLEAN: its kubelet reports that nothing runs any more. It holds none of our slices."""
+"""Proof of CLEAN: its kubelet reports that all containers have ended. It holds none of our slices."""
 RELEASED = "released"
-"""Proof of CLEAN for a replica that is no longer ours, whatever runs."""
+"""Proof of CLEAN for a replica that is no longer ours; its pod may still run."""
 
 
 class PodMark(NamedTuple):
@@ -42,27 +41,27 @@ class TrackedPod:
     replica: ReplicaId | None = None
     intent: str = ""
     slots: int = 1
-    told: tuple[Seen, str, str, int] | None = None
+    reported: tuple[Seen, str, str, int] | None = None
     """Its last report: state, reason for waiting, address, rank."""
     going: bool = False
     """Its stop was ordered."""
     spent: set[str] = field(default_factory=set)
-    """Ids of replicas that it has been: a mark with one of them is ignored."""
+    """Ids of its ended replicas: a mark with one of them is ignored."""
     finds: int = 0
-    """How often it became a replica named after the pod."""
+    """Number of its replicas that were named after the pod."""
     marked: PodMark | None = None
     """The mark written last."""
     begun: StartTiming = field(default_factory=StartTiming)
     """Timestamps of its start as its current replica."""
 
     stuck_s: float | None = None
-    """Since when it has waited for something that may last only `stuck_for_s`; None: it does not."""
+    """Start of a wait that may last only `stuck_for_s`; None: there is no such wait."""
     stuck_for_s: float | None = None
     failed_s: float | None = None
-    """Since when that wait has been too long; None: it has not."""
+    """When that wait exceeded its limit; None: it has not."""
 
     def wait(self, now_s: float) -> None:
-        """Check whether it has waited too long."""
+        """Check whether its wait has exceeded the limit."""
         if self.seen.patience_s is None or self.seen.leaving:
             self.stuck_s = self.failed_s = None
             return
@@ -72,14 +71,14 @@ class TrackedPod:
             self.failed_s = now_s
 
     @property
-    def hopeless_s(self) -> float | None:
-        """When it will have waited too long; None: not expected, or already so."""
+    def wait_deadline_s(self) -> float | None:
+        """When its wait will exceed the limit; None: no limit applies, or the limit was exceeded."""
         waits = self.stuck_s is not None and self.seen.patience_s is not None and self.failed_s is None
         return (self.stuck_s or 0.0) + (self.seen.patience_s or 0.0) if waits else None
 
     @property
     def ended(self) -> str:
-        """How its container ended, or why it cannot start; empty: neither."""
+        """How its container ended, or why it cannot start; empty if neither applies."""
         return self.seen.ended or ("" if self.failed_s is None else self.seen.waits)
 
     @property
@@ -89,7 +88,7 @@ class TrackedPod:
 
 
 def find_missing_mark(pod: TrackedPod, *, ours: bool) -> PodMark | None:
-    """Return the mark to write, if any; a replica named after the pod needs none. `ours`: we order deletions."""
+    """Return the mark to write, or None. A replica named after its pod needs none. `ours`: we order deletions."""
     goes_first = pod.going and ours
     mark = PodMark(pod.seen.name, pod.seen.uid, pod.replica or ReplicaId(""), pod.intent, goes_first)
     stands = (pod.seen.replica, pod.seen.goes_first) == (mark.replica, goes_first)
@@ -106,7 +105,7 @@ def derive_replica_state(pod: TrackedPod) -> Seen:
         return Seen.LEAVING
     if pod.answers:
         return Seen.READY
-    was_ready = pod.told is not None and pod.told[0] in {Seen.READY, Seen.UNREADY}
+    was_ready = pod.reported is not None and pod.reported[0] in {Seen.READY, Seen.UNREADY}
     return Seen.UNREADY if was_ready else Seen.STARTING
 
 
@@ -116,8 +115,8 @@ def format_pod_address(pod: AdoptedPodSeen) -> str:
 
 
 def derive_replica_id(pod: AdoptedPodSeen, finds: int) -> ReplicaId:
-    """Return the id of the n-th replica that a pod becomes without an order. The uid separates pods of the same name,
-    which a StatefulSet creates again and again.
+    """Return the id of a replica without an order; `finds`: the number of earlier ones of this pod. The uid separates
+    pods of the same name, which a StatefulSet creates repeatedly.
     """
     return ReplicaId(f"{pod.name}-{pod.uid[:5]}" + (f"-{finds + 1}" if finds else ""))
 
@@ -126,8 +125,8 @@ def build_observation(
     pod: TrackedPod, model: ModelName, zero_unix_s: float, seen: Seen, rank: int, *, reason: str = "", waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:  # fmt: skip
-    """Build an observation of its replica. `zero_unix_s`: the Unix time at 0 of the observations' clock. `rank`: the
-    replica with the highest is deleted first.
+    """Build an observation of the pod's replica. `zero_unix_s`: Unix time at 0 of the observations' clock. `rank`: the
+    replica with the highest rank is deleted first.
     """
     of, started_s = pod.seen, pod.begun.started_s
     if started_s is None and of.started_unix_s is not None:

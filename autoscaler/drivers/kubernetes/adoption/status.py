@@ -1,10 +1,11 @@
 """The condition that reports adoption in a workload's status, and when it is written. Pure.
 
-Builds the condition's text and paces the writes of one workload. Invariants: the condition does not change with
-requests to the model, so a cold start or a stop costs no write; it is not written if it is there already; if someone
-removes it, it is restored at a limited rate; a refused write is not retried within the same leadership. A StatefulSet's
-controller drops foreign conditions whenever it writes the status, so there only exceptions are shown. Times are
-`now_s`.
+Builds the condition's text and paces the writes of one workload. Times are `now_s`. Invariants: the condition does not
+depend on requests to the model, so a cold start or a stop causes no write. An up-to-date condition is not written. A
+condition removed by others is restored at a limited rate. A rejected write is not retried within the same leadership.
+
+A StatefulSet's controller drops foreign conditions whenever it writes the status, so there the condition is written
+only to report a problem.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from autoscaler.spec.model import Model
 
 SCALED = "Scaled"
 NEWS_S, AGAIN_S = 1.0, 5.0
-"""Minimum time after a workload's last write: for a new condition, and for the same one again."""
+"""Minimum seconds after a workload's last write: for a new condition, and to restore the same one."""
 
 
 def build_condition(problem: str, model: Model | None, called: ModelName | None, taken: str) -> ConditionValue | None:
-    """Return the condition to show; None: none. `problem`: of its annotations; `model`: made from the valid ones;
-    `called`: its name in the installation; `taken`: which of its names others use.
+    """Return the condition to write; None: no condition. `problem`: error in its annotations. `model`: built from the
+    valid annotations. `called`: its name in the installation. `taken`: sentence on names that others use.
     """
     if problem:
-        left = "it is not served" if model is None else "the last good annotations are in force"
+        left = "it is not served" if model is None else "the last valid annotations stay in force"
         return _said("False", WRONG, f"{problem}; {left}")
     if model is None or model.adopted is None:
         return None
@@ -41,7 +42,7 @@ def build_condition(problem: str, model: Model | None, called: ModelName | None,
 
 
 def _usual(called: ModelName) -> str:
-    return f"its scale follows the Calls on Model {called}"
+    return f"its scale follows the requests for Model {called}"
 
 
 def _said(status: str, reason: str, message: str) -> ConditionValue:

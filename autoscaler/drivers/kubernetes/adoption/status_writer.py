@@ -1,8 +1,8 @@
 """Writes the conditions of adopted workloads into their status while this process leads. I/O.
 
-Serializes and paces the writes: one at a time, `PER_S` per second for all workloads together, so that no start waits
-for status updates. Up-to-date workloads cause no requests; a refusal is logged once and affects nothing else. The
-condition is written by server-side apply, which makes it ours; all others are the controller's.
+Writes one status at a time, at most `PER_S` per second over all workloads, so that no start waits for status updates.
+Up-to-date workloads cause no requests. A rejected write is logged once and affects nothing else. The condition is
+written by server-side apply, so that Pilotlight owns it; the controller owns all others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("pilotlight.autoscaler.adoption")
 
 
 class Showing:
-    """The writer of one driver. While another process leads it keeps the desired conditions for later."""
+    """The writer of one driver. While another process leads, it only records the desired conditions."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api = api
@@ -55,7 +55,7 @@ class Showing:
             self._news.set()
 
     def forget(self, key: WorkloadKey) -> None:
-        """Forget a workload that is gone or has nothing to do with us."""
+        """Forget a workload that was deleted or that this installation does not serve."""
         self._signs.pop(key, None)
 
     def lead(self) -> None:
@@ -120,7 +120,7 @@ class Showing:
             sign.wrote(shown, int(done["metadata"]["resourceVersion"]), self._clock())
 
     def _refused(self, key: WorkloadKey, sign: Sign, error: ApiError) -> None:
-        """Handle a refusal: an old role, or a deleted workload. The workload is served regardless."""
+        """Handle a rejected write (missing permission, deleted workload). The workload is served regardless."""
         self._trouble = ""
         sign.refused()
         if error.status not in self._said:
@@ -128,7 +128,7 @@ class Showing:
             _log.warning("event=condition_write_refused workload=%r error=%s", str(key), error)
 
     def _troubled(self, trouble: str) -> None:
-        """Log a failure once, until it ends or changes."""
+        """Log a failure once until it ends or changes."""
         if trouble != self._trouble:
             _log.warning("event=condition_write_failed error=%s", trouble)
         self._trouble = trouble

@@ -1,11 +1,15 @@
 """One adopted workload: maps its pods to replicas, computes its scale, and builds its observations. Pure.
 
-A Deployment's pods have no names that we choose, so orders form a level: the number of desired replicas, and new pods
-go to waiting ones. Invariants: no pod is two replicas; pods without an order (from a person or a rollout) become
-replicas only up to the scale, so that surge pods are not counted as too many, except ready pods of the newest template:
-they exist before the older ones end, and the older ones are deleted first; stopped replicas are deleted first (lower
-deletion cost); the actual end of a pod is reported, whichever it was: a replica that was to stop but stays, because
-another pod ended, is reported as gone and found again. Nothing is written if the scale is not ours. Times are `now_s`.
+We cannot choose the names of a Deployment's pods. Orders therefore set a level, the number of desired replicas, and
+each new pod is bound to a waiting replica. Times are `now_s`. Nothing is written while others control the scale.
+Invariants:
+
+- A pod is at most one replica at a time.
+- Pods without an order (created by a person or a rollout) become replicas only up to the scale, so that surge pods do
+  not count. Exception: ready pods of the newest template, which exist before the older ones end.
+- Pods of stopped replicas are deleted first (lower deletion cost), as are pods of older templates.
+- The pod that actually ended is reported. If a replica was to stop but another pod ended instead, the replica is
+  reported as gone, and its pod becomes a new replica.
 """
 
 from __future__ import annotations
@@ -36,20 +40,20 @@ from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import Placing, Replica
 
 UNORDERED_S = 1.0
-"""Delay before a pod without a mark becomes a replica named after the pod: the leader may just have ordered it."""
+"""Delay before a pod without a mark becomes a replica named after the pod: the leader may be about to mark it."""
 
 
 class Mode(Enum):
-    """Who controls the scale."""
+    """The controller of the scale."""
 
-    LEVEL = "ours"
-    TOGGLE = "another autoscaler's, but for zero"
-    HELD = "a person's, for a while"
-    RELEASED = "its owner's again"
+    LEVEL = "Pilotlight"
+    TOGGLE = "another autoscaler, except for zero"
+    HELD = "a person, for a limited time"
+    RELEASED = "its owner"
 
 
 class FailedStart(NamedTuple):
-    """A start that could not have succeeded: no image, a missing Secret, a failed mount."""
+    """A failed start that would fail again with the same template: no image, a missing Secret, a failed mount."""
 
     reason: str
     at_s: float
@@ -68,9 +72,9 @@ class Workload:
         self._pods: dict[str, TrackedPod] = {}
         self._orders: dict[ReplicaId, Replica] = {}
         """Replicas that wait for a pod, oldest first."""
-        self._told: list[ReplicaSeen] = []
+        self._observations: list[ReplicaSeen] = []
         self._leads = False
-        """We receive orders; nothing is written otherwise."""
+        """This process leads: it receives orders and writes."""
         self._begun = False
         self._due = False
         """The scale may have to be written."""
@@ -79,7 +83,7 @@ class Workload:
         self._failed: FailedStart | None = None
 
     def obstacle(self, now_s: float) -> str:
-        """Return why the last start failed, if the next one of this template would, too; empty if nothing is known."""
+        """Return why the last start failed if the next one of this template would fail, too; else an empty text."""
         failed = self._failed
         if failed is None or failed.template != self.seen.template or now_s >= failed.at_s + REFUSED_S:
             return ""
@@ -87,8 +91,8 @@ class Workload:
 
     def take(self) -> tuple[ReplicaSeen, ...]:
         """Return the observations since the last call."""
-        told, self._told = tuple(self._told), []
-        return told
+        observations, self._observations = tuple(self._observations), []
+        return observations
 
     def knows(self, replica: ReplicaId) -> bool:
         """Return whether the replica belongs to this workload."""
@@ -100,23 +104,23 @@ class Workload:
         return not self._orders and not any(pod.replica for pod in self._pods.values())
 
     def end_all(self, reason: str) -> None:
-        """End every replica, whatever runs."""
+        """End every replica, whether or not its pod runs."""
         for pod in self._pods.values():
             self._end(pod, reason, RELEASED)
 
     # --- leadership ---------------------------------------------------------------------------------------------------
 
     def lead(self, now_s: float) -> None:
-        """Become the leader: nothing is ordered yet, and everything is reported again."""
+        """Become the leader: forget all orders and report everything again."""
         self._forget_orders()
         self._leads = True
         for pod in self._pods.values():
-            pod.told = pod.marked = None
+            pod.reported = pod.marked = None
             pod.since_s = min(pod.since_s, now_s - UNORDERED_S)
-        self._look(now_s)
+        self._update(now_s)
 
     def follow(self) -> None:
-        """Stop leading: another process orders from now on."""
+        """Stop leading: another process gives the orders."""
         self._forget_orders()
         self._leads = False
 
@@ -133,9 +137,9 @@ class Workload:
         renamed = model.name != self.model.name
         self.seen, self.mode = seen, mode
         if renamed:
-            self.end_all("its workload serves another Model now")
+            self.end_all("its workload now serves another Model")
         self.model = model
-        self._look(now_s)
+        self._update(now_s)
 
     def see_pod(self, uid: str, new: AdoptedPodSeen | None, now_s: float) -> None:
         """Record that a pod was added, changed or removed (None)."""
@@ -148,37 +152,37 @@ class Workload:
             known = self._pods[uid] = TrackedPod(new, now_s)
         else:
             if new.replica not in ("", known.seen.replica, known.replica, *known.spent):
-                self._end(known, "another leader gave its pod to another Replica", RELEASED)
+                self._end(known, "another leader assigned its pod to another Replica", RELEASED)
             if (new.replica, new.goes_first) != (known.seen.replica, known.seen.goes_first):
-                known.marked = None  # our write arrived, or a later one by others: the annotations now present count
+                known.marked = None  # our write or a later one by others arrived: its annotations apply
             known.seen = new
             known.answers = known.answers and bool(new.ip) and not new.ended
         if new is not None and known is not None:
             known.begun.see(now_s, bound=new.bound, prepared=new.prepared, runs=new.started_unix_s is not None)
-        self._look(now_s)
+        self._update(now_s)
 
     def answered(self, uid: str, answers: bool, now_s: float) -> None:
         """Record whether a pod's engine accepts requests."""
         pod = self._pods.get(uid)
         if pod is not None and pod.answers is not answers:
             pod.answers = answers
-            self._look(now_s)
+            self._update(now_s)
 
     def begin(self, now_s: float) -> None:
-        """Start mapping pods to replicas: all existing pods have been seen."""
+        """Start mapping pods to replicas; all existing pods have been observed."""
         self._begun = True
         for pod in self._pods.values():
             pod.since_s = now_s - UNORDERED_S
-        self._look(now_s)
+        self._update(now_s)
 
     def look(self, now_s: float) -> None:
-        """Re-evaluate: time has passed."""
-        self._look(now_s)
+        """Re-evaluate after time has passed."""
+        self._update(now_s)
 
     def due_s(self) -> float | None:
-        """Return when time alone makes a pod a replica, or ends one; None: only observations can."""
+        """Return the next time at which `look` may change something; None: only observations can."""
         begins = [pod.since_s + UNORDERED_S for pod in self._free() if self._fits(pod)]
-        ends = [at_s for pod in self._pods.values() if pod.replica and (at_s := pod.hopeless_s) is not None]
+        ends = [at_s for pod in self._pods.values() if pod.replica and (at_s := pod.wait_deadline_s) is not None]
         return min((*begins, *ends), default=None)
 
     # --- orders -------------------------------------------------------------------------------------------------------
@@ -188,11 +192,11 @@ class Workload:
         self._leads = True
         pod = self._pod_of(replica.id)
         if pod is not None:
-            pod.told = None
+            pod.reported = None
         elif replica.id not in self._orders:
             self._orders[replica.id] = replica
             self._due = True
-        self._look(now_s)
+        self._update(now_s)
 
     def stop(self, replica: Replica, now_s: float) -> None:
         """Request one replica less. One that does not exist is clean."""
@@ -200,12 +204,12 @@ class Workload:
         pod = self._pod_of(replica.id)
         if pod is None:
             self._due = self._orders.pop(replica.id, None) is not None or self._due
-            self._told.append(build_podless_observation(replica, Seen.CLEAN, proof=EXITED))
+            self._observations.append(build_podless_observation(replica, Seen.CLEAN, proof=EXITED))
         elif self.mode is Mode.RELEASED:
-            self._end(pod, "its workload is no longer ours", RELEASED)
+            self._end(pod, "Pilotlight no longer scales its workload", RELEASED)
         elif not pod.going:
             pod.going = self._due = True
-        self._look(now_s)
+        self._update(now_s)
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class Workload:
 
     @property
     def version(self) -> int:
-        """The workload's version for which `level` holds: a late write must not undo the write of another."""
+        """The workload's version to which `level` applies: a late write must not undo another client's write."""
         return max(self.seen.version, self._version)
 
     def wrote(self, level: int, version: int, now_s: float) -> None:
@@ -235,23 +239,23 @@ class Workload:
             if replica.times.placing.asked_s is None:
                 self._orders[id] = replace(replica, times=replace(replica.times, placing=Placing(asked_s=now_s)))
         if not self._due:
-            self._look(now_s)
+            self._update(now_s)
 
     def nothing_to_write(self, now_s: float) -> None:
-        """Record that the scale is right, or not ours."""
+        """Record that the scale is up to date, or that others control it."""
         self._due = False
-        self._look(now_s)
+        self._update(now_s)
 
     def refused(self, reason: str, now_s: float) -> None:
-        """Record that the scale cannot be written: waiting replicas fail, and replicas that were to stop stay."""
+        """Record that the scale cannot be written: waiting replicas fail, and stopping replicas continue to run."""
         for replica in self._orders.values():
-            self._told += (
+            self._observations += (
                 build_podless_observation(replica, Seen.EXITED, reason=reason),
                 build_podless_observation(replica, Seen.CLEAN, proof=EXITED),
             )
         self._orders.clear()
         self._due = False
-        self._look(now_s)
+        self._update(now_s)
 
     def marks(self, *, going: bool) -> list[PodMark]:
         """Return the marks to write: on stopping pods before the scale, on the others after it."""
@@ -273,22 +277,22 @@ class Workload:
 
     # --- mapping of pods to replicas ----------------------------------------------------------------------------------
 
-    def _look(self, now_s: float) -> None:
-        """Derive everything that follows from the known facts."""
+    def _update(self, now_s: float) -> None:
+        """Derive bindings and observations from the known facts."""
         if not self._begun:
             return
         for pod in self._pods.values():
             pod.wait(now_s)
-            self._tell(pod)
+            self._report(pod)
         self._rescue()
         self._bind(now_s)
         for replica in self._orders.values():
             if self.seen.trouble != replica.runtime.waits:
                 self._orders[replica.id] = replace(replica, runtime=replace(replica.runtime, waits=self.seen.trouble))
-                self._told.append(build_podless_observation(replica, Seen.STARTING, waits=self.seen.trouble))
+                self._observations.append(build_podless_observation(replica, Seen.STARTING, waits=self.seen.trouble))
 
     def _bind(self, now_s: float) -> None:
-        """Bind pods to replicas: by mark, then to waiting replicas, then by the pod's name while there is room."""
+        """Bind pods to replicas: by mark, then to waiting replicas, then by the pod's name up to the scale."""
         for pod in self._free():
             mark = pod.seen.replica
             if mark and mark not in pod.spent and self._pod_of(ReplicaId(mark)) is None:
@@ -305,20 +309,20 @@ class Workload:
 
     def _take(self, pod: TrackedPod, replica: ReplicaId, intent: str, slots: int, order: Replica | None = None) -> None:
         """Bind a pod to a replica. `order`: the order it fulfils, if any."""
-        pod.replica, pod.intent, pod.slots, pod.told, pod.going = replica, intent, slots, None, False
+        pod.replica, pod.intent, pod.slots, pod.reported, pod.going = replica, intent, slots, None, False
         if order is not None:
             pod.begun.ask(order.times.placing.asked_s)
-        self._tell(pod)
+        self._report(pod)
 
     def _free(self) -> list[TrackedPod]:
-        """Return pods that could become replicas: ready ones first, then the oldest."""
+        """Return the pods that may become replicas: ready ones first, then the oldest."""
         if self.mode is Mode.RELEASED:
             return []
         free = [pod for pod in self._pods.values() if pod.replica is None and pod.stays and not pod.ended]
         return sorted(free, key=lambda pod: (not pod.answers, pod.seen.rank, pod.seen.created, pod.seen.name))
 
     def _alive(self) -> list[TrackedPod]:
-        """Return the replicas that are to stay."""
+        """Return the pods of replicas that are not stopping."""
         return [pod for pod in self._pods.values() if pod.replica and pod.stays and not pod.going]
 
     def _fits(self, pod: TrackedPod) -> bool:
@@ -330,7 +334,7 @@ class Workload:
         return len(alive) < self.seen.replicas + surge
 
     def _replaced(self, pods: list[TrackedPod]) -> list[TrackedPod]:
-        """Return those that a rollout will end: a pod of a newer template exists and is ready."""
+        """Return the pods that a rollout will end: those of older templates, once a pod of a newer one is ready."""
         answering = [pod for pod in self._pods.values() if pod.stays and pod.answers]
         newest = max(answering, key=lambda pod: (pod.seen.created, pod.since_s), default=None)
         return [] if newest is None else [pod for pod in pods if pod.seen.template != newest.seen.template]
@@ -340,7 +344,7 @@ class Workload:
         return pod.seen.rank or len(self._replaced([pod]))
 
     def _settled(self) -> bool:
-        """Return whether the workload's known state is not older than our last write."""
+        """Return whether the workload's known state includes our last write."""
         return self.seen.version >= self._version
 
     def _pod_of(self, replica: ReplicaId) -> TrackedPod | None:
@@ -348,25 +352,27 @@ class Workload:
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, pod: TrackedPod) -> None:
+    def _report(self, pod: TrackedPod) -> None:
         """Report changes of a replica."""
         if pod.replica is None:
             return
-        seen, before = derive_replica_state(pod), None if pod.told is None else pod.told[0]
-        if seen is Seen.EXITED or before is Seen.EXITED:  # the replica is over; what the kubelet restarts is another
+        seen, before = derive_replica_state(pod), None if pod.reported is None else pod.reported[0]
+        if seen is Seen.EXITED or before is Seen.EXITED:  # a container that the kubelet restarts is another replica
             if before is not Seen.EXITED:
-                self._say(pod, seen, reason=pod.ended)
+                self._add_observation(pod, seen, reason=pod.ended)
                 if pod.failed_s is not None and not pod.seen.ended:
                     self._failed = FailedStart(pod.ended, pod.failed_s, self.seen.template)
             self._crashed(pod)
         elif seen is Seen.LEAVING:
             if before is not Seen.LEAVING and not pod.going:
-                self._say(pod, seen, reason="its pod is being deleted")
-        elif pod.told != (seen, pod.seen.waits, format_pod_address(pod.seen), self._rank(pod)):
-            self._say(pod, seen, waits=pod.seen.waits)
+                self._add_observation(pod, seen, reason="its pod is being deleted")
+        elif pod.reported != (seen, pod.seen.waits, format_pod_address(pod.seen), self._rank(pod)):
+            self._add_observation(pod, seen, waits=pod.seen.waits)
 
     def _crashed(self, pod: TrackedPod) -> None:
-        """Handle an ended engine: remove its pod if only that one would go, else find the restarted engine as new."""
+        """Handle an ended engine: remove its pod if a lower scale would delete exactly that one. Otherwise the
+        restarted engine becomes a new replica.
+        """
         if pod.seen.leaving and pod.seen.over:
             self._end(pod, pod.ended, with_finalizers(EXITED, pod.seen.finalizers))
         if pod.seen.leaving or pod.going or not self._leads:
@@ -379,29 +385,35 @@ class Workload:
             pod.going = self._due = True
 
     def _rescue(self) -> None:
-        """Make replicas that were to stop but stay, because another pod went or nothing was written, new replicas."""
+        """End stopping replicas whose pods remain, because another pod ended or the scale was not written. Their pods
+        become new replicas.
+        """
         staying = [pod for pod in self._pods.values() if pod.stays]
         if self._due or not self._settled() or len(staying) > self.seen.replicas:
             return
         for pod in staying:
             if pod.going:
-                self._end(pod, "its pod stays", RELEASED)
+                self._end(pod, "its pod was not deleted", RELEASED)
 
     def _end(self, pod: TrackedPod, reason: str, proof: str) -> None:
-        """End its replica; the pod may become another."""
+        """End the pod's replica; the pod may become another one."""
         if pod.replica is None:
             return
-        before = None if pod.told is None else pod.told[0]
+        before = None if pod.reported is None else pod.reported[0]
         if before is not Seen.EXITED:
             if before is not Seen.LEAVING and not pod.going:
-                self._say(pod, Seen.LEAVING, reason=reason)  # which is no failure of its engine
-            self._say(pod, Seen.EXITED, reason=reason)
-        self._say(pod, Seen.CLEAN, proof=proof)
+                self._add_observation(
+                    pod, Seen.LEAVING, reason=reason
+                )  # so that it does not count as an engine failure
+            self._add_observation(pod, Seen.EXITED, reason=reason)
+        self._add_observation(pod, Seen.CLEAN, proof=proof)
         pod.spent |= {pod.seen.replica, pod.replica}
-        pod.replica, pod.told, pod.going, pod.begun = None, None, False, StartTiming()
+        pod.replica, pod.reported, pod.going, pod.begun = None, None, False, StartTiming()
 
-    def _say(self, pod: TrackedPod, seen: Seen, *, reason: str = "", waits: str = "", proof: str = "") -> None:
+    def _add_observation(
+        self, pod: TrackedPod, seen: Seen, *, reason: str = "", waits: str = "", proof: str = ""
+    ) -> None:
         of, rank = self.model.name, self._rank(pod)
-        said = build_observation(pod, of, self._zero_unix_s, seen, rank, reason=reason, waits=waits, proof=proof)
-        pod.told = (seen, waits, said.address, rank)
-        self._told.append(said)
+        observation = build_observation(pod, of, self._zero_unix_s, seen, rank, reason=reason, waits=waits, proof=proof)
+        pod.reported = (seen, waits, observation.address, rank)
+        self._observations.append(observation)

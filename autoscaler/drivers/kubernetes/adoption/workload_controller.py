@@ -1,9 +1,9 @@
 """Connects one adopted workload to the API server: watches and probes its pods, writes its scale and pod marks. I/O.
 
-`Runner` does the I/O around a `Workload`, which decides. Writes are levels, one at a time: a change during a write is
-part of the next one; while something has to be written, an unresponsive server is retried. We probe engines ourselves,
-so that no request waits for a kubelet's next probe; if only a kubelet can probe, its result counts. `AdoptionCandidate`
-is the driver's record of a workload that is served, or would be with valid annotations.
+`Runner` does the I/O around a `Workload`, which makes the decisions. Writes are level-triggered and sequential: a
+change during a write is part of the next one, and failed requests are retried. Engines are probed directly, so that no
+request waits for a kubelet's next probe; where only the kubelet can probe, its result is used. `AdoptionCandidate` is
+the driver's record of a workload that is served, or would be with valid annotations.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from autoscaler.state.world import Replica
 
 RETRY_S = 0.5
 CHANGED_S = 0.01
-"""First pause after a conflict: the workload has changed, and the watch will report it in a moment."""
+"""First pause after a conflict: the watch reports the changed workload soon."""
 CONFLICTS_MAX = 20
 """Conflicts in a row after which the starts that wait for a pod fail."""
 TRANSIENT = 500
-"""Statuses from here on, 408 and 429 are temporary server failures: the write is retried until they end."""
+"""This status and higher ones, 408 and 429 are temporary server failures: the write is retried until it succeeds."""
 PLURALS = {"Deployment": "deployments", "StatefulSet": "statefulsets"}
 
 _log = logging.getLogger("pilotlight.autoscaler.adoption")
@@ -75,7 +75,7 @@ class Runner:
         self._events = PodEvents(means.api, key.namespace, self._pods, self._judge_again, means.clock)
         self._uids: dict[str, AdoptedPodSeen] = {}
         self._tasks = asyncio.TaskGroup()
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._probing: dict[str, asyncio.Task[None]] = {}
         self._dirty = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._refusals = 0
@@ -84,16 +84,16 @@ class Runner:
     async def run(self) -> None:
         """Run until cancelled. It may run again after an exception."""
         self._tasks = asyncio.TaskGroup()
-        self._asking.clear()
+        self._probing.clear()
         try:
             async with self._tasks as tasks:
                 tasks.create_task(self._pods.run())
                 await self._pods.synced.wait()
-                await asyncio.gather(*(self._ask_once(pod) for pod in tuple(self._uids.values())))
+                await asyncio.gather(*(self._probe_once(pod) for pod in tuple(self._uids.values())))
                 if not self.begun.is_set():
                     self.core.begin(self._now_s())
                 for uid in tuple(self._uids):
-                    self._ask_or_not(uid)
+                    self._start_or_stop_probing(uid)
                 self.settle()
                 self.begun.set()
                 tasks.create_task(self._events.run())
@@ -125,24 +125,24 @@ class Runner:
             await asyncio.wait((self._writing,))
 
     def settle(self) -> None:
-        """Report and write what is pending; called after every change of the core."""
-        if told := self.core.take():
-            self._means.observe(told)
+        """Report new observations and trigger a write; called after every change of the core."""
+        if observations := self.core.take():
+            self._means.observe(observations)
         self._dirty.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (due_s := self.core.due_s()) is not None and self.begun.is_set():
             wait_s = max(0.0, due_s - self._now_s())
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
-    def _look(self) -> None:
-        done = attempt(self._look_now)
+    def _on_timer(self) -> None:
+        done = attempt(self._reevaluate)
         if isinstance(done, Failure):
             fault_reporter(self.core.model.name, self._means.observe)(describe_error(done.error))
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_S_MAX, self._look)
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S_MAX, self._on_timer)
 
-    def _look_now(self) -> None:
+    def _reevaluate(self) -> None:
         self.core.look(self._now_s())
         self.settle()
 
@@ -152,7 +152,7 @@ class Runner:
     # --- pods ---------------------------------------------------------------------------------------------------------
 
     def _read(self, found: Object) -> AdoptedPodSeen | None:
-        """Parse a pod. The annotations are valid: the workload never receives others."""
+        """Parse a pod. `read_port` cannot fail, since the workload only gets valid annotations."""
         seen = self.core.seen
         return read_pod(found, seen.key, seen.container, read_port(seen))
 
@@ -167,7 +167,7 @@ class Runner:
                 if new.kubelet_decides:
                     self.core.answered(new.uid, new.ready and not new.leaving, self._now_s())
             for uid in {one.uid for one in (old, new) if one is not None}:
-                self._ask_or_not(uid)
+                self._start_or_stop_probing(uid)
         self.settle()
 
     def _see(self, pod: AdoptedPodSeen) -> None:
@@ -179,18 +179,18 @@ class Runner:
             self._see(self._uids[pod.uid])
             self.settle()
 
-    def _ask_or_not(self, uid: str) -> None:
+    def _start_or_stop_probing(self, uid: str) -> None:
         """Probe a pod for as long as its engine runs."""
-        pod, asking = self._uids.get(uid), self._asking.get(uid)
+        pod, task = self._uids.get(uid), self._probing.get(uid)
         runs = pod is not None and pod.started_unix_s is not None and bool(pod.ip) and not pod.leaving and not pod.ended
         if runs and pod is not None and not pod.kubelet_decides:
-            if asking is None:
-                self._asking[uid] = self._tasks.create_task(self._ask(uid))
-        elif asking is not None:
-            asking.cancel()
-            del self._asking[uid]
+            if task is None:
+                self._probing[uid] = self._tasks.create_task(self._probe_pod(uid))
+        elif task is not None:
+            task.cancel()
+            del self._probing[uid]
 
-    async def _ask(self, uid: str) -> None:
+    async def _probe_pod(self, uid: str) -> None:
         born_s, failed, ever, ready = self._now_s(), 0, False, False
         while True:
             await self._means.pace.turn()
@@ -198,18 +198,18 @@ class Runner:
             answered = await _probe(pod)
             failed, ever = (0, True) if answered else (failed + 1, ever)
             pod = self._uids[uid]
-            says = (bool(answered) and not pod.held) or (not ever and pod.ready)
+            is_ready = (bool(answered) and not pod.held) or (not ever and pod.ready)
             pause_s = probes.READY_EVERY_S
-            if says is not ready and (says or pod.held or failed >= probes.FAILURES_MAX):
-                ready = says
+            if is_ready is not ready and (is_ready or pod.held or failed >= probes.FAILURES_MAX):
+                ready = is_ready
                 self.core.answered(uid, ready, self._now_s())
                 self.settle()
             elif not ready and not ever:
                 pause_s = self._means.pace.every_s(self._now_s() - born_s, listens=answered is not None)
             await asyncio.sleep(max(0.0, began_s + pause_s - self._now_s()))
 
-    async def _ask_once(self, pod: AdoptedPodSeen) -> None:
-        """Report engines that were running before us as ready at once."""
+    async def _probe_once(self, pod: AdoptedPodSeen) -> None:
+        """Probe once, so that an engine that already runs is reported as ready at once."""
         probed = not (pod.kubelet_decides or pod.held)
         runs = pod.started_unix_s is not None and pod.ip and probed and not pod.leaving
         if runs and await _probe(pod):
@@ -221,10 +221,10 @@ class Runner:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            self._writing = self._tasks.create_task(self._write_or_say())
+            self._writing = self._tasks.create_task(self._write_or_report())
             await asyncio.wait((self._writing,))
 
-    async def _write_or_say(self) -> None:
+    async def _write_or_report(self) -> None:
         """Write once; a failure is retried or reported."""
         try:
             await self._write()
@@ -254,8 +254,8 @@ class Runner:
     def _refused(self, reason: str) -> None:
         self._refusals = 0
         self.core.refused(reason, self._now_s())
-        if told := self.core.take():
-            self._means.observe(told)
+        if observations := self.core.take():
+            self._means.observe(observations)
 
     async def _write(self) -> None:
         """Write the marks of stopping pods, then the scale, then the other marks."""
@@ -274,17 +274,17 @@ class Runner:
             done = await self._means.api.apply(self._scale_path, scale, WRITER)
             self.core.wrote(level, int(done["metadata"]["resourceVersion"]), self._now_s())
             _log.info("event=scaled workload=%r replicas=%d", str(key), level)
-        if told := self.core.take():
-            self._means.observe(told)
+        if observations := self.core.take():
+            self._means.observe(observations)
         if self.core.level() is not None:
             self._dirty.set()
         for mark in self.core.marks(going=False):
             await self._mark(mark)
 
     async def _mark(self, mark: PodMark) -> None:
-        """Mark a pod. A failure only costs its name with the next leader, or lets another pod be deleted first."""
+        """Mark a pod. If that fails, the next leader may rename its replica, or another pod may be deleted first."""
         notes = {REPLICA: mark.replica, INTENT: mark.intent, COST: GOES_FIRST if mark.goes_first else None}
-        self.core.marked(mark)  # before the write: annotations observed meanwhile are newer
+        self.core.marked(mark)  # before the write, because annotations observed during it are newer
         try:
             patch = {"metadata": {"uid": mark.uid, "annotations": notes}}
             await self._means.api.patch(f"{self._pods_path}/{mark.pod}", patch)
@@ -296,7 +296,7 @@ class Runner:
 
 
 async def _probe(pod: AdoptedPodSeen) -> bool | None:
-    """Return whether it returns 200, or listens if it has no path; None: nothing listens."""
+    """Return whether the engine returns 200, or listens if it has no path; None: nothing listens."""
     if pod.path is not None:
         return await probes.probe_engine(pod.ip, pod.probe_port, pod.path)
     try:
@@ -309,7 +309,7 @@ async def _probe(pod: AdoptedPodSeen) -> bool | None:
 
 
 class AdoptionCandidate:
-    """A workload that was found, with the driver's state about it."""
+    """A workload found by the watch, with the driver's state about it."""
 
     def __init__(self, seen: WorkloadSeen) -> None:
         self.seen = seen
@@ -318,19 +318,19 @@ class AdoptionCandidate:
         """Time of `hand` by our own monotonic clock."""
         self.model: Model | None = None
         self.good: WorkloadSeen | None = None
-        """Its current state with the last valid annotations."""
+        """Its current state, with the last valid annotations."""
         self.called: ModelName | None = None
-        """Its name in the installation; differs if an older model has its name."""
+        """Its name in the installation, which differs if an older model has its name."""
         self.taken = ""
         """Which of its names others use, in a sentence."""
         self.elsewhere: str | None = ""
         """Why another installation serves it, in a sentence; empty: this one does; None: not known yet."""
         self.problem = ""
         self.faulty = False
-        """An exception was reported that belongs to no model."""
-        self.told = self.logged = ""
+        """An exception was reported for the workload, not for a model."""
+        self.last_event = self.logged = ""
         self.released = False
-        """It or its annotation is gone; only ending replicas are left."""
+        """The workload or its annotation was deleted; only ending replicas are left."""
         self.runner: Runner | None = None
         self.running: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None

@@ -1,11 +1,11 @@
 """Devices in scope `namespace`, where nodes may not be read: those that `nodes` of the Settings declares. I/O.
 
-Each entry of `nodes` stands for one node, which the scheduler chooses by the entry's labels, so these slices have names
-that no node can have; of cards that HAMi shares, HAMi chooses one. If nothing is declared, a ResourceQuota states the
-number of devices. Invariants: no more is offered than every quota leaves; while the scheduler finds no node for one of
-our replicas, nothing more is offered where it waits. Held slices are unchanged: an idle replica can still be evicted.
+Each entry of `nodes` represents one node, which the scheduler chooses by the entry's labels. The ids of these slices
+therefore contain no real node name. HAMi chooses one of the cards that it shares. If nothing is declared, a
+ResourceQuota gives the number of devices. `DeclaredDevices` reports the slices when the World or a quota changes them.
 
-`DeclaredDevices` reports the slices as soon as the World, the Settings or a quota changes them.
+Invariants: the open slices never exceed what every quota allows. While the scheduler finds no node for a replica, its
+entry has no open slices. Held slices stay open, so that an idle replica can still be evicted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from autoscaler.state.world import NodeId, Replica, Slice, SliceId, World
 
 DEVICES_MAX = 1000
 """Maximum number of devices for a quota if nothing is declared."""
-UNTOLD = (
-    "Settings `nodes` say that its devices are {kind}, whose parts only nodes tell, and these may not be read in scope "
-    "`namespace`: leave `slicing` out, or use scope `cluster`"
+UNKNOWN_PARTS = (
+    "Settings `nodes` declare {kind} devices, whose parts only nodes report, and scope `namespace` may not read nodes: "
+    "remove `slicing`, or use scope `cluster`"
 )
 WAITS_MAX = 200
 """Characters kept of a scheduler message."""
@@ -56,7 +56,7 @@ class Quota(NamedTuple):
 
 
 def read_quota(found: Object) -> Quota | None:
-    """Parse a ResourceQuota; None if it does not limit GPUs, or not those of all pods."""
+    """Parse a ResourceQuota; None if it does not limit GPUs, or limits only those of some pods."""
     spec, used = found["spec"], found.get("status", {}).get("used", {})
     if _HARD not in spec.get("hard", {}) or spec.get("scopes") or spec.get("scopeSelector"):
         return None
@@ -70,7 +70,7 @@ def _count(amount: object) -> int:
 def build_declared_slices(
     kinds: Sequence[NodeKind], quotas: Sequence[Quota], replicas: Mapping[ReplicaId, Replica]
 ) -> tuple[Slice, ...]:
-    """Return all slices; those that may not be used now are closed. `replicas`: all known replicas."""
+    """Return all slices; those that are unavailable now are closed. `replicas`: all known replicas."""
     places = {f"nodes[{position}]": kind for position, kind in enumerate(kinds)} or _of_quota(quotas)
     holders = {id: replica for replica in replicas.values() for id in replica.resources.slices}
     waited_for = {_labels(places[node]): why for node, why in _waiting(replicas.values()) if node in places}
@@ -98,7 +98,7 @@ def find_node_selector(kinds: Sequence[NodeKind], slices: Sequence[SliceId]) -> 
 
 
 def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
-    """Return a pod's device requests; None: its slices are not declared (any more). `ranked`: class of its priority."""
+    """Return a pod's device requests; None if its slices are not declared. `ranked`: its priority class."""
     asks = registry.build_pod_fields(replica, {one.id: one for one in build_declared_slices(kinds, (), {})}, ranked)
     if asks is None:
         return None
@@ -106,7 +106,7 @@ def find_pod_fields(kinds: Sequence[NodeKind], replica: Replica, ranked: Priorit
 
 
 def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
-    """Return devices of which only the number is known."""
+    """Return an entry for the devices that a quota allows; their product and memory are unknown."""
     if not quotas or not _hard(quotas):
         return {}
     device = NodeDevice(model="", memory_bytes=Bytes(UNKNOWN_BYTES), count=min(_hard(quotas), DEVICES_MAX))
@@ -114,14 +114,14 @@ def _of_quota(quotas: Sequence[Quota]) -> dict[str, NodeKind]:
 
 
 def _of(node: str, kind: NodeKind, hard: int) -> Iterator[Slice]:
-    """Return the slices of an entry, as if a node had what it declares."""
+    """Return the slices of an entry, as of a node that has the declared devices."""
     slicing = kind.slicing
     shares = (slicing.replicas if slicing is not None else None) or 1
-    many, said = min(kind.device.count * shares, hard), slicing.kind if slicing is not None else ""
-    of_cards = slicing is not None and said == Hami().kind and not slicing.template
-    told = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
-    facts = NodeFacts(NodeId(node), annotations=told, allocatable={GPU: str(many)}, declared=kind)
-    closed = UNTOLD.format(kind=said) if said in registry.GIVERS and not told else ""
+    many, scheme = min(kind.device.count * shares, hard), slicing.kind if slicing is not None else ""
+    of_cards = slicing is not None and scheme == Hami().kind and not slicing.template
+    annotations = {NVIDIA.register: _cards(kind.device, many)} if of_cards else {}
+    facts = NodeFacts(NodeId(node), annotations=annotations, allocatable={GPU: str(many)}, declared=kind)
+    closed = UNKNOWN_PARTS.format(kind=scheme) if scheme in registry.UNDETECTED_REASONS and not annotations else ""
     return (replace(one, labels=kind.selector, closed=closed or one.closed) for one in registry.list_slices(facts))
 
 
@@ -141,7 +141,7 @@ def _waiting(replicas: Iterable[Replica]) -> Iterator[tuple[str, str]]:
     """Yield (node, reason) of each replica for which the scheduler finds no node."""
     for replica in replicas:
         if replica.resources.slices and is_unschedulable(replica.runtime.waits):
-            why = f"{replica.model} waits for such a node already: {replica.runtime.waits[:WAITS_MAX]}"
+            why = f"{replica.model} already waits for such a node: {replica.runtime.waits[:WAITS_MAX]}"
             yield replica.resources.slices[0].partition("/")[0], why
 
 
@@ -152,12 +152,12 @@ def _hard(quotas: Sequence[Quota]) -> int:
 
 def _left(quotas: Sequence[Quota], holders: Iterable[Replica]) -> tuple[float, str]:
     """Return (devices that every quota still allows, message if there are none)."""
-    ours = sum(replica.state is not ReplicaState.SCRUBBING for replica in holders)  # one per device; no pod, no quota
+    ours = sum(replica.state is not ReplicaState.SCRUBBING for replica in holders)  # SCRUBBING: its pod is gone
     left = [(quota.hard - max(quota.used, ours), quota) for quota in quotas]
     if not left:
         return inf, ""
     least, quota = min(left)
-    return least, f"ResourceQuota {quota.name} allows {quota.hard} {GPU} in all, and they are in use"
+    return least, f"ResourceQuota {quota.name} allows {quota.hard} {GPU}, and all are in use"
 
 
 def _labels(kind: NodeKind) -> tuple[tuple[str, str], ...]:
@@ -174,8 +174,8 @@ class DeclaredDevices:
         self._world = world
 
     async def run(self) -> None:
-        """Run until cancelled. Without the permission to read quotas none is known: pods beyond one wait in the API
-        server.
+        """Run until cancelled. Without the permission to read quotas none is known, and starts that exceed one wait
+        until the API server accepts their pods.
         """
         await self._quotas.run()
 
@@ -185,12 +185,12 @@ class DeclaredDevices:
         now = (after.settings, after.replicas, after.nodes.slices)
         then = (before.settings, before.replicas, before.nodes.slices)
         if any(one is not was for one, was in zip(now, then, strict=True)):
-            self._tell()
+            self._report()
 
     def _changed(self, _: list[Change[Quota]]) -> None:
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         world = self._world()
         declared = build_declared_slices(world.settings.nodes, list(self._quotas.items.values()), world.replicas)
         if {slice_.id: slice_ for slice_ in declared} != world.nodes.slices:

@@ -1,8 +1,8 @@
-"""Watches PodDisruptionBudgets over our pods (policy/v1): the replicas that may not be evicted for another now. I/O.
+"""Watches PodDisruptionBudgets of our pods (policy/v1) and reports the replicas that may not be evicted now. I/O.
 
-Matches budgets to pods and reports as soon as a budget or our pods' labels change the result. The allowance is the API
-server's own count, read as for its evictions: a budget not processed since its last change allows nothing, nor do two
-budgets over one pod. Makes no decisions. Without budgets the pods are not watched.
+Matches budgets to pods by labels. The allowance is the API server's count, applied as in its eviction API: a budget
+whose status is outdated allows nothing, and neither do two budgets of one pod. Without budgets the pods are not
+watched.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_labelled_pod(pod: Object) -> LabelledPod | None:
 
 
 def is_selected(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Return whether a selector matches these labels: a missing one matches nothing, an empty one everything."""
+    """Return whether a selector matches these labels. No selector matches nothing; an empty one matches everything."""
     if selector is None:
         return False
     same: Mapping[str, str] = selector.get("matchLabels") or {}
@@ -61,9 +61,9 @@ def is_selected(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -
 
 
 def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    said, values = labels.get(expression["key"]), expression.get("values") or ()
+    value, values = labels.get(expression["key"]), expression.get("values") or ()
     return {
-        "In": said in values, "NotIn": said not in values, "Exists": said is not None, "DoesNotExist": said is None,
+        "In": value in values, "NotIn": value not in values, "Exists": value is not None, "DoesNotExist": value is None,
     }[expression["operator"]]  # fmt: skip
 
 
@@ -95,10 +95,10 @@ class Disruptions:
         self._observe = observe
         self._any = asyncio.Event()
         """Set once a budget exists."""
-        self._told: dict[ReplicaId, str] = {}
+        self._reported: dict[ReplicaId, str] = {}
 
     async def run(self) -> None:
-        """Watch until cancelled. Without the permission to read budgets none is known."""
+        """Watch until cancelled. Without the permission to read budgets, no replica is protected."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._budgets.run())
             await self._any.wait()
@@ -106,13 +106,13 @@ class Disruptions:
 
     def _budgets_changed(self, _: list[Change[DisruptionBudget]]) -> None:
         self._any.set()
-        self._tell()
+        self._report()
 
     def _pods_changed(self, _: list[Change[LabelledPod]]) -> None:
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now = list_protected_replicas(self._budgets.items.values(), self._pods.items.values())
-        if now != self._told:
-            self._told = now
+        if now != self._reported:
+            self._reported = now
             self._observe((DisruptionsSeen(undisturbed=now),))

@@ -1,6 +1,6 @@
 """Watches a cluster's devices: nodes, other pods, claims and the device plug-in's ConfigMap. I/O; makes no decisions.
 
-Derives the slices to report from these watches, and the fields by which a pod requests its own slices.
+Derives the reported slices from these watches, and the fields by which a pod requests its slices.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from autoscaler.state.node_labels import find_untolerated_taint
 from autoscaler.state.world import NodeId, Replica, Slice, SliceId
 
 HOSTS_EVERY_S = 0.5
-"""Report delay for pods without devices, which come and go constantly in a large cluster: one report for all."""
+"""Delay of reports about pods without devices: they change constantly in a large cluster, so changes are combined."""
 
 
 class Inventory:
-    """`is_ours`: whether a pod is a replica of this driver; `held`: slices of the replicas not proven clean. `changed`
-    is called if the slices may have changed, with whether a node has; `hosts_changed`, if only CPU, memory or images of
-    nodes have. `groups`: of machines, how many devices their nodes can have.
+    """The watches of one cluster. `is_ours`: whether a pod is a replica of this driver. `held`: slices of the replicas
+    that are not proven clean. `changed` is called if the slices may have changed, with whether a node has changed.
+    `hosts_changed` is called if only CPU, memory or images of nodes have changed. `groups`: machine groups, with the
+    maximum number of devices of their nodes.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Inventory:
         """As last reported."""
         self._awaited = AwaitedSeen(awaited=())
         self._gone: dict[str, int] = {}
-        """What others hold of the slices, as last reported."""
+        """`Slice.counted` -> number of slices held by others, as last reported."""
 
     async def begin(self, tasks: asyncio.TaskGroup) -> None:
         """Return once everything that exists is known; the watches continue in `tasks`."""
@@ -113,49 +114,49 @@ class Inventory:
         return self._nodes.items.get(ObjectKey("", name))
 
     def may_be_taken(self, name: str | None) -> bool:
-        """Return whether a node is Karpenter's; None: whether any node is."""
+        """Return whether Karpenter may remove the node; None: whether it may remove any node."""
         found = self._nodes.items.values() if name is None else filter(None, (self.node(name),))
         return any(NODE_POOL in one.labels for one in found)
 
     def look(self) -> tuple[SlicesSeen | HostsSeen | ImagesSeen | AwaitedSeen, ...]:
-        """Return the current state; without slices if only CPU and memory of others, or images, have changed."""
+        """Return the current state; without slices if only CPU and memory used by others, or images, have changed."""
         if self._due is not None:
             self._due.cancel()
-        hosts, self._due = self._look_at_hosts(), None
-        images = (self._look_at_images(),) if self._images_changed or not self._only_hosts else ()
+        hosts, self._due = self._hosts_report(), None
+        images = (self._images_report(),) if self._images_changed or not self._only_hosts else ()
         self._images_changed = False
         if self._only_hosts:
             return (hosts, *images)
-        return (self._look_at_slices(), hosts, *images, *self._look_at_claims())
+        return (self._slices_report(), hosts, *images, *self._new_claims_report())
 
-    def _look_at_claims(self) -> tuple[AwaitedSeen, ...]:
+    def _new_claims_report(self) -> tuple[AwaitedSeen, ...]:
         """Return the awaited claims if they have changed."""
         found = (awaited for one in self._claims.items.values() for awaited in one.awaited)
         before, self._awaited = self._awaited, AwaitedSeen(awaited=sort_by_wait(found))
         return () if self._awaited == before else (self._awaited,)
 
-    def _look_at_images(self) -> ImagesSeen:
+    def _images_report(self) -> ImagesSeen:
         return ImagesSeen(images={node.name: node.images for node in self._nodes.items.values() if node.images})
 
     def _nodes_changed(self, changes: list[Change[NodeSeen]]) -> None:
-        """Images come and go constantly, and no slice depends on them, so they are reported later."""
+        """Report node changes; changes of images alone are reported later, because no slice depends on them."""
         if any(old is None or new is None or old._replace(images=new.images) != new for _, old, new in changes):
             self._changed(True)
             return
         self._images_changed = True
         self._later()
 
-    def _look_at_hosts(self) -> HostsSeen:
-        """Of nodes without devices, report only those on which any pod may be scheduled now."""
-        there = (node for node in self._nodes.items.values() if any(node.beside))
-        told = {
-            NodeId(node.name): node.beside
+    def _hosts_report(self) -> HostsSeen:
+        """Report CPU and memory of nodes; of nodes without devices, only of those that accept any pod now."""
+        there = (node for node in self._nodes.items.values() if any(node.cpu_memory))
+        eligible = {
+            NodeId(node.name): node.cpu_memory
             for node in there
             if node.amounts or node.annotations or (node.usable and find_untolerated_taint(node.taints, ()) is None)
         }
-        return HostsSeen(hosts=self._hosts.seen(told))
+        return HostsSeen(hosts=self._hosts.seen(eligible))
 
-    def _look_at_slices(self) -> SlicesSeen:
+    def _slices_report(self) -> SlicesSeen:
         configs = {
             place: one.items[ObjectKey(*place[:2])]
             for place, one in self._plugins.items()
@@ -181,10 +182,10 @@ class Inventory:
         ours = [(key.name, one) for key, one in self._claims.items.items() if one.ours] if published else []
         own = [(name, got) for name, one in ours for got in one.got]
         common = {common_claim_name(one) for one in found} if own else set[str]()
-        strange = (got for name, got in own if got.entry not in chosen and name not in common)
+        unchosen = (got for name, got in own if got.entry not in chosen and name not in common)
         found = nodes.close_claimed_slices(found, own)
         found, gone = device_usage.subtract_usage(
-            found, [*theirs, *device_usage.list_dra_usage(found, strange, ours=True)]
+            found, [*theirs, *device_usage.list_dra_usage(found, unchosen, ours=True)]
         )
         found, lost = nodes.close_stale_slices(found, held)
         self._slices = {one.id: one for one in found}
@@ -192,16 +193,16 @@ class Inventory:
         return SlicesSeen(slices=found, others=self._gone)
 
     def fields(self, replica: Replica, ranked: PriorityClass | None) -> PodFields | None:
-        """Return the device requests of the replica's pod; None: it has no slices. Raises `ValueError` if they no
-        longer exist, since their kind, and so the request, is unknown. `ranked`: class of its model's priority.
+        """Return the device requests of the replica's pod; None: it has no slices. `ranked`: its priority class. Raises
+        `ValueError` if a slice no longer exists, because the request depends on the slice's kind.
         """
         asks = registry.build_pod_fields(replica, self._slices, ranked, self._instead(replica))
         if asks is None and replica.resources.slices:
-            raise ValueError(f"there is no {', '.join(replica.resources.slices)} any more")
+            raise ValueError(f"a slice of the replica no longer exists: {', '.join(replica.resources.slices)}")
         return asks
 
     def _instead(self, replica: Replica) -> list[Slice]:
-        """Return the alternatives to the replica's only slice, as the Settings allow for its node."""
+        """Return alternatives to the replica's only slice, as many as the Settings allow for its node."""
         own = self._slices.get(replica.resources.slices[0]) if len(replica.resources.slices) == 1 else None
         node = None if own is None else self.node(own.node)
         if own is None or node is None:
@@ -212,40 +213,38 @@ class Inventory:
         return list(islice(list_alternatives(own, self._slices.values(), gone), many))
 
     def actual(self, pod: PodSeen) -> tuple[SliceId, ...]:
-        """Return the slices that our pod really has, if they are known and differ from those chosen; else empty."""
+        """Return the slices that our pod actually has, if they are known and differ from those chosen; else empty."""
         seen = [self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims]
         if not pod.node or not all(seen):
-            return ()  # not known yet, or no longer known
+            return ()
         got = [got for one in seen if one is not None for got in one.got]
         return resolve_actual_slices(
             pod.slices, pod.node, self._slices, lambda: frozenset(self._held()), cards=pod.cards, got=got
         )
 
     def reserved(self, pod: PodSeen) -> bool:
-        """Return whether a claim is still reserved for our pod: what it holds cannot be another's or be removed yet."""
+        """Return whether a claim is still reserved for our pod, so that its devices are not free yet."""
         seen = (self._claims.items.get(ObjectKey(pod.namespace, name)) for name in pod.claims)
         return any(one is not None and pod.uid in one.users for one in seen)
 
     def knows(self, slices: Iterable[SliceId]) -> bool:
-        """Return whether all of them exist as last reported, also if in use: a part of a GPU exists while it is
-        held.
-        """
-        told = [self._slices.get(id) for id in slices]
-        return all(one is not None and not (one.kind == "dra" and one.device_bytes) for one in told)
+        """Return whether all slices were in the last report and exist also when they are free, unlike DRA parts."""
+        known = [self._slices.get(id) for id in slices]
+        return all(one is not None and not (one.kind == "dra" and one.device_bytes) for one in known)
 
     def _read_other(self, pod: Object) -> OtherPod | None:
-        """Our pods hold what their replicas hold; a pod of ours without slices counts where the scheduler put it."""
+        """Parse a pod of others. Of our own pods, only those without slices count, with their CPU and memory."""
         if not self._is_ours(pod):
             return nodes.read_other_pod(pod)
         slices = (pod["metadata"].get("annotations") or {}).get(SLICES)
         found = None if slices else nodes.read_other_pod(pod)
-        return None if found is None else OtherPod(found.node, beside=found.beside)
+        return None if found is None else OtherPod(found.node, cpu_memory=found.cpu_memory)
 
     def _others_changed(self, changes: list[Change[OtherPod]]) -> None:
         devices = hosts = False
         for key, old, new in changes:
-            hosts |= old is not None and self._hosts.give_back(old.node, old.beside)
-            hosts |= new is not None and self._hosts.take(new.node, new.beside)
+            hosts |= old is not None and self._hosts.give_back(old.node, old.cpu_memory)
+            hosts |= new is not None and self._hosts.take(new.node, new.cpu_memory)
             devices |= old is not None and self._with_devices.pop(key, None) is not None
             if new is not None and new.has_devices:
                 self._with_devices[key] = new

@@ -1,9 +1,9 @@
 """Repartitions the GPUs of nodes through NVIDIA's mig-manager (GPU operator), by a ConfigMap and a node label. I/O.
 
-Writes our part of that ConfigMap (configurations prefixed `pilotlight-`; all others are kept), and on a Node the labels
-`nvidia.com/mig.config` and `.state` when an order is given, with the annotation `pilotlight.dev/cut`, by which any
-leader recognizes it. Makes no decisions. An order is given in one write, only to a node that is unchanged since the
-decision and on which, checked again, no pod has a device; otherwise it is refused, with the reason.
+Writes our configurations (prefix `pilotlight-`) into that ConfigMap and keeps all others. An order is one write to a
+Node: the labels `nvidia.com/mig.config` and `.state`, and the annotation `pilotlight.dev/cut`, by which later leaders
+recognize it. An order is written only if the node is unchanged since the decision and no pod uses its devices.
+Otherwise it is refused with a reason. Makes no decisions.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ WRITTEN = "pilotlight.dev/written"
 """Annotation of the ConfigMap: time of the last addition, in Unix seconds."""
 FILE = "config.yaml"
 SETTLE_S = 120.0
-"""For so long after a write to a ConfigMap a kubelet may still show its pods the previous content."""
+"""Time after a write to a ConfigMap in which a kubelet may still show its pods the previous content."""
 KEPT_MAX = 60
 """Our configurations kept in the ConfigMap; beyond that, those that no node names are removed."""
 TRIES = 20
-"""Attempts of a write that conflicts with others: kubelets write to nodes, too."""
-RIGHTS = "it takes the rights that the chart gives with `cutting.enabled`"
+"""Maximum attempts of a conflicting write: kubelets write to nodes, too."""
+RIGHTS = "grant the permissions of chart value `cutting.enabled`"
 
 _log = logging.getLogger("pilotlight.autoscaler.inventory")
 Observe = Callable[[tuple[CuttableSeen | CutRefused, ...]], None]
@@ -65,7 +65,7 @@ class AnnotatedNode(NamedTuple):
 
 
 def _by_us(kind: NodeKind) -> bool:
-    """Return whether mig-manager repartitions such nodes. For kind `dra`, the DRA driver creates what is claimed."""
+    """Return whether mig-manager repartitions these nodes. For kind `dra`, the DRA driver creates claimed parts."""
     return kind.slicing is not None and kind.slicing.cut and kind.slicing.kind == "mig"
 
 
@@ -74,7 +74,7 @@ class RepartitionRefusedError(Exception):
 
 
 class NodeCutter:
-    """Gives repartitioning orders. Writes through `writes` end with our leadership; `reads` need not be fenced."""
+    """Executes repartitioning orders. `writes` must be fenced by our leadership; `reads` need not be."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class NodeCutter:
         """Set once Settings allow repartitioning."""
         self._tasks = asyncio.TaskGroup()
         self._orders = set[asyncio.Task[None]]()
-        self._told: tuple[MigNode, ...] = ()
+        self._reported: tuple[MigNode, ...] = ()
         self._asked_s: dict[str, float] = {}
-        """Annotation -> time of the order by our clock, computed once so that it stays the same."""
+        """Annotation -> time of the order by our clock, cached so that it does not vary."""
 
     async def run(self) -> None:
         """Observe until cancelled; send no request before Settings allow repartitioning."""
@@ -109,10 +109,10 @@ class NodeCutter:
             tasks.create_task(self._nodes.run())
 
     def look_again(self) -> None:
-        """Re-evaluate: the Settings of nodes may have changed."""
+        """Re-evaluate after a change of Settings."""
         if any(_by_us(kind) for kind in self._settings().nodes):
             self._wanted.set()
-        self._tell()
+        self._report()
 
     async def follow(self) -> None:
         """Stop leading. Returns when no order is in progress any more."""
@@ -131,19 +131,19 @@ class NodeCutter:
 
     def _changed(self, changes: list[Change[AnnotatedNode]]) -> None:
         del changes
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         kinds = self._settings().nodes
         found = [
             self._cuttable(node, kind)
             for node in self._nodes.items.values()
             if (kind := kind_of(node.seen.labels, kinds)) is not None and _by_us(kind)
         ]
-        told = tuple(sorted(found, key=lambda one: one.name))
-        if told != self._told:
-            self._told = told
-            self._observe((CuttableSeen(nodes=told),))
+        eligible = tuple(sorted(found, key=lambda one: one.name))
+        if eligible != self._reported:
+            self._reported = eligible
+            self._observe((CuttableSeen(nodes=eligible),))
 
     def _cuttable(self, node: AnnotatedNode, kind: NodeKind) -> MigNode:
         seen, config = node.seen, node.seen.labels.get(CONFIG, "")
@@ -164,14 +164,14 @@ class NodeCutter:
 
     async def _give(self, order: CutOrder) -> None:
         try:
-            await asyncio.sleep(await self._written(order))
-            await self._tell_node(order)
+            await asyncio.sleep(await self._write_config_map(order))
+            await self._write_node_order(order)
         except RepartitionRefusedError as error:
             reason = str(error)
         except ApiError as error:
-            reason = f"the API server refused: {error.reason}" + (f": {RIGHTS}" if error.status == 403 else "")
+            reason = f"the API server rejected it: {error.reason}" + (f": {RIGHTS}" if error.status == 403 else "")
         except (UnreachableError, FencedError):
-            reason = "the API server could not be asked"
+            reason = "the API server could not be reached"
         else:
             _log.info(
                 "event=repartitioning_started node=%s config=%s attempt=%d", order.node, order.config, order.tries
@@ -183,8 +183,8 @@ class NodeCutter:
         _log.warning("event=repartitioning_failed node=%s reason=%s", node, reason)
         self._observe((CutRefused(node=node, reason=reason),))
 
-    async def _written(self, order: CutOrder) -> float:
-        """Ensure that the ConfigMap has the configuration. Return the seconds until mig-manager certainly reads it."""
+    async def _write_config_map(self, order: CutOrder) -> float:
+        """Ensure that the ConfigMap has the configuration. Return the seconds until mig-manager is sure to read it."""
         place = self._settings().cutting
         base = f"/api/v1/namespaces/{place.namespace}/configmaps"
         wanted, wall_s = self._configurations(order), self._reads.unix_s()
@@ -219,28 +219,28 @@ class NodeCutter:
                     raise
             else:
                 return self._settle_s
-        raise RepartitionRefusedError("others write to its ConfigMap all the time")
+        raise RepartitionRefusedError(f"other clients changed its ConfigMap in each of {TRIES} attempts")
 
     def _configurations(self, order: CutOrder) -> dict[str, Any]:
         """Return the ordered configuration under each of its names: a retry needs a different name."""
-        product = next((one.product for one in self._told if one.name == order.node), "")
+        product = next((one.product for one in self._reported if one.name == order.node), "")
         geometry = geometry_of(product)
         if geometry is None:
-            raise RepartitionRefusedError(f"how {product or 'its GPU'} can be cut is not known")
+            raise RepartitionRefusedError(f"the MIG geometry of {product or 'its GPU'} is not known")
         return {
             name: build_mig_parted_config(name, geometry, dict(enumerate(order.cuts)))["mig-configs"][name]
             for name in configs_of(order.cuts)
         }
 
     def _pruned(self, there: dict[str, Any]) -> dict[str, Any]:
-        """Remove our configurations that no node names, if there are many."""
+        """Remove our configurations that no node names, if there are more than `KEPT_MAX`."""
         if sum(name.startswith(PREFIX) for name in there) <= KEPT_MAX:
             return there
         named = {node.seen.labels.get(CONFIG, "") for node in self._nodes.items.values()}
         return {name: one for name, one in there.items() if name in named or not name.startswith(PREFIX)}
 
-    async def _tell_node(self, order: CutOrder) -> None:
-        """Write the order on its node if that is unchanged since the decision, and idle."""
+    async def _write_node_order(self, order: CutOrder) -> None:
+        """Write the order on its node if the node is idle and unchanged since the decision."""
         path = f"{NODES}/{order.node}"
         for left in range(TRIES - 1, -1, -1):
             found = await self._reads.get(path)
@@ -264,12 +264,12 @@ class NodeCutter:
                 return
 
     async def _check(self, order: CutOrder, found: Object) -> None:
-        """Raise `RepartitionRefusedError` if the order must not be given."""
+        """Raise `RepartitionRefusedError` if the order must not be written."""
         seen = nodes.read_node(found)
         if seen.labels.get(CONFIG, "") != order.before:
-            raise RepartitionRefusedError("somebody else has it cut")
+            raise RepartitionRefusedError("another client changed its MIG configuration")
         if seen.labels.get(STATE, "") not in {SUCCESS, FAILED} or not seen.usable:
-            raise RepartitionRefusedError("it is not ready for that")
+            raise RepartitionRefusedError("it is not ready to be repartitioned")
         query = {"fieldSelector": f"spec.nodeName={order.node},status.phase!=Succeeded,status.phase!=Failed"}
         async for page in self._reads.pages("/api/v1/pods", query):
             if page.unreadable:
@@ -279,13 +279,13 @@ class NodeCutter:
             for pod in page.items:
                 if nodes.read_other_pod(pod) is not None:
                     name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-                    raise RepartitionRefusedError(f"pod {name} has a device of it")
+                    raise RepartitionRefusedError(f"pod {name} uses its devices")
 
 
 PENDING = "pending"
-"""mig-manager's own state when it begins: the state of the previous repartitioning is no result of this order."""
+"""mig-manager's initial state, written so that the state of the previous repartitioning is not taken for a result."""
 ALL_OFF = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
-"""The GPU operator's default for nodes, so every such ConfigMap has it."""
+"""The GPU operator's default configuration of nodes, which every such ConfigMap must contain."""
 
 
 def read_annotated_node(node: Object) -> AnnotatedNode:
@@ -312,5 +312,5 @@ def _there(found: Object) -> dict[str, Any]:
         raise RepartitionRefusedError(f"its ConfigMap's {FILE} cannot be read: {error}") from None
     one = parsed[0] if len(parsed) == 1 else None
     if not isinstance(one, dict) or not isinstance(one.get("mig-configs", {}), dict):
-        raise RepartitionRefusedError(f"its ConfigMap's {FILE} is no configuration of mig-parted")
+        raise RepartitionRefusedError(f"its ConfigMap's {FILE} is not a mig-parted configuration")
     return {"version": "v1", **one, "mig-configs": one.get("mig-configs", {})}

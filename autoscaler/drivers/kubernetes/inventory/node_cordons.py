@@ -1,9 +1,9 @@
 """Operators' cordons of nodes and their devices in a cluster: stored on the Node, seen by every autoscaler. I/O.
 
-Writes `spec.unschedulable` as ordered by an operator, and the annotation `pilotlight.dev/cordon`. A node is cordoned if
-and only if it is unschedulable, whatever set that (`kubectl cordon` is an order, too); the annotation adds that it
-drains, and holds the cordons of devices. A concurrent write to the annotation is not lost. The kubelet chooses which of
-a node's GPUs a pod gets: for whole GPUs a cordoned device means one device less on its node.
+Writes `spec.unschedulable` and the annotation `pilotlight.dev/cordon` as ordered by an operator. A node is cordoned if
+and only if it is unschedulable (`kubectl cordon` is an order, too). The annotation stores drains and the cordons of
+devices; concurrent writes to it are not lost. The kubelet chooses a pod's GPU, so a cordon of a whole GPU means one GPU
+less on its node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autoscaler.state.operator_orders import Cordon, CordonsSeen, CordonTarget
 
 ANNOTATION = "pilotlight.dev/cordon"
 TRIES = 20
-"""Attempts of a conflicting write: of concurrent writes one succeeds each time, and kubelets write there, too."""
+"""Maximum attempts of a conflicting write: kubelets write to nodes, too."""
 
 _log = logging.getLogger("pilotlight.autoscaler.inventory")
 _decode = msgspec.json.Decoder(tuple[Kept, ...]).decode
@@ -85,10 +85,10 @@ class NodeCordons:
                 else:
                     return
         except ApiError as error:
-            fix = ": it takes the right to patch nodes (chart: `cordon.enabled`)" if error.status == 403 else ""
+            fix = ": grant the permission to patch nodes (chart value `cordon.enabled`)" if error.status == 403 else ""
             raise CordonError(f"node {node}: {error.reason}{fix}") from error
         except (UnreachableError, FencedError) as error:
-            raise CordonError(f"node {node}: the API server could not be asked: try again") from error
+            raise CordonError(f"node {node}: the API server could not be reached: try again") from error
 
     def _changed(self, changes: list[Change[NodeOrders]]) -> None:
         if any((old or NOTHING)[1:] != (new or NOTHING)[1:] for _, old, new in changes):

@@ -1,10 +1,11 @@
 """ResourceClaims and ResourceSlices (resource.k8s.io/v1): the facts kept about all of them, and our own claims. I/O.
 
-Manages our claims: each is created before the pod that names it, owned by the pod once that exists, so that it is
-deleted with it, and deleted if there will be no pod. A claim shared by pods on a GPU is created by the first, owned by
-each once that exists, and deleted with the last: Kubernetes deletes an object when none of its owners is left.
-Leftovers of previous leaders are cleaned up. Invariants: a second create for a decision finds the first; an object
-created by others is neither adopted nor deleted; no start ends with a claim that was deleted meanwhile.
+Manages our claims. Each is created before its pod. The pod then becomes its owner, so that Kubernetes deletes both
+together. If the pod is not created, the claim is deleted. A claim shared by the pods on a GPU is created by the first
+pod, owned by all, and deleted with the last. Claims that previous leaders left behind are cleaned up.
+
+Invariants: a repeated create for a decision finds the existing claim. An object created by others is neither adopted
+nor deleted. A start fails if its claim was deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _INTENT = OURS + "intent"
 _COMMON = "common"
 """The intent of a shared claim, which belongs to no single decision."""
 CONFLICT = "Conflict"
-"""Reason of an error that may be gone on a retry."""
-GOES = "the ResourceClaim that all on its GPU have is going with those of before: it is made anew when that is gone"
+"""Reason of an error that a retry may resolve."""
+CLAIM_DELETING = (
+    "the shared ResourceClaim of its GPU is being deleted with its earlier pods: it is created again after that"
+)
 _log = logging.getLogger("pilotlight.autoscaler.inventory")
 
 
@@ -46,7 +49,7 @@ class ClaimSeen(NamedTuple):
     bindings: tuple[Binding, ...] = ()
     """Its devices that must be attached before its pod is bound."""
     awaited: tuple[PendingDeviceClaim, ...] = ()
-    """Those of them that our fabric is to attach."""
+    """Those of its devices that our fabric must attach."""
 
 
 def read_claim(claim: Object, namespace: str, owner: Ownership = ANYBODYS) -> ClaimSeen | None:
@@ -69,7 +72,7 @@ def read_resource_slice(found: Object) -> Object | None:
 
 
 def group_slices_by_node(published: Iterable[Object]) -> dict[str, list[Object]]:
-    """Return the ResourceSlices per node. One may belong to several; one with only counters, to its pool's."""
+    """Return the ResourceSlices per node. One with only counters belongs to all nodes of its pool."""
     published, names = list(published), dict[str, set[str]]()
     for one in published:
         names.setdefault(one["spec"]["pool"]["name"], set()).update(_nodes(one))
@@ -87,14 +90,16 @@ def _nodes(published: Object) -> set[str]:
 
 
 def build_claims(replica: Replica, asks: PodFields | None) -> tuple[Object, ...]:
-    """Return the claims of a replica's pod, as they are created."""
+    """Return the manifests of the claims of a replica's pod."""
     own = {MANAGED_BY: WRITER, OURS + "model": pods.format_model_label(replica.model), _INTENT: replica.intent}
     common = {MANAGED_BY: WRITER, _INTENT: _COMMON}
     if asks is None:
         return ()
     names = [one["metadata"]["name"] for one in asks.claims]
-    told = [{"name": pods.format_pod_name(name), "labels": common if name in asks.common else own} for name in names]
-    return tuple({**one, "metadata": metadata} for one, metadata in zip(asks.claims, told, strict=True))
+    metadatas = [
+        {"name": pods.format_pod_name(name), "labels": common if name in asks.common else own} for name in names
+    ]
+    return tuple({**one, "metadata": metadata} for one, metadata in zip(asks.claims, metadatas, strict=True))
 
 
 class Claims:
@@ -116,13 +121,13 @@ class Claims:
                 await self._same(one, error)
 
     async def give(self, claims: Sequence[Object], pod: Object) -> None:
-        """Make the pod an owner. Raises also if a shared claim is being deleted: the pod would wait for ever."""
+        """Make the pod an owner. Raises `ApiError` if a shared claim is being deleted: the pod would wait forever."""
         for one in claims:
             if not await self._give(one, pod["metadata"]["name"], pod["metadata"]["uid"]) and _is_common(one):
-                raise ApiError(409, CONFLICT, GOES)
+                raise ApiError(409, CONFLICT, CLAIM_DELETING)
 
     async def drop(self, claims: Sequence[Object]) -> None:
-        """Delete the claims: there will be no pod for them."""
+        """Delete the claims of a pod that will not be created."""
         for one in claims:
             try:
                 found = await self._api.get(f"{self.path}/{one['metadata']['name']}")
@@ -136,9 +141,9 @@ class Claims:
             await self._drop(found, found["metadata"]["resourceVersion"] if _is_common(one) else None)
 
     async def tidy(self, there: Callable[[str], Sequence[PodSeen]], making: Callable[[str], bool]) -> None:
-        """Assign claims without owners to the pods that name them, or delete those without pods. `there`: pods that
-        name a claim; `making`: whether one is being created. They are called at the last moment, and a claim changed
-        since it was listed is skipped, since a start may run concurrently.
+        """Make pods the owners of the claims that they name, and delete claims without pods. `there`: pods that name a
+        claim; `making`: whether such a pod is being created. Starts may run concurrently: both are called just before
+        each write, and a claim that changed since it was listed is skipped.
         """
         try:
             pages = self._api.pages(self.path, {"labelSelector": self._owner.engines})
@@ -159,17 +164,19 @@ class Claims:
                 await self._drop(one, one["metadata"]["resourceVersion"])
 
     async def _same(self, wanted: Object, error: ApiError) -> None:
-        """Raise unless the existing claim of that name is this one. One being deleted is created again later."""
+        """Raise `ApiError` unless the existing claim of that name is this one; the error of one being deleted is
+        `CONFLICT`, so that the start is retried.
+        """
         try:
             found = await self._api.get(f"{self.path}/{wanted['metadata']['name']}")
         except ApiError as gone:
             if gone.status != 404:
                 raise
-            raise ApiError(409, CONFLICT, GOES) from gone
+            raise ApiError(409, CONFLICT, CLAIM_DELETING) from gone
         if _intent(found) != _intent(wanted) or not self._owner.owns(found):
-            raise ApiError(409, error.reason, "a ResourceClaim of its name exists that another made") from error
-        if _is_common(wanted) and _goes(found):
-            raise ApiError(409, CONFLICT, GOES) from error
+            raise ApiError(409, error.reason, "a ResourceClaim of its name exists and is not ours") from error
+        if _is_common(wanted) and _is_being_deleted(found):
+            raise ApiError(409, CONFLICT, CLAIM_DELETING) from error
 
     async def _give(self, claim: Object, pod: str, uid: str) -> bool:
         """Add an owner to the claim; return whether that pod can use it."""
@@ -181,7 +188,7 @@ class Claims:
                 raise
             _log.warning("event=claim_missing pod=%s", pod)
             return False
-        return not _goes(given) or uid in _users(given)
+        return not _is_being_deleted(given) or uid in _users(given)
 
     async def _drop(self, claim: Object, version: str | None = None) -> None:
         path = f"{self.path}/{claim['metadata']['name']}"
@@ -200,7 +207,7 @@ def _is_common(claim: Object) -> bool:
     return _intent(claim) == _COMMON
 
 
-def _goes(claim: Object) -> bool:
+def _is_being_deleted(claim: Object) -> bool:
     return "deletionTimestamp" in claim["metadata"]
 
 

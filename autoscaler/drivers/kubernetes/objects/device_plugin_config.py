@@ -1,7 +1,7 @@
 """Parses the ConfigMap of the NVIDIA device plug-in and selects the part for a node. Pure.
 
-The node's label names the key; without a label it is the key `default`, or the only key, as in the plug-in's own chart.
-The GPU operator chooses differently, so from its ConfigMaps only a key named by a label is used.
+The node's label names the key. Without a label it is the key `default`, or the only key, as in the plug-in's chart. The
+GPU operator has another rule, so from its ConfigMaps only a key named by a label is used.
 """
 
 from __future__ import annotations

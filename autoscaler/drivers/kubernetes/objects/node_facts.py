@@ -1,8 +1,8 @@
 """Nodes as inventory: the facts kept about nodes and about pods that are not ours, and the resulting slices. Pure.
 
-Parses Node objects; the Slicers (`autoscaler.slicing`) know how a node's devices are shared. Of a pod that is not ours
-only its node, devices, CPU and memory are kept, which are unavailable to us. The same holds for what our own pods hold
-of devices that no longer exist because their node is now shared differently.
+Parses Node objects; the Slicers (`autoscaler.slicing`) know how a node's devices are shared. Of other pods only the
+node, devices, CPU and memory are kept, which are unavailable to us. Devices that our own pods hold under ids that no
+longer exist, because the node's sharing changed, are counted in the same way.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from autoscaler.state.node_labels import UNNEEDED, Taint
 from autoscaler.state.resources import NOTHING, HostAmount
 from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 
-RESLICED = "a Replica is still there that began before its device was shared as it is now"
+RESLICED = "a Replica still uses its device in an earlier way of sharing"
 
-TAINTS_TOLD = RESOURCES | frozenset({
+COVERED_TAINTS = RESOURCES | frozenset({
     GPU, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable",
 })  # fmt: skip
-"""All our pods tolerate the taints of their devices; `usable` already covers the others."""
+"""Taints that are not kept: our pods tolerate those of their devices, and `usable` covers the others."""
 IMAGES_MAX = 200
 """Limit per node. Kubelets report their 50 largest, unless `nodeStatusMaxImages` is set."""
 NO_AMOUNTS: Mapping[str, int] = {}
@@ -67,12 +67,12 @@ class NodeSeen(NamedTuple):
     boot: str = ""
     """Changes with every boot of the machine."""
     taints: tuple[Taint, ...] = ()
-    """Taints that exclude our pods without their model's tolerations, and those that mark the node as unneeded."""
+    """Taints that exclude pods without a toleration of their model, and taints that mark the node as unneeded."""
     amounts: Mapping[str, str] = {}
     """Allocatable extended resources: those with a `/` in their name."""
     annotations: Mapping[str, str] = {}
     """The annotations that Slicers read."""
-    beside: HostAmount = NOTHING
+    cpu_memory: HostAmount = NOTHING
     """CPU and memory that pods may use; `NOTHING` if the node does not report them."""
     cordoned: frozenset[str] = frozenset()
     """Devices that an operator cordoned."""
@@ -82,7 +82,7 @@ class NodeSeen(NamedTuple):
     """Version of the kubelet."""
     runtime: str = ""
     """Container runtime, such as `containerd://2.1.4`."""
-    told: AnnotatedLimit = AnnotatedLimit()
+    annotated_limit: AnnotatedLimit = AnnotatedLimit()
     """How many devices it can have, including those attached later."""
 
 
@@ -97,10 +97,10 @@ class OtherPod(NamedTuple):
     kai: int = 0
     """Number of GPUs of which KAI gave it a part."""
     reserves: bool = False
-    """It reserves a GPU that KAI shares: where KAI manages all GPUs, its users count, elsewhere it counts itself."""
+    """It reserves a GPU that KAI shares. Where KAI manages all GPUs, its users count instead of this pod."""
     lost: int = 0
-    """Number of slices it holds whose identity is no longer known."""
-    beside: HostAmount = NOTHING
+    """Number of slices that it holds under ids that no longer exist."""
+    cpu_memory: HostAmount = NOTHING
     """Its CPU and memory requests."""
 
     @property
@@ -126,7 +126,7 @@ def read_node(node: Object) -> NodeSeen:
         tuple(
             Taint(one["key"], one.get("value", ""), one["effect"])
             for one in node["spec"].get("taints") or ()
-            if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in TAINTS_TOLD)
+            if one["key"] in UNNEEDED or (one["effect"] != "PreferNoSchedule" and one["key"] not in COVERED_TAINTS)
         ),
         amounts,
         drop_healthy_handshake({name: said for name, said in notes.items() if name in registry.ANNOTATIONS}),
@@ -143,8 +143,8 @@ def read_node(node: Object) -> NodeSeen:
 
 
 def read_other_pod(pod: Object) -> OtherPod | None:
-    """Parse a pod; None if it holds nothing. Containers' devices add up; init containers run one after the other, so
-    the maximum counts. A pod that reserves a place for a replica (`autoscaler.providers`) is ignored: it gives way.
+    """Parse a pod; None if it holds nothing. Devices of containers are summed; of init containers, which run one after
+    the other, the maximum counts. A placeholder pod for a replica (`autoscaler.providers`) is ignored.
     """
     spec = pod["spec"]
     node = spec.get("nodeName")
@@ -157,10 +157,10 @@ def read_other_pod(pod: Object) -> OtherPod | None:
     most = reduce(or_, map(_asked, first), stay)
     metadata = pod.get("metadata", {})
     notes: dict[str, str] = metadata.get("annotations") or {}
-    cards, kai, beside = registry.parse_hami_allocations(notes), count_kai_gpus(notes), sum_pod_requests(spec)
+    cards, kai, cpu_memory = registry.parse_hami_allocations(notes), count_kai_gpus(notes), sum_pod_requests(spec)
     reserves = metadata.get("namespace") == RESERVES
-    found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, beside=beside)
-    return found if found.has_devices or any(beside) else None
+    found = OtherPod(sys.intern(node), dict(most) if most else NO_AMOUNTS, cards, kai, reserves, cpu_memory=cpu_memory)
+    return found if found.has_devices or any(cpu_memory) else None
 
 
 def _asked(container: Object) -> Counter[str]:
@@ -171,7 +171,9 @@ def _asked(container: Object) -> Counter[str]:
 
 
 def count_taken_slices(nodes: Iterable[NodeSeen], slices: Iterable[Slice], pods: Iterable[OtherPod]) -> dict[str, int]:
-    """Count, per `Slice.counted`, the slices made unavailable by those pods. A node may have more units than slices."""
+    """Count, per `Slice.counted`, the slices made unavailable by these pods. Units of a node beyond its slices are used
+    up first.
+    """
     there = {
         f"{node.name} {name}": nvidia_sharing.parse_number(many)
         for node in nodes
@@ -208,7 +210,7 @@ def build_slices(
 ) -> tuple[Slice, ...]:
     """Return all slices, ordered by node. `declared`: `nodes` of the Settings. `plugin`: node labels -> configuration
     of its device plug-in, if known. `published`: node -> its ResourceSlices. `kept`: see `NodeFacts`. `made`: cache of
-    the previous call, updated by this one. `groups`: how many devices their nodes can have.
+    the previous call, updated by this one. `groups`: machine groups with the maximum devices of their nodes.
     """
     before, found, theirs = {} if made is None else made.copy(), Made(), _by_pool(kept)
     for node in sorted(nodes, key=lambda one: one.name):
@@ -228,11 +230,11 @@ def build_slices(
 
 
 def _declared(node: NodeSeen, declared: Sequence[NodeKind], groups: Groups) -> NodeKind | None:
-    """Return the Settings' kind of the node, with its maximum of devices from whichever source states it."""
+    """Return the node's entry in the Settings, with its maximum number of devices from any source."""
     kind = kind_of(node.labels, declared)
     if kind is None or kind.devices_max is not None:
         return kind
-    most = resolve_max_devices(node.told, node.labels, kind, groups)
+    most = resolve_max_devices(node.annotated_limit, node.labels, kind, groups)
     return replace(kind, devices_max=min(most, DEVICES_MAX)) if most else kind
 
 
@@ -248,7 +250,7 @@ def _by_pool(kept: Sequence[str]) -> Pooled:
 
 
 def _kept(published: Sequence[Object], kept: Pooled) -> tuple[str, ...]:
-    """Return the entries of the node's own pools, in order: those of other nodes do not affect it."""
+    """Return the entries of the node's own pools, in order."""
     pools = {f"{one['spec'].get('driver', '')}/{one['spec']['pool']['name']}" for one in published}
     return tuple(entry for _, entry in sorted(one for pool in pools for one in kept.get(pool, ())))
 
@@ -261,8 +263,8 @@ def _of_node(node: NodeSeen, facts: NodeFacts) -> tuple[Slice, ...]:
 
 
 def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got]]) -> tuple[Slice, ...]:
-    """Close the slices on which one of our pods holds, through another claim, a device that a newcomer would share with
-    the pods there. `own`: our claims' names, and what each holds.
+    """Close the shared slices whose device one of our pods holds through a claim other than the shared one. `own`:
+    names and allocations of our claims.
     """
     if not own:
         return tuple(slices)
@@ -278,9 +280,11 @@ def close_claimed_slices(slices: Sequence[Slice], own: Collection[tuple[str, Got
 
 
 def close_stale_slices(slices: Sequence[Slice], held: Iterable[SliceId]) -> tuple[tuple[Slice, ...], list[OtherPod]]:
-    """Close the slices whose device, or a part of it, one of our pods holds under an old id. Also return what pods hold
-    of devices that no longer exist, counted like other pods' use; where others' devices are known by name, it cannot be
-    attributed, so their node is closed. `held`: slices of all our pods that have not ended.
+    """Close the slices of devices that one of our pods holds under an old id. `held`: slices of our pods that have not
+    ended.
+
+    Also return the held slices whose device no longer exists, as usage by other pods. If a node's slices are not
+    counted by resource, this usage cannot be attributed, so all its slices are closed.
     """
     known, devices = {one.id for one in slices}, {one.device for one in slices}
     shut, lost = set[DeviceId](), list[OtherPod]()

@@ -1,9 +1,8 @@
-"""CPU and memory of nodes: the requests of other pods, kept up to date as pods come and go. Pure.
+"""CPU and memory of nodes: the sum of other pods' requests per node, updated with each pod. Pure.
 
-Sums a pod's requests as the kube-scheduler does
-(https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers), and sums
-them per node. A pod of ours without slices counts as another's, since only the cluster knows its node. The limit on
-pods per node is left to the scheduler.
+Computes a pod's requests as the kube-scheduler does:
+https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers. A pod of ours
+without slices counts as another's, because the scheduler chooses its node. The limit of pods per node is not checked.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ Resourced = Mapping[str, Any]
 
 
 def sum_pod_requests(spec: Object) -> HostAmount:
-    """Return a pod's requests: the sum of its containers and sidecars, or the peak while an init container runs, if
-    higher; or the pod-level requests; plus the pod overhead.
+    """Return a pod's requests: the higher of the sum over containers and sidecars and the peak while an init container
+    runs. Pod-level requests replace this; the pod overhead is added.
     """
     staying, peak = NOTHING, NOTHING
     for one in spec.get("initContainers") or ():
@@ -52,18 +51,18 @@ def _requests(of: Resourced) -> Mapping[str, str | int]:
 
 
 class Hosts:
-    """The requests of other pods per node; the remainder is recomputed where an input changed."""
+    """The requests of other pods per node."""
 
     def __init__(self) -> None:
         self._taken: dict[str, HostAmount] = {}
         self._known: dict[NodeId, HostResources] = {}
 
     def take(self, node: str, amounts: HostAmount) -> bool:
-        """Add a pod of others. Return whether that makes a difference."""
+        """Add a pod of others. Return whether it has requests."""
         return self._add(node, amounts)
 
     def give_back(self, node: str, amounts: HostAmount) -> bool:
-        """Remove a pod of others."""
+        """Remove a pod of others. Return whether it had requests."""
         return self._add(node, NOTHING.less(amounts))
 
     def _add(self, node: str, amounts: HostAmount) -> bool:

@@ -5,8 +5,8 @@ maps are merged and the later value wins; lists are merged by the key of their i
 and items without one are appended. A document cannot contain fields that the plan owns (`autoscaler.spec.pod`), so no
 override can remove them.
 
-`spread` and `near` become preferred pod affinity where the scheduler chooses the node; a pod never waits for them. For
-a replica on devices the plan chooses the node and applies both itself (`autoscaler.placement.model.topology`). Affinity
+`spread` and `near` become preferred pod affinity where the scheduler chooses the node, so a pod never waits for them.
+For a replica on devices the planner chooses the node and applies both (`autoscaler.placement.model.topology`). Affinity
 set by users is kept.
 """
 
@@ -67,7 +67,7 @@ def apply_overrides(pod: Object, over: Pod) -> Object:
 
 
 class CollisionError(Exception):
-    """A document uses a name that Pilotlight uses in this pod. `str()` says which, and what to do."""
+    """A document uses a name that Pilotlight uses in this pod. `str()` is the name and the fix."""
 
 
 def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: Pod) -> None:
@@ -84,7 +84,7 @@ def refuse_collisions(over: Pod, env: Iterable[str], asks: PodFields, weights: P
     for what, theirs, ours in pairs:
         if same := sorted(set(theirs) & set(ours)):
             raise CollisionError(
-                f"the {what} {same[0]} is used by Pilotlight in this pod: remove it from the Model or the Settings"
+                f"Pilotlight uses {what} {same[0]} in this pod: remove it from the Model or the Settings"
             )
 
 
@@ -129,5 +129,5 @@ def _place(items: Sequence[Mapping[str, object]], item: Mapping[str, object], by
 
 def _plain(part: msgspec.Struct) -> dict[str, object]:
     """Return the API form: unset fields are left out."""
-    told: dict[str, object] = msgspec.to_builtins(part)
-    return {key: value for key, value in told.items() if value is not None}
+    fields: dict[str, object] = msgspec.to_builtins(part)
+    return {key: value for key, value in fields.items() if value is not None}

@@ -1,8 +1,7 @@
-"""Builds a pod template that shows what a model's pods require of a node, for providers that look for nodes ahead.
-Pure.
+"""Builds a pod template with a model's requirements of a node, for providers that order nodes for it. Pure.
 
-It is derived from the real manifest, without the fields that no scheduler evaluates, so that the nodes found are those
-that the pods can use. Device requests are left out: the caller adds their number.
+It is derived from the real manifest, without fields that no scheduler evaluates, so that the pods fit the ordered
+nodes. Device requests are left out: the caller adds their number.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CHOSEN_BY = (
     "affinity", "imagePullSecrets", "nodeSelector", "priorityClassName", "runtimeClassName", "schedulerName",
     "tolerations", "topologySpreadConstraints",
 )  # fmt: skip
-"""Fields of a pod's spec that affect scheduling, besides its containers' requests, and image pull secrets."""
+"""Fields of a pod's spec that affect scheduling, and image pull secrets. Containers' requests are added separately."""
 
 
 class _Nothing(NamedTuple):
@@ -63,6 +62,6 @@ def build_pod_template(model: Model, settings: Settings) -> Object:
 
 
 def _gpu(pod: Object) -> list[Object]:
-    """Return the toleration that every pod with devices has, unless it is there."""
+    """Return the toleration that every pod with devices has, unless the pod already has it."""
     gpu = {"key": GPU, "operator": "Exists"}
     return [] if gpu in pod["spec"].get("tolerations", ()) else [gpu]

@@ -11,24 +11,24 @@ from autoscaler.state.events import ReplicaSeen, Seen
 from autoscaler.state.world import PodRef, Replica
 
 
-def is_news(told: ReplicaSeen, seen: Seen, waits: str) -> bool:
-    """Return whether an observation is to be reported after `told`. After EXITED only CLEAN follows; after LEAVING,
+def is_news(previous: ReplicaSeen, seen: Seen, waits: str) -> bool:
+    """Return whether an observation is to be reported after `previous`. After EXITED only CLEAN follows; after LEAVING,
     only EXITED or CLEAN.
     """
-    if told.seen is Seen.EXITED:
+    if previous.seen is Seen.EXITED:
         return seen is Seen.CLEAN
-    if told.seen is Seen.LEAVING:
+    if previous.seen is Seen.LEAVING:
         return seen in (Seen.EXITED, Seen.CLEAN)
-    if told.seen is Seen.TAKEN:
+    if previous.seen is Seen.TAKEN:
         return seen in (Seen.LEAVING, Seen.EXITED, Seen.CLEAN)
-    if told.seen in (Seen.READY, Seen.UNREADY) and seen is Seen.STARTING:
+    if previous.seen in (Seen.READY, Seen.UNREADY) and seen is Seen.STARTING:
         return False
-    return (told.seen, told.waits) != (seen, waits)
+    return (previous.seen, previous.waits) != (seen, waits)
 
 
-def is_about_pod(told: ReplicaSeen, pod: PodSeen) -> bool:
-    """Return whether `told` is about this very pod."""
-    return told.pod is not None and told.pod.uid == pod.uid
+def is_about_pod(previous: ReplicaSeen, pod: PodSeen) -> bool:
+    """Return whether `previous` is an observation of this pod (same uid)."""
+    return previous.pod is not None and previous.pod.uid == pod.uid
 
 
 def with_finalizers(proof: str, finalizers: Sequence[str]) -> str:
@@ -53,13 +53,13 @@ def build_observation(
     begun: StartTiming,
     from_unix_s: float,
     seen: Seen,
-    told: ReplicaSeen | None = None,
+    previous: ReplicaSeen | None = None,
     *,
     reason: str = "",
     waits: str = "",
     proof: str = "",
 ) -> ReplicaSeen:
-    """Return an observation of a replica with a pod. `told`: the previous one, whose actual slices are kept.
+    """Return an observation of a replica with a pod. `previous`: the last observation, whose actual slices are kept.
     `from_unix_s`: offset from Unix time to the clock of observations.
     """
     started_s = begun.started_s
@@ -70,6 +70,6 @@ def build_observation(
         memory_bytes=pod.memory_bytes, compute_percent=pod.compute_percent, slots=pod.slots, seen=seen,
         address=probes.format_engine_address(pod.ip, pod.port, pod.tls_name) if pod.ip else "", started_s=started_s,
         placing=begun.placing, pod=PodRef(namespace=pod.namespace, name=pod.name, uid=pod.uid), reason=reason,
-        waits=waits, host_request=pod.beside, weights=pod.weights, proof=proof,
-        actual=told.actual if told is not None and is_about_pod(told, pod) else (),
+        waits=waits, host_request=pod.cpu_memory, weights=pod.weights, proof=proof,
+        actual=previous.actual if previous is not None and is_about_pod(previous, pod) else (),
     )  # fmt: skip

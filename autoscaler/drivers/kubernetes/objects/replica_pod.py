@@ -1,10 +1,13 @@
 """A replica as a pod: builds the manifest that starts it, and parses the state of a replica from its pod. Pure.
 
-Defines the names of our labels and annotations. Invariants: a pod contains everything that a new leader needs to adopt
-its replica; a pod's name is its replica's id, which ends in the intent, so that a second create for a decision finds
-the first. A pod never restarts its container: a retry is another replica, decided by the plan. It passes the pod
-security standard `restricted`. It has no owner reference: a deleted model must drain, and the garbage collector, which
-does not wait, would end its pods with requests on them; the plan ends them instead.
+Defines the names of our labels and annotations. Invariants:
+
+- A pod contains everything that a new leader needs to adopt its replica.
+- A pod's name is its replica's id, which ends in the intent, so that a repeated create for a decision finds the pod.
+- A pod never restarts its container: a retry is another replica, decided by the planner.
+- A pod passes the pod security standard `restricted`.
+- A pod has no owner reference. The garbage collector would end the pods of a deleted model without a drain; the planner
+  drains them instead.
 """
 
 from __future__ import annotations
@@ -43,16 +46,17 @@ SLICES = OURS + "slices"
 WEIGHTS = OURS + "weights"
 """Annotation: the copies of weights that it uses, folders below its node's store."""
 UNDISTURBED = {DO_NOT_DISRUPT: "true", SAFE_TO_EVICT: "false"}
-"""Annotations of a new pod, unless a model's `pod.annotations` override them. Karpenter leaves the node alone while the
-replica starts and drains (`autoscaler.providers.karpenter.disruption_guard` removes the annotation in between): it
-announces removal of a node by a taint and waits for draining pods. Cluster Autoscaler is excluded for good: it evicts
-all pods of a node at the moment it taints it, so no replacement could start first, and it only removes barely used
-nodes, which we release ourselves."""
+"""Annotations of a new pod, unless a model's `pod.annotations` override them.
+
+Karpenter does not disrupt the node while the replica starts and drains. In between,
+`autoscaler.providers.karpenter.disruption_guard` removes its annotation: Karpenter taints a node before it removes it,
+and waits for draining pods. Cluster Autoscaler evicts all pods of a node as soon as it taints it, so no replacement
+could start first. Its annotation therefore stays; we release barely used nodes ourselves."""
 ENGINE = "engine"
 PORTS = range(20_000, 28_192)
-"""Ports of engines. Each replica has its own, which identifies it: if its IP address is reassigned at once to another
-pod, nothing listens on this port there, and a request for the first pod is refused, not answered. Below the ephemeral
-ports and above the usual ports of engines and their libraries."""
+"""Ports of engines, below the ephemeral ports and above the usual ports of engines and their libraries. Each replica
+has its own port. If another pod gets its IP address, nothing listens on that port there, so a misdirected request fails
+instead of being answered by the wrong engine."""
 HOST = "$(POD_IP)"
 """Address on which an engine listens; Kubernetes substitutes it."""
 HOME = "/tmp"  # noqa: S108  the container's own: writable for a non-root user in any image
@@ -63,12 +67,11 @@ most engine images."""
 SIGNALLED_S = 10
 """Part of a pod's grace period that remains for its engine after the signal."""
 LINGERED_S = 1
-"""Grace period of a lingering pod once no request is on it: a kubelet counts whole seconds, and kills two seconds after
-it."""
+"""Grace period of a lingering pod without requests. A kubelet counts whole seconds and kills two seconds later."""
 
 IMAGE_S_MAX = 60.0
-"""A start fails if its image could not be pulled, or a Secret was missing, for this long. A registry's hiccup is
-shorter, and requests should not wait longer to learn of a wrong name."""
+"""A start fails if its image could not be pulled, or a Secret was missing, for this long. Short registry failures are
+tolerated, and requests do not wait long for a misspelled image."""
 _PATIENCE_S = {
     "ImagePullBackOff": IMAGE_S_MAX, "ErrImagePull": IMAGE_S_MAX, "ImageInspectError": IMAGE_S_MAX,
     "RegistryUnavailable": IMAGE_S_MAX, "CreateContainerConfigError": IMAGE_S_MAX,
@@ -77,12 +80,12 @@ _PATIENCE_S = {
 }  # fmt: skip
 """Waiting reason of a container that has not started yet -> how long it may last."""
 _INIT_PATIENCE_S = {**_PATIENCE_S, CRASHES: IMAGE_S_MAX}
-"""The same for an init container or native sidecar, which its kubelet restarts again and again."""
+"""The same for an init container or native sidecar, which its kubelet restarts repeatedly."""
 INIT_S_MAX = 900.0
 """How long an init container may run, and a sidecar may take to start: an engine's default (`secondsMax`)."""
 
 _CLAIM_LACKS = re.compile(r'persistentvolumeclaim "[^"]*" not found')
-"""Scheduler message for a pod whose claim does not exist: no additional room helps it."""
+"""Scheduler message for a pod whose claim does not exist: more capacity would not help."""
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -116,16 +119,16 @@ class PodSeen(NamedTuple):
     waits: str
     """Why its container has not started yet: no room, no image. Empty once it has."""
     patience_s: float | None
-    """How long that may last; None: no limit, since the model is not at fault."""
+    """How long that wait may last; None: no limit, since the model is not at fault."""
     leaving: bool
     """It is being deleted."""
     drain: str
     """Epoch of the leader that is about to delete it."""
     disrupted: str
-    """Why others end it: preempted, drained, evicted."""
+    """Why others end it: preemption, drain, eviction."""
     grace_s: float = 30.0
     """Its grace period, unless the deletion sets a shorter one."""
-    beside: HostAmount = NOTHING
+    cpu_memory: HostAmount = NOTHING
     """Its CPU and memory requests."""
     cards: tuple[HamiAllocation, ...] = ()
     """Its allocation by HAMi, as HAMi's scheduler recorded it."""
@@ -138,7 +141,7 @@ class PodSeen(NamedTuple):
     is_over: bool = False
     """Its phase is final and all of its containers have ended, so that it uses no device."""
     finalizers: tuple[str, ...] = ()
-    """What keeps its object after that."""
+    """Finalizers, which keep its object after its deletion."""
 
     @property
     def bound(self) -> bool:
@@ -163,12 +166,12 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
     weights: Pod | None = None,
     owner: Ownership = ANYBODYS,
 ) -> Object:
-    """Build the pod of a replica, on the node chosen by the plan, if any. `defaults`, `priority_class`: from Settings.
-    `weights`: its mounts (`volumes.mount_weights`); None: the weights are in a claim, or its image fetches them.
-    `owner`: the installation that creates it.
+    """Build the pod of a replica, on the node that the planner chose, if any. `defaults`, `priority_class`: from
+    Settings. `weights`: its mounts (`volumes.mount_weights`); None: the weights are in a claim, or its image fetches
+    them. `owner`: the installation that creates it.
 
-    `selector`: labels of suitable nodes, if the plan may not know nodes and the scheduler chooses. `asks`: the fields
-    that request its slices; None: unknown, so a number of GPUs is requested.
+    `selector`: labels of suitable nodes, if the scheduler chooses the node. `asks`: the fields that request its slices;
+    None: unknown, so a number of GPUs is requested.
     """
     spec = model.spec
     known_by = {MANAGED_BY: WRITER, OURS + "model": format_model_label(replica.model), **owner.labels}
@@ -220,8 +223,8 @@ def build_pod_manifest(  # noqa: PLR0917  replica, model, launch, image, then va
 
 
 def add_pre_stop_sleep(pod: Object) -> None:
-    """Let requests finish after any delete, including an eviction: the engine is signalled only near the end of the
-    grace period, or earlier if a driver deletes the pod, which waits `LINGERED_S`.
+    """Delay the engine's SIGTERM after a delete or eviction, so that requests finish: it is sent near the end of the
+    grace period. A driver deletes a drained pod with the grace period `LINGERED_S`.
     """
     grace_s: int = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = max(1, grace_s - min(SIGNALLED_S, grace_s // 2))
@@ -241,7 +244,7 @@ def _notes(replica: Replica, model: Model, launch: Launch) -> dict[str, str]:
 
 
 def _engine(replica: Replica, model: Model, launch: Launch, image: str, asks: PodFields) -> Object:
-    """Return the engine's container. It requests little CPU, without a limit: a throttled engine starts slowly."""
+    """Return the engine's container. It requests little CPU and has no CPU limit: a throttled engine starts slowly."""
     scheme = "HTTP" if model.spec.tls is None else "HTTPS"
     sources = {name: one for name, one in model.spec.env.items() if isinstance(one, EnvSource)}
     env: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
@@ -275,7 +278,7 @@ def _source(source: EnvSource) -> Object:
         return {"fieldRef": {"fieldPath": of.field_ref.field_path}}
     kind, key = ("secretKeyRef", of.secret_key_ref) if of.secret_key_ref else ("configMapKeyRef", of.config_map_key_ref)
     if key is None:
-        raise ValueError("a variable comes from somewhere")  # `autoscaler.spec.pod` ensures this
+        raise ValueError("an environment variable has no source")  # prevented by `autoscaler.spec.pod`
     return {kind: {"name": key.name, "key": key.key, "optional": key.optional}}
 
 
@@ -285,7 +288,7 @@ def format_pod_name(replica: ReplicaId) -> str:
 
 
 def assign_engine_port(replica: ReplicaId) -> int:
-    """Return the engine's port. Two replicas share one by chance, once in `len(PORTS)`."""
+    """Return the engine's port, a hash of the replica's id. Two replicas rarely share one: once in `len(PORTS)`."""
     return PORTS[zlib.crc32(replica.encode()) % len(PORTS)]
 
 
@@ -364,7 +367,7 @@ def read_replica_pod(pod: Object) -> PodSeen | None:
 
 
 def is_pod_of_replica(found: PodSeen, replica: Replica) -> bool:
-    """Return whether a pod of that name belongs to this very decision and may be adopted for it."""
+    """Return whether a pod of the replica's name was created for the same decision and may be adopted."""
     decided = (found.intent, found.spec_hash, found.slices)
     return not found.leaving and decided == (
         replica.intent,
@@ -381,7 +384,9 @@ def _ended(status: dict[str, Any], state: dict[str, Any]) -> str:
         return (_init_failure(status) or "was ended by its node") if status.get("phase") in ENDED else ""
     code: int = over["exitCode"]
     if over.get("reason") == "OOMKilled":
-        return "was killed for memory (OOMKilled): it needs more than resources.limits.memory, or than its node has"
+        return (
+            "was killed for lack of memory (OOMKilled): raise resources.limits.memory, or use a node with more memory"
+        )
     if code == 137:
         return "was killed by SIGKILL"
     reason = over.get("reason", "")
@@ -428,12 +433,12 @@ def read_waiting_reason(pod: Object, state: dict[str, Any]) -> tuple[str, float 
         scheduled = _condition(status, "PodScheduled")
         lacks = _CLAIM_LACKS.search(scheduled.get("message", ""))
         return _sentence(scheduled) or "it is not scheduled yet", IMAGE_S_MAX if lacks else None
-    return f"node {pod['spec']['nodeName']} gets its image and volumes ready", None
+    return f"node {pod['spec']['nodeName']} prepares its image and volumes", None
 
 
 def _init_waiting(container: dict[str, Any], *, sidecar: bool) -> tuple[str, float] | None:
-    """Return why an engine waits for an init container or native sidecar, and for how long it may; None if it does not.
-    After a crash, a container counts as crashing while its kubelet waits and while it runs again, until it is ready.
+    """Return why an engine waits for an init container or native sidecar, and the maximum seconds; None if it does not
+    wait. After a crash, a container counts as crashing until it is ready, also while it runs again.
     """
     name, state = f"init container {container['name']}", container.get("state", {})
     waits, over = state.get("waiting", {}), state.get("terminated", {})

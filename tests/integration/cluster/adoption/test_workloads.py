@@ -163,7 +163,7 @@ async def test_workload_with_an_hpa_is_scaled_only_to_zero_or_one(adopting: Adop
     await adopting.api.create(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers", hpa)
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         assert (await adopting.embed("ada"))[0] == 200
-        assert "HorizontalPodAutoscaler ada scales it, too" in await adopting.said("explain/model/ada")
+        assert "HorizontalPodAutoscaler ada also scales it" in await adopting.said("explain/model/ada")
         await adopting.by_hand("ada", 2)  # as the HPA does
         await adopting.until_pods(2)
         await adopting.annotate("ada", {OURS + "idle-seconds": "0.5"})  # later, so that both pods are observed before
@@ -190,7 +190,7 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
     adopting.write(adoption={"holdSeconds": 600})
     async with adopting.running(), asyncio.timeout(WAIT_S_MAX):
         usual = await adopting.shown("ada", "Scaled")
-        assert (usual["status"], usual["message"]) == ("True", "its scale follows the Calls on Model ada")
+        assert (usual["status"], usual["message"]) == ("True", "its scale follows the requests for Model ada")
         before = writes_of_status(await adopting.scale("ada"))
         assert (await adopting.embed("ada"))[0] == 200
         while (await adopting.scale("ada"))["status"].get("availableReplicas") != 1:  # as its controller writes it
@@ -201,7 +201,7 @@ async def test_workload_condition_shows_if_its_scale_is_automatic_or_manual(adop
         await adopting.by_hand("ada", 2)
         held = await adopting.shown("ada", "ScaledByHand")
         said, _, until = held["message"].rpartition(" ")
-        assert said == "scaled to 2 by kubectl, which holds until"
+        assert said == "scaled to 2 by kubectl; holds until"
         assert datetime.fromisoformat(until) > began
         assert held["lastTransitionTime"] == usual["lastTransitionTime"], "its status is the same"
         adopting.hold(1)

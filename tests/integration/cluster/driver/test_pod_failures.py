@@ -229,7 +229,7 @@ async def test_image_pulled_within_the_timeout_does_not_fail_the_start(scene: Sc
         await scene.annotate("r1", {IMAGE_ERROR: None})
         await observed.until(one.id, Seen.READY)
         assert observed.words(one.id) == ["starting", "ready"]
-        assert not driver._hoping
+        assert not driver._start_timeouts
 
 
 async def test_invalid_image_name_fails_the_start_at_once(scene: Scene) -> None:

@@ -94,7 +94,7 @@ async def test_model_read_by_two_installations_is_served_by_one(
             while "ServedElsewhere" not in (said := await conditions(api, namespace, "ada")):
                 await asyncio.sleep(0.05)
             assert said["ServedElsewhere"].startswith(f"installation {namespace}/pilotlight serves the Models of")
-            while (await conditions(api, namespace, "ada")).get("Ready") != "1 Replica takes Calls":  # by the other
+            while (await conditions(api, namespace, "ada")).get("Ready") != "1 Replica serves requests":  # by the other
                 await asyncio.sleep(0.05)
             (pod,) = (await api.get(f"/api/v1/namespaces/{namespace}/pods"))["items"]
             assert pod["metadata"]["labels"][INSTALLATION] == installation_id(namespace, "pilotlight")

@@ -85,7 +85,7 @@ async def test_unschedulable_pod_blocks_further_pods_for_the_same_nodes(alone: A
         await alone.why("bob", lambda said: "Unschedulable" in said)
         eve = tasks.create_task(one.call("eve"))
         said = await alone.why("eve", lambda said: "Not placed" in said)
-        assert "bob waits for such a node already: Unschedulable" in said
+        assert "bob already waits for such a node: Unschedulable" in said
         assert sorted(await alone.pods()) == ["ada", "bob"], "no second one is ordered"
         assert not bob.done()
         assert not eve.done()
@@ -113,7 +113,7 @@ async def test_model_start_waits_while_other_pods_use_the_whole_gpu_quota(
     alone.write(model("ada", gpu={"count": 1}))
     async with alone.running() as one, asyncio.timeout(WAIT_S_MAX), asyncio.TaskGroup() as tasks:
         ada = tasks.create_task(one.call("ada"))
-        full = f"ResourceQuota gpus allows 1 {GPU} in all, and they are in use"
+        full = f"ResourceQuota gpus allows 1 {GPU}, and all are in use"
         await alone.why("ada", lambda said: "Not placed" in said and full in said)  # the quota may be read last
         assert not await alone.pods()
         await api.delete(f"{core}/pods/others")

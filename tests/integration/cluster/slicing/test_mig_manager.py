@@ -146,7 +146,7 @@ async def test_node_with_a_device_in_use_is_not_repartitioned(place: Scene) -> N
         await place.api.create(pods, holder(place))
         one.cut(place.order)
         await seen.until(lambda seen: bool(seen.refused))
-        assert seen.refused == [f"pod {place.namespace}/theirs has a device of it"]
+        assert seen.refused == [f"pod {place.namespace}/theirs uses its devices"]
         assert (await place.labels())[CONFIG] == "as-it-was"
         await place.api.delete(f"{pods}/theirs", grace_s=0)
         one.cut(place.order)
@@ -161,7 +161,10 @@ async def test_node_repartitioned_by_others_is_not_changed(place: Scene, what: d
         before = {name: labels[name] for name in labels if not name.startswith("beta.kubernetes.io/")}
         one.cut(place.order)
         await seen.until(lambda seen: bool(seen.refused))
-        assert seen.refused[0] in {"somebody else has it cut", "it is not ready for that"}
+        assert seen.refused[0] in {
+            "another client changed its MIG configuration",
+            "it is not ready to be repartitioned",
+        }
         after = await place.labels()
         assert {name: after[name] for name in after if not name.startswith("beta.kubernetes.io/")} == before, (
             "but for what the node's controller adds in its own time"
@@ -191,7 +194,7 @@ async def test_configmap_without_a_valid_mig_configuration_is_not_changed(place:
         assert seen.node.order is None
         one.cut(place.order)
         await seen.until(lambda seen: bool(seen.refused))
-        assert seen.refused == [f"its ConfigMap's {FILE} is no configuration of mig-parted"]
+        assert seen.refused == [f"its ConfigMap's {FILE} is not a mig-parted configuration"]
         assert (await place.api.get(f"{place.config_maps}/mig"))["data"] == {FILE: "- a\n- b\n"}
 
 

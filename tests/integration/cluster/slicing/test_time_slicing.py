@@ -95,7 +95,7 @@ async def test_gpu_shared_three_ways_serves_three_replicas_and_queues_the_fourth
         house.write(*models.values(), nodes=kinds)
         async with house.running():
             if teller == "config map":
-                while "nobody tells how they are shared" not in await reasons(house):
+                while "their sharing mode is not known" not in await reasons(house):
                     await asyncio.sleep(0.05)
                 assert not await bound(api, namespace)
             async with configured(api, node.name) if teller == "config map" else contextlib.nullcontext():

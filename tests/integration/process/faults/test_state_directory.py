@@ -77,7 +77,7 @@ async def test_serve_reports_engines_that_no_autoscaler_could_stop(tmp_path: Pat
         good = epoch.read_bytes()
         epoch.write_bytes(b"")
         os.kill(one.autoscaler(), signal.SIGKILL)
-        await until("it tried again", lambda: f"{epoch} holds no number" in one.said())
+        await until("it tried again", lambda: f"{epoch} contains no number" in one.said())
         assert (await one.call("ada")).ending is Ending.COMPLETED, "what runs is not hurt"
         assert await one.stop() == 1
         assert "event=engine_stop_failed" in one.said()

@@ -38,7 +38,7 @@ def impossible(folder: Path, how: str) -> tuple[Document, str]:
     """Return a Model that cannot start, and the reason."""
     file = folder / "bad.gguf"
     if how == "no-program":
-        why = "there is no program /nowhere/engine; install it, or correct spec.command"
+        why = "program /nowhere/engine was not found; install it, or correct spec.command"
         return model("bad", engine="command", command=["/nowhere/engine", "{port}"], gpu=MEMORY), why
     why = f"there is no {file}; put the model there, or correct spec.artifact"
     if how == "no-gguf":
@@ -109,7 +109,7 @@ async def test_reload_with_a_missing_program_keeps_the_running_engine_serving(tm
         one.config.write_text(one.config.read_text().replace(sys.executable, "/nowhere/python"))
         assert one.process is not None
         one.process.send_signal(signal.SIGHUP)
-        await until("it is said", lambda: "Model ada cannot start: there is no program /nowhere/python" in one.said())
+        await until("it is said", lambda: "Model ada cannot start: program /nowhere/python was not found" in one.said())
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert one.engines() == engines
-        assert "One more cannot start: there is no program" in pilotlight(one, "explain", "model", "ada")
+        assert "One more cannot start: program " in pilotlight(one, "explain", "model", "ada")

@@ -242,10 +242,10 @@ def test_missing_engine_program_is_detected_before_a_start(rig: LocalRig, tmp_pa
         return driver.obstacle(msgspec.structs.replace(model, spec=msgspec.structs.replace(model.spec, env=env)))
 
     assert obstacle(sys.executable, "x.py") == ""
-    assert obstacle("/nowhere/engine") == f"there is no program /nowhere/engine; {fix}"
-    assert obstacle("engine") == f"there is no program engine on the PATH; {fix}"
+    assert obstacle("/nowhere/engine") == f"program /nowhere/engine was not found; {fix}"
+    assert obstacle("engine") == f"program engine was not found on the PATH; {fix}"
     program.write_text("#!/bin/sh\n")
-    assert obstacle(str(program)) == f"there is no program {program}; {fix}", "it cannot be executed"
+    assert obstacle(str(program)) == f"program {program} was not found; {fix}", "it cannot be executed"
     program.chmod(0o755)
     assert obstacle(str(program)) == obstacle("engine", PATH=str(tmp_path)) == ""
     assert obstacle() == "tuple index out of range", "whatever a launch raises"

@@ -105,7 +105,7 @@ def test_engine_starts_only_after_its_weights_are_pulled(rig: LocalRig, tmp_path
             at.start(one, model)
             at.start(one, model)
             first = await observed.until(one.id, Seen.STARTING, times=3)
-            assert (first.started_s, first.waits) == (None, "its weights are brought here: half of it")
+            assert (first.started_s, first.waits) == (None, "its weights are being fetched: half of it")
             assert not rig.exists(one.id)
             bringer.go.set()
             ready = await observed.until(one.id, Seen.READY)

@@ -46,7 +46,7 @@ async def test_unusable_state_directory_fails_the_start_with_one_error_line(tmp_
         else:
             one.state.mkdir()
             (one.state / "version").write_text("99\n" if what == "newer" else "somebody else's\n")
-            why = "newer Pilotlight" if what == "newer" else "not one of Pilotlight's"
+            why = "newer Pilotlight" if what == "newer" else "not a state directory of Pilotlight"
         status, line = refused(one)
         assert status in {1, 2}
         assert why in line

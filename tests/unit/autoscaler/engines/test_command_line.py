@@ -97,7 +97,7 @@ def test_missing_engine_error_names_the_install_command() -> None:
 
 def test_unknown_launcher_flag_is_rejected_before_the_start() -> None:
     with pytest.raises(
-        EngineError, match=r"^Model m: --mlock is not a flag of the xllamacpp server, which knows --model"
+        EngineError, match=r"^Model m: --mlock is not a flag of the xllamacpp server, which supports --model"
     ):
         start(model("llama.cpp", args=("--mlock",)), "xllamacpp")
 
@@ -105,7 +105,7 @@ def test_unknown_launcher_flag_is_rejected_before_the_start() -> None:
 def test_tls_with_the_xllamacpp_server_is_rejected_before_the_start() -> None:
     spoken = model("llama.cpp", tls=EngineTls())
     with pytest.raises(
-        EngineError, match=r"^Model m: spec\.tls: the llama extra's server speaks no TLS: use llama-server"
+        EngineError, match=r"^Model m: spec\.tls: the llama extra's server has no TLS: use llama-server"
     ):
         start(spoken, "xllamacpp", "llama-server")
     assert start(spoken, "llama-server").argv[0] == "/bin/llama-server"
@@ -194,10 +194,10 @@ def test_artifact_url_is_converted_to_an_engine_path() -> None:
 @pytest.mark.parametrize(
     ("engine", "artifact", "said"),
     [
-        ("llama.cpp", "hf://org/name", "nobody here brings weights from the Hub: mount them"),
-        ("llama.cpp", "s3://abc/a.gguf", "nobody here brings weights from a bucket"),
-        ("vllm", "oci://r.io/a:1", "nobody here brings weights from a registry"),
-        ("vllm", "hf://org/name?include=*", "nobody here brings weights from the Hub, or by ?include="),
+        ("llama.cpp", "hf://org/name", "weights from the Hub are not fetched here: mount them"),
+        ("llama.cpp", "s3://abc/a.gguf", "weights from a bucket are not fetched here"),
+        ("vllm", "oci://r.io/a:1", "weights from a registry are not fetched here"),
+        ("vllm", "hf://org/name?include=*", "weights from the Hub, or by ?include= are not fetched here"),
     ],
 )
 def test_weights_not_on_the_node_are_rejected_if_engine_cannot_fetch(
@@ -212,7 +212,7 @@ def test_weights_not_on_the_node_are_rejected_if_engine_cannot_fetch(
 
 def test_adapter_not_on_the_node_is_rejected() -> None:
     adapters = (Adapter(name="here", artifact="file:///a"), Adapter(name="x", artifact="s3://abc/x.gguf"))
-    with pytest.raises(EngineError, match=re.escape("adapters: nobody here brings s3://: mount them")):
+    with pytest.raises(EngineError, match=re.escape("adapters: s3:// is not fetched here: mount them")):
         start(model("vllm", artifact="file:///m", adapters=adapters), "vllm")
 
 

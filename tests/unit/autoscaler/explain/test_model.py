@@ -304,7 +304,7 @@ def test_status_prefers_the_reason_of_live_replicas_over_ending_ones() -> None:
 
 @pytest.mark.parametrize(("held", "begins"), [(0, "No Replica is needed now"), (2, "2 Replicas are needed")])
 def test_manual_scale_is_explained_exactly_once(held: int, begins: str) -> None:
-    said = f"scaled to {held} by kubectl, which holds until then"
+    said = f"scaled to {held} by kubectl; holds until then"
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)
     made = replace(model("a", 20, low=held, high=held, paused=not held), adopted=by_hand)
     first, *others = tell(world([made], [device()]), "a").sentences

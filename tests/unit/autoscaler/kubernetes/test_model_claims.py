@@ -78,7 +78,7 @@ class House:
         self.serves: set[Origin] = set()
         self.told = 0
         self.claims = ModelClaims(cast("Api", server), me, self._held, lambda: self.now_s)
-        self.installation = Installation(self._tell, {CUSTOMS}, title=me, ask=self.claims.ask)
+        self.installation = Installation(self._tell, {CUSTOMS}, title=me, request_claims=self.claims.ask)
         self.due_s = 0.0
         self.installation.put(CUSTOMS, dict(models))
 

@@ -27,7 +27,7 @@ from tests.support.fakes.kubernetes.api_server import Server
 
 SECRET = "at 10.0.0.7, says a proxy, with token abc"
 FORBIDDEN = ApiError(403, "Forbidden", SECRET)
-DOCTOR = "`pilotlight doctor` says which right is missing"
+DOCTOR = "`pilotlight doctor` reports the missing permission"
 
 
 class Refusing(Server):

@@ -66,7 +66,7 @@ def test_stuck_release_emits_one_event_after_the_timeout() -> None:
     teller, world = Teller(), leaving()
     assert not teller.sees(world, 0)
     assert not teller.sees(world, STUCK_S)
-    note = "1 x A100 on w1 of rack is still there after 5 min of being given back: busy"
+    note = "1 x A100 on w1 of rack is not released after 5 min: busy"
     assert teller.sees(world, STUCK_S + 1) == [("CapacityStuck", "Warning", note)]
     assert not teller.sees(world, STUCK_S + 2)
     assert not teller.sees(world, 10 * STUCK_S)

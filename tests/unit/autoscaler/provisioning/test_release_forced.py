@@ -72,7 +72,8 @@ def test_forced_release_emits_one_warning_event() -> None:
     (one,) = event_log.derive_step_events((), (), before, after)
     assert (one.model, one.reason, one.type) == (A.name, "CapacityForced", "Warning")
     assert one.note == (
-        "1 x A100 on w1 of rack is detached by force: an operator drains it by force, and it did not go"
+        "1 x A100 on w1 of rack is detached by force: an operator ordered a forced drain, "
+        "and the normal release did not end"
     )
     again, forced = given_back(after, HERE_S + 60)
     assert [one.order.force for one in forced] == [True]

@@ -363,7 +363,7 @@ def test_node_that_accepts_the_replica_is_no_longer_avoided() -> None:
 def test_replica_that_waits_for_its_image_is_not_moved() -> None:
     one = Kept(*gpus("n1"), *gpus("n2"))
     one.now_s += STRANDED_S - 1
-    one.see(waits="node n1 gets its image and volumes ready")
+    one.see(waits="node n1 prepares its image and volumes")
     one.now_s += 1000
     assert one.act() == []
 

@@ -160,9 +160,9 @@ def test_rejected_repartition_is_retried_after_a_delay_with_a_reason() -> None:
     action = order(at)
     assert action is not None
     at, _ = fold(at, [Acted(action=action)], T0)
-    at, _ = fold(at, [CutRefused(node="n1", reason="pod a/b has a device of it")], T0)
+    at, _ = fold(at, [CutRefused(node="n1", reason="pod a/b uses its devices")], T0)
     assert order(at, T0 + REFUSED_S - 0.1) is None
-    assert "but pod a/b has a device of it" in why(at)
+    assert "but pod a/b uses its devices" in why(at)
     assert not any(explain_closed_slice(at, one) for one in at.nodes.slices.values())
     assert order(at, T0 + REFUSED_S) is not None
 

@@ -129,7 +129,7 @@ async def test_operator_order_is_queued_and_answered_with_its_effect(aiohttp_cli
 
 
 async def test_stop_of_a_manually_scaled_model_mentions_the_manual_scale(aiohttp_client: AiohttpClient) -> None:
-    message = "scaled to 2 by kubectl, which holds until then"
+    message = "scaled to 2 by kubectl; holds until then"
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, message=message)
     made = replace(model("a", 20, low=2, high=2), adopted=by_hand)
     port = Port(world([made], [device()], [replica(made, "r1")]))

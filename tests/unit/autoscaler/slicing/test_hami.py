@@ -91,7 +91,7 @@ def test_disabled_overcommit_limits_a_card_to_its_own_size(label: str, own_gib: 
     [
         (card(), {"device_cordon": "GPU-x,GPU-aaaa"}, "hami.io/device-cordon"),
         (card(), {"node_handshake": "Deleted_2026.01.01 00:00:00"}, "left its node"),
-        (card(mode="mig"), {}, "cuts it by MIG"),
+        (card(mode="mig"), {}, "partitions it by MIG"),
     ],
 )
 def test_card_that_hami_does_not_allocate_is_unavailable(
@@ -142,7 +142,7 @@ def test_pod_requests_a_card_and_its_share() -> None:
     assert (alone.limits["nvidia.com/gpucores"], beside.limits["nvidia.com/gpucores"]) == ("100", "99")
     assert "nvidia.com/gpucores" not in Hami().fields("m-3", [SliceShare(one, GIB)]).limits
     agrees("slicing/hami", [pod("m-1", fields), pod("m-2", alone)])
-    with pytest.raises(ValueError, match="m-4: HAMi gives as much of each card"):
+    with pytest.raises(ValueError, match="m-4: HAMi gives a container the same amount of each card"):
         Hami().fields("m-4", [SliceShare(one, GIB), SliceShare(other, 2 * GIB)])
 
 
@@ -161,7 +161,7 @@ def taken(words: HamiNames, asks: list[tuple[int, int]]) -> bool:
     for mib, percent in asks:
         limits = Hami(words).fields("m", [SliceShare(one[0], mib * MIB, percent)]).limits
         asked_mib = int(limits[words.memory])
-        asked = int(limits.get(words.cores, "100" if words.all_unless_said else "0"))
+        asked = int(limits.get(words.cores, "100" if words.all_cores_by_default else "0"))
         if tasks >= 10 or asked_mib != mib or total - used_mib < asked_mib or 100 - used_cores < asked:
             return False
         if (asked == 100 and tasks) or (used_cores == 100 and asked == 0):
@@ -184,7 +184,9 @@ def test_hami_scheduler_accepts_replicas_that_fit_a_slice(words: HamiNames, asks
     for ask in asks:
         if sum(mib for mib, _ in [*fitting, ask]) <= 81920 and sum(percent for _, percent in [*fitting, ask]) <= 100:
             fitting.append(ask)
-    assume(not words.all_unless_said or len({percent > 0 for _, percent in fitting}) < 2)  # see `all_unless_said`
+    assume(
+        not words.all_cores_by_default or len({percent > 0 for _, percent in fitting}) < 2
+    )  # see `all_cores_by_default`
     assert taken(words, fitting)
 
 

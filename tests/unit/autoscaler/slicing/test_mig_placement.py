@@ -168,7 +168,7 @@ def test_only_idle_partitions_are_removed() -> None:
     found = on.start("3g.40gb")
     assert found == MigPlacement(IDS[0], "3g.40gb", 4, undo=(Cut("1g.10gb", 4), Cut("1g.10gb", 6)))
     assert (on.used(IDS[0]), on.idle(IDS[0])) == ((Cut("1g.10gb", 0), Cut("3g.40gb", 4)), ())
-    with pytest.raises(MigError, match=r"3g\.40gb at 4 of gpu-0 is in use: only an idle cut may be undone"):
+    with pytest.raises(MigError, match=r"3g\.40gb at 4 of gpu-0 is in use: only an idle cut can be deleted"):
         on.undo(IDS[0], Cut("3g.40gb", 4))
     on.stop(IDS[0], Cut("3g.40gb", 4))
     on.undo(IDS[0], Cut("3g.40gb", 4))
@@ -210,14 +210,14 @@ def test_partition_in_use_is_recorded_even_on_a_closed_device() -> None:
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        (lambda on: on.add(IDS[0], H100), "gpu-0 is there already"),
-        (lambda on: on.add("", H100), "a Device has a name, not ''"),
-        (lambda on: on.add(IDS[1], H100, [("1g.10gb", 0)], [("3g.40gb", 0)]), "3g.40gb at 0 cannot be beside 1g.10gb"),
+        (lambda on: on.add(IDS[0], H100), "gpu-0 exists already"),
+        (lambda on: on.add("", H100), "a Device needs a name, not ''"),
+        (lambda on: on.add(IDS[1], H100, [("1g.10gb", 0)], [("3g.40gb", 0)]), "3g.40gb at 0 conflicts with 1g.10gb"),
         (lambda on: on.add(IDS[1], H100, [("1g.10gb", 9)]), "1g.10gb cannot start at 9 on H100-80"),
         (lambda on: on.add(IDS[1], A30, [("1g.10gb", 0)]), "A30 has no MIG profile '1g.10gb'"),
-        (lambda on: on.use(IDS[0], Cut("7g.80gb", 0)), "7g.80gb at 0 cannot be beside 1g.10gb at 6"),
+        (lambda on: on.use(IDS[0], Cut("7g.80gb", 0)), "7g.80gb at 0 conflicts with 1g.10gb at 6"),
         (lambda on: on.stop(IDS[0], Cut("1g.10gb", 5)), "gpu-0 has no 1g.10gb at 5 in use"),
-        (lambda on: on.undo(IDS[0], Cut("1g.10gb", 5)), "1g.10gb at 5 of gpu-0 is not there"),
+        (lambda on: on.undo(IDS[0], Cut("1g.10gb", 5)), "1g.10gb at 5 of gpu-0 does not exist"),
         (lambda on: on.remove(IDS[3]), "no MIG Device is named 'gpu-3'"),
         (lambda on: on.close(IDS[3], "x"), "no MIG Device is named 'gpu-3'"),
         (lambda on: on.used(IDS[3]), "no MIG Device is named 'gpu-3'"),

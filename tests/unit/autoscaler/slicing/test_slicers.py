@@ -69,7 +69,7 @@ THREE = {GPU: "3"}
 EXAMPLES = (
     Example("whole, by labels", WholeGpu(), NodeFacts(N, {**T4, **gfd("none", "1", count="2")}, allocatable={GPU: "2"}),
             ("n/gpu0", "n/gpu1"), 15 * GI, Isolation.HARDWARE, {GPU: "1"}),
-    Example("whole, of which nobody tells", WholeGpu(), NodeFacts(N, allocatable={GPU: "2"}),
+    Example("whole, of unknown sharing mode", WholeGpu(), NodeFacts(N, allocatable={GPU: "2"}),
             ("n/gpu0", "n/gpu1"), sharing.UNKNOWN_BYTES, Isolation.HARDWARE, {GPU: "1"}),
     Example("whole, because the Settings say so", WholeGpu(),
             NodeFacts(N, allocatable=THREE, declared=declared(slicing=NodeSlicing("whole"))),
@@ -195,7 +195,7 @@ def test_devices_are_unavailable_until_the_node_has_the_declared_slicing(
         assert registry.list_slices(node) == own
         return
     found = registry.list_slices(node)
-    why = f"Settings `nodes` say that its devices are {kind}, and its node {registry.GIVERS[kind]}"
+    why = f"Settings `nodes` declare its devices as {kind}, but its node {registry.UNDETECTED_REASONS[kind]}"
     assert [one.closed for one in found] == [why] * 10
     assert registry.list_slices(NodeFacts(N, declared=declared(10, NodeSlicing(kind)))) == (), "it has no devices yet"
 
@@ -311,8 +311,10 @@ def test_gpu_with_unknown_sharing_is_unavailable_with_instructions(node: NodeFac
     (found,) = registry.list_slices(node)
     assert (found.kind, found.isolation) == ("whole", Isolation.NONE)
     resource, many = sharing.read_offered_gpus(node.allocatable)
-    assert found.closed.startswith(f"its node's device plug-in offers {many} {resource} of 1 device, and nobody tells")
-    assert "Settings `nodes`, by `slicing`" in found.closed
+    assert found.closed.startswith(
+        f"its node's device plug-in offers {many} {resource} of 1 device, and their sharing mode is"
+    )
+    assert "set `slicing` in Settings `nodes`" in found.closed
 
 
 @pytest.mark.parametrize(

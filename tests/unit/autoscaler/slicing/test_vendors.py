@@ -133,7 +133,7 @@ def test_npu_is_whole_or_split_by_one_template() -> None:
     assert (parts[0].device, parts[0].memory_bytes, parts[0].compute_percent) == ("node-1/NPU-1", 16 * GIB, 25)
     (wrong,) = Ascend(B2).inventory(npu_node("NPU-1", template="vir16")) or ()
     assert wrong.closed == (
-        "Settings `nodes` say template vir16, and an Ascend910B2 has vir03_1c_8g, vir06_1c_16g, vir12_3c_32g"
+        "Settings `nodes` set template vir16, but an Ascend910B2 has vir03_1c_8g, vir06_1c_16g, vir12_3c_32g"
     )
 
 

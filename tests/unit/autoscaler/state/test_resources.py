@@ -64,7 +64,7 @@ def test_quantity_is_parsed_to_milli_units_like_kubernetes(text: str | int, mill
 def test_foreign_pod_without_a_node_or_requests_is_not_recorded() -> None:
     found = nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [has("2", "1Gi")]}})
     assert found is not None
-    assert (found.node, found.beside, found.has_devices) == ("n1", HostAmount(2000, GI), False)
+    assert (found.node, found.cpu_memory, found.has_devices) == ("n1", HostAmount(2000, GI), False)
     assert nodes.read_other_pod({"metadata": {}, "spec": {"nodeName": "n1", "containers": [{}]}}) is None
     assert nodes.read_other_pod({"metadata": {}, "spec": {"containers": [has("2")]}}) is None
     keeps = {"metadata": {"labels": {PLACE: "lease"}}, "spec": {"nodeName": "n1", "containers": [has("2")]}}
@@ -74,7 +74,7 @@ def test_foreign_pod_without_a_node_or_requests_is_not_recorded() -> None:
 def test_cpu_and_memory_of_a_node_are_read_from_its_allocatable() -> None:
     status = {"allocatable": {"cpu": "3920m", "memory": "8Gi", "pods": "110"}, "capacity": {"cpu": "4"}}
     seen = nodes.read_node({"metadata": {"name": "n"}, "spec": {}, "status": status})
-    assert seen.beside == HostAmount(3920, 8 * GI)
+    assert seen.cpu_memory == HostAmount(3920, 8 * GI)
     assert seen.amounts == {}, "CPU is nothing that Slices are made of"
 
 

@@ -298,7 +298,7 @@ def test_no_default_kubeconfig_prints_one_blocker_and_logs_nothing(
     status, shown = run(tmp_path, "--driver", "kubernetes")
     first, fix, _ = shown.splitlines()
     assert (status, first) == (1, f"blocker  API server  there is no kubeconfig at {where}")
-    assert fix.endswith("-> give --kubeconfig, or run it in a pod")
+    assert fix.endswith("-> pass --kubeconfig, or run in a pod")
     assert not caplog.records
 
 

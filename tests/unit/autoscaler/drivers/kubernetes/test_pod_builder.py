@@ -69,7 +69,7 @@ def test_hostpath_mount_rejects_pod_with_security_context() -> None:
         return making(replica(ada, "ada-1", ()), ada, None).pod
 
     assert made("auto")["spec"]["securityContext"] == {"runAsUser": 0}
-    with pytest.raises(MountError, match="leave it out"):
+    with pytest.raises(MountError, match="remove it"):
         made("hostPath")
 
 
@@ -81,7 +81,7 @@ def test_hostpath_mount_with_security_context_blocks_start_with_reason() -> None
         return PodBuilder("n", launch, lambda _: "engine", lambda: settings, None, VOLUMES).obstacle(ada)
 
     assert obstacle("auto") == ""
-    assert "leave it out" in obstacle("hostPath")
+    assert "remove it" in obstacle("hostPath")
 
 
 OWN, TAKEN = node("own"), node("taken", **{NODE_POOL: "gpus"})

@@ -15,7 +15,7 @@ from tests.unit.autoscaler.drivers.kubernetes.test_proof_of_clean import RUNS
 
 SECRET = 'MountVolume.SetUp failed for volume "a" : secret "weights-login" not found'
 WAITS = RUNS._replace(
-    started_unix_s=None, waits="node n1 gets its image and volumes ready", prepared=False, ip="", leaving=False
+    started_unix_s=None, waits="node n1 prepares its image and volumes", prepared=False, ip="", leaving=False
 )
 
 

@@ -257,7 +257,7 @@ class Hearing:
         (403, "Forbidden", "must specify limits.cpu", False),
         (400, "BadRequest", "", False),
         (422, "Invalid", "", False),
-        (409, "AlreadyExists", "a pod of its name exists that another made", False),
+        (409, "AlreadyExists", "a pod of its name exists and is not ours", False),
     ],
 )
 async def test_start_retries_transient_api_errors_and_fails_on_rejection(

@@ -94,14 +94,14 @@ def test_volume_mount_at_weights_path_is_rejected(path: str) -> None:
     of = model(
         f"{CLAIM}\npod:\n  volumes: [{{name: x, emptyDir: {{}}}}]\n  volumeMounts: [{{name: x, mountPath: {path}}}]"
     )
-    with pytest.raises(CollisionError, match="the mount path /weights is used by Pilotlight in this pod"):
+    with pytest.raises(CollisionError, match="Pilotlight uses mount path /weights in this pod"):
         pod(of, WAYS["claim"])
 
 
 def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
     """A new document with that name is rejected, but an older Model that is not read again may have it."""
     theirs = Pod(volumes=({"name": volumes.NAME, "emptyDir": {}},))
-    with pytest.raises(CollisionError, match=f"the volume {volumes.NAME} is used by Pilotlight in this pod"):
+    with pytest.raises(CollisionError, match=f"Pilotlight uses volume {volumes.NAME} in this pod"):
         refuse_collisions(theirs, (), PodFields(), seen(CLAIM).pod)
 
 
@@ -118,7 +118,7 @@ def test_user_volume_named_like_the_weights_volume_is_rejected() -> None:
 def test_model_pod_field_that_the_device_also_sets_is_rejected(
     theirs: Pod, env: tuple[str, ...], asks: PodFields, what: str
 ) -> None:
-    with pytest.raises(CollisionError, match=f"the {what} is used by Pilotlight in this pod"):
+    with pytest.raises(CollisionError, match=f"Pilotlight uses {what} in this pod"):
         refuse_collisions(theirs, env, asks, seen(CLAIM).pod)
     refuse_collisions(theirs, env, PodFields(), seen(CLAIM).pod)
 
@@ -127,7 +127,7 @@ def test_security_context_of_model_is_rejected_with_hostpath_weights() -> None:
     privileged = Settings(weights=Weights(mount="hostPath"))
     for artifact in (OCI, CLAIM, ""):
         of = model(f"{artifact}\npod: {{securityContext: {{runAsUser: 0}}}}")
-        with pytest.raises(MountError, match=r"with weights.mount hostPath no spec.pod.securityContext is allowed"):
+        with pytest.raises(MountError, match=r"spec.pod.securityContext is not allowed with weights.mount hostPath"):
             volumes.check_security_context(of, privileged)
         volumes.check_security_context(of, Settings())
         volumes.check_security_context(model(artifact), privileged)
@@ -201,13 +201,13 @@ def test_weight_store_volumes_are_read_only() -> None:
 def test_missing_or_unmountable_weights_raise_mount_error() -> None:
     with pytest.raises(MountError, match="the weights of Model ada are not on its node yet"):
         seen(found=None)
-    with pytest.raises(MountError, match="what the weights of Model ada are is not known yet"):
+    with pytest.raises(MountError, match="the digest of the weights of Model ada is not known yet"):
         seen(found=None, mount="image")
     with pytest.raises(
         MountError, match="the weights of Model ada cannot be mounted in its pods: Pilotlight may not create"
     ):
         seen(facts=ClusterFacts())
-    with pytest.raises(MountError, match="are of a node, and none is chosen yet"):
+    with pytest.raises(MountError, match="are stored on a node, and no node is chosen yet"):
         mount_weights(model(OCI), "engines", None, COPY, FACTS, Settings())
 
 
@@ -315,7 +315,7 @@ async def test_terminating_volume_or_pvc_raises_conflict_until_it_is_gone(kind: 
     server = Server()
     made = making(server, [0.0])
     server.leaves = {kind}
-    with pytest.raises(ApiError, match=f"{kind} .* is just being deleted") as error:
+    with pytest.raises(ApiError, match=f"{kind} .* is being deleted") as error:
         await made.make(OBJECTS)
     assert (error.value.status, error.value.reason) == (409, "Conflict")
     server.leaves = set()
@@ -325,7 +325,7 @@ async def test_terminating_volume_or_pvc_raises_conflict_until_it_is_gone(kind: 
 async def test_error_for_forbidden_volume_names_the_helm_value_to_set() -> None:
     server = Server()
     server.forbids = True
-    with pytest.raises(ApiError, match=r"forbidden: it takes the rights that the chart gives with `agent\.enabled`"):
+    with pytest.raises(ApiError, match=r"forbidden: grant the permissions of chart value `agent\.enabled`"):
         await making(server, [0.0]).make(OBJECTS)
 
 
@@ -376,7 +376,9 @@ async def test_pod_is_created_after_its_volume_exists(monkeypatch: pytest.Monkey
     assert server.asked == ["POST Pod"]
     server.forbids, others = True, build_node_volume("engines", NODE._replace(name="other"), "/store")
     await made.create(replica(of, "n/gpu0", id="ada-3"), pod(of, WAYS["volume"]), (), others)
-    assert hears.told[-1].startswith("ada-3 refused: its pod was refused: persistentvolumes is forbidden: it takes")
+    assert hears.told[-1].startswith(
+        "ada-3 refused: the API server rejected its pod: persistentvolumes is forbidden: grant"
+    )
 
 
 class Says(Server):

@@ -57,9 +57,12 @@ def test_wait_ends_when_space_is_free_or_stop_is_ordered(
 
 
 def test_error_reason_names_a_file_only_if_known() -> None:
-    assert driver._said(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
-    assert driver._said(FileNotFoundError(errno.ENOENT, "No such file", "/engine")) == "/engine: No such file"
-    assert driver._said(ValueError()) == "ValueError"
+    assert driver._describe_launch_error(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
+    assert (
+        driver._describe_launch_error(FileNotFoundError(errno.ENOENT, "No such file", "/engine"))
+        == "/engine: No such file"
+    )
+    assert driver._describe_launch_error(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -31,7 +31,7 @@ def test_saved_placement_values_are_loaded_again(state: StateDirectory) -> None:
 def test_placement_values_of_other_version_are_kept_until_next_save(state: StateDirectory) -> None:
     path = state.path / "lesson.json"
     path.write_bytes(b'{"version": 2, "lesson": {"of": "another kind"}}')
-    assert LessonFile(state).load() == (None, f"{path} is of version 2, not 1: what it says is learnt again")
+    assert LessonFile(state).load() == (None, f"{path} has version 2, not 1: its values are learned again")
     assert path.exists()
     LessonFile(state).save(LESSON)
     assert LessonFile(state).load() == (LESSON, "")
@@ -47,7 +47,7 @@ def test_corrupt_placement_values_file_is_moved_aside_and_reported(state: StateD
     lesson, problem = LessonFile(state).load()
     assert lesson is None
     assert problem.startswith(f"{path} cannot be read (")
-    assert problem.endswith("; it is learnt again")
+    assert problem.endswith("; its values are learned again")
     assert "\n" not in problem
     assert not path.exists()
     assert LessonFile(state).load() == (None, "")

@@ -31,13 +31,16 @@ def test_second_process_is_rejected_with_the_pid_of_the_first(tmp_path: Path) ->
     with pytest.raises(InUseError) as refused:
         StateDirectory.open(tmp_path / "s")
     pid = (tmp_path / "s" / "lock").read_text().strip()
-    expected = f"another pilotlight uses {tmp_path}/s (pid {pid}): stop it, or name another directory with --state"
+    expected = (
+        f"another Pilotlight process uses {tmp_path}/s (pid {pid}): stop it, or name another directory with --state"
+    )
     assert str(refused.value) == expected
     state.close()
 
 
 @pytest.mark.parametrize(
-    ("version", "why"), [("2", "newer Pilotlight (layout 2, this one knows 1)"), ("x", "not one of Pilotlight's")]
+    ("version", "why"),
+    [("2", "newer Pilotlight (layout 2, this version supports 1)"), ("x", "not a state directory of Pilotlight")],
 )
 def test_directory_of_newer_version_or_other_program_is_left_unchanged(tmp_path: Path, version: str, why: str) -> None:
     (tmp_path / "version").write_text(version)
@@ -60,7 +63,7 @@ def test_error_names_a_corrupt_file_and_leaves_it_unchanged(tmp_path: Path, name
         with pytest.raises(StateError) as refused:
             StateDirectory.open(tmp_path)
         assert not isinstance(refused.value, InUseError)
-        assert f"{tmp_path / name} holds no " in str(refused.value)
+        assert f"{tmp_path / name} contains no " in str(refused.value)
         assert (tmp_path / name).read_bytes() == content
 
 
@@ -84,7 +87,7 @@ def test_error_for_unwritable_directory_names_the_state_option(tmp_path: Path) -
 
 
 def test_attach_to_missing_directory_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="is not there"):
+    with pytest.raises(StateError, match="does not exist"):
         StateDirectory.attach(tmp_path / "s")
 
 

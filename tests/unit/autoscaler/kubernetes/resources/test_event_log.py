@@ -72,7 +72,7 @@ def test_timed_out_or_impossible_start_has_start_failed_event() -> None:
 
 
 def test_serving_replica_that_exits_has_one_stopped_event() -> None:
-    broke = [("Stopped", "r broke: was killed by SIGKILL")]
+    broke = [("Stopped", "r failed: was killed by SIGKILL")]
     assert told(one_of(), seen(Seen.EXITED, reason="was killed by SIGKILL"))[1] == broke
     at_once = seen(Seen.CLEAN, reason="was killed by SIGKILL", proof="exited")
     assert told(one_of(), at_once)[1] == broke, "and once, however fast it is gone"
@@ -101,8 +101,8 @@ def test_capacity_has_events_when_requested_and_when_arrived() -> None:
     def between(before: World, now: World) -> list[tuple[str, str]]:
         return [(one.reason, one.note) for one in event_log.derive_step_events((), (), before, now)]
 
-    assert between(begin, ordered) == [("CapacityRequested", "rack was asked for 1 x A100 on w1")]
-    assert between(ordered, here) == [("CapacityArrived", "rack brought 1 x A100 on w1 after 30 s")]
+    assert between(begin, ordered) == [("CapacityRequested", "1 x A100 on w1 was ordered from rack")]
+    assert between(ordered, here) == [("CapacityArrived", "rack delivered 1 x A100 on w1 after 30 s")]
     leases = tuple(one.listed for one in here.capacity.leases.values() if one.listed is not None)
     found = told_there(begin, LeasesSeen(provider="rack", leases=leases, began_s=T0 + 1), now_s=T0 + 1)
     assert found.capacity.leases

@@ -68,7 +68,7 @@ SITUATIONS = {
     "CannotStart": (case(obstacle="no engine vllm"), "False"),
     "StartFailed": (case(history=History(failure="not ready after 900 s, which is start.secondsMax")), "False"),
     "CrashLoop": (case(history=History(failure=EXITED, tries=2)), "False"),
-    "OOMKilled": (case(history=History(failure="was killed for memory (OOMKilled)")), "False"),
+    "OOMKilled": (case(history=History(failure="was killed for lack of memory (OOMKilled)")), "False"),
     "ImagePullBackOff": (starting(waits="ErrImagePull: not found"), "False"),
     "Unschedulable": (starting(waits="Unschedulable: 0/3 nodes are available"), "False"),
     "CreateContainerConfigError": (starting(waits='CreateContainerConfigError: secret "x" not found'), "False"),
@@ -114,8 +114,8 @@ def test_model_waiting_for_capacity_is_not_degraded() -> None:
 
 
 def test_model_whose_pod_pulls_its_image_is_not_degraded() -> None:
-    waits = starting(waits="node n1 gets its image and volumes ready")
-    assert said(waits, "Ready")[1:] == ("False", "Starting", "node n1 gets its image and volumes ready")
+    waits = starting(waits="node n1 prepares its image and volumes")
+    assert said(waits, "Ready")[1:] == ("False", "Starting", "node n1 prepares its image and volumes")
     assert said(waits, "Degraded").status == "False"
     assert said(starting(waits="ErrImagePull: not found"), "Degraded").reason == "ImagePullBackOff"
 
@@ -157,7 +157,7 @@ def test_status_contains_replicas_demand_last_start_and_conditions() -> None:
     }  # fmt: skip
     assert made["learned"] == {"startSeconds": [16.0], "lastActivity": "2027-01-15T07:59:58Z"}
     assert made["conditions"][0] == {
-        "type": "Ready", "status": "True", "reason": "Serving", "message": "1 Replica takes Calls",
+        "type": "Ready", "status": "True", "reason": "Serving", "message": "1 Replica serves requests",
         "lastTransitionTime": "2027-01-15T08:00:00Z",
     }  # fmt: skip
 

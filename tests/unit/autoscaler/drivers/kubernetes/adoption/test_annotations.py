@@ -35,7 +35,7 @@ def test_first_annotated_name_is_the_model_and_others_are_aliases() -> None:
     model = read_model(annotated({"pilotlight.dev/models": "ada, babbage,ada ,"}))
     assert (model.name, model.spec.aliases, model.namespace) == ("ada", ("babbage",), "default")
     assert model.adopted == Adopted(
-        kind="Deployment", namespace="default", name="ada", message="Deployment default/ada is scaled"
+        kind="Deployment", namespace="default", name="ada", message="Pilotlight scales Deployment default/ada"
     )
     assert (model.spec.gpu.count, model.spec_hash(), model.created_unix_s) == (0, ADOPTED_HASH, 100)
 
@@ -68,7 +68,7 @@ def test_lingo_annotations_use_lingo_defaults() -> None:
         ("pilotlight.dev/models", "a b", "letters, digits or ._:/- that begin and end with a letter or digit"),
         ("pilotlight.dev/slots", "many", "expected a whole number from 1 to 100000"),
         ("pilotlight.dev/slots", "0", "expected a whole number from 1 to 100000"),
-        ("pilotlight.dev/replicas-min", "2", "expected at most 1, which is its maximum"),
+        ("pilotlight.dev/replicas-min", "2", "expected at most 1, its maximum"),
         ("pilotlight.dev/replicas-max", "-1", "expected a whole number from 1 to 1000"),
         ("pilotlight.dev/port", "70000", "expected a whole number from 1 to 65535"),
         ("pilotlight.dev/idle-seconds", "soon", "expected `auto` or seconds from 0 to 31536000"),
@@ -134,7 +134,7 @@ def test_manual_scale_sets_min_and_max_and_zero_pauses_the_model() -> None:
     assert (three.spec.replicas.min, three.spec.replicas.max, three.spec.paused) == (3, 3, False)
     assert three.adopted is not None
     assert (three.adopted.held, three.adopted.reason) == (True, "ScaledByHand")
-    assert three.adopted.message == "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
+    assert three.adopted.message == "scaled to 3 by kubectl; holds until 1970-01-01T00:10:00Z"
     zero = read_model(annotated(), Others("", Hand(0, "", 0.0), 600.0))
     assert zero.spec.paused
 
@@ -308,7 +308,7 @@ def test_container_with_annotated_port_is_the_engine() -> None:
     found["spec"]["containers"].insert(0, first)
     seen = read_pod(found, KEY, "gone", 9000)
     assert seen is not None
-    assert (seen.port, seen.ended) == (9000, "was killed for memory (OOMKilled)")
+    assert (seen.port, seen.ended) == (9000, "was killed for lack of memory (OOMKilled)")
 
 
 def test_pod_with_other_controller_kind_is_ignored() -> None:

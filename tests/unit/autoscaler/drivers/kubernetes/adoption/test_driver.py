@@ -300,7 +300,7 @@ def test_own_and_adopted_pods_share_one_probe_rate_limit() -> None:
     api = cast("Api", Plane())
     cluster = Cluster(ClusterOptions(namespace="n"), (api, api), cast("Elector", None), "a1", lambda: 0.0)
     pace = cluster._pace
-    assert pace is cluster._own._asking._pace
+    assert pace is cluster._own._prober._pace
     assert pace is cluster._resources.adopted._pace
     assert not pace.leads
 
@@ -323,14 +323,14 @@ async def test_exception_while_reading_a_workload_is_a_fault_of_its_model_only(m
 
 async def test_workload_task_that_raises_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained, "PAUSE_S", 0.0)
-    real, odd = workload_controller.Runner._ask_once, iter([True])
+    real, odd = workload_controller.Runner._probe_once, iter([True])
 
     async def once(self: workload_controller.Runner, pod: AdoptedPodSeen) -> None:
         if self.core.seen.key.name == "ada" and next(odd, False):
             raise KeyError("odd")
         await real(self, pod)
 
-    monkeypatch.setattr(workload_controller.Runner, "_ask_once", once)
+    monkeypatch.setattr(workload_controller.Runner, "_probe_once", once)
     async with serving("ada", "bert") as house:
         assert [one.model for one in house.faults() if one.reason] == ["ada"]
         assert set(house.now().values()) == {Seen.READY}
@@ -344,7 +344,7 @@ async def test_exception_in_a_workload_timer_is_a_fault_of_its_model_only(monkey
             raise KeyError("odd")
 
         monkeypatch.setattr(found.core, "look", odd)
-        found._look()
+        found._on_timer()
         assert [(one.model, "KeyError" in one.reason) for one in house.faults() if one.reason] == [("ada", True)]
         assert found._timer is not None, "it is tried again"
 
@@ -361,8 +361,8 @@ def test_change_is_delivered_again_after_callback_raises() -> None:
     watched = Watched(cast("Api", None), "/x", str, changed)
     key = ObjectKey("n", "a")
     with pytest.raises(KeyError):
-        watched._tell([(key, "new")])
-    watched._tell([(key, "new")])
+        watched._report([(key, "new")])
+    watched._report([(key, "new")])
     assert took == ["raised", Change(key, None, "new")]
 
 

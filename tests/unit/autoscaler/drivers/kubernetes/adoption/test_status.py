@@ -42,22 +42,22 @@ def said(reason: str = "Scaled", status: str = "True") -> ConditionValue:
 
 
 def test_adopted_condition_does_not_change_with_the_replica_count() -> None:
-    usual = ("True", "Scaled", "its scale follows the Calls on Model ada")
+    usual = ("True", "Scaled", "its scale follows the requests for Model ada")
     assert [shown(replicas=replicas, version=1 + replicas) for replicas in (0, 1, 7)] == [usual] * 3
 
 
 def test_manual_scale_condition_names_its_end_time() -> None:
-    message = "scaled to 3 by kubectl, which holds until 1970-01-01T00:10:00Z"
+    message = "scaled to 3 by kubectl; holds until 1970-01-01T00:10:00Z"
     assert shown(BY_HAND) == ("True", "ScaledByHand", message)
 
 
 def test_condition_names_the_other_autoscaler() -> None:
-    message = "HorizontalPodAutoscaler ada scales it, too: only zero or not zero is decided here"
+    message = "HorizontalPodAutoscaler ada also scales it: Pilotlight decides only between zero and not zero"
     assert shown(BY_HPA) == ("True", "ScaledByAnother", message)
 
 
 def test_condition_shows_a_name_conflict_together_with_other_reasons() -> None:
-    usual = f"its scale follows the Calls on Model default/ada; {TAKEN}"
+    usual = f"its scale follows the requests for Model default/ada; {TAKEN}"
     assert shown(called="default/ada", taken=TAKEN) == ("True", "NameTaken", usual)
     by_hand = shown(BY_HAND, "default/ada", TAKEN)
     assert by_hand is not None
@@ -70,7 +70,7 @@ def test_workload_whose_model_names_are_all_taken_is_not_served() -> None:
 
 def test_condition_for_invalid_annotation_says_if_older_values_apply() -> None:
     assert shown(problem="x is wrong") == (
-        "False", "WrongAnnotation", "x is wrong; the last good annotations are in force",
+        "False", "WrongAnnotation", "x is wrong; the last valid annotations stay in force",
     )  # fmt: skip
     alone = build_condition("x is wrong", None, None, "")
     assert alone == ("pilotlight.dev/Adopted", "False", "WrongAnnotation", "x is wrong; it is not served")

@@ -64,7 +64,7 @@ def test_pod_on_a_declared_node_selects_the_labels_of_its_settings_entry() -> No
 
 
 def test_gpu_quota_limits_declared_devices_or_defines_them_if_none() -> None:
-    full = "ResourceQuota q allows 2 nvidia.com/gpu in all, and they are in use"
+    full = "ResourceQuota q allows 2 nvidia.com/gpu, and all are in use"
     assert offered((T4, A100), Quota("q", 2, 0)) == {"nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": full}
     assert offered((T4,), Quota("q", 2, 2), Quota("loose", 9, 2)) == {"nodes[0]/gpu0": full}, "others have them"
     assert offered((), Quota("q", 2, 1)) == {"quota[]/gpu0": "", "quota[]/gpu1": full}
@@ -75,7 +75,7 @@ def test_own_replicas_count_against_quota_until_their_pods_are_gone() -> None:
     a = held(model("a"), "nodes[1]/gpu0", state=S.STARTING)
     assert offered((T4, A100), Quota("q", 2, 0), replicas=(a,)) == {
         "nodes[0]/gpu0": "", "nodes[1]/gpu0": "",
-        "nodes[1]/gpu1": "ResourceQuota q allows 2 nvidia.com/gpu in all, and they are in use",
+        "nodes[1]/gpu1": "ResourceQuota q allows 2 nvidia.com/gpu, and all are in use",
     }  # fmt: skip
     cleared = replace(a, state=S.SCRUBBING)
     assert set(offered((T4, A100), Quota("q", 2, 0), replicas=(cleared,)).values()) == {""}
@@ -83,11 +83,11 @@ def test_own_replicas_count_against_quota_until_their_pods_are_gone() -> None:
 
 def test_declared_node_kind_is_unavailable_while_its_pod_is_unschedulable() -> None:
     waits = held(model("a"), "nodes[0]/gpu0", state=S.STARTING, waits=UNSCHEDULABLE)
-    why = f"a waits for such a node already: {UNSCHEDULABLE}"
+    why = f"a already waits for such a node: {UNSCHEDULABLE}"
     assert offered((T4, A100, T4), replicas=(waits,)) == {
         "nodes[0]/gpu0": "", "nodes[1]/gpu0": "", "nodes[1]/gpu1": "", "nodes[2]/gpu0": why,
     }  # fmt: skip
-    pulls = replace(waits, runtime=replace(waits.runtime, waits="node n1 gets its image and volumes ready"))
+    pulls = replace(waits, runtime=replace(waits.runtime, waits="node n1 prepares its image and volumes"))
     assert set(offered((T4, T4), replicas=(pulls,)).values()) == {""}
 
 
@@ -126,7 +126,7 @@ def test_model_waits_with_reason_while_another_pod_is_unschedulable() -> None:
     assert kinds(answer) == []
     (unmet,) = answer.unmet
     assert not unmet.never
-    assert "a waits for such a node already: Unschedulable: 0/3" in unmet.reason
+    assert "a already waits for such a node: Unschedulable: 0/3" in unmet.reason
 
 
 def test_model_whose_selector_excludes_a_declared_node_gets_another_node() -> None:
@@ -158,7 +158,7 @@ async def test_slices_are_reported_when_a_quota_or_the_settings_change() -> None
 @pytest.mark.parametrize("slicing", [NodeSlicing("mig"), NodeSlicing("dra"), NodeSlicing("hami", template="vir04")])
 def test_declared_slicing_that_only_nodes_can_report_is_unavailable(slicing: NodeSlicing) -> None:
     told = declared.build_declared_slices((replace(A100, slicing=slicing),), (), {})
-    assert {one.closed for one in told} == {declared.UNTOLD.format(kind=slicing.kind)}
+    assert {one.closed for one in told} == {declared.UNKNOWN_PARTS.format(kind=slicing.kind)}
 
 
 def test_pod_on_declared_hami_cards_requests_memory_and_no_named_card() -> None:

@@ -172,7 +172,7 @@ async def test_claim_is_deleted_when_its_pod_is_rejected() -> None:
     server.refuses = [(PODS, ApiError(403, "Forbidden", "pod security"))]
     made, heard, _ = orders(server)
     await made.create(*begun())
-    assert heard.told == ["refused r1: its pod was refused: pod security"]
+    assert heard.told == ["refused r1: the API server rejected its pod: pod security"]
     assert server.objects == {}
 
 
@@ -182,7 +182,9 @@ async def test_start_fails_if_a_claim_of_another_owner_has_its_name() -> None:
     await server.create(CLAIMS, {"metadata": {"name": "r1", "labels": {"their": "own"}}})
     made, heard, _ = orders(server)
     await made.create(one, pod, claims)
-    assert heard.told == ["refused r1: its pod was refused: a ResourceClaim of its name exists that another made"]
+    assert heard.told == [
+        "refused r1: the API server rejected its pod: a ResourceClaim of its name exists and is not ours"
+    ]
     assert (server.names(CLAIMS), server.names(PODS)) == (["r1"], [])
 
 
@@ -273,7 +275,9 @@ async def test_start_on_shared_gpu_fails_if_its_claim_has_another_owner() -> Non
     await server.create(CLAIMS, {"metadata": {"name": COMMON, "labels": {"their": "own"}}})
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
-    assert heard.told == ["refused r1: its pod was refused: a ResourceClaim of its name exists that another made"]
+    assert heard.told == [
+        "refused r1: the API server rejected its pod: a ResourceClaim of its name exists and is not ours"
+    ]
 
 
 class Going(Server):
@@ -312,7 +316,7 @@ async def test_start_recreates_shared_claim_that_is_being_deleted(at: str, monke
     server = Going(at)
     made, heard, _ = orders(server)
     await made.create(*joins("r1"))
-    assert heard.told == [f"waits r1: {claims_.GOES}", "made r1"]
+    assert heard.told == [f"waits r1: {claims_.CLAIM_DELETING}", "made r1"]
     assert at != "make" or list(server.objects) == [f"{CLAIMS}/{COMMON}", f"{PODS}/r1"], "the pod waits for it"
     claim = server.objects[f"{CLAIMS}/{COMMON}"]
     assert "deletionTimestamp" not in claim["metadata"]

@@ -172,8 +172,8 @@ def test_unknown_gpu_sharing_blocks_placement_and_reason_names_fix() -> None:
     reason, never = unmet(at)
     assert not never
     assert reason == (
-        "needs 5Gi on one device; its node's device plug-in offers 3 nvidia.com/gpu of 1 device, and nobody tells how "
-        "they are shared: say it in Settings `nodes`, by `slicing`, or by `device.count` where there are more devices"
+        "needs 5Gi on one device; its node's device plug-in offers 3 nvidia.com/gpu of 1 device, and their sharing "
+        "mode is not known: set `slicing` in Settings `nodes`, or `device.count` if the node has more devices"
     )
 
 

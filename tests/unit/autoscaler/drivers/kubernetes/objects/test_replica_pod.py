@@ -124,7 +124,7 @@ def test_new_leader_can_read_the_full_replica_state_from_the_pod() -> None:
         "10.0.0.1",
         pods.assign_engine_port(found.replica),
     )
-    assert found.beside == HostAmount(100)
+    assert found.cpu_memory == HostAmount(100)
     assert pods.is_pod_of_replica(found, replica(of, "n1/gpu0"))
     assert not pods.is_pod_of_replica(found, replica(of, "n1/gpu1"))
     assert not pods.is_pod_of_replica(found._replace(leaving=True), replica(of, "n1/gpu0"))
@@ -296,7 +296,7 @@ def first(state: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"containerStatuses": status({"waiting": {"reason": "InvalidImageName"}})}, "", "InvalidImageName", 0.0),
         (
             {"containerStatuses": status({"terminated": {"exitCode": 137, "reason": "OOMKilled"}})},
-            "was killed for memory (OOMKilled): it needs more than resources.limits.memory, or than its node has",
+            "was killed for lack of memory (OOMKilled): raise resources.limits.memory, or use a node with more memory",
             "", None,
         ),
         ({"containerStatuses": status({"terminated": {"exitCode": 137, "reason": "Error"}})},
