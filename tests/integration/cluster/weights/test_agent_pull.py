@@ -344,7 +344,7 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
             assert f"/v2/{packed_models.NAME}/manifests/{digest}" in {one.path for one in registry.seen}
             other = house_model("ada", artifact=f"oci://{registry.host}/team/other:v1", start={"retries": 0})
             house.tell(other, weights=IMAGES)
-            while "it is no image (ModelPack)" not in str(await scene.ops("explain/model/ada")):
+            while "it is not an image (ModelPack)" not in str(await scene.ops("explain/model/ada")):
                 await asyncio.sleep(0.1)
 
 

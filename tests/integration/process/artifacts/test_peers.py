@@ -50,7 +50,7 @@ def serving(tmp_path: Path, name: str, *words: str) -> Iterator[tuple[str, subpr
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
-            found = re.search(r"are given on (127\.0\.0\.1:[0-9]+)", line)
+            found = re.search(r"serving the weights of .* on (127\.0\.0\.1:[0-9]+)", line)
             assert found is not None, line
             yield f"http://{found[1]}", process
         finally:

@@ -55,7 +55,7 @@ async def test_registry_login_is_stored_only_after_the_registry_accepts_it(tmp_p
         assert await ConfigFiles([file]).login(host, "x") == Login(USER, PASSWORD)
         absent = "manifest latest of team/model"
         assert f"there is no {absent}" in (await run("inspect", f"{host}/team/model")).output
-        assert (await run("logout", host)).output == f"{host}: logged out; gone from {file}\n"
+        assert (await run("logout", host)).output == f"{host}: logged out; removed from {file}\n"
         assert "wants a password, and there is none" in (await run("inspect", f"{host}/team/model")).output
 
 

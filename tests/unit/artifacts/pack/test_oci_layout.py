@@ -249,14 +249,14 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
         ({"m.bin": b""}, "left out: m.bin: weights of this form"),
         ({"m.gguf": b"", "M.GGUF": b""}, "stands there beside"),
         ({"m.gguf": b"", "con.json": b"{}"}, "give it another name"),
-        ({"Modelfile": b"FROM llama3"}, "FROM llama3: there is no such file or folder; name the weights themselves"),
+        ({"Modelfile": b"FROM llama3"}, "FROM llama3: no such file or folder; give the path of the weights"),
         ({"Modelfile": b"FROM m.bin", "m.bin": b""}, "m.bin: weights of this form"),
         ({"Modelfile": b"FROM a.gguf\nFROM m.bin", "a.gguf": b"", "m.bin": b""}, "m.bin: weights of this form"),
-        ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' names no file below"),
+        ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' matches no file below"),
         ({"Modelfile": b"FORM x"}, "Modelfile: line 1: expected one of FROM"),
         ({"Modelfile": b"FROM a.gguf\nMESSAGE me hi", "a.gguf": b""}, "MESSAGE 'me': expected one of system"),
         ({"Modelfile": b"FROM a.gguf\nPARAMETER stop", "a.gguf": b""}, "PARAMETER stop: expected a value"),
-        ({"Modelfile": b"\xff"}, "is no Modelfile, and no weights by its name"),
+        ({"Modelfile": b"\xff"}, "is neither a Modelfile nor a weights file"),
     ],
 )
 def test_unpackable_source_fails_in_one_line_and_leaves_no_files(

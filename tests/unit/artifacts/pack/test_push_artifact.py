@@ -120,10 +120,10 @@ async def test_push_and_inspect_commands_print_the_artifact_digest(tmp_path: Pat
             shown = (await run("inspect", what)).stdout
             lines = [f"digest: {rig.layout.top().digest}", f"manifest: {model} of this index", "dialect: ModelPack"]
             assert shown.splitlines()[:3] == lines
-            assert shown.splitlines()[-1] == "would be taken"
+            assert shown.splitlines()[-1] == "would be accepted"
             why = (await run("inspect", what, "--explain")).stdout
             assert "layer 3: application/vnd.cncf.model.weight.v1.tar: weight model.safetensors, tar, 6656 bytes" in why
-            assert why.splitlines()[-1] == "would be taken"
+            assert why.splitlines()[-1] == "would be accepted"
             told = json.loads((await run("inspect", what, "--output", "json")).stdout)
             named = (told["digest"], told["manifest"], told["refusal"])
             assert named == (rig.layout.top().digest, model, "")
@@ -157,7 +157,7 @@ async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_pat
     oci_layout.write_layout(tmp_path / "oci", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     shown = (await run("inspect", str(tmp_path / "oci"))).stdout
     assert "refused: ModelPack: layer 2: code is not taken from a registry" in shown
-    assert "would be taken" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout
+    assert "would be accepted" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
 IMAGES = Settings(weights=Weights(mount="image"))
 NEW = ClusterFacts(volumes=True, server=(1, 36))
 LOOK = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", image="models", ggufs=("a.gguf",))
-NONE = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", no_image="it is no image (ModelPack)")
+NONE = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", no_image="it is not an image (ModelPack)")
 
 
 def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1") -> World:
@@ -249,7 +249,7 @@ def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:
 
 def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
     found = stands(looking(replace(NONE, replicas=A1)))
-    why = "cannot be seen in its pods: it is no image (ModelPack); say weights.mount: auto in the Settings"
+    why = "cannot be seen in its pods: it is not an image (ModelPack); say weights.mount: auto in the Settings"
     assert found == WeightsFailed(why)
     assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == WeightsFailed("gone")
 

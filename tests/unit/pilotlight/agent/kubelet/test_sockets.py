@@ -234,7 +234,7 @@ async def test_socket_failure_is_logged_once_and_last_answer_is_kept(
         kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
     said = [record.getMessage().partition("reason=")[2] for record in caplog.records]
-    assert said[:2] == ["'there is no such socket'", "'a number does not end'"]
+    assert said[:2] == ["'the socket does not exist'", "'a number does not end'"]
     assert len(said) == 3
     assert said[2].startswith("'UNIMPLEMENTED")
 
