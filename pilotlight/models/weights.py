@@ -129,7 +129,7 @@ class Supply:
         finally:
             self._changed.set()
 
-    async def _named(self, model: Model, part: Part, report: obtain.Told) -> Copy:
+    async def _named(self, model: Model, part: Part, report: obtain.OnProgress) -> Copy:
         """Fetch a part. Raises AdapterError for one used only by adapters."""
         try:
             return await self._copy(part, report)
@@ -139,7 +139,7 @@ class Supply:
                 raise
             raise AdapterError(f"adapter {', '.join(names)}: {error}") from error
 
-    async def _copy(self, part: Part, report: obtain.Told) -> Copy:
+    async def _copy(self, part: Part, report: obtain.OnProgress) -> Copy:
         async with self._opening:
             if not self._open:
                 await run_in_thread(self._store.open)
@@ -322,7 +322,7 @@ class Telling:
         self._came: dict[Part, Came] = {}
         self._said_s = -TELL_EVERY_S
 
-    def of(self, part: Part) -> obtain.Told:
+    def of(self, part: Part) -> obtain.OnProgress:
         """Return the progress callback for one part."""
 
         def came(now: Came) -> None:

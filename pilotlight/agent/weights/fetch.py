@@ -24,7 +24,7 @@ from artifacts.credentials.keychain import Keychain
 from artifacts.errors import DeniedError, UnreachableError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Lies, Ways
-from artifacts.fetch.registry import Came, Registries, Told
+from artifacts.fetch.registry import Came, OnProgress, Registries
 from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.store.layout import ForbiddenError
@@ -73,7 +73,7 @@ class Fetching:
         self._seen: dict[WeightsRequest, WeightsReport] = {}
         """The last inspection with header, by request."""
 
-    async def bring(self, request: WeightsRequest, settings: Weights, report: Told) -> Brought:
+    async def bring(self, request: WeightsRequest, settings: Weights, report: OnProgress) -> Brought:
         """Return a held copy, fetched if necessary. Raises RegistryError, BadManifestError, StoreError, DiskError,
         SignersError, and what `secret_of` raises.
         """
@@ -133,7 +133,7 @@ class Fetching:
 
         return await credentials.try_each_login(secrets, of.host, of.repository, ways.registries.keychain, tried)
 
-    async def _obtained(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: Told) -> Copy:
+    async def _obtained(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: OnProgress) -> Copy:
         began_s, came_bytes = self._clock(), 0
 
         def came(now: Came) -> None:
@@ -150,7 +150,7 @@ class Fetching:
         self._metrics.pulled(self._clock() - began_s, came_bytes, well=True)
         return copy
 
-    async def _fetched(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: Told) -> Copy:
+    async def _fetched(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: OnProgress) -> Copy:
         among = await self.peering(f"oci://{of}" if isinstance(of, Reference) else str(of))
         if among is not None:
             by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))

@@ -297,7 +297,7 @@ async def test_adapter_and_allowed_unsafe_files_are_pulled_with_the_weights(
         house.write(custom_resources.document("Model", "ada", spec=spec))
         async with house.running(), scene.agent(), asyncio.timeout(180):
             assert (await house.call("ada"))[0] == 503
-            assert "code is not taken from a registry" in str(await scene.ops("explain/model/ada"))
+            assert "code is not accepted from a registry" in str(await scene.ops("explain/model/ada"))
             house.tell(custom_resources.document("Model", "ada", spec={**spec, "allowUnsafe": True}))
             while (await house.call("ada"))[0] != 200:
                 await asyncio.sleep(0.2)

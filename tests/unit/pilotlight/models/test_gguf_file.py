@@ -51,7 +51,7 @@ def test_llama_cpp_rejects_a_file_without_gguf_content(tmp_path: Path) -> None:
     path.write_bytes(b"hello there")
     assert wrong("llama.cpp", path) == f"{path}: not a GGUF file; put a complete GGUF file there, {CORRECT}"
     assert wrong("vllm", path) == ""
-    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: it is no regular file")
+    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: it is not a regular file")
 
 
 @pytest.mark.parametrize("engine", ["command", "ollama"])

@@ -162,7 +162,7 @@ async def test_image_pull_returns_the_image_id_or_a_one_line_error(path: Path) -
             await pull_image(daemon, "a:1", None)
         assert str(failed.value) == "NOT_FOUND failed to resolve a:1: not found"
         runtime.answer = b"\xff"
-        with pytest.raises(PullError, match="does not end"):
+        with pytest.raises(PullError, match="is incomplete"):
             await pull_image(daemon, "a:1", None)
         runtime.answer = None
         runtime.gate.clear()
@@ -263,7 +263,7 @@ async def test_pull_secret_login_is_used_and_never_logged(path: Path, caplog: py
         wrong = ImageWanted("Not A Name", "regcred")
         one.want([wrong])
         await waiting.called.acquire()
-        assert "no reference" in one.failed[wrong]
+        assert "not a reference" in one.failed[wrong]
     assert "secret-word" not in caplog.text
 
 

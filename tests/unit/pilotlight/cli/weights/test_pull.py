@@ -128,7 +128,7 @@ def test_weights_with_code_are_pulled_only_with_allow_unsafe(tmp_path: Path, sto
         words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)
         before, allowed, after = run(*words), run(*words, "--allow-unsafe"), run(*words)
         assert [before.exit_code, allowed.exit_code, after.exit_code] == [1, 0, 1]
-        assert "code is not taken from a registry" in before.stderr
+        assert "code is not accepted from a registry" in before.stderr
         assert before.stderr == after.stderr
 
 
@@ -144,7 +144,7 @@ def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("pull", "Oci://x"), 2, "is no reference to an artifact"),
+        (("pull", "Oci://x"), 2, "is not a reference to an artifact"),
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )

@@ -89,7 +89,7 @@ async def test_hub_and_bucket_weights_are_pushed_to_a_registry(tmp_path: Path, n
             assert sorted(json.loads(pulled.output)["files"]) == paths
         assert not list((tmp_path / "store" / "aside").iterdir())
         again = await run("push", ref, ref, "--store", store, env=env)
-        assert "there is no such folder; `pilotlight weights pack" in again.output
+        assert "no such folder; `pilotlight weights pack" in again.output
         again = await run("push", f"oci://{ref}", ref, "--store", store, env=env)
         assert "is already in a registry" in again.output
 
