@@ -73,7 +73,7 @@ async def test_image_with_code_is_mountable_only_with_allow_unsafe(tmp_path: Pat
             WeightsReport(artifact=artifact, look=True), reference.parse_reference(artifact), Ways()
         )
     assert found.image is None
-    assert "code is not taken" in found.no_image
+    assert "code is not accepted" in found.no_image
 
 
 @pytest.mark.parametrize("allowed", [True, False])

@@ -41,8 +41,8 @@ def host(tmp_path: Path) -> Iterator[str]:
         (["reg.example", "-u", "me", "--password-stdin"], "", "the password is empty"),
         (["reg.example", "-u", "me", "--password-stdin"], "a\nb\n", "has more than one line"),
         (["reg.example", "-u", "m:e", "--password-stdin"], "s3cret", "the user name is empty, or contains `:`"),
-        (["me:s3cret@reg.example", "-u", "me", "--password-stdin"], "pw", "'reg.example' is no registry"),
-        (["reg.example/team", "-u", "me", "--password-stdin"], "pw", "is no registry: expected a host"),
+        (["me:s3cret@reg.example", "-u", "me", "--password-stdin"], "pw", "'reg.example' is not a registry"),
+        (["reg.example/team", "-u", "me", "--password-stdin"], "pw", "is not a registry: expected a host"),
         (["reg.example", "-p", "s3cret"], "", "No such option"),
     ],
 )

@@ -43,7 +43,7 @@ async def test_inspect_lists_a_repository_without_downloading_weights(nobody: di
         assert shown.exit_code == 0, shown.output
         assert f"revision: {COMMIT}" in shown.output
         assert "70000  weight     model.safetensors" in shown.output
-        assert "left out: modeling.py: code is not taken" in shown.output
+        assert "left out: modeling.py: code is not accepted" in shown.output
         assert not fake.asked("GET", "/resolve/")
         told = json.loads((await run("inspect", "hf://acme/tiny", "--output", "json", env=env)).output)
         assert (told["revision"], [one["path"] for one in told["files"]]) == (
