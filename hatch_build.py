@@ -1,8 +1,8 @@
 """Builds the compiled wheel: the modules that carry every byte, translated to C by mypyc (MIT) from the same source.
 
 Off by default (a wheel is then pure Python); `HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 python -m build --wheel` or `make wheel`
-turns it on. Needs a C compiler, Python's headers, and mypy and setuptools beside hatchling. Writes nothing into the
-source tree.
+turns it on. Needs a C compiler, Python's headers, mypy and setuptools, in addition to hatchling. Writes nothing into
+the source tree.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ KEPT_MAX = 4
 
 
 class CompiledBuildHook(BuildHookInterface[Any]):
-    """Puts an extension module beside each source that pyproject.toml names under `compiled`."""
+    """Puts an extension module next to each source that pyproject.toml lists under `compiled`."""
 
     def dependencies(self) -> list[str]:
-        """What an isolated build needs beside hatchling."""
+        """Return the requirements of an isolated build in addition to hatchling."""
         return ["mypy", "setuptools"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles, and tells hatchling which files to take."""
+        """Compile the modules and add the results to the files that hatchling packs."""
         if version == "editable":
             return
         made = cached(Path(self.root), self.config["compiled"])

@@ -27,7 +27,7 @@ def parse_digest(text: object) -> Digest:
         return Digest(text)
     said = repr(text[:_SHOWN_CHARS_MAX]) if isinstance(text, str) else type(text).__name__
     raise BadDigestError(
-        f"{said} is no digest: expected sha256: and 64 hexadecimal digits in lower case, or sha512: and 128"
+        f"{said} is not a digest: expected sha256: and 64 hexadecimal digits in lower case, or sha512: and 128"
     )
 
 

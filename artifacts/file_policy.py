@@ -11,7 +11,7 @@ from typing import NamedTuple
 from artifacts import files
 from artifacts.files import Role
 
-ALLOW = "a Model with `allowUnsafe: true` takes it all the same"
+ALLOW = "a Model with `allowUnsafe: true` accepts it"
 
 
 class FileVerdict(NamedTuple):
@@ -33,17 +33,17 @@ def evaluate_file(path: str, role: Role | None = None, *, form: str = "", allow_
     if allow_unsafe:
         return FileVerdict(decided)
     if is_code:
-        return FileVerdict(decided, f"code is not taken from a registry; {ALLOW}")
+        return FileVerdict(decided, f"code is not accepted from a registry; {ALLOW}")
     forms = {one for one in (form, kind.form if kind is not None else "") if one}
     if forms & files.PROGRAMS:
         return FileVerdict(
-            decided, f"weights of this form (.{min(forms)}) can run programs when they are loaded; {ALLOW}"
+            decided, f"weights in this format (.{min(forms)}) can run programs when they are loaded; {ALLOW}"
         )
     if role is None and kind is None:
-        return FileVerdict(decided, f"nothing says what it is; {ALLOW}")
+        return FileVerdict(decided, f"its purpose is unknown; {ALLOW}")
     if decided in files.WEIGHTS and not (forms and forms <= files.HARMLESS):
         return FileVerdict(
-            decided, f"weights are taken as safetensors or GGUF, and this is not known to be either; {ALLOW}"
+            decided, f"weights are accepted as safetensors or GGUF, and this is not known to be either; {ALLOW}"
         )
     return FileVerdict(decided)
 

@@ -1,6 +1,6 @@
 """Classifies model files by name: weights and their format, config, tokenizer, code and so on. Pure.
 
-A name proves nothing about the content, but it decides how an engine treats the file and thus whether the file may be
+A name proves nothing about the content, but it decides how an engine treats the file and so whether the file may be
 accepted: a pickle is a program, whatever its sender calls it.
 """
 

@@ -40,7 +40,7 @@ def iter_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise ProtobufError(f"field {number} has wire type {kind}")
         if size > end - at:
-            raise ProtobufError(f"field {number} is longer than what is left")
+            raise ProtobufError(f"field {number} is longer than the rest of the input")
         yield number, data[at : at + size]
         at += size
 
@@ -60,7 +60,7 @@ def iter_strings(data: bytes, number: int) -> Iterator[str]:
         try:
             yield value.decode()
         except UnicodeDecodeError:
-            raise ProtobufError(f"field {number} is no text") from None
+            raise ProtobufError(f"field {number} is not a text") from None
 
 
 def read_string(data: bytes, number: int) -> str:
@@ -98,4 +98,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             if value >= 1 << 64:
                 break
             return value, at + n + 1
-    raise ProtobufError("a number does not end")
+    raise ProtobufError("a number is incomplete")

@@ -71,13 +71,13 @@ def parse_reference(text: str) -> Reference:
         digest = digests.parse_digest(digest_text) if pinned else None
     except digests.BadDigestError:
         raise build_reference_error(
-            text, "what follows @ is no digest: expected sha256: and 64 digits in lower case"
+            text, "the text after @ is not a digest: expected sha256: and 64 digits in lower case"
         ) from None
     before, colon, last = name.rpartition(":")
     tag = last if colon and "/" not in last else None
     name = name if tag is None else before
     if tag is not None and not _TAG.fullmatch(tag):
-        raise build_reference_error(text, "its tag may have 128 letters, digits, _ . and -, and begins with no . or -")
+        raise build_reference_error(text, "its tag may have 128 letters, digits, _ . and -, and not begin with . or -")
     registry, repository = _ollama(text, name) if scheme == "ollama" else _oci(text, name)
     if len(registry) + 1 + len(repository) > NAME_CHARS_MAX:
         raise build_reference_error(text, f"registry and repository have more than {NAME_CHARS_MAX} characters")
@@ -89,7 +89,7 @@ def parse_registry_host(text: str) -> str:
     found = _HOST.fullmatch(text.removeprefix("https://").removesuffix("/"))
     if found is None:
         shown = text.rpartition("@")[2][:_SHOWN_CHARS_MAX]
-        raise BadReferenceError(f"{shown!r} is no registry: expected a host, or host:port, such as ghcr.io")
+        raise BadReferenceError(f"{shown!r} is not a registry: expected a host, or host:port, such as ghcr.io")
     name = _host(text, found[0])
     return DOCKER_HOST if name in DOCKER_HOSTS else name
 
@@ -101,7 +101,7 @@ def build_reference_error(text: str, fix: str) -> BadReferenceError:
     secret = "@" in authority and not re.search(r"@sha(256|512):", authority)
     authority = "..." + authority[authority.rindex("@") :] if secret else authority
     said = (scheme + found if found else "") + authority + slash + path
-    return BadReferenceError(f"{said[:_SHOWN_CHARS_MAX]!r} is no reference to an artifact: {fix}")
+    return BadReferenceError(f"{said[:_SHOWN_CHARS_MAX]!r} is not a reference to an artifact: {fix}")
 
 
 def _oci(text: str, name: str) -> tuple[str, str]:
@@ -141,5 +141,5 @@ def _host(text: str, host: str) -> str:
         try:
             ipaddress.IPv6Address(found["name"][1:-1])
         except ValueError:
-            raise build_reference_error(text, "what stands in [] is no IPv6 address") from None
+            raise build_reference_error(text, "the text in [] is not an IPv6 address") from None
     return host.lower()

@@ -37,7 +37,7 @@ def _refused(text: str) -> str | None:
     if not text or text == ".":
         return "names no file"
     if not text.isprintable():  # NUL, line breaks, lone surrogates, bidirectional control characters
-        return "has characters that cannot be shown"
+        return "has unprintable characters"
     if len(text.encode()) > PATH_BYTES_MAX:
         return f"is longer than {PATH_BYTES_MAX} bytes"
     if text.startswith("/") or "\\" in text or _DRIVE.match(text):
@@ -54,7 +54,7 @@ def _refused_part(part: str) -> str | None:
     if len(part.encode()) > NAME_BYTES_MAX:
         return f"has a part longer than {NAME_BYTES_MAX} bytes"
     if _DEVICES.fullmatch(part) or part.endswith((".", " ")) or part.startswith(" "):
-        return "has a part that is no name of a file everywhere"
+        return "has a part that is not a valid file name on every system"
     if part.casefold().startswith(RESERVED_PREFIXES):
         return "has a part that is reserved"
     return None
@@ -86,5 +86,6 @@ class Tree:
     def _check(self, path: str, there: Mapping[str, str], keys: list[str]) -> None:
         other = next((there[one] for one in keys if one in there), None)
         if other is not None:
-            said = "twice" if other == path else f"beside {other[:80]!r}, which is the same or a folder of it somewhere"
-            raise BadPathError(f"its path {path[:80]!r} stands there {said}")
+            conflict = f"in conflict with {other[:80]!r}, on some systems the same path or its folder"
+            said = "a duplicate" if other == path else conflict
+            raise BadPathError(f"its path {path[:80]!r} is {said}")

@@ -91,7 +91,7 @@ def _hub(text: str, rest: str) -> Hub:
     include = tuple(query.removeprefix("include=").split(",")) if asks else ()
     if asks and not (query.startswith("include=") and all(_INCLUDE.fullmatch(one) for one in include)):
         raise build_reference_error(
-            text, "what follows ? is include= and patterns of paths with , between: ?include=*Q4_K_M.gguf"
+            text, "expected include= and path patterns, separated by commas, after ?: ?include=*Q4_K_M.gguf"
         )
     if len(include) > INCLUDES_MAX:
         raise build_reference_error(text, f"it has more than {INCLUDES_MAX} patterns")

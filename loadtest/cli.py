@@ -48,7 +48,7 @@ class Finite(click.FloatRange):
         """Return the number. Raises click's usage error."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value} is no finite number", param, ctx)
+            self.fail(f"{value} is not a finite number", param, ctx)
         return number
 
 
@@ -261,7 +261,7 @@ def run(
 ) -> None:
     """Send requests at planned times, independent of earlier responses, and judge the responses."""
     if burst is not None and rate is None:
-        moments, plan = arrivals.burst_arrivals(burst, within), f"a burst of {burst} calls within {within:g} s"
+        moments, plan = arrivals.burst_arrivals(burst, within), f"a burst of {burst} requests within {within:g} s"
     elif rate is not None and burst is None:
         if rate * seconds > SHOTS_MAX:
             raise click.UsageError(f"--rate x --seconds is more than {SHOTS_MAX} requests: run several shorter tests")
@@ -271,9 +271,9 @@ def run(
             if process == "poisson"
             else arrivals.constant_arrivals(rate, seconds)
         )
-        plan = f"{process} arrivals, {rate:g} calls/s for {seconds:g} s"
+        plan = f"{process} arrivals, {rate:g} requests/s for {seconds:g} s"
     else:
-        raise click.UsageError("give either --rate (with --seconds) or --burst (with --within)")
+        raise click.UsageError("expected either --rate (with --seconds) or --burst (with --within)")
     key = _key_from(key_env)
     bodies = [request_body(model, max_tokens, prompt_bytes, stream=stream) for model in models]
     shots = [
@@ -286,7 +286,7 @@ def run(
     except LoadError as error:
         raise click.ClickException(str(error)) from error
     plan += f" to {', '.join(models)}, {max_tokens} tokens each"
-    made = report.build_report(url, plan, len(shots), results, interrupted=client.stop.told)
+    made = report.build_report(url, plan, len(shots), results, interrupted=client.stop.requested)
     if output == "json":
         sys.stdout.buffer.write(report.as_json(made) + b"\n")
         sys.stdout.buffer.flush()
@@ -346,13 +346,18 @@ def _watched(client: Client, shots: Sequence[Shot]) -> list[Result]:
             progress.update(bar, completed=ended, bad=not_completed)
         elif time.monotonic() - said_s >= PLAIN_EVERY_S:
             said_s = time.monotonic()
-            click.echo(f"{ended} of {len(shots)} calls ended, {not_completed} not completed", err=True)
+            click.echo(f"{ended} of {len(shots)} requests ended, {not_completed} not completed", err=True)
 
     async def sent() -> list[Result]:
         with stopped_by_signals(client.stop):
             return await client.run(shots, count)
 
-    columns = (TextColumn("calls"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[bad]} not completed"))
+    columns = (
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[bad]} not completed"),
+    )
     progress = Progress(
         *columns,
         TimeElapsedColumn(),

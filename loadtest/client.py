@@ -53,7 +53,7 @@ def target_of(url: str) -> Target:
     except ValueError:
         known = False
     if not known:
-        raise LoadError(f"not a URL of a server: {url!r}; give http://HOST:PORT")
+        raise LoadError(f"not a URL of a server: {url!r}; expected http://HOST:PORT")
     tls = parts.scheme == "https"
     return Target(host, port or (443 if tls else 80), parts.path.rstrip("/").removesuffix("/v1"), tls)
 
@@ -181,12 +181,12 @@ class Client:
     async def run(self, shots: Sequence[Shot], on_result: Callable[[Result], None] | None = None) -> list[Result]:
         """Send each Shot at its time from now; return when all requests sent have a Result."""
         if len(shots) > SHOTS_MAX:
-            raise LoadError(f"{len(shots)} calls are more than {SHOTS_MAX}; run in parts")
+            raise LoadError(f"{len(shots)} requests are more than {SHOTS_MAX}; run in parts")
         began_s = time.monotonic()
         results: list[Result | None] = [None] * len(shots)
 
         async def fire(index: int) -> None:
-            if self.stop.told:
+            if self.stop.requested:
                 return
             result = await self.send(shots[index], began_s + shots[index].at_s)
             results[index] = result
@@ -218,7 +218,7 @@ class Client:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL):
                 raise LoadError(
-                    "this machine has no more connections to give; raise `ulimit -n` or send less"
+                    "this machine has no more connections; raise `ulimit -n` or send fewer requests"
                 ) from error
             seen.refused = True
         finally:
@@ -227,11 +227,11 @@ class Client:
 
     async def _until(self, moment_s: float) -> bool:
         """Sleep until then (an event loop's timer may fire slightly early); return False if stopped."""
-        while not self.stop.told and (wait_s := moment_s - time.monotonic()) > 0:
+        while not self.stop.requested and (wait_s := moment_s - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with self.stop.within(None):
                     await asyncio.sleep(wait_s)
-        return not self.stop.told
+        return not self.stop.requested
 
     def close(self) -> None:
         """Close idle connections."""

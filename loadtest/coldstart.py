@@ -30,12 +30,12 @@ SAY_EVERY_S = 2.0
 IDLE_S, IDLE_S_MAX = 60.0, 900.0
 """Bounds of `idleSeconds: auto`, the default, which doubles in each round (docs/reference/configuration.md)."""
 SHORTEN = "quicker: fewer --rounds, or a short window in the model's document, such as `idleSeconds: 2`"
-KEPT = "its document says when it stops: a short `idleSeconds`, and no `replicas.min`"
+KEPT = "set a short `idleSeconds` and no `replicas.min` in its document"
 INTERRUPTED = "interrupted"
 Beginning = Literal["zero", "gone", "cached"]
 """zero: no replica is left; gone: nor remote weights on any node; cached: remote weights are on a node."""
 STAY = "its weights are on a node: `pilotlight weights evict` there, or --from cached"
-AWAY = "its weights are on no node: call it once, and leave it alone"
+AWAY = "its weights are on no node: send it one request, and then none"
 FAILED = "the model failed to start, and nothing is started before its back-off is over; `pilotlight explain` says why"
 
 
@@ -132,7 +132,7 @@ async def measure_cold_starts(
             made.append(_round(waited_s, result, parts))
             say(f"round {len(made)} of {rounds}: {_sentence(made[-1])}")
             if len(made) < rounds:
-                ended = INTERRUPTED if stop.told else FAILED if result.code == "model_start_failed" else ""
+                ended = INTERRUPTED if stop.requested else FAILED if result.code == "model_start_failed" else ""
     return ColdStarts(
         model=model,
         rounds=tuple(made),
@@ -196,9 +196,9 @@ def _outlook(rounds: int, found: _Entry, *, at_zero: bool) -> tuple[str, ...]:
     a_start = "one start" + (f" ({start_s:.1f} s)" if start_s else "")
     if not waits:
         return (f"1 round, {total}: {a_start}" if start_s else "1 round: one start",)
-    window = f"{idle_s:g} s without a call"
+    window = f"{idle_s:g} s without a request"
     window += ", longer each time with `idleSeconds: auto`" if auto else ""
-    window += "" if known else ", as by default: --ops tells the model's own"
+    window += "" if known else ", by default: --ops reports the model's own"
     many = "1 round" if rounds == 1 else f"{rounds} rounds"
     return (f"{many}, {total}: each waits for zero ({window}), then for {a_start}", SHORTEN)
 
@@ -217,9 +217,11 @@ async def _read(session: aiohttp.ClientSession, entry: str) -> _Entry:
         async with session.get(entry, allow_redirects=False) as response:
             body = await _bounded(response)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise LoadError(f"cannot read {entry}: {type(error).__name__}; is the server up, and the URL right?") from error
+        raise LoadError(
+            f"cannot read {entry}: {type(error).__name__}; check that the server runs and that the URL is correct"
+        ) from error
     if response.status != 200:
-        hint = {401: "give a key with --key-env", 404: "no such model", 421: "name it 127.0.0.1 or localhost"}
+        hint = {401: "set a key with --key-env", 404: "no such model", 421: "use 127.0.0.1 or localhost"}
         raise LoadError(f"{entry} answered {response.status}: {hint.get(response.status, 'is this Pilotlight?')}")
     try:
         return msgspec.json.decode(body, type=_Entry)
@@ -243,7 +245,7 @@ def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, st
     """
     if since is not None:
         if found.replicas is None:
-            raise LoadError(f"{entry} does not tell the model's replicas; is --ops the operations port?")
+            raise LoadError(f"{entry} does not contain the model's replicas; is --ops the operations port?")
         left = {state: count for state, count in found.replicas.items() if count}
         if not left and since == "gone" and found.weights == "here":
             return False, STAY
@@ -251,7 +253,7 @@ def _state(entry: str, found: _Entry, since: Beginning | None) -> tuple[bool, st
             return False, AWAY
         return not left, f"its Replicas: {', '.join(f'{count} {state}' for state, count in left.items()) or 'none'}"
     if found.pilotlight.state is None:
-        raise LoadError(f"{entry} does not tell the model's state; is this Pilotlight?")
+        raise LoadError(f"{entry} does not contain the model's state; is this Pilotlight?")
     return found.pilotlight.state == "zero", f"the model is {found.pilotlight.state}"
 
 
@@ -266,11 +268,11 @@ async def _parts(session: aiohttp.ClientSession, entry: str) -> dict[str, float]
 
 def _with_parts(phases_ms: dict[str, float], parts_ms: dict[str, float]) -> dict[str, float]:
     """Return each phase followed by its parts."""
-    told: dict[str, float] = {}
+    ordered: dict[str, float] = {}
     for name, took_ms in phases_ms.items():
-        told[name] = took_ms
-        told |= {part: part_ms for part, part_ms in parts_ms.items() if part.startswith(f"{name}.")}
-    return told
+        ordered[name] = took_ms
+        ordered |= {part: part_ms for part, part_ms in parts_ms.items() if part.startswith(f"{name}.")}
+    return ordered
 
 
 def _round(waited_s: float, result: Result, parts_ms: dict[str, float]) -> Round:

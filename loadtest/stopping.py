@@ -20,12 +20,12 @@ class Stop:
     """A flag that can be set once."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.requested = False
         self._waits: set[asyncio.Timeout] = set()
 
-    def tell(self) -> None:
+    def request(self) -> None:
         """Set the flag, and end all current and future waits in `within`."""
-        self.told = True
+        self.requested = True
         for wait in self._waits:
             if not wait.expired():
                 wait.reschedule(0.0)
@@ -33,7 +33,7 @@ class Stop:
     @asynccontextmanager
     async def within(self, wait_s: float | None) -> AsyncIterator[None]:
         """Raise TimeoutError after `wait_s`, or when the flag is set."""
-        async with asyncio.timeout(0.0 if self.told else wait_s) as wait:
+        async with asyncio.timeout(0.0 if self.requested else wait_s) as wait:
             self._waits.add(wait)
             try:
                 yield
@@ -53,12 +53,12 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
 
-    def tell() -> None:
+    def request() -> None:
         restore()
-        stop.tell()
+        stop.request()
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, tell)
+        loop.add_signal_handler(number, request)
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ reached the wrong model, lost a token or got two responses. Uses only the standa
 
 The model has one block whose attention and feed-forward weights are zero, so its output depends only on the embedding
 of the last token, which is one-hot. The output row of token b has its weight in the column of its predecessor a in the
-sentence; the chat template ends with the token that starts the chain. The next word thus depends only on the last one,
+sentence; the chat template ends with the token that starts the chain. The next word depends only on the last one,
 so no word may occur twice. Format (version 3, little endian):
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -79,13 +79,13 @@ def make_adapter(path: Path | str, sentence: str, adapted: str) -> None:
     Each link of its chain is one rank: `lora_a` selects the previous token, `lora_b` the next one. Raises ValueError if
     a word occurs twice or is not in the sentence.
     """
-    words, told = sentence.split(" "), adapted.split(" ")
-    if len(set(told)) != len(told) or not {*told} <= {*words} or told[0] != words[0]:
-        raise ValueError("an adapter's sentence begins with the model's first word and takes each of its words once")
+    words, chosen = sentence.split(" "), adapted.split(" ")
+    if len(set(chosen)) != len(chosen) or not {*chosen} <= {*words} or chosen[0] != words[0]:
+        raise ValueError("an adapter's sentence begins with the model's first word and uses each of its words once")
     end, say, first = 256, 257, 258
     vocabulary = first + len(words)
     width = -(-vocabulary // HEAD) * HEAD
-    links = list(pairwise([say, *(first + words.index(word) for word in told), end]))
+    links = list(pairwise([say, *(first + words.index(word) for word in chosen), end]))
     metadata: dict[str, Value] = {
         "general.architecture": "llama",
         "general.type": "adapter",

@@ -50,8 +50,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             return "no verdict: nothing was measured"
         counts = f"{self.completed} completed, {self.failed} failed, {self.abandoned} abandoned, {self.lost} lost"
         word = "holds" if self.holds else "DOES NOT HOLD"
-        calls = "1 call" if self.admitted == 1 else f"{self.admitted} calls"
-        return f"verdict {word}: {calls}, {counts}, {self.truncated} truncated"
+        requests = "1 request" if self.admitted == 1 else f"{self.admitted} requests"
+        return f"verdict {word}: {requests}, {counts}, {self.truncated} truncated"
 
 
 def judge_run(admitted: int, results: Sequence[Result]) -> Verdict:

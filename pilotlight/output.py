@@ -72,18 +72,18 @@ class SafeStream(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Write escaped text. Raises click.ClickException if the write fails, for example on a full disk."""
-        with _told():
+        with _write_errors():
             super().write(escape_text(text, LINE_CHARACTERS_MAX))
         return len(text)
 
     def flush(self) -> None:
         """Flush the buffer. Raises click.ClickException if the write fails."""
-        with _told():
+        with _write_errors():
             super().flush()
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _write_errors() -> Iterator[None]:
     """Raise a failed write as click's error, except for a closed pipe, which click handles."""
     try:
         yield
@@ -121,7 +121,7 @@ def _detach(stream: SafeStream) -> None:
 
 def write_document(text: str) -> None:
     """Write JSON or YAML to standard output, escaped but never truncated."""
-    with _told():
+    with _write_errors():
         click.echo(escape_text(text).encode(), nl=bool(text) and not text.endswith("\n"))
 
 

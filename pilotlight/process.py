@@ -1,8 +1,8 @@
 """Start and end of each process: exits with its parent, inherits sockets, and stops on a signal.
 
-System calls that exist only on Linux are skipped on other systems. Signals are received one at a time, whichever thread
-the kernel delivers them to. sigwait would not suffice: threads of libraries (OpenBLAS starts some when numpy is
-imported) do not block signals, and a SIGTERM delivered to such a thread would end the process at once.
+System calls that exist only on Linux are skipped on other systems. Signals are received one at a time, in whichever
+thread. sigwait would not suffice: threads of libraries do not block signals (OpenBLAS starts some when numpy is
+imported). A SIGTERM delivered to such a thread would terminate the process at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def stop_event() -> asyncio.Event:
 
     def stop() -> None:
         if event.is_set():
-            write_stderr("ended at once, by a second signal")
+            write_stderr("stopped at once after a second signal")
             os._exit(1)
         event.set()
 
@@ -112,10 +112,10 @@ def run(main: Coroutine[object, object, None]) -> None:
         with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(main)
     except BaseExceptionGroup as group:
-        told = group.subgroup(click.ClickException)
-        if told is None:
+        reported = group.subgroup(click.ClickException)
+        if reported is None:
             raise
-        first: BaseException = told
+        first: BaseException = reported
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None

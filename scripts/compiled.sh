@@ -47,7 +47,7 @@ fi
 [ "${1:-}" = test ] || exit 0
 
 logs=$PWD/build/test-logs
-tested=$PWD/build/tested/compiled  # not beside the packages: benchmarks would import this copy instead of the project's tests
+tested=$PWD/build/tested/compiled  # not next to the packages: benchmarks would import this copy instead of the project's tests
 rm -rf "$tested"
 mkdir -p "$tested"
 cp -r tests scripts pyproject.toml "$tested"

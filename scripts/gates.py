@@ -1,4 +1,4 @@
-"""The gates of `make check` that no linter has: size of files, functions and folders, and pure modules.
+"""Checks of `make check` that no linter has: size of files, functions and folders, and pure modules.
 
 Run `python -m scripts.gates`. Exit status 1 and one line per violation, or nothing.
 
@@ -148,7 +148,7 @@ NUMPY_IMPURE = frozenset({"random", "load", "save", "savez", "loadtxt", "savetxt
 
 
 def name(path: Path) -> str:
-    """`gateway/wire` for gateway/http/request_reader.py."""
+    """Return the module's path without the suffix: `gateway/http/request_reader`."""
     return str(path.relative_to(ROOT).with_suffix(""))
 
 
@@ -156,12 +156,12 @@ BY_NAME = {name(path): path for path in SOURCES}
 
 
 def pure(path: Path) -> bool:
-    """Whether the module must not do I/O."""
+    """Return whether the module must not do I/O."""
     return name(path) not in IMPURE and not name(path).startswith(IO_FOLDERS)
 
 
 def impure_uses(module: str, text: str) -> list[str]:
-    """What the text of a pure `module` uses although it must not, as `line: what`."""
+    """Return the forbidden uses in the text of a pure `module`, as `line: what`."""
     found: list[tuple[int, str]] = []
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -183,7 +183,7 @@ def _is_numpy(node: ast.expr) -> bool:
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that a statement imports, each with its parent packages, whose `__init__` runs first.
+    """Return the modules that a statement imports, each with its parent packages, whose `__init__` runs first.
 
     For `from a.b import c` also a.b.c, if that is a module of the product.
     """
@@ -201,7 +201,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def allowed(module: str, what: str) -> bool:
-    """Whether the pure `module` may import `what`."""
+    """Return whether the pure `module` may import `what`."""
     path = source(what)
     package = what.partition(".")[0]
     pure_one = (package in PURE or what in NUMPY) if path is None else pure(path)
@@ -209,18 +209,18 @@ def allowed(module: str, what: str) -> bool:
 
 
 def source(module: str) -> Path | None:
-    """The file of a module of the product, named with dots; None if there is none."""
+    """Return the file of a product module named with dots; None if there is none."""
     path = module.replace(".", "/")
     return BY_NAME.get(path) or BY_NAME.get(f"{path}/__init__")
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions, nested ones included."""
+    """Yield all functions, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def too_long(path: Path) -> Iterator[str]:
-    """The violations of the length limits in a file."""
+    """Yield the violations of the length limits in a file."""
     text = path.read_text()
     if text.count("\n") > FILE_LINES_MAX:
         yield f"{name(path)}.py has {text.count(chr(10))} lines; the limit is {FILE_LINES_MAX}"
@@ -232,7 +232,7 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def crowded() -> Iterator[str]:
-    """Folders of the product and of the tests with too many modules."""
+    """Yield the folders of the product and of the tests with too many modules."""
     modules = (
         path for path in (*SOURCES, *(ROOT / "tests").rglob("*.py")) if path.name not in {"__init__.py", "__main__.py"}
     )
@@ -243,7 +243,7 @@ def crowded() -> Iterator[str]:
 
 
 def stale_exceptions() -> Iterator[str]:
-    """Entries of IMPURE and EXCEPTIONS that no longer apply to a module."""
+    """Yield the entries of IMPURE and EXCEPTIONS that no longer apply to a module."""
     yield from (f"IMPURE names {one}, which does not exist" for one in sorted(IMPURE - BY_NAME.keys()))
     for module, what in EXCEPTIONS:
         if not any(what in imported(node) for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text()))):
@@ -251,7 +251,7 @@ def stale_exceptions() -> Iterator[str]:
 
 
 def violations() -> Iterator[str]:
-    """All violations in the tree."""
+    """Yield all violations in the tree."""
     for path in EVERYTHING:
         yield from too_long(path)
     for path in SOURCES:

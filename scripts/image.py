@@ -1,13 +1,13 @@
 """Builds the OCI image of gateway, autoscaler and agent without a docker engine: dist/pilotlight-image.tar.
 
-Contents: Debian's Python with what it needs (no shell, no package tools), our wheel, and its dependencies. Needs
+Contents: Debian's Python with its dependencies (no shell, no package tools), our wheel, and its dependencies. Needs
 mmdebstrap, which downloads from Debian's signed archive. requirements/debian.lock has the version and the SHA-256 of
-each Debian package, requirements/dev.lock the hashes of the Python packages; the build fails where one differs. Two
-layers, the second ours; every time in them is SOURCE_DATE_EPOCH (by default the last commit's): the same input gives
-the same bytes. The software bill of materials is written next to the image (`.cdx.json`).
+each Debian package, requirements/dev.lock the hashes of the Python packages; the build fails if one differs. There are
+two layers, Debian's and ours. All times in them are SOURCE_DATE_EPOCH (by default the last commit's), so that the same
+input gives the same bytes. The software bill of materials is written next to the image (`.cdx.json`).
 
     python -m scripts.image [WHEEL [ARCHIVE]]
-    python -m scripts.image lock                 # the versions that Debian's archive has now
+    python -m scripts.image lock                 # writes the current versions of Debian's archive
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LOCK_HEAD = """# The Debian packages of the image; `make lock-image` writes them
 """
 MIRROR = "DEBIAN_MIRROR"
 """The environment variable with another archive of Debian, such as one of https://snapshot.debian.org."""
-AGAIN = f"run `make lock-image`, or name an archive that keeps old versions in {MIRROR} (docs/how-to/install-chart.md)"
+AGAIN = f"run `make lock-image`, or set {MIRROR} to an archive with old versions (docs/how-to/install-chart.md)"
 OUT = Path("dist/pilotlight-image.tar")
 SUITE, PYTHON = "bookworm", "3.11"
 DEBS = f"python{PYTHON},ca-certificates,tzdata,libstdc++6"
-"""The last is numpy's."""
+"""numpy needs the last one."""
 SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
-"""Where Debian's Python looks for what is not Debian's."""
+"""The folder in which Debian's Python searches packages that are not Debian's."""
 EXTRAS = ("kubernetes", "agent")
 USER = 65532
 LEFT_OUT = (
@@ -54,7 +54,7 @@ LEFT_OUT = (
     "var/(cache|log|lib/apt)/.*", "etc/(apt|cron.daily|logrotate.d|alternatives|dpkg|perl)", "usr/share/dpkg",
     "usr/lib/dpkg", "usr/share/polkit-1",
 )  # fmt: skip
-"""Package tools and pages that come along."""
+"""Package tools and manual pages, which are removed."""
 ENTRY = f"""#!/usr/bin/python{PYTHON} -P
 import sys
 
@@ -75,18 +75,18 @@ ENVIRONMENT = {
 
 
 class Layer(NamedTuple):
-    """One layer, compressed, and the digest of what it unpacks to."""
+    """One compressed layer, and the digest of its uncompressed content."""
 
     blob: bytes
     digest: str
 
 
 class LockError(Exception):
-    """The Debian packages are not those of the lock. The text is one line with the remedy."""
+    """The Debian packages differ from the lock. The text is one line with the fix."""
 
 
 def main(words: Sequence[str]) -> None:
-    """Builds it and prints its digest; or writes the lock."""
+    """Build the image and print its digest, or write the lock."""
     if shutil.which("mmdebstrap") is None:
         sys.exit("make image needs mmdebstrap (Debian: apt install mmdebstrap)")
     os.chdir(ROOT)
@@ -97,7 +97,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def lock() -> None:
-    """Writes the packages that Debian's archive has now; lines of other architectures stay."""
+    """Write the current packages of Debian's archive; lines of other architectures are kept."""
     with tempfile.TemporaryDirectory(prefix="pilotlight-image-") as folder:
         debs = extracted(Path(folder) / "base", DEBS.split(","))
     others = [one for one in read_lock(LOCK.read_text()) if one.architecture != architecture()] if LOCK.exists() else []
@@ -106,7 +106,7 @@ def lock() -> None:
 
 
 def build(words: Sequence[str]) -> None:
-    """The image and its bill of materials."""
+    """Build the image and its bill of materials."""
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _said("git", "log", "-1", "--format=%ct"))
     with tempfile.TemporaryDirectory(prefix="pilotlight-image-") as folder:
         wheel = Path(words[0]) if words else built(Path(folder) / "wheel")
@@ -123,11 +123,11 @@ def build(words: Sequence[str]) -> None:
 
 
 def built(folder: Path) -> Path:
-    """Our wheel, with the gateway compiled where this Python is the image's."""
+    """Build our wheel, with a compiled gateway if this Python has the image's version."""
     if sys.version_info[:2] == (3, 11):
         subprocess.run(["bash", "scripts/compiled.sh", "wheel", str(folder)], cwd=ROOT, check=True)
     else:
-        sys.stdout.write(f"the gateway is not compiled: that needs a .venv of Python {PYTHON}\n")
+        sys.stdout.write(f"the gateway is not compiled: this requires a .venv of Python {PYTHON}\n")
         build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), "."]
         subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return next(folder.glob("*.whl"))
@@ -137,19 +137,19 @@ class Deb(NamedTuple):
     """A Debian package, as a line of the lock."""
 
     architecture: str
-    """Of the machine for which it is installed."""
+    """Architecture of the machine for which it is installed."""
     name: str
     version: str
     sha256: str
 
 
 def architecture() -> str:
-    """Debian's word for this machine."""
+    """Return Debian's name of this machine's architecture."""
     return {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
 def read_lock(text: str) -> list[Deb]:
-    """Raises LockError."""
+    """Parse the lock. Raises LockError."""
     found = [Deb(*line.split()) for line in text.splitlines() if line.count(" ") == 3 and not line.startswith("#")]
     if not found or any(not re.fullmatch(r"[0-9a-f]{64}", one.sha256) for one in found):
         raise LockError(f"{LOCK.relative_to(ROOT)} has a line without a SHA-256, or none at all: run `make lock-image`")
@@ -157,7 +157,7 @@ def read_lock(text: str) -> list[Deb]:
 
 
 def differences(locked: Sequence[Deb], found: Sequence[Deb]) -> str:
-    """The first package that is not as the lock has it, in words; empty: all are."""
+    """Describe the first package that differs from the lock; empty if none does."""
     wanted, there = {one.name: one for one in locked}, {one.name: one for one in found}
     for name in sorted(wanted.keys() | there.keys()):
         if name not in there:
@@ -165,14 +165,14 @@ def differences(locked: Sequence[Deb], found: Sequence[Deb]) -> str:
         if name not in wanted:
             return f"{name} {there[name].version} is not in the lock"
         if there[name].version != wanted[name].version:
-            return f"{name} has version {there[name].version}, and {wanted[name].version} in the lock"
+            return f"{name} has version {there[name].version}, but {wanted[name].version} in the lock"
         if there[name].sha256 != wanted[name].sha256:
             return f"{name} {there[name].version} has another SHA-256 than in the lock"
     return ""
 
 
 def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
-    """Unpacks these packages and what they need, without running any of their scripts. Raises LockError."""
+    """Unpack these packages and their dependencies, without running any of their scripts. Raises LockError."""
     hook = 'mkdir -p "$1/var/lib/dpkg/status.d"; for deb in "$1"/var/cache/apt/archives/*.deb; do '
     hook += 'dpkg-deb -f "$deb" > "$1/var/lib/dpkg/status.d/$(basename "${deb%%_*}")"; '
     hook += 'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") $(sha256sum < "$deb")"; done '
@@ -181,14 +181,14 @@ def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
     mode = "root" if os.getuid() == 0 else "unshare"
     options = [f"--mode={mode}", "--variant=extract", f"--include={','.join(packages)}", f"--extract-hook={hook}"]
     if mode == "root":
-        options.append('--aptopt=APT::Sandbox::User "root"')  # where there is no user of its own for downloads
+        options.append('--aptopt=APT::Sandbox::User "root"')  # if there is no separate user for downloads
     mirror = [os.environ[MIRROR]] if os.environ.get(MIRROR) else []
     words = ["mmdebstrap", *options, SUITE, str(archive), *mirror]
     done = subprocess.run(words, check=False, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         missing = re.search(r"Version '(\S+)' for '(\S+)' was not found", done.stderr)
         if missing is not None:
-            raise LockError(f"Debian's archive does not have {missing[2]} {missing[1]} any more: {AGAIN}")
+            raise LockError(f"Debian's archive no longer has {missing[2]} {missing[1]}: {AGAIN}")
         sys.stderr.write(done.stderr)
         raise LockError("mmdebstrap failed, for the reason above")
     lines = (line.split() for line in Path(f"{base}.debs").read_text().splitlines())
@@ -196,7 +196,7 @@ def extracted(base: Path, packages: Sequence[str]) -> list[Deb]:
 
 
 def debian(base: Path) -> list[Package]:
-    """Python and what it needs, as the lock has it, and for scanners which packages that is. Raises LockError."""
+    """Unpack the locked Python and its dependencies, and return the packages for scanners. Raises LockError."""
     locked = [one for one in read_lock(LOCK.read_text()) if one.architecture == architecture()]
     if not locked:
         raise LockError(f"{LOCK.relative_to(ROOT)} has no packages of {architecture()}: run `make lock-image` here")
@@ -217,14 +217,14 @@ def debian(base: Path) -> list[Package]:
 
 
 def of_debian(deb: Deb, base: Path) -> Package:
-    """With the licences that its copyright file names."""
+    """Return the package with the licences in its copyright file."""
     about = base / "usr/share/doc" / deb.name / "copyright"
     licences = sbom.debian_licences(about.read_text(errors="replace")) if about.exists() else ()
     return Package("deb", deb.name, deb.version, deb.sha256, licences, deb.architecture)
 
 
 def program(ours: Path, wheel: Path, folder: Path) -> list[Package]:
-    """Our wheel, what it needs, and the few files around it."""
+    """Install our wheel, its dependencies, and the few files around it."""
     requirements, report = folder / "requirements.txt", folder / "report.json"
     requirements.write_text("".join(locked()))
     files: dict[str, str] = {}
@@ -258,7 +258,7 @@ def program(ours: Path, wheel: Path, folder: Path) -> list[Package]:
 
 
 def locked() -> Iterator[str]:
-    """The lines of the lock that the product needs, with their hashes."""
+    """Yield the lines of the lock that the product needs, with their hashes."""
     entries = {
         re.split(r"[=\[ ]", entry)[0].lower(): entry
         for entry in re.split(r"(?m)^(?=[a-zA-Z0-9])", (ROOT / "requirements/dev.lock").read_text())
@@ -269,7 +269,7 @@ def locked() -> Iterator[str]:
 
 
 def needed() -> set[str]:
-    """The names of all distributions that the product imports, as they are installed here."""
+    """Return the names of all distributions that the product imports, as installed here."""
     project = (ROOT / "pyproject.toml").read_text()
     blocks = [re.search(r"(?ms)^dependencies = \[$(.*?)^\]", project)]
     blocks += [re.search(rf"(?m)^{extra} = \[(.*?)\]", project) for extra in EXTRAS]
@@ -290,7 +290,7 @@ def _plain(requirement: str) -> str:
 
 
 def _holds(requirement: str) -> bool:
-    """Whether it is installed here, which its marker decides."""
+    """Return whether it is installed here, which its marker decides."""
     try:
         metadata.version(_plain(requirement))
     except metadata.PackageNotFoundError:
@@ -299,21 +299,21 @@ def _holds(requirement: str) -> bool:
 
 
 def compile_python(layer: Path) -> None:
-    """Containers may not write: what is not compiled now is compiled at every start."""
+    """Compile all modules now, since containers may not write and would compile them at every start."""
     python = sys.executable if sys.version_info[:2] == (3, 11) else f"python{PYTHON}"
     words = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(layer), "-p", "/"]
     subprocess.run([python, *words, str(layer / "usr")], check=False, stdout=subprocess.DEVNULL)  # lib2to3 has examples
 
 
 def put(layer: Path, path: str, text: str) -> None:
-    """One file of ours."""
+    """Write one file of ours."""
     place = layer / path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text)
 
 
 def packed(folder: Path, epoch: int) -> Layer:
-    """All of a folder, owned by root, in order."""
+    """Pack a whole folder, owned by root, in order."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path in sorted(folder.rglob("*")):
@@ -329,7 +329,7 @@ def packed(folder: Path, epoch: int) -> Layer:
 
 
 def write(archive: Path, layers: Sequence[Layer], version: str, epoch: int) -> str:
-    """The OCI layout as one archive; gives the manifest's digest. https://github.com/opencontainers/image-spec"""
+    """Write the OCI layout as one archive; return its digest. https://github.com/opencontainers/image-spec"""
     about = {
         "org.opencontainers.image.title": "pilotlight", "org.opencontainers.image.version": version,
         "org.opencontainers.image.licenses": "Apache-2.0", "org.opencontainers.image.base.name": f"debian:{SUITE}",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 WORDS = ROOT / "docs" / "style-words.txt"
 WORDS_MAX = 40
-"""Words of a sentence."""
+"""Maximum number of words of a sentence."""
 PROSE_WORDS_MIN = 3
 """A string of a Python module with fewer words is not prose."""
 OPENING = re.compile(r"(?:Who(?:ever)?|What(?:ever)?|Whichever|That which|Those (?:who|that|of which))\b(?!.*\?$)")

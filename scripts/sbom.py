@@ -30,14 +30,14 @@ class Package(NamedTuple):
     name: str
     version: str
     sha256: str
-    """Of the file that was installed."""
+    """SHA-256 of the installed file."""
     licences: tuple[str, ...] = ()
     architecture: str = ""
-    """Of a Debian package."""
+    """Architecture of a Debian package."""
 
     @property
     def purl(self) -> str:
-        """Its package URL."""
+        """The package URL."""
         version = quote(self.version, safe="")
         if self.kind == "deb":
             return f"pkg:deb/debian/{quote(self.name, safe='')}@{version}?arch={self.architecture}"
@@ -45,7 +45,7 @@ class Package(NamedTuple):
 
 
 def document(packages: Iterable[Package], version: str, digest: str, epoch: int) -> bytes:
-    """The bill of the image of this version, whose manifest has this digest; `epoch`: Unix seconds."""
+    """Return the bill of the image of this version, whose manifest has this digest; `epoch`: Unix seconds."""
     made = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     image = {
         "type": "container", "bom-ref": "image", "name": "pilotlight", "version": version,
@@ -73,7 +73,7 @@ def _component(package: Package) -> dict[str, Any]:
 
 
 def debian_licences(copyright_file: str) -> tuple[str, ...]:
-    """The short names in a copyright file of Debian's machine-readable format; empty: it has another format."""
+    """Return the short names in a machine-readable copyright file of Debian; empty for another format."""
     if not re.search(f"(?m)^Format(-Specification)?: {_FORMAT}", copyright_file):
         return ()
     found = {one for one in _LICENCE.findall(copyright_file) if len(one) <= LICENCE_CHARS_MAX}
@@ -81,7 +81,7 @@ def debian_licences(copyright_file: str) -> tuple[str, ...]:
 
 
 def python_licences(metadata: Message | PackageMetadata) -> tuple[str, ...]:
-    """Of a distribution's core metadata: its SPDX expression, else its licence field, else its classifiers."""
+    """Return the licences in core metadata: the SPDX expression, else the licence field, else the classifiers."""
     for field in ("License-Expression", "License"):
         text = str(metadata[field] or "").strip() if field in metadata else ""
         if text and "\n" not in text and len(text) <= LICENCE_CHARS_MAX:

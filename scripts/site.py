@@ -25,7 +25,7 @@ PAGES = {
 """Pages outside docs/, by their path in the repository -> their path on the site."""
 TITLES = {"How to": "How-to guides", "Decisions": "Design decisions"}
 _REQUEST = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^\"' >]+")
-"""What a browser requests from another host when it shows a page; ordinary links are no requests."""
+"""Requests of a browser to another host when it shows a page; ordinary links are not requested."""
 _SHIM = re.compile(r'<script src="https://unpkg\.com/iframe-worker/shim"></script>')
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s:]+)\)")
 _IMAGE = re.compile(r"!\[([^\]]*)\]\((docs/[^)\s:]+)\)")

@@ -53,7 +53,7 @@ def list_gaps(size: int, files: Sequence[ArchivedFile]) -> list[Span]:
     found, at = list[Span](), 0
     for one in files:
         if one.at < at or one.size < 1 or one.at + one.size > size:
-            raise ValueError("files of an archive lie over each other, or outside of it")
+            raise ValueError("files of an archive overlap, or are outside of it")
         if one.at > at:
             found.append(Span(at, one.at))
         at = one.at + one.size

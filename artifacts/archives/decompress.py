@@ -44,9 +44,9 @@ def decompress_layer(pieces: Iterable[bytes], encoding: Encoding, bytes_max: int
     for piece in stream(given):
         out += len(piece)
         if out > bytes_max:
-            raise BadArchiveError(f"more than {bytes_max} bytes come out of the archive")
+            raise BadArchiveError(f"the archive expands to more than {bytes_max} bytes")
         if out > FREE_BYTES and stream is not _as_it_is and out > RATIO_MAX * given.taken:
-            raise BadArchiveError(f"the archive is a bomb: more than {RATIO_MAX} bytes come out of each of its own")
+            raise BadArchiveError(f"the archive is a decompression bomb: expanded more than {RATIO_MAX} times")
         yield piece
 
 
@@ -86,7 +86,7 @@ class _Given:
         while len(found) < count:
             piece = self.some(count - len(found))
             if not piece:
-                raise BadArchiveError("the compressed archive is cut off")
+                raise BadArchiveError("the compressed archive is truncated")
             found += piece
         return bytes(found)
 
@@ -106,12 +106,12 @@ def _gunzip(given: _Given) -> Iterator[bytes]:
         while not member.eof:
             step = rest or given.some(most)
             if not step:
-                raise BadArchiveError("the compressed archive is cut off")
+                raise BadArchiveError("the compressed archive is truncated")
             most = min(2 * most, _STEP_BYTES_MAX)
             try:
                 piece = member.decompress(step, PIECE_BYTES)
             except zlib.error:
-                raise BadArchiveError("the compressed archive is damaged, or more stands behind it") from None
+                raise BadArchiveError("the compressed archive is corrupt, or other data follows it") from None
             rest = member.unconsumed_tail
             if piece:
                 yield piece
@@ -129,15 +129,15 @@ def _unzstd(given: _Given) -> Iterator[bytes]:
             _skip(given, int.from_bytes(given.exactly(4), "little"))
             continue
         if magic != _MAGIC:
-            raise BadArchiveError("the compressed archive is damaged, or more stands behind it")
+            raise BadArchiveError("the compressed archive is corrupt, or other data follows it")
         header, has_sum = _frame_header(given)
         frame = context.decompressobj()
         try:
             yield from filter(None, _frame(given, frame, magic + header, has_sum=has_sum))
         except zstandard.ZstdError:
-            raise BadArchiveError("the compressed archive is damaged") from None
+            raise BadArchiveError("the compressed archive is corrupt") from None
         if not frame.eof:
-            raise BadArchiveError("the compressed archive is damaged: a frame does not end")
+            raise BadArchiveError("the compressed archive is corrupt: a frame is incomplete")
 
 
 def _frame(given: _Given, frame: zstandard.ZstdDecompressionObj, header: bytes, *, has_sum: bool) -> Iterator[bytes]:
@@ -145,10 +145,10 @@ def _frame(given: _Given, frame: zstandard.ZstdDecompressionObj, header: bytes, 
     last = False
     while not last:
         block = given.exactly(3)
-        told = int.from_bytes(block, "little")
-        last, kind, size = bool(told & 1), told >> 1 & 3, told >> 3
+        fields = int.from_bytes(block, "little")
+        last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
         if kind == _RESERVED or size > _BLOCK_BYTES_MAX:
-            raise BadArchiveError("the compressed archive is damaged: a block is larger than may be")
+            raise BadArchiveError("the compressed archive is corrupt: a block exceeds the maximum size")
         content = given.exactly(1 if kind == _RUN else size)
         ending = given.exactly(4) if last and has_sum else b""
         yield frame.decompress(block + content + ending)
@@ -160,9 +160,9 @@ def _frame_header(given: _Given) -> tuple[bytes, bool]:
     flags = first[0]
     single, has_sum = bool(flags & 0x20), bool(flags & 0x04)
     if flags & 0x08:
-        raise BadArchiveError("the compressed archive is damaged: its header has a sign that nobody knows")
+        raise BadArchiveError("the compressed archive is corrupt: a reserved bit of its header is set")
     if flags & 0x03:
-        raise BadArchiveError("the compressed archive needs a dictionary")
+        raise BadArchiveError("the compressed archive requires a dictionary, which is not supported")
     window = b"" if single else given.exactly(1)
     content_bytes = (1 if single else 0, 2, 4, 8)[flags >> 6]
     content = given.exactly(content_bytes)
@@ -173,7 +173,7 @@ def _frame_header(given: _Given) -> tuple[bytes, bool]:
         needed = base + (base >> 3) * (window[0] & 7)
     if needed > WINDOW_BYTES_MAX:
         raise BadArchiveError(
-            f"the compressed archive needs more memory than {WINDOW_BYTES_MAX >> 20} MiB: "
+            f"the compressed archive requires more memory than {WINDOW_BYTES_MAX >> 20} MiB: "
             "pack it with a smaller window (zstd --long=27 at most)"
         )
     return first + window + content, has_sum

@@ -15,7 +15,7 @@ from artifacts.archives.tar import BadArchiveError, Member
 from artifacts.dialects.contents import File
 from artifacts.files import Role
 
-_WHAT = {"link": "a link", "special": "a device, a pipe, sparse or of a kind that is not known"}
+_WHAT = {"link": "a link", "special": "a device, a pipe, a sparse file or of unknown type"}
 
 
 class AcceptedMember(NamedTuple):
@@ -49,9 +49,7 @@ class Sieve:
             path = path[len(self._root) + 1 :]
         folder = member.kind == "folder"
         if member.kind in _WHAT:
-            raise BadArchiveError(
-                f"in the archive: {member.path[:80]!r} is {_WHAT[member.kind]}, and no file or folder"
-            )
+            raise BadArchiveError(f"in the archive: {member.path[:80]!r} is {_WHAT[member.kind]}, not a file or folder")
         try:
             safe_paths.check_path(path)
             path = safe_paths.check_path(f"{self._under}/{path}") if self._under else path

@@ -103,7 +103,7 @@ class Reader:
             elif self._ended:
                 self._after += len(view)
                 if bytes(view).strip(b"\0") or self._after > TRAILING_BYTES_MAX:
-                    raise BadArchiveError("the archive goes on after its end")
+                    raise BadArchiveError("the archive has data after its end")
                 return
             else:
                 taken = view[: self._wanted - len(self._part)]
@@ -118,7 +118,7 @@ class Reader:
     def close(self) -> None:
         """Finish the input. Raises BadArchiveError if the archive is incomplete."""
         if not self._ended or self._part:
-            raise BadArchiveError("the archive is cut off: its end is missing")
+            raise BadArchiveError("the archive is truncated: its end is missing")
 
     def _block(self, block: bytes) -> Member | None:
         """Process a complete header or metadata block."""
@@ -130,7 +130,7 @@ class Reader:
             return None
         if block == _ZEROS:
             if self._named:
-                raise BadArchiveError("the archive names a member that does not come")
+                raise BadArchiveError("the archive ends after the metadata of a member")
             self._ended = True
             return None
         self.entries += 1
@@ -142,7 +142,7 @@ class Reader:
         name, flag, size = _checked(block)
         if flag in {b"x", b"g", b"L", b"K"}:
             if not 0 < size <= META_BYTES_MAX:
-                raise BadArchiveError(f"what is said of a member is empty or larger than {META_BYTES_MAX >> 10} KiB")
+                raise BadArchiveError(f"the metadata of a member are empty or larger than {META_BYTES_MAX >> 10} KiB")
             self._meta, self._meta_bytes = flag.decode(), size
             self._wanted = size + -size % BLOCK_BYTES
             return None
@@ -153,9 +153,9 @@ class Reader:
         try:
             path = raw.decode()
         except UnicodeDecodeError:
-            raise BadArchiveError(f"the name {raw[:80]!r} is no UTF-8") from None
+            raise BadArchiveError(f"the name {raw[:80]!r} is not UTF-8") from None
         if kind != "file" and size:
-            raise BadArchiveError(f"{path[:80]!r} is no file and has a size")
+            raise BadArchiveError(f"{path[:80]!r} is not a file but has a size")
         if any(key.startswith(_SPARSE) for key in named):
             kind = "special"
         if kind == "file" and b"linkpath" in named:
@@ -166,17 +166,17 @@ class Reader:
     def _take_meta(self, meta: str, content: bytes) -> None:
         if meta == "g":
             if any(key in _MEANING or key.startswith(_SPARSE) for key in _records(content)):
-                raise BadArchiveError("the archive says one thing of all its members together")
+                raise BadArchiveError("the archive has global pax records that change its members")
             return
         if meta == "x":
             found = _records(content)
         else:
             text = content.removesuffix(b"\0")
             if not text or b"\0" in text:
-                raise BadArchiveError("a long name in the archive is none")
+                raise BadArchiveError("a long name in the archive is invalid")
             found = {b"path" if meta == "L" else b"linkpath": text}
         if found.keys() & self._named.keys():
-            raise BadArchiveError("the archive says twice what a member is called")
+            raise BadArchiveError("the archive names a member twice")
         self._named |= found
 
 
@@ -184,13 +184,13 @@ def _checked(block: bytes) -> tuple[bytes, bytes, int]:
     """Return (name, type, size) of a header with a valid checksum. Raises BadArchiveError."""
     said = _number(block[148:156])
     if said != sum(block) - sum(block[148:156]) + 8 * ord(" "):
-        raise BadArchiveError("a header in the archive is damaged: its sum is another")
+        raise BadArchiveError("a header in the archive is corrupt: its checksum is wrong")
     magic, name = block[257:265], block[:100].partition(b"\0")[0]
     if magic == _POSIX:
         prefix = block[345:500].partition(b"\0")[0]
         name = prefix + b"/" + name if prefix else name
     elif magic != _GNU:
-        raise BadArchiveError("this is no archive of a form that is taken (POSIX ustar, pax, GNU)")
+        raise BadArchiveError("this is not an archive in a supported format (POSIX ustar, pax, GNU)")
     elif any(block[345:500]) and block[156:157] != b"S":
         raise BadArchiveError("the archive is an incremental backup")
     return name, block[156:157], _number(block[124:136])
@@ -203,7 +203,7 @@ def _number(field: bytes) -> int:
         return int(found[1] or b"0", 8)
     number = int.from_bytes(field[1:])
     if field[0] != 0x80 or number > BLOB_BYTES_MAX:
-        raise BadArchiveError(f"a number in the archive is none, or larger than {BLOB_BYTES_MAX}")
+        raise BadArchiveError(f"a number in the archive is invalid, or larger than {BLOB_BYTES_MAX}")
     return number
 
 
@@ -213,10 +213,10 @@ def _size_of(named: dict[bytes, bytes], size: int) -> int:
     if text is None:
         return size
     if not _SIZE.fullmatch(text) or int(text) > BLOB_BYTES_MAX:
-        raise BadArchiveError(f"a size in the archive is none, or larger than {BLOB_BYTES_MAX}")
+        raise BadArchiveError(f"a size in the archive is invalid, or larger than {BLOB_BYTES_MAX}")
     said = int(text)
     if said != size and said <= OCTAL_MAX:
-        raise BadArchiveError("the archive gives a member two sizes")
+        raise BadArchiveError("the archive states two sizes for a member")
     return said
 
 
@@ -229,9 +229,9 @@ def _records(content: bytes) -> dict[bytes, bytes]:
         end = at + int(head[1]) if head is not None else 0
         key, equals, value = content[head.end() : end - 1].partition(b"=") if head is not None else (b"", b"", b"")
         if end > len(content) or not equals or not key or content[end - 1 : end] != b"\n":
-            raise BadArchiveError("a pax record in the archive is damaged")
+            raise BadArchiveError("a pax record in the archive is corrupt")
         if key in found:
-            raise BadArchiveError(f"a pax record in the archive stands twice: {key[:80]!r}")
+            raise BadArchiveError(f"a pax record in the archive occurs twice: {key[:80]!r}")
         found[key] = value
         at = end
     if found.get(b"hdrcharset", b"") not in _CHARSETS:

@@ -89,7 +89,7 @@ class AwsKeys:
             row = await asyncio.to_thread(self._profile, self._file("AWS_CONFIG_FILE", "config"), ("profile ", ""))
             found = row.get("region") or REGION
         if not _REGION.fullmatch(found):
-            raise PolicyError("the region for AWS (AWS_REGION, ~/.aws/config) is none; expected such as eu-central-1")
+            raise PolicyError("the region for AWS (AWS_REGION, ~/.aws/config) is invalid; expected e.g. eu-central-1")
         return found
 
     def _file(self, name: str, usual: str) -> Path:
@@ -106,7 +106,7 @@ class AwsKeys:
         except OSError as error:
             raise PolicyError(f"{path}: {error.strerror}") from None
         except (configparser.Error, UnicodeDecodeError):  # the parser's message quotes lines of the file
-            raise PolicyError(f"{path}: cannot be read as a file of AWS's profiles") from None
+            raise PolicyError(f"{path}: not a valid file of AWS profiles") from None
         name = self._env.get("AWS_PROFILE") or "default"
         return next((dict(parser[begin + name]) for begin in begins if parser.has_section(begin + name)), {})
 
@@ -119,18 +119,16 @@ class AwsKeys:
     async def _asked(self, token: Path, role: str) -> _Given:
         """Call AssumeRoleWithWebIdentity, which is unsigned: the token authenticates the caller."""
         if not _ROLE.fullmatch(role):
-            raise PolicyError("AWS_ROLE_ARN is no role's name; expected such as arn:aws:iam::123456789012:role/name")
+            raise PolicyError("AWS_ROLE_ARN is not a role; expected an ARN such as arn:aws:iam::123456789012:role/name")
         try:
             proof = (await asyncio.to_thread(token.read_bytes))[:FILE_BYTES_MAX].decode().strip()
         except (OSError, UnicodeDecodeError):
-            raise PolicyError(
-                f"{token}: no web identity token can be read there (AWS_WEB_IDENTITY_TOKEN_FILE)"
-            ) from None
+            raise PolicyError(f"{token}: the web identity token cannot be read (AWS_WEB_IDENTITY_TOKEN_FILE)") from None
         endpoint = self._env.get("AWS_ENDPOINT_URL_STS") or self._own.endpoint or self._sts(await self.region())
         url = parse_untrusted_url(f"{endpoint.rstrip('/')}/")
         if url.scheme == "http" and not is_loopback(url.raw_host or ""):
             raise PolicyError(
-                "AWS_ENDPOINT_URL_STS (or AWS_ENDPOINT_URL) is plain HTTP, and a token is not sent so; use https"
+                "AWS_ENDPOINT_URL_STS (or AWS_ENDPOINT_URL) is plain HTTP, over which no token is sent; use https"
             )
         session = self._env.get("AWS_ROLE_SESSION_NAME") or f"pilotlight-{secrets.token_hex(4)}"
         body = {
@@ -158,11 +156,11 @@ class AwsKeys:
         try:
             found = xml.parse_xml(text)
         except BadXmlError:
-            raise DeniedError(f"{said}: answered {answer.status} for keys, and nothing that can be read") from None
+            raise DeniedError(f"{said}: answered {answer.status} with an invalid body instead of keys") from None
         if answer.status != 200:
             code = found.one("Error", "Code")
             shown = code if _FAULT.fullmatch(code) else "no reason"
-            raise DeniedError(f"{said}: gives no keys for the role in AWS_ROLE_ARN: {answer.status} {shown}")
+            raise DeniedError(f"{said}: returned no keys for the role in AWS_ROLE_ARN: {answer.status} {shown}")
         return _given(found, said)
 
 
@@ -182,5 +180,5 @@ def _given(found: xml.Element, said: str) -> _Given:
     except ValueError:
         ends = None
     if not access or not secret or ends is None or ends.tzinfo is None:
-        raise DeniedError(f"{said}: gave keys that cannot be read")
+        raise DeniedError(f"{said}: returned invalid keys")
     return _Given(Keys(access, secret, session), ends.timestamp())

@@ -22,7 +22,7 @@ PROGRAM_S_MAX = 10.0
 END_S_MAX = 1.0
 PROGRAM_BYTES_MAX = 64 << 10
 UNKNOWN = b"credentials not found"
-"""What helpers print on stdout if they have no login for the host."""
+"""Output of a helper that has no login for the host."""
 
 
 class _Spoken(msgspec.Struct, frozen=True, rename="pascal"):
@@ -42,11 +42,11 @@ async def get_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> Lo
     if code != 0:
         if UNKNOWN in text:
             return None
-        raise DeniedError(f"{host}: docker-credential-{name} ended with {code} and told no login")
+        raise DeniedError(f"{host}: docker-credential-{name} failed with status {code} and returned no login")
     try:
         found = msgspec.json.decode(text, type=_Spoken)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DeniedError(f"{host}: docker-credential-{name} said something that is no login") from None
+        raise DeniedError(f"{host}: docker-credential-{name} returned an invalid login") from None
     if found.username == IDENTITY_USER:
         return Login(identity_token=found.secret)
     return Login(found.username, found.secret) if found.username and found.secret else None
@@ -59,8 +59,8 @@ async def store_login(name: str, host: str, login: Login, within_s: float = PROG
     code, _ = await _said(name, "store", host, text, within_s)
     if code != 0:
         raise DeniedError(
-            f"{host}: docker-credential-{name} ended with {code} and kept no login; some programs only read: take it "
-            f"out of credsStore or credHelpers, or log in by its own tool"
+            f"{host}: docker-credential-{name} failed with status {code} and stored no login; if it is read-only, "
+            f"remove it from credsStore or credHelpers, or log in with its own tool"
         )
 
 
@@ -70,7 +70,7 @@ async def erase_login(name: str, host: str, within_s: float = PROGRAM_S_MAX) -> 
         return False
     code, text = await _said(name, "erase", host, docker_config.format_server_url(host).encode(), within_s)
     if code != 0 and UNKNOWN not in text:
-        raise DeniedError(f"{host}: docker-credential-{name} ended with {code} and may still know the login")
+        raise DeniedError(f"{host}: docker-credential-{name} failed with status {code} and may still have the login")
     return code == 0
 
 
@@ -88,15 +88,15 @@ async def _said(name: str, word: str, host: str, question: bytes, within_s: floa
             limit=PROGRAM_BYTES_MAX,
         )
     except OSError as error:
-        raise DeniedError(f"{host}: {program}, which knows its login, cannot be started: {error.strerror}") from None
+        raise DeniedError(f"{host}: {program}, which stores its login, cannot be started: {error.strerror}") from None
     try:
         async with asyncio.timeout(within_s):
             text = await _answer(process, question)
             if len(text) > PROGRAM_BYTES_MAX:
-                raise DeniedError(f"{host}: {program} said far more than a login")
+                raise DeniedError(f"{host}: {program} returned too much output for a login")
             return await process.wait(), text
     except TimeoutError:
-        raise DeniedError(f"{host}: {program} did not say its login within {within_s:.0f} s") from None
+        raise DeniedError(f"{host}: {program} returned no login within {within_s:.0f} s") from None
     finally:
         await _end(process)
 

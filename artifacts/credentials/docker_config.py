@@ -77,10 +77,10 @@ def parse_config(text: bytes | str, name: str) -> Config:
     try:
         found = msgspec.json.decode(text, type=Config)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise PolicyError(f"{name}: no JSON object with logins as Docker writes them") from None
+        raise PolicyError(f"{name}: not a JSON object with logins in Docker's format") from None
     for program in (*found.cred_helpers.values(), *([found.creds_store] if found.creds_store else [])):
         if not _PROGRAM.fullmatch(program):
-            raise PolicyError(f"{name}: a name of a credential program has characters that none has")
+            raise PolicyError(f"{name}: the name of a credential helper has invalid characters")
     return found
 
 
@@ -92,13 +92,13 @@ def parse_pull_secret(type: str, data: Mapping[str, str], name: str = "a pull se
     key = SECRETS.get(type)
     if key is None:
         kinds = " or ".join(SECRETS)
-        raise PolicyError(f"{name}: is of another type than {kinds}; `kubectl create secret docker-registry` makes one")
+        raise PolicyError(f"{name}: its type is not {kinds}; `kubectl create secret docker-registry` creates one")
     try:
         text = base64.b64decode(data.get(key, ""), validate=True)
     except (binascii.Error, ValueError):
         text = b""
     if not text:
-        raise PolicyError(f"{name}: has nothing at {key} that could be read")
+        raise PolicyError(f"{name}: {key} is missing or invalid")
     if key == ".dockercfg":  # only the entries, as Docker wrote them until 2015
         text = b'{"auths":' + text + b"}"
     return Config(parse_config(text, name).auths)
@@ -120,7 +120,7 @@ def list_logins(secrets: Sequence[Config], host: str, repository: str, name: str
 
 
 def list_registry_keys(keys: Iterable[str], host: str) -> list[str]:
-    """Return the keys that stand for the whole registry, in any spelling."""
+    """Return the keys that refer to the whole registry, in any spelling."""
     return [key for key in keys if not _path(key) and _host(key) in list_host_aliases(host)]
 
 

@@ -1,10 +1,14 @@
 """Stores and removes logins in Docker's and Podman's config files and their credential helpers. I/O.
 
 Chooses the file for a login and replaces it atomically, readable only by its owner, with all other content unchanged.
-The entry itself is written by oras (`oras.main.login.DockerClient`) into a temporary copy next to the file. Unused
-parts of oras, and why: its in-place write (world-readable, and empty after a crash); `OrasClient.login` (first contacts
-the Docker daemon over HTTP); its `logout` (only clears memory); its helper support (helpers may hang, cannot store or
-erase, and the password is also written into the file).
+The entry itself is written by oras (`oras.main.login.DockerClient`) into a temporary copy next to the file.
+
+These parts of oras are not used, for these reasons:
+
+* its in-place write: the file is world-readable, and empty after a crash
+* `OrasClient.login`: it first contacts the Docker daemon over HTTP
+* its `logout`: it only clears memory
+* its helper support: helpers may hang, cannot store or erase, and the password is also written into the file
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ def _place(files: Sequence[Path], host: str) -> LoginLocation:
         named = any(docker_config.list_registry_keys([key], host) for key in found.cred_helpers)
         if named or docker_config.list_registry_keys(found.auths, host) or file == files[-1]:
             return LoginLocation(file, docker_config.find_credential_helper(found, host))
-    raise PolicyError("there is no file for logins")
+    raise PolicyError("no file for logins is known")
 
 
 def _config(file: Path) -> Config:
@@ -120,7 +124,7 @@ def _changed(file: Path, change: Callable[[Auths], None], write: Callable[[Path]
                     new.unlink()
             _synced(file.parent)
     except TimeoutError:
-        raise DeniedError(f"{file}: somebody else has been changing logins for {LOCK_S_MAX:.0f} s; try again") from None
+        raise DeniedError(f"{file}: another process has locked the file for {LOCK_S_MAX:.0f} s; try again") from None
     except OSError as error:
         raise PolicyError(f"{file}: the login cannot be written: {error.strerror}") from None
 

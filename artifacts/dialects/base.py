@@ -63,7 +63,7 @@ def read_layer_path(layer: Descriptor) -> tuple[str, str]:
     """Return the path from the annotations (filepath before title), and a note if they disagree."""
     given = [layer.annotations[name] for name in (FILEPATH, FILEPATH_LEGACY, TITLE) if name in layer.annotations]
     others = [one for one in given[1:] if one not in {given[0], given[0].rpartition("/")[2]}]
-    note = f"its filepath goes before {others[0][:80]!r}, which it is called elsewhere" if others else ""
+    note = f"its filepath takes precedence over its other name {others[0][:80]!r}" if others else ""
     return (given[0] if given else ""), note
 
 

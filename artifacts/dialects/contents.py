@@ -81,13 +81,13 @@ class Contents(NamedTuple):
 def read_contents(of: Manifest, config: bytes | None = None, *, allow_unsafe: bool = False) -> Contents:
     """Interpret an artifact. `config`: the bytes of its config, if available. Raises BadManifestError."""
     if config is not None and (len(config) != of.config.size or not digests.is_digest_of(of.config.digest, config)):
-        raise BadManifestError("the config is not the manifest's: its size or digest is another")
+        raise BadManifestError("the config does not match the manifest: its size or digest differs")
     dialect = next((one for one in DIALECTS if one.knows(of)), None)
     if dialect is None:
         said = of.artifact_type or of.config.media_type
         if any(_SIGNATURE.match(one) for one in (said, *(layer.media_type for layer in of.layers))):
-            raise BadManifestError("this is a signature, and no model; name what it signs")
-        raise BadManifestError(f"{said} is no model of a dialect that is known, and its layers have no titles")
+            raise BadManifestError("this is a signature, not a model; use the reference of the signed artifact")
+        raise BadManifestError(f"{said} is not a model in a known dialect, and its layers have no titles")
     reading = dialect.read(of, config)
     layers = tuple(_layers(of.layers, reading, allow_unsafe=allow_unsafe))
     problem = reading.problem or _problem(of, layers)
@@ -144,9 +144,9 @@ def _problem(of: Manifest, layers: tuple[ClassifiedLayer, ...]) -> str:
         return f"its layers are larger than {BYTES_MAX >> 40} TiB together"
     sizes = {one.digest: one.size for one in of.layers}
     if any(one.size != sizes[one.digest] for one in of.layers):
-        return "it gives one digest two sizes"
+        return "it states two sizes for one digest"
     if not any(one.file.role in kinds.WEIGHTS or one.file.encoding != "raw" or one.refusal for one in layers):
-        return "it holds no weights"
+        return "it contains no weights"
     return ""
 
 

@@ -40,7 +40,7 @@ def _knows(of: Manifest) -> bool:
 def _read(of: Manifest, _: bytes | None) -> Reading:
     found = _CONFIG.fullmatch(of.config.media_type)
     version = found[1] if found is not None else ""
-    problem = "" if version in _VERSIONS else f"its config is of version {version}, and only v0.1 and v0.2 are known"
+    problem = "" if version in _VERSIONS else f"its config has version {version}; supported are v0.1 and v0.2"
     said = [_layer(one) for one in of.layers]
     paths = number_duplicate_names(
         "" if read_layer_path(one)[0] else each.path for one, each in zip(of.layers, said, strict=True)
@@ -56,7 +56,7 @@ def _layer(one: Descriptor) -> Said:
     if one.media_type.startswith("application/vnd.cncf.model."):
         return modelpack.read_layer(one)
     known = _LAYERS.get(one.media_type.removeprefix(_AI)) if one.media_type.startswith(_AI) else None
-    return known or Said(refusal=f"{one.media_type} is no layer of a model of Docker's")
+    return known or Said(refusal=f"{one.media_type} is not a layer type of Docker's models")
 
 
 DIALECT = Dialect(_knows, _read)

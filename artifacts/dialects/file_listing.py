@@ -114,7 +114,7 @@ def _wanted(place: str, all_: Sequence[ListedFile], include: Sequence[str]) -> l
     for pattern in include:
         if not any(_fits(one.path, pattern) for one in all_):
             weights = [one.path for one in all_ if files.classify_file(one.path) is not None and _is_weight(one.path)]
-            raise RefusedError(f"{place}: include={pattern!r} fits no file; {_named('its weights are', weights)}")
+            raise RefusedError(f"{place}: include={pattern!r} matches no file; {_named('its weights are', weights)}")
     return [one for one in all_ if any(_fits(one.path, pattern) for pattern in include)]
 
 
@@ -135,8 +135,8 @@ def _refuse_several(place: str, taken: Sequence[SelectedFile]) -> None:
     ggufs = [name for name, part in parts if part is None or int(part[2]) == 1]
     other = len(names) > len(all_ggufs)
     if len(ggufs) + other > 1:
-        also = " and safetensors beside them" if other else ""
-        said = f"{place}: holds several models{also}; say which with ?include=PATTERN"
+        also = " and safetensors" if other else ""
+        said = f"{place}: contains several models{also}; select one with ?include=PATTERN"
         raise RefusedError(f"{said}: {_named('', ggufs).strip()}")
 
 

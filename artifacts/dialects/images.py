@@ -38,7 +38,7 @@ def _read(of: Manifest, config: bytes | None) -> Reading:
 def _layer(one: Descriptor) -> Said:
     found = _LAYER.fullmatch(one.media_type)
     if found is None:
-        return Said(refusal=f"{one.media_type} is no layer of an image that is kept in a registry")
+        return Said(refusal=f"{one.media_type} is not a layer type of images in a registry")
     return Said("mixed", cast("Encoding", f"tar+{found[1]}" if found[1] else "tar"))
 
 

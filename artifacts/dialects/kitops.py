@@ -46,14 +46,14 @@ def _read(of: Manifest, config: bytes | None) -> Reading:
     kinds = {found[1] for one in of.layers if (found := _LAYER.fullmatch(one.media_type)) is not None}
     problem = ""
     if elsewhere and "model" not in kinds:
-        problem = f"its Kitfile takes the model from elsewhere ({str(elsewhere)[:120]!r}); name that ModelKit itself"
+        problem = f"its Kitfile refers to a model in another place ({str(elsewhere)[:120]!r}); use that ModelKit itself"
     return Reading(NAME, layers, problem=problem)
 
 
 def _layer(one: Descriptor, entries: dict[str, list[Keys]]) -> Said:
     found = _LAYER.fullmatch(one.media_type)
     if found is None:
-        return Said(refusal=f"{one.media_type} is no layer of a ModelKit")
+        return Said(refusal=f"{one.media_type} is not a layer type of ModelKits")
     kind, encoding = found[1], cast("Encoding", found[2])
     entry = entries[kind].pop(0) if entries[kind] else {}
     written = entry.get("path")
@@ -62,7 +62,7 @@ def _layer(one: Descriptor, entries: dict[str, list[Keys]]) -> Said:
     if "digest" not in entry:
         return said._replace(under=path.rpartition("/")[0])
     other = entry["digest"] != one.digest
-    return said._replace(refusal="its Kitfile has another digest for it") if other else said
+    return said._replace(refusal="its Kitfile states another digest for it") if other else said
 
 
 def _entries(kitfile: Keys) -> dict[str, list[Keys]]:

@@ -51,10 +51,10 @@ def read_layer(one: Descriptor) -> Said:
     found = _LAYER.fullmatch(one.media_type)
     path, note = read_layer_path(one)
     if found is None and path and not one.media_type.startswith("application/vnd."):
-        said = Said(path=path, note=note or "its type says nothing, its name decides")
+        said = Said(path=path, note=note or "its type is generic, so its name decides")
         return said._replace(refusal=_metadata_refusal(one, said.encoding))
     if found is None:
-        return Said(refusal=f"{one.media_type} is no layer of a ModelPack")
+        return Said(refusal=f"{one.media_type} is not a layer type of ModelPack")
     kind, ending = found.groups()
     if ending in _ENCODINGS:
         said = Said(_ROLES[kind], _ENCODINGS[ending], path, note=note)
@@ -62,7 +62,7 @@ def read_layer(one: Descriptor) -> Said:
     if kind == "weight" and "+" not in ending:
         said = Said("weight", "raw", path or f"model.{ending}", form=ending, note=note)
         return said._replace(refusal=_metadata_refusal(one, said.encoding))
-    return Said(refusal=f"{ending} is no encoding that is known")
+    return Said(refusal=f"{ending} is not a known encoding")
 
 
 def _metadata_refusal(one: Descriptor, encoding: Encoding) -> str:
@@ -77,9 +77,9 @@ def _metadata_refusal(one: Descriptor, encoding: Encoding) -> str:
     flag, size = found.get("typeflag", 0), found.get("size")
     kinds = _REGULAR if encoding == "raw" else _REGULAR | _FOLDER
     if not isinstance(flag, int) or flag not in kinds:
-        return "by its metadata it is no regular file"
+        return "its metadata describe no regular file"
     if encoding == "raw" and size is not None and (not isinstance(size, int) or size != one.size):
-        return "its metadata give its file another size than the layer has"
+        return "its metadata state another size than the layer's"
     return ""
 
 

@@ -47,8 +47,8 @@ def _layer(one: Descriptor) -> Said:
     if kind in _NAMED:
         return Said(refusal=f"a layer {one.media_type} needs a name, and has none")
     if kind == "embed":
-        return Said(refusal="embedded vectors are of a form that Ollama itself has given up")
-    return _LAYERS.get(kind) or Said(refusal=f"{one.media_type} is no layer of a model of Ollama's")
+        return Said(refusal="embedded vectors have a format that Ollama no longer supports")
+    return _LAYERS.get(kind) or Said(refusal=f"{one.media_type} is not a layer type of Ollama's models")
 
 
 DIALECT = Dialect(_knows, _read)

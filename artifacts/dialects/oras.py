@@ -1,7 +1,7 @@
 """Layers that only have titles: generic ORAS artifacts, including OMLMD's. Pure.
 
 Sources: https://oras.land (titles, and folders as archives marked for unpacking), https://github.com/containers/omlmd.
-The title is the path, and only the name tells what a file is.
+The title is the path, and only the name determines the type of a file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _read(of: Manifest, _: bytes | None) -> Reading:
 def _layer(one: Descriptor) -> Said:
     path, note = read_layer_path(one)
     if not path:
-        return Said(refusal="it has no title, so that nothing says what it is")
+        return Said(refusal="it has no title, so its purpose is unknown")
     marked = one.annotations.get(UNPACK) == "true"
     file_like = path.casefold().endswith((".tar", ".tar.gz", ".tgz", ".tar.zst"))
     if marked or (one.media_type in _FOLDERS and not file_like and "." not in path.rpartition("/")[2]):

@@ -22,12 +22,12 @@ from typing import NamedTuple
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 SHUT = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _FIXES = {
-    errno.ENOSPC: "the disk is full; free space or give it a larger volume",
-    errno.EDQUOT: "the quota is used up; raise it or give it a larger volume",
+    errno.ENOSPC: "the disk is full; free space or use a larger volume",
+    errno.EDQUOT: "the quota is used up; raise it or use a larger volume",
     errno.EROFS: "the file system is read-only; mount it writable",
-    errno.EACCES: "no right to write there; give the folder to the user that writes",
-    errno.EPERM: "no right to write there; give the folder to the user that writes",
-    errno.EIO: "the disk fails (input/output error); look into the kernel's log and change the volume",
+    errno.EACCES: "no permission to write there; make the folder writable for this user",
+    errno.EPERM: "no permission to write there; make the folder writable for this user",
+    errno.EIO: "the disk failed (input/output error); check the kernel log and replace the volume",
 }
 _PIECES_MAX = os.sysconf("SC_IOV_MAX")
 _LIBC = ctypes.CDLL(None)

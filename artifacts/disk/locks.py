@@ -1,6 +1,6 @@
 """Inter-process locks with `flock` on a file; the kernel releases them when a process ends for any reason. I/O.
 
-A held lock always belongs to the file that now has the name, not to one that was removed or renamed meanwhile.
+A held lock always belongs to the file that currently has the name, not to one that was removed or renamed meanwhile.
 Asynchronous waiting does not block the event loop and can be cancelled. Process ids are not used as evidence.
 """
 
@@ -62,7 +62,7 @@ def wait_for_lock(path: Path, within_s: float, *, shared: bool = False, make: bo
     end_s, wait_s = time.monotonic() + within_s, FIRST_WAIT_S
     while (found := try_lock(path, shared=shared, make=make)) is None:
         if time.monotonic() > end_s:
-            raise TimeoutError(f"{path} is held by another process for longer than {within_s:.0f} s")
+            raise TimeoutError(f"{path} is locked by another process for more than {within_s:.0f} s")
         time.sleep(wait_s)
         wait_s = min(wait_s * 2, WAIT_S_MAX)
     return found

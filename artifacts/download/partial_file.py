@@ -158,14 +158,14 @@ class Partial:
             self._kept |= new
 
     def publish(self, path: Path) -> bool:
-        """Rename the file to `path` if its digest matches or is being learned. Returns False on a mismatch; call `mend`
-        next.
+        """Rename the file to `path` if its digest matches or is being learned. Returns False on a mismatch; then call
+        `keep_matching_parts`.
         """
         with self._summing:
             late = self.size - self._summed_bytes >= LAG_BYTES
             if late:  # hash and sync concurrently
-                with ThreadPoolExecutor(1, thread_name_prefix="sync") as beside:
-                    synced = beside.submit(self._disk.sync, self.file)
+                with ThreadPoolExecutor(1, thread_name_prefix="sync") as pool:
+                    synced = pool.submit(self._disk.sync, self.file)
                     self._sum(self.size)
                 synced.result()
             else:
@@ -183,7 +183,7 @@ class Partial:
         self._disk.remove(self._sidecar_path)
         return True
 
-    def mend(self, sums: Sequence[str]) -> bool:
+    def keep_matching_parts(self, sums: Sequence[str]) -> bool:
         """After a digest mismatch keep the parts that match `sums` (SHA-256, one per part) for the next open. If bad
         parts cannot be identified, delete everything and return False.
         """

@@ -1,7 +1,7 @@
 """Downloads blobs into a folder: concurrent, verified, resumable after a crash, and never visible incomplete. I/O.
 
 Decides the order of spans, how many run and which are repeated (`pacing`), and what happens to a complete blob. All
-requests go through the source and thus through one transport; the bodies are then written by threads, plain HTTP
+requests use the source and so one transport; the bodies are then written by threads, plain HTTP
 without passing through this process (`splice`, `tls_receive`). A file at its final path matches its digest. Data
 received before an error is resumed. If a blob's digest does not match, only parts with a known matching digest are kept
 (`Sums`).
@@ -74,7 +74,7 @@ async def fetch_blobs(
     Raises the first error: AbsentError, DeniedError, MismatchError, PolicyError, UnreachableError, DiskError.
     """
     if len({one.blob.digest for one in wanted}) < len(wanted) or len({one.path for one in wanted}) < len(wanted):
-        raise ValueError("a blob, or a path, is wanted twice")
+        raise ValueError("a blob or a path is requested twice")
     made = _Fetch(source, folder, progress or (lambda _digest, _came: None), file_system or Disk(), clock, sums=sums)
     try:
         await made.all(wanted)
@@ -94,7 +94,7 @@ class _Coming:
         self.helped: dict[Callable[[], None], asyncio.Task[None]] = {}
         """Running jobs from `Partial.wants`."""
         self.finishing = False
-        self.told = -1
+        self.reported = -1
         self.anew = False
         """Whether it was restarted after a digest mismatch."""
 
@@ -220,8 +220,8 @@ class _Fetch:
         free = self._disk.free_bytes(self._folder)
         if missing > free:
             raise DiskError(
-                f"{missing} bytes are to come into {self._folder}, and it has room for {free}; free space or give the "
-                f"cache a larger volume"
+                f"{missing} bytes are required in {self._folder}, which has {free} bytes free; free space or use a "
+                f"larger volume"
             )
         async with AsyncExitStack() as stack:
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -256,8 +256,8 @@ class _Fetch:
             raise
         except OSError as error:
             wanted = coming if isinstance(coming, BlobTarget) else coming.wanted
-            said = f"{wanted.blob} cannot be kept in {self._folder}: {disk.describe_os_error(error)}"
-            raise DiskError(f"{said}; what is on the disk is kept, and gone on with") from None
+            said = f"{wanted.blob} cannot be stored in {self._folder}: {disk.describe_os_error(error)}"
+            raise DiskError(f"{said}; the bytes on disk are kept for the next pull") from None
 
     def broke(self, _error: BrokenError) -> None:
         self._window.broke(self._clock())
@@ -341,9 +341,9 @@ class _Fetch:
 
     def _tell(self) -> None:
         for coming in self._blobs:
-            if coming.told != coming.partial.ledger.came:
-                coming.told = coming.partial.ledger.came
-                self._progress(coming.wanted.blob.digest, coming.told)
+            if coming.reported != coming.partial.ledger.came:
+                coming.reported = coming.partial.ledger.came
+                self._progress(coming.wanted.blob.digest, coming.reported)
 
     async def _one(self, run: _Run) -> None:
         try:
@@ -369,9 +369,9 @@ class _Fetch:
             if await self.thread(coming, coming.partial.publish, path):
                 return
             sums = () if coming.anew or self._sums is None else await self._asked_sums(coming, self._sums)
-            mended = await self.thread(coming, coming.partial.mend, sums)
-            if coming.anew or (self._source.lonely and not coming.partial.resumed and not mended):
-                said = f"{coming.wanted.blob}: its bytes are others than its digest says; nothing of it is kept"
+            repaired = await self.thread(coming, coming.partial.keep_matching_parts, sums)
+            if coming.anew or (self._source.lonely and not coming.partial.resumed and not repaired):
+                said = f"{coming.wanted.blob}: its bytes do not match its digest; nothing is kept"
                 self._failed.append(MismatchError(said))
                 return
             coming.partial.close()

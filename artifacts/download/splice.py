@@ -47,9 +47,9 @@ def splice_body(rest: socket.socket, count: int, goal: Goal, at: int, limits: Li
                     return Moved(moved, broken)
                 continue
             except OSError as error:
-                return Moved(moved, f"the connection broke while it answered ({error.strerror})")
+                return Moved(moved, f"the connection broke during the response ({error.strerror})")
             if not got:
-                return Moved(moved, "the connection broke while it answered (its end came too early)")
+                return Moved(moved, "the connection broke during the response (it ended too early)")
             splices = _into_file(out, goal.file, at + moved, got, splices=splices)
             goal.wrote(at + moved, got)
             moved += got
@@ -78,11 +78,11 @@ class Patience:
         limits = self._limits
         asked_s = time.monotonic()
         if not self._poll.poll(limits.read_s * 1000):
-            return "the connection broke while it answered (too slow)"
+            return "the connection broke during the response (too slow)"
         self._waited_s += time.monotonic() - asked_s
         if self._waited_s >= limits.pace_s:
             if self._came < limits.pace_bytes:
-                return f"gives only {self._came} bytes in {self._waited_s:.0f} s"
+                return f"sent only {self._came} bytes in {self._waited_s:.0f} s"
             self._waited_s, self._came = 0.0, 0
         return ""
 

@@ -74,12 +74,12 @@ class _Coming:
                         return got, broken
                     continue
                 except OSError as error:
-                    return got, f"the connection broke while it answered ({error.strerror})"
+                    return got, f"the connection broke during the response ({error.strerror})"
                 count = 0
             except ssl.SSLError:
-                return got, "the connection broke while it answered (what came is no TLS)"
+                return got, "the connection broke during the response (the data is not TLS)"
             if not count:
-                return got, "the connection broke while it answered (its end came too early)"
+                return got, "the connection broke during the response (it ended too early)"
             got += count
         self._patience.came(got)
         return got, ""

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class _Look(NamedTuple):
-    """What archives will occupy, determined before anything is written."""
+    """The space that archives will occupy, determined before anything is written."""
 
     root: str
     bytes: tuple[int, ...]
@@ -49,7 +49,7 @@ class _Look(NamedTuple):
 
 
 async def fetch_artifact_files(
-    job: Job, of: Contents, repository: str, source: Mirrored, told: pull.Progress | None = None,
+    job: Job, of: Contents, repository: str, source: Mirrored, progress: pull.Progress | None = None,
     *, sums: pull.Sums | None = None,
 ) -> None:  # fmt: skip
     """Implements the store's `Fetch`. `sums`: as in `pull.fetch_blobs`.
@@ -67,7 +67,7 @@ async def fetch_artifact_files(
         if not path.exists()
     ]
     if wanted:
-        await pull.fetch_blobs(wanted, source, job.blobs, told, file_system=job.disk, sums=sums)
+        await pull.fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk, sums=sums)
     raw = [(one.path, job.blob(one.digest)) for one in job.files if one.encoding == "raw"]
     await asyncio.to_thread(magic.check_magic, raw)
     if archives:
@@ -82,7 +82,7 @@ async def _take_apart(job: Job, of: Contents, archives: Sequence[File]) -> None:
         with (at.get(one.digest) or _place(job, one.digest)).open("rb", buffering=0) as file:
             while piece := file.read(PIECE_BYTES):
                 if stop.is_set():
-                    raise BadArchiveError("nobody wants it any more")
+                    raise BadArchiveError("the pull was cancelled")
                 yield piece
 
     try:

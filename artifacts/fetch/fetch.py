@@ -21,7 +21,7 @@ from artifacts.dialects.file_listing import Listing
 from artifacts.digest import Digest
 from artifacts.errors import DeniedError, PolicyError, RegistryError
 from artifacts.fetch import files, registry, remote_header
-from artifacts.fetch.registry import Registries, Told
+from artifacts.fetch.registry import OnProgress, Registries
 from artifacts.peers.client import Neighboured
 from artifacts.reference import Reference
 from artifacts.registry.blobs import BlobSource
@@ -141,7 +141,7 @@ def parse_remote_source(text: str) -> Lies:
     """Parse a source, with or without `oci://`. Raises BadReferenceError, also for a local path."""
     found = source_uri.parse_source_uri(text) if "://" in text else reference.parse_reference(text)
     if isinstance(found, Local):
-        raise reference.build_reference_error(text, "it lies on this machine already; expected oci://, hf:// or s3://")
+        raise reference.build_reference_error(text, "it is a local path; expected oci://, hf:// or s3://")
     return found
 
 
@@ -157,7 +157,7 @@ async def fetch_artifact(
     of: Lies,
     store: Store,
     ways: Ways,
-    told: Told = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
     left: Left = lambda _path, _why: None,
     *,
     allow_unsafe: bool = False,
@@ -166,7 +166,7 @@ async def fetch_artifact(
     `allow_unsafe`: as in `registry.fetch_from_registry`. Raises RegistryError, BadManifestError, StoreError, DiskError.
     """
     if isinstance(of, Reference):
-        return await registry.fetch_from_registry(of, store, ways.registries, told, allow_unsafe=allow_unsafe)
+        return await registry.fetch_from_registry(of, store, ways.registries, on_progress, allow_unsafe=allow_unsafe)
     _judge(ways.registries)
     copy = None
     try:
@@ -190,7 +190,7 @@ async def fetch_artifact(
 
             async def fetch(job: Job) -> None:
                 sizes = {one.digest: one.size for one in job.files}
-                telling = registry.Telling(sum(sizes.values()) + sum(unknown), told)
+                telling = registry.Telling(sum(sizes.values()) + sum(unknown), on_progress)
                 async with AsyncExitStack() as stack:
                     await files.fetch_listed_files(job, taken, _before(there, key, sizes, ways, stack), telling.came)
 
@@ -252,7 +252,7 @@ def find_cached_key(of: Lies, store: Store, ways: Ways, *, allow_unsafe: bool = 
 
 
 def _named(of: Elsewhere, origin: str, *, allow_unsafe: bool) -> Named:
-    """Name the source; `allow_unsafe` changes the file selection and thus the Copy, except for registry artifacts."""
+    """Name the source; `allow_unsafe` changes the file selection and so the Copy, except for registry artifacts."""
     return Named(origin, f"{of} and what is unsafe of it" if allow_unsafe else str(of))
 
 
@@ -261,7 +261,7 @@ def _judge(registries: Registries) -> None:
     if registries.signatures.policy == "enforce":
         raise PolicyError(
             "weights.signatures.policy is enforce, and only weights in a registry have signatures: "
-            "`pilotlight weights push hf://... oci://...`, sign it there, and name that"
+            "`pilotlight weights push hf://... oci://...`, sign it there, and use that artifact"
         )
     if registries.signatures.policy == "warn":
         log.warning("event=weights_unsigned reason='only weights in a registry have signatures'")

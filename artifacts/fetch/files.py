@@ -46,7 +46,7 @@ def list_unhashed_files(of: Listing) -> list[SelectedFile]:
     return [one for one in of.taken if one.entry.digest is None]
 
 
-async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, told: pull.Progress | None = None) -> None:
+async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, progress: pull.Progress | None = None) -> None:
     """Implements the store's `Fetch`. Raises RegistryError, DiskError, RefusedError, OSError."""
     sums = dict[Digest, Digest]()
     blobs = {one.digest: (one.path, one.size, job.blob(one.digest)) for one in job.files}
@@ -61,7 +61,7 @@ async def fetch_listed_files(job: Job, of: Listing, source: BlobSource, told: pu
             to, blob = _place(job, entry).relative_to(job.blobs), _blob(of, entry.path, entry.name, entry.size)
             wanted.append(BlobTarget(blob, to, _learner(sums, entry.name)))
     if wanted:
-        await pull.fetch_blobs(wanted, source, job.blobs, told, file_system=job.disk)
+        await pull.fetch_blobs(wanted, source, job.blobs, progress, file_system=job.disk)
     await run_in_thread(lambda: magic.check_magic((path, at) for path, _, at in blobs.values()))
     await run_in_thread(lambda: _lay(job, of, sums))  # another pull may own the folder once this returns
 
@@ -88,7 +88,7 @@ def _lay(job: Job, of: Listing, sums: dict[Digest, Digest]) -> None:
         at, entry = _place(job, one.entry), one.entry
         said = entry.claim.removeprefix("git:") if entry.claim.startswith("git:") else None
         if said is not None and _summed(at, hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)) != said:
-            raise MismatchError(f"{of.place}: {entry.path}: its bytes are others than git's sum of it says")
+            raise MismatchError(f"{of.place}: {entry.path}: its bytes do not match git's checksum")
         digest = sums.get(entry.name) or Digest(f"sha256:{_summed(at, hashlib.sha256())}")
         magic.check_magic([(entry.path, at)])
         to = job.tree / entry.path

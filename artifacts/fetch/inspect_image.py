@@ -1,4 +1,4 @@
-"""Lists an image's files from the headers in its layers before it is pulled, to tell whether an engine can load it.
+"""Lists an image's files from the headers in its layers before a pull, to determine whether an engine can load it.
 
 Only the headers of an uncompressed archive are requested, and only the beginning of a compressed one. Files are
 accepted by the rules of a pull (`artifacts.archives.member_filter`). If not all names were read, the result says so,
@@ -95,7 +95,7 @@ class _Walk:
                 return found, False
             piece, behind = await self._read(of, at, min(at + SPAN_BYTES, of.size)), 0
             if not at and piece.startswith(COMPRESSED):
-                raise BadArchiveError("an archive that says it is not compressed begins as one that is")
+                raise BadArchiveError("an archive that is declared as uncompressed is compressed")
             for event in reader.feed(piece):
                 if isinstance(event, Member):
                     found.append(event)

@@ -52,7 +52,7 @@ class Came(NamedTuple):
     """Since the start of this pull, excluding bytes from earlier attempts."""
 
 
-Told = Callable[[Came], None]
+OnProgress = Callable[[Came], None]
 
 
 class MirrorSite(NamedTuple):
@@ -103,7 +103,12 @@ class Registries:
 
 
 async def fetch_from_registry(
-    of: Reference, store: Store, registries: Registries, told: Told = lambda _: None, *, allow_unsafe: bool = False
+    of: Reference,
+    store: Store,
+    registries: Registries,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    allow_unsafe: bool = False,
 ) -> Copy:
     """Return the Copy of what the reference means now, locked. `allow_unsafe`: accept code and pickled weights.
 
@@ -118,7 +123,7 @@ async def fetch_from_registry(
 
             async def fetch(job: Job) -> None:
                 sizes = {one.digest: one.size for one in job.files}
-                telling = Telling(sum(sizes.values()), told)
+                telling = Telling(sum(sizes.values()), on_progress)
                 await fetch_artifact_files(job, found.contents, of.repository, source, telling.came, sums=sums)
 
             async def sums(digest: Digest, size: int) -> Sequence[str]:
@@ -167,7 +172,7 @@ async def find_stored_copy(
 def check_safe(of: str, copy: Copy, *, allow_unsafe: bool) -> None:
     """Raise RefusedError for a Copy that was stored with `allow_unsafe` if the caller does not allow that."""
     if copy.record.unsafe and not allow_unsafe:
-        raise RefusedError(f"{of} holds code or pickled weights, and was laid here for those who allow them; {ALLOW}")
+        raise RefusedError(f"{of} contains code or pickled weights, and was stored for Models that allow them; {ALLOW}")
 
 
 async def _judged(of: Reference, digest: Digest, registries: Registries) -> None:
@@ -208,8 +213,8 @@ def fingerprint_login(login: Login, key: bytes) -> str:
 class Telling:
     """Aggregates the progress of all blobs."""
 
-    def __init__(self, total_bytes: int, told: Told) -> None:
-        self._total_bytes, self._told = total_bytes, told
+    def __init__(self, total_bytes: int, on_progress: OnProgress) -> None:
+        self._total_bytes, self._on_progress = total_bytes, on_progress
         self._came: dict[Digest, int] = {}
         self._first: tuple[float, int] | None = None
 
@@ -219,4 +224,4 @@ class Telling:
         total, now_s = sum(self._came.values()), time.monotonic()
         since_s, before = self._first = self._first or (now_s, total)
         took_s = now_s - since_s
-        self._told(Came(total, self._total_bytes, max(total - before, 0) / took_s if took_s > 0 else 0.0))
+        self._on_progress(Came(total, self._total_bytes, max(total - before, 0) / took_s if took_s > 0 else 0.0))

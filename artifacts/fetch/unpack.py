@@ -107,9 +107,9 @@ class Unpacking:
             if fd >= 0:
                 os.close(fd)
         if not reader.entries and not may_be_empty:
-            raise BadArchiveError(f"the archive{f' of {of.path}' if of.path else ''} is empty: it holds no file")
+            raise BadArchiveError(f"the archive{f' of {of.path}' if of.path else ''} is empty: it contains no file")
         if diff_id is not None and inner is not None and inner.hexdigest() != digests.get_hex(diff_id):
-            raise BadArchiveError("what the archive holds is not what the image's config says: its diffID is another")
+            raise BadArchiveError("the archive does not match the image's config: its diffID differs")
         return done
 
     def _begin(self, taken: AcceptedMember) -> int:
@@ -140,7 +140,7 @@ class _Places:
         try:
             fd = os.open(name, _FILE, FILE_MODE, dir_fd=folder)
         except FileExistsError:
-            raise BadArchiveError(f"in the archive: {path}: there is something of that name already") from None
+            raise BadArchiveError(f"in the archive: {path}: the path already exists") from None
         self._made_files.append(path)
         os.fchmod(fd, FILE_MODE)  # independent of the umask
         return fd
@@ -159,7 +159,7 @@ class _Places:
             except OSError as error:
                 if error.errno not in _NO_FOLDER:
                     raise
-                raise BadArchiveError(f"in the archive: {path}: something that is no folder is in the way") from None
+                raise BadArchiveError(f"in the archive: {path}: a parent of the path is not a folder") from None
             self._way.append((part, fd))
         return self._way[-1][1] if self._way else self._base
 

@@ -47,7 +47,7 @@ async def verify_manifest(
         async with asyncio.timeout(seconds_max):
             await search.run()
     except TimeoutError:
-        search.unread("the registry", f"did not give all that it has within {seconds_max:g} s")
+        search.unread("the registry", f"did not return all signatures within {seconds_max:g} s")
     return signatures.evaluate_signatures(digest, search.found, policy)
 
 
@@ -68,7 +68,7 @@ class _Search:
         try:
             listed = await list_referrers(self._client, self._repository, self._digest)
         except RegistryError as error:
-            self.unread("what refers to it", str(error))
+            self.unread("the list of referrers", str(error))
             listed = []
         for one in listed:
             if one.artifact_type in KINDS:
@@ -80,7 +80,7 @@ class _Search:
         """Count a read and return whether the limit is exceeded; the first skipped item is recorded."""
         self._looks += 1
         if self._looks == LOOKS_MAX + 1:
-            self.unread(at, f"left out, as all after it: {LOOKS_MAX} were looked at before")
+            self.unread(at, f"skipped, as all later ones: the limit is {LOOKS_MAX}")
         return self._looks > LOOKS_MAX
 
     async def _manifest(self, asked: str, size: int | None = None) -> None:

@@ -65,7 +65,7 @@ def load_gguf_info(file: Path | str) -> GgufInfo:
     path = str(file)
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a FIFO would block until it has a writer
-            raise GgufError(f"{path}: it is no regular file")
+            raise GgufError(f"{path}: it is not a regular file")
         with FileIO(path) as opened:
             metadata = _Header(path, opened, Path(path).stat().st_size).metadata()
         weights_bytes = _weights_bytes(path)
@@ -126,7 +126,7 @@ def _weights_bytes(path: str) -> int:
         return Path(path).stat().st_size
     begin, number, count = split[1], int(split[2]), int(split[3])
     if number != 1:
-        raise GgufError(f"{path}: part {number} of {count}; give the first, {begin}-00001-of-{split[3]}.gguf")
+        raise GgufError(f"{path}: part {number} of {count}; use the first, {begin}-00001-of-{split[3]}.gguf")
     total = 0
     for part in range(1, count + 1):
         file = Path(path).with_name(f"{begin}-{part:05}-of-{split[3]}.gguf")

@@ -146,7 +146,7 @@ class _Keys:
         """Return a required number, or `default` if it is missing. Raises ValueError."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if not _is_number(value):
-            raise ValueError(f"{self.architecture}.{key} is missing or no number: not a language model?")
+            raise ValueError(f"{self.architecture}.{key} is missing or not a number: not a language model?")
         return value
 
     def number(self, key: str, default: int) -> int:
@@ -162,7 +162,7 @@ class _Keys:
         if numbers and len(numbers) != blocks:
             raise ValueError(f"{len(numbers)} attention head counts for {blocks} blocks")
         if not all(isinstance(n, int) and 0 <= n < 1 << 20 for n in numbers):
-            raise ValueError("an attention head count is no number")
+            raise ValueError("an attention head count is not a number")
         return tuple(int(n) for n in numbers)
 
 

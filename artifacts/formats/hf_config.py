@@ -67,10 +67,10 @@ def load_config_info(folder: Path) -> ConfigInfo:
     keys = _decoded(path, _text(path, CONFIG_BYTES_MAX), CONFIG_VALUES_MAX, dict[str, object])
     inside = keys.get("text_config", keys)
     if not isinstance(inside, Mapping):
-        raise ConfigError(f"{path}: text_config is no object")
+        raise ConfigError(f"{path}: text_config is not an object")
     kind = keys.get("model_type", inside.get("model_type"))
     if not isinstance(kind, str) or not kind.isprintable():
-        raise ConfigError(f"{path}: model_type is missing or no text: not a language model?")
+        raise ConfigError(f"{path}: model_type is missing or not a text: not a language model?")
     try:
         return ConfigInfo(architecture=kind[:80], shape=read_shape(inside, _weights_bytes(folder)))
     except ValueError as error:
@@ -143,7 +143,7 @@ def _state_bytes(keys: Keys, width: int) -> int:
 def _needed(keys: Keys, *names: str) -> int:
     found = _number(keys, -1, *names)
     if found < 0:
-        raise ValueError(f"{names[0]} is missing or no number: not a language model?")
+        raise ValueError(f"{names[0]} is missing or not a number: not a language model?")
     return found
 
 
@@ -162,15 +162,15 @@ def _weights_bytes(folder: Path) -> int:
     if not _exists(index):
         names = _names(folder)
         if not names:
-            raise ConfigError(f"{folder}: there is no .safetensors file in it")
+            raise ConfigError(f"{folder}: contains no .safetensors file")
     else:
         found = _decoded(index, _text(index, INDEX_BYTES_MAX), INDEX_VALUES_MAX, _Index)
         names = sorted(set(found.weight_map.values()))
     if len(names) > FILES_MAX:
-        raise ConfigError(f"{folder}: more than {FILES_MAX} files of weights")
+        raise ConfigError(f"{folder}: more than {FILES_MAX} weights files")
     odd = next((name for name in names if not _is_file_name(name)), None)
     if odd is not None:
-        raise ConfigError(f"{index}: {odd[:80]!r} is no name of a file")
+        raise ConfigError(f"{index}: {odd[:80]!r} is not a file name")
     ends_s = time.thread_time() + CPU_S_MAX
     return sum(_file_bytes(folder / name, ends_s) for name in names)
 
@@ -243,4 +243,4 @@ def _decoded(path: Path, text: bytes, values_max: int, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: no JSON that can be read: {str(error)[:120]}") from None
+        raise ConfigError(f"{path}: not valid JSON: {str(error)[:120]}") from None

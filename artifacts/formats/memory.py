@@ -28,7 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=BYTES_MAX)]
 
 
 class LayerShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What one block keeps: elements of keys and values per token, and a state per slot."""
+    """The memory of one block: elements of keys and values per token, and a state per slot."""
 
     key_elements: Count = 0
     value_elements: Count = 0
@@ -136,9 +136,9 @@ def estimate_llama_cpp(shape: Shape, serving: ServingOptions) -> Estimate:
             _states(shape, state, serving.slots),
             Item(
                 name="checkpoints", bytes=serving.slots * back, host=True,
-                words=f"{serving.checkpoints} of each slot, to go back to: what windows and states have forgotten",
+                words=f"{serving.checkpoints} per slot, to restore earlier windows and states",
             ),
-            Item(name="prompts", bytes=serving.prompts_bytes, host=True, words="of earlier Calls, up to its bound"),
+            Item(name="prompts", bytes=serving.prompts_bytes, host=True, words="of earlier requests, up to its limit"),
             _activation(shape, serving.batch_tokens, cells if serving.scores else 0, _outputs(shape, serving)),
             Item(name="overhead", bytes=OVERHEAD_BYTES, words="the process and its libraries"),
         ),
@@ -170,8 +170,8 @@ def estimate_paged_engine(shape: Shape, serving: ServingOptions) -> Estimate:
 
 def _paged_words(serving: ServingOptions, context: int) -> str:
     if serving.whole_calls == 1:
-        return f"one Call of {context} tokens, the least to start"
-    return f"{serving.whole_calls} Calls of {context} tokens at once"
+        return f"one request of {context} tokens, the minimum to start"
+    return f"{serving.whole_calls} requests of {context} tokens at once"
 
 
 def _token_bytes(layer: LayerShape, serving: ServingOptions) -> int:

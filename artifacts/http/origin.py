@@ -47,16 +47,16 @@ class Origin(NamedTuple):
 def parse_untrusted_url(text: str) -> URL:
     """Parse an absolute http or https URL from outside. Raises PolicyError, which shows no part of the URL."""
     if len(text) > URL_CHARS_MAX or not _TEXT.fullmatch(text):
-        raise PolicyError("the registry names a URL with characters that no URL has, or a far too long one")
+        raise PolicyError("the registry returned a URL that is too long or has invalid characters")
     try:
         url = URL(text, encoded=True)  # unchanged, since the signature of a presigned URL covers its exact text
         port = url.port
     except ValueError:
-        raise PolicyError("the registry names a URL that cannot be read") from None
+        raise PolicyError("the registry returned an invalid URL") from None
     if url.scheme not in PORTS:
-        raise PolicyError("the registry names a URL that is neither https nor http")
+        raise PolicyError("the registry returned a URL that is neither https nor http")
     if not url.raw_host or port is None or "@" in text.split("/", 3)[2]:
-        raise PolicyError("the registry names a URL without a host, or with a user in it")
+        raise PolicyError("the registry returned a URL without a host, or with a user in it")
     check_host(url.raw_host)
     return url
 
@@ -78,7 +78,7 @@ def parse_address(host: str) -> Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         if _NUMBER.fullmatch(host.rpartition(".")[2]):
-            raise PolicyError("the registry names a host that is an odd way to write an address") from None
+            raise PolicyError("the registry returned a host that is an unusual notation of an address") from None
         return None
 
 
@@ -107,7 +107,7 @@ def check_host(host: str) -> None:
     """Raise PolicyError for a host that must never be contacted."""
     found = parse_address(host)
     if normalize_host(host) in METADATA_HOSTS or (found is not None and is_forbidden(found)):
-        raise PolicyError("the registry names a link-local or metadata address; those are never asked")
+        raise PolicyError("the registry returned a link-local or metadata address; these are never contacted")
 
 
 def is_loopback(host: str) -> bool:
@@ -123,7 +123,7 @@ def resolve_redirect(asked: URL, location: str | None, method: str, status: int,
         raise PolicyError(f"{said}: more than {REDIRECTS_MAX} redirects")
     url = resolve_location(asked, location)
     if method not in {"GET", "HEAD"} and (status not in {307, 308} or get_origin(url) != get_origin(asked)):
-        raise PolicyError(f"{said}: redirects a write to somewhere else; what is pushed goes to the registry itself")
+        raise PolicyError(f"{said}: redirects a write to another host; pushes are sent only to the registry itself")
     return url
 
 
@@ -131,13 +131,13 @@ def resolve_location(asked: URL, location: str | None) -> URL:
     """Resolve a possibly relative Location header. Raises PolicyError, also for a downgrade from TLS."""
     said = str(get_origin(asked))
     if not location:
-        raise PolicyError(f"{said}: sends us elsewhere and says not where (no Location)")
+        raise PolicyError(f"{said}: redirects without a Location")
     if not _TEXT.fullmatch(location) or len(location) > URL_CHARS_MAX:
-        raise PolicyError(f"{said}: its Location is no URL")
+        raise PolicyError(f"{said}: its Location is not a URL")
     try:
         url = parse_untrusted_url(str(asked.join(URL(location, encoded=True))))
     except ValueError:
-        raise PolicyError(f"{said}: its Location is no URL") from None
+        raise PolicyError(f"{said}: its Location is not a URL") from None
     if asked.scheme == "https" and url.scheme != "https":
-        raise PolicyError(f"{said}: sends us from https to http; behind a proxy its own address must be set to https")
+        raise PolicyError(f"{said}: redirects from https to http; behind a proxy, set its own address to https")
     return url

@@ -40,25 +40,21 @@ def validate_range_response(part: Part, status: int, headers: Mapping[str, str],
     """
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in {"", "identity"}:
-        raise PolicyError(
-            f"{said}: came with a Content-Encoding, which a proxy must have added; take it out of the way"
-        )
+        raise PolicyError(f"{said}: has a Content-Encoding, which a proxy must have added; bypass the proxy")
     length = headers.get("Content-Length")
     if status == 200:
         if length is not None and length != str(part.size):
-            raise MismatchError(
-                f"{said}: the registry has {_shown(length)} bytes of it, and there should be {part.size}"
-            )
+            raise MismatchError(f"{said}: the registry has {_shown(length)} bytes of it, expected {part.size}")
         return part.first
     if not asked_range:
-        raise MismatchError(f"{said}: the registry gives a part of it that was not asked for")
+        raise MismatchError(f"{said}: the registry returned a part that was not requested")
     if headers.get("Content-Type", "").lower().startswith("multipart/"):
-        raise MismatchError(f"{said}: the registry gives several parts, where one was asked for")
+        raise MismatchError(f"{said}: the registry returned several parts, where one was requested")
     given = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     if given is not None and given[3] not in {"*", str(part.size)}:
-        raise MismatchError(f"{said}: the registry has {given[3]} bytes of it, and there should be {part.size}")
+        raise MismatchError(f"{said}: the registry has {given[3]} bytes of it, expected {part.size}")
     if given is None or (int(given[1]), int(given[2])) != (part.first, part.end - 1):
-        raise MismatchError(f"{said}: the registry gives another part than the one asked for")
+        raise MismatchError(f"{said}: the registry returned another part than the requested one")
     if length is not None and length != str(part.end - part.first):
         raise MismatchError(f"{said}: the registry's part is {_shown(length)} bytes long, not {part.end - part.first}")
     return 0

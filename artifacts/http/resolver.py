@@ -39,14 +39,14 @@ class Resolver(AbstractResolver):
         """Raise PolicyError if the host has a forbidden address."""
         name = normalize_host(host)
         if any(is_forbidden(one) for one in addresses):
-            raise PolicyError(f"{name}: is at a link-local or metadata address; those are never asked")
+            raise PolicyError(f"{name}: is at a link-local or metadata address; these are never contacted")
         inside = all(is_private(one) for one in addresses)
         if name == self._own:
             self._inside = inside if self._inside is None else self._inside and inside
         elif not self._inside and any(is_private(one) for one in addresses) and not self._is_allowed(name, port):
             raise PolicyError(
-                f"{name}: is in a private network, and the registry is not; allow that host for this registry "
-                f"where it is right"
+                f"{name}: is in a private network, and the registry is not; if that is right, allow "
+                f"that host for this registry"
             )
 
     def _is_allowed(self, name: str, port: int) -> bool:

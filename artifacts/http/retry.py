@@ -98,10 +98,10 @@ class Once(Pace):
 class Tries:
     """The attempts of one request to one registry."""
 
-    def __init__(self, pace: Pace, told: Callable[[BrokenError], None] | None = None) -> None:
-        """`told` is called with each failed attempt."""
+    def __init__(self, pace: Pace, on_failure: Callable[[BrokenError], None] | None = None) -> None:
+        """`on_failure` is called with each failed attempt."""
         self._pace = pace
-        self._told = told
+        self._on_failure = on_failure
         self._tries = 0
         self._waited_s = 0.0
 
@@ -112,8 +112,8 @@ class Tries:
     async def again(self, error: BrokenError) -> None:
         """Return when the next attempt may start. Raises UnreachableError when the limit is reached."""
         self._tries += 1
-        if self._told is not None:
-            self._told(error)
+        if self._on_failure is not None:
+            self._on_failure(error)
         asked_s = retry_after_s(error.retry_after, self._pace.unix_s())
         wait_s = self._pace.again_s(self._tries, self._waited_s, asked_s)
         if wait_s is None:

@@ -6,8 +6,8 @@ to link-local addresses are not connected to; other hosts' names that resolve to
 has one itself or an administrator allowed the host. Every wait has a limit. Do not add a second HTTP client: the
 protections of other products were bypassed through one.
 
-`Sealing` is a TLS context that keeps the encrypted buffers of each connection, so that a thread can take the connection
-over. asyncio and uvloop do not expose these buffers, but both start each connection with the public method
+`Sealing` is a TLS context that keeps the encrypted buffers of each connection, so that a thread can receive from the
+connection. asyncio and uvloop do not expose these buffers. Both start each connection with the public method
 `ssl.SSLContext.wrap_bio`, where they are captured.
 """
 
@@ -174,7 +174,7 @@ class Answer:
             async for chunk in self._answer.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+            raise BrokenError(f"{self.said}: the connection broke during the response ({_kind(error)})") from None
 
     def take(self) -> DetachedBody | None:
         """Detach the connection so that the caller can move the body; None if it must be read here (unknown length)."""
@@ -196,7 +196,7 @@ class Answer:
             carrier.pause_reading()  # nothing is lost: the event loop does not run in between
         except (aiohttp.ClientError, OSError) as error:
             rest.close()
-            raise BrokenError(f"{self.said}: the connection broke while it answered ({_kind(error)})") from None
+            raise BrokenError(f"{self.said}: the connection broke during the response ({_kind(error)})") from None
         if sealed is not None:
             carrier.abort()  # close() would send a TLS close_notify
         self._answer.close()  # closes only aiohttp's descriptor: the connection stays open in `rest`
@@ -215,9 +215,9 @@ class Answer:
                         raise PolicyError(f"{self.said}: {what} is larger than {bytes_max} bytes")
                     parts.append(chunk)
         except TimeoutError:
-            raise BrokenError(f"{self.said}: {what} did not come within {self._limits.whole_s:.0f} s") from None
+            raise BrokenError(f"{self.said}: {what} did not arrive within {self._limits.whole_s:.0f} s") from None
         if self.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}:
-            raise PolicyError(f"{self.said}: {what} came with a Content-Encoding, which a proxy must have added")
+            raise PolicyError(f"{self.said}: {what} has a Content-Encoding, which a proxy must have added")
         return b"".join(parts)
 
 
@@ -334,9 +334,9 @@ class Transport:
                     server_hostname=None if foreign or url.scheme != "https" else self.site.certified,
                 )
         except aiohttp.ClientConnectorCertificateError:
-            raise PolicyError(f"{said}: its certificate does not hold; a private authority is given as ca") from None
+            raise PolicyError(f"{said}: its certificate is not valid; configure a private authority as ca") from None
         except aiohttp.ClientSSLError:
-            raise BrokenError(f"{said}: TLS could not be begun (is it plain HTTP?)") from None
+            raise BrokenError(f"{said}: the TLS handshake failed (is it plain HTTP?)") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if failed:
                 raise failed[0] from None  # reading the request body failed, which is not the registry's fault
@@ -362,8 +362,8 @@ def _contexts(site: Site) -> _Tls:
         if site.certificate is not None:
             own.load_cert_chain(*site.certificate)
     except (OSError, ssl.SSLError) as error:
-        what = getattr(error, "strerror", None) or "no PEM that can be read"
-        raise PolicyError(f"{site.host}: its authority's or our own certificate: {what}") from None
+        what = getattr(error, "strerror", None) or "not valid PEM"
+        raise PolicyError(f"{site.host}: its CA certificates or our own certificate: {what}") from None
     return _Tls(own, foreign)
 
 

@@ -1,6 +1,6 @@
 """Parses XML from services without a JSON API, without XML's dangerous features. Pure.
 
-Document types, and thus custom entities, are rejected. Depth, size and number of elements are bounded, and parsing
+Document types, and so custom entities, are rejected. Depth, size and number of elements are bounded, and parsing
 takes linear time. Namespaces are ignored.
 """
 
@@ -53,7 +53,7 @@ def parse_xml(body: bytes) -> Element:
 
     def begin(name: str, _attributes: dict[str, str]) -> None:
         if len(open_) > DEPTH_MAX:
-            raise BadXmlError("it is too deep")
+            raise BadXmlError("it is nested too deeply")
         nonlocal begun
         begun += 1
         if begun > ELEMENTS_MAX:
@@ -77,5 +77,5 @@ def parse_xml(body: bytes) -> Element:
     try:
         parser.Parse(body, True)
     except expat.ExpatError:
-        raise BadXmlError("it is no XML") from None
+        raise BadXmlError("it is not XML") from None
     return root.within[0]

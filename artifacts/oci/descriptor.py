@@ -51,7 +51,7 @@ class Descriptor(NamedTuple):
 def read_descriptor(found: object, at: str) -> Descriptor:
     """Parse the descriptor; `at` is its path in the document, for errors. Raises BadManifestError."""
     if not isinstance(found, dict):
-        raise BadManifestError(f"{at} is no object")
+        raise BadManifestError(f"{at} is not an object")
     keys = cast("dict[str, object]", found)
     try:
         digest = digests.parse_digest(keys.get("digest"))
@@ -71,7 +71,7 @@ def read_descriptor(found: object, at: str) -> Descriptor:
 def read_media_type(found: object, at: str) -> str:
     """Parse a media type without parameters. Raises BadManifestError."""
     if not isinstance(found, str) or not _MEDIA_TYPE.fullmatch(found):
-        raise BadManifestError(f"{at} is missing or no media type")
+        raise BadManifestError(f"{at} is missing or not a media type")
     return found
 
 
@@ -86,7 +86,7 @@ def read_annotations(found: object, at: str) -> Mapping[str, str]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise BadManifestError(f"{at} is no object of texts")
+        raise BadManifestError(f"{at} is not an object of texts")
     if len(found) > ANNOTATIONS_MAX:
         raise BadManifestError(f"{at} has more than {ANNOTATIONS_MAX} entries")
     return cast("dict[str, str]", found)
@@ -94,7 +94,7 @@ def read_annotations(found: object, at: str) -> Mapping[str, str]:
 
 def _size(found: object, at: str) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= BLOB_BYTES_MAX:
-        raise BadManifestError(f"{at} is no whole number of bytes from 0 to {BLOB_BYTES_MAX}")
+        raise BadManifestError(f"{at} is not a whole number of bytes from 0 to {BLOB_BYTES_MAX}")
     return found
 
 
@@ -102,14 +102,14 @@ def _platform(found: object, at: str) -> Platform | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise BadManifestError(f"{at} is no object")
+        raise BadManifestError(f"{at} is not an object")
     of = [_text(found.get(key, ""), f"{at}.{key}") for key in Platform._fields]
     if not all(_PLATFORM.fullmatch(each) for each in of):
-        raise BadManifestError(f"{at} has something else than short words of letters, digits, . _ and -")
+        raise BadManifestError(f"{at} may only have short words of letters, digits, . _ and -")
     return Platform(*of)
 
 
 def _text(found: object, at: str) -> str:
     if not isinstance(found, str):
-        raise BadManifestError(f"{at} is no text")
+        raise BadManifestError(f"{at} is not a text")
     return found

@@ -59,7 +59,7 @@ def parse_manifest(content: bytes, *, content_type: str = "", digest: Digest | N
     if len(content) > MANIFEST_BYTES_MAX:
         raise BadManifestError(f"the manifest is larger than {MANIFEST_BYTES_MAX >> 20} MiB")
     if digest is not None and not digests.is_digest_of(digest, content):
-        raise BadManifestError(f"the manifest is not the one that was asked for: its bytes are not {digest}")
+        raise BadManifestError(f"the manifest is not the requested one: its bytes do not match {digest}")
     try:
         keys = strict_json.decode_object(content, MANIFEST_BYTES_MAX)
     except strict_json.BadJsonError as error:
@@ -84,30 +84,30 @@ def _kind(keys: Mapping[str, object], content_type: str) -> str:
     declared = content_type.partition(";")[0].strip()
     said = keys.get("mediaType", declared)
     if not isinstance(said, str):
-        raise BadManifestError("the manifest's mediaType is no text")
+        raise BadManifestError("the manifest's mediaType is not a text")
     if said and declared and declared not in {said, "application/json", "application/octet-stream", "text/plain"}:
-        raise BadManifestError(f"the manifest says it is {said[:127]!r}, its Content-Type {declared[:127]!r}")
+        raise BadManifestError(f"the manifest's mediaType is {said[:127]!r}, its Content-Type {declared[:127]!r}")
     has = {key for key in ("layers", "manifests", "config", "fsLayers", "blobs") if key in keys}
     if "manifests" in has and len(has) > 1:
         raise BadManifestError(
             "the manifest is both a manifest and an index: it has manifests and " + min(has - {"manifests"})
         )
     if has & {"fsLayers", "blobs"}:
-        raise BadManifestError("the manifest is of a form that is no longer in use; push it with a current tool")
+        raise BadManifestError("the manifest has an obsolete format; push it with a current tool")
     shape = INDEXES if "manifests" in has else MANIFESTS
     if said in MANIFESTS | INDEXES:
         if said not in shape:
-            raise BadManifestError(f"the manifest says it is {said}, and is not of that form")
+            raise BadManifestError(f"the manifest's mediaType is {said}, but its content is not")
         return said
     if "mediaType" in keys:
-        raise BadManifestError(f"{said[:127]!r} is no media type of a manifest or an index")
+        raise BadManifestError(f"{said[:127]!r} is not a media type of a manifest or an index")
     return OCI_INDEX if shape is INDEXES else OCI_MANIFEST
 
 
 def _list(keys: Mapping[str, object], name: str, most: int) -> tuple[Descriptor, ...]:
     found = keys.get(name)
     if not isinstance(found, list):
-        raise BadManifestError(f"{name} is missing or no list")
+        raise BadManifestError(f"{name} is missing or not a list")
     if len(found) > most:
         raise BadManifestError(f"{name} has more than {most} entries")
     return tuple(descriptor.read_descriptor(one, f"{name}[{position}]") for position, one in enumerate(found))
@@ -127,7 +127,7 @@ def select_manifest(
     runtimes do. Raises BadManifestError.
     """
     if len(way) >= INDEX_DEPTH_MAX:
-        raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
+        raise BadManifestError(f"indexes are nested deeper than {INDEX_DEPTH_MAX}")
     entries = [one for one in index.entries if one.annotations.get(_ATTESTATION[0]) != _ATTESTATION[1]]
     models = [one for one in entries if _is_model(one)]
     if images and len(models) < len(entries):
@@ -139,7 +139,7 @@ def select_manifest(
         found = models[0]  # weights are independent of the platform, whatever their image says
     if found is None:
         there = sorted({str(one.platform) for one in entries if one.platform is not None})[:8]
-        raise BadManifestError(f"the index has nothing for {platform}; it has {', '.join(there) or 'no entries'}"[:400])
+        raise BadManifestError(f"the index has no entry for {platform}; it has {', '.join(there) or 'none'}"[:400])
     if found.media_type in INDEXES and found.digest in way:
         raise BadManifestError(f"the index contains itself: {found.digest}")
     return found

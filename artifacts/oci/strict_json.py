@@ -32,7 +32,7 @@ def decode_json(content: bytes, most: int) -> object:
     except RecursionError:
         raise BadJsonError(f"nested deeper than {DEPTH_MAX}") from None
     except ValueError as error:  # includes UnicodeDecodeError, and numbers with thousands of digits
-        raise BadJsonError(f"no JSON: {str(error)[:80]}") from None
+        raise BadJsonError(f"not JSON: {str(error)[:80]}") from None
     _check_depth(found)
     return found
 
@@ -41,7 +41,7 @@ def decode_object(content: bytes, most: int) -> dict[str, object]:
     """As `decode_json`, but accept only an object."""
     found = decode_json(content, most)
     if not isinstance(found, dict):
-        raise BadJsonError("no JSON object")
+        raise BadJsonError("not a JSON object")
     return found
 
 
@@ -54,7 +54,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _constant(name: str) -> NoReturn:
-    raise BadJsonError(f"no JSON: {name} is no number")
+    raise BadJsonError(f"not JSON: {name} is not a number")
 
 
 def _check_depth(found: object) -> None:

@@ -130,7 +130,7 @@ async def _read(client: Client, repository: str, digest: Digest) -> _List:
     came = await manifests.fetch_manifest(client, repository, digest)
     found = manifest.parse_manifest(came.body, content_type=came.media_type, digest=came.digest)
     if not isinstance(found, Manifest) or len(found.layers) != 1 or found.layers[0].size > LIST_BYTES_MAX:
-        raise BadManifestError("it is no list of sums of parts")
+        raise BadManifestError("it is not a list of part digests")
     layer = found.layers[0]
     async with aclosing(blobs.stream_blob(client, Blob(repository, layer.digest, layer.size))) as pieces:
         return msgspec.json.decode(b"".join([piece async for piece in pieces]), type=_List)

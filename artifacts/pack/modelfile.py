@@ -37,7 +37,7 @@ _TEXTS = {"TEMPLATE": "template", "SYSTEM": "system"}
 _ROLES = ("system", "user", "assistant")
 
 
-class Wishes(NamedTuple):
+class ModelfileContent(NamedTuple):
     """Content of a Modelfile."""
 
     models: tuple[str, ...]
@@ -51,7 +51,7 @@ class Wishes(NamedTuple):
     """Ignored instructions, each with the reason."""
 
 
-def read_instructions(instructions: Iterable[tuple[str, str]]) -> Wishes:
+def read_instructions(instructions: Iterable[tuple[str, str]]) -> ModelfileContent:
     """Interpret (name, value) pairs. Raises PackError."""
     listed = list(instructions)
     values: dict[str, list[str]] = {}
@@ -65,14 +65,14 @@ def read_instructions(instructions: Iterable[tuple[str, str]]) -> Wishes:
         texts["messages.json"] = json.dumps([_message(one) for one in values["MESSAGE"]], indent=1, ensure_ascii=False)
     for number, text in enumerate(dict.fromkeys(values.get("LICENSE", ())), 1):
         texts["LICENSE" if number == 1 else f"LICENSE-{number}"] = text
-    return Wishes(
+    return ModelfileContent(
         models=tuple(dict.fromkeys(values.get("FROM", ()))),
         adapters=tuple(dict.fromkeys(values.get("ADAPTER", ()))),
         patterns=tuple((_FILES[name], value) for name, value in listed if name in _FILES),
         texts=tuple(Offered(path, len(text.encode()), content=text.encode()) for path, text in texts.items()),
         about=about,
         left=tuple(
-            (name, "it is an order to Ollama, and no part of the model")
+            (name, "it is an instruction to Ollama, not a part of the model")
             for name in ("RENDERER", "PARSER", "REQUIRES")
             if name in values
         ),

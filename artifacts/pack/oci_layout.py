@@ -25,7 +25,7 @@ from artifacts.oci.manifest import CONFIG_BYTES_MAX, INDEX_DEPTH_MAX, MANIFEST_B
 from artifacts.pack.pack import Document, Form, PackedBlob, PackedFile, PackError, Plan, build_documents, layout_index
 
 PIECE_BYTES = 1 << 20
-_MAKE = "`pilotlight weights pack SOURCE --to FOLDER` makes one"
+_MAKE = "`pilotlight weights pack SOURCE --to FOLDER` creates one"
 _MARK = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -85,10 +85,10 @@ class ArtifactParts(NamedTuple):
 def _whole(to: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `to`, which is renamed to `to` on success."""
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise PackError(f"{to} is there already: name a folder that is not, or is empty")
+        raise PackError(f"{to} already exists: choose a new or empty folder")
     partial = to.absolute().parent / f".{to.name}.pilotlight-partial"
     if partial.exists():
-        raise PackError(f"{partial} is there: another one packs, or was ended; remove it")
+        raise PackError(f"{partial} exists: another process packs or was interrupted; remove the folder")
     partial.mkdir(parents=True)
     try:
         yield partial
@@ -112,7 +112,7 @@ def _layer(blobs: Path, piece: PackedFile, form: Form, moved: Callable[[int], No
             _put(out.fileno(), view)
             moved(len(view))
         if left:
-            raise PackError(f"{piece.path}: has changed while it was packed; pack again")
+            raise PackError(f"{piece.path}: changed while it was packed; pack again")
         summed.update(tail)
         _put(out.fileno(), memoryview(tail))
         os.fsync(out.fileno())
@@ -159,17 +159,17 @@ class OciLayout:
         self._folder = folder
         if not (folder / "oci-layout").is_file():
             if not folder.is_dir():
-                raise BadManifestError(f"{folder}: there is no such folder; {_MAKE}")
-            raise BadManifestError(f"{folder} is no OCI image layout: it has no file oci-layout; {_MAKE}")
+                raise BadManifestError(f"{folder}: no such folder; {_MAKE}")
+            raise BadManifestError(f"{folder} is not an OCI image layout: it has no file oci-layout; {_MAKE}")
         found = manifest.parse_manifest(self._read(folder / "index.json", MANIFEST_BYTES_MAX))
         if not isinstance(found, Index):
-            raise BadManifestError(f"{folder / 'index.json'} is no index")
+            raise BadManifestError(f"{folder / 'index.json'} is not an index")
         self.index = found
 
     def top(self) -> Descriptor:
         """Return the descriptor that names the only artifact. Raises BadManifestError."""
         if len(self.index.entries) != 1:
-            raise BadManifestError(f"{self._folder} holds {len(self.index.entries)} artifacts, and not one")
+            raise BadManifestError(f"{self._folder} contains {len(self.index.entries)} artifacts, expected one")
         return self.index.entries[0]
 
     def entry(self, platform: Platform) -> LayoutEntry:
@@ -193,7 +193,7 @@ class OciLayout:
         for one in blobs.values():
             path = self.path(one.digest)
             if not path.is_file() or path.stat().st_size != one.size:
-                raise BadManifestError(f"{one.digest} is missing in {self._folder}, or of another size")
+                raise BadManifestError(f"{one.digest} is missing in {self._folder}, or has another size")
         return ArtifactParts(tuple(blobs.values()), tuple(documents.values()))
 
     def _gather(
@@ -211,14 +211,14 @@ class OciLayout:
             for one in read.entries:
                 self._gather(one, blobs, documents, depth - 1)
         else:
-            raise BadManifestError(f"indexes lie in indexes deeper than {INDEX_DEPTH_MAX}")
+            raise BadManifestError(f"indexes are nested deeper than {INDEX_DEPTH_MAX}")
         documents[of.digest] = (of, content)
 
     def document(self, of: Descriptor) -> bytes:
         """Read and verify a manifest, an index or a config. Raises BadManifestError."""
         content = self._read(self.path(of.digest), CONFIG_BYTES_MAX)
         if len(content) != of.size or not digests.is_digest_of(of.digest, content):
-            raise BadManifestError(f"{of.digest} in {self._folder} is damaged: pack or copy it again")
+            raise BadManifestError(f"{of.digest} in {self._folder} is corrupt: pack or copy it again")
         return content
 
     def path(self, digest: Digest) -> Path:

@@ -117,7 +117,7 @@ def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool =
         named = files.classify_file(one.path)
         verdict = file_policy.evaluate_file(one.path, "code" if one.kind == "code" else None, allow_unsafe=allow_unsafe)
         if verdict.refusal:
-            why = verdict.refusal.replace(file_policy.ALLOW, "--allow-unsafe packs it all the same")
+            why = verdict.refusal.replace(file_policy.ALLOW, "--allow-unsafe packs it anyway")
             if one.kind is not None:
                 raise PackError(f"{one.path}: {why}")
             left.append((one.path, why))
@@ -125,7 +125,7 @@ def build_plan(offered: Iterable[Offered], about: About, *, allow_unsafe: bool =
         try:
             tree.add(safe_paths.check_path(one.path))
         except safe_paths.BadPathError as error:
-            raise PackError(f"{error}; give it another name") from None
+            raise PackError(f"{error}; rename it") from None
         if verdict.role in files.WEIGHTS and named is not None:
             weights = True
             forms.add(named.form)
@@ -169,11 +169,11 @@ def layout_index(top: Document, tag: str) -> bytes:
 
 def _layer(piece: PackedFile, blob: PackedBlob, form: Form) -> dict[str, object]:
     raw = form == "modelpack-raw"
-    told = {
+    metadata = {
         "name": piece.path, "mode": MODE, "uid": 0, "gid": 0, "size": piece.size,
         "mtime": "1970-01-01T00:00:00Z", "typeflag": ord("0"),
     }  # fmt: skip
-    notes = {FILEPATH: piece.path, _METADATA: _json(told).decode(), _UNTESTED: "false"}
+    notes = {FILEPATH: piece.path, _METADATA: _json(metadata).decode(), _UNTESTED: "false"}
     notes |= {TITLE: piece.path} if raw else {}
     kind = f"application/vnd.cncf.model.{piece.kind}.v1.{'raw' if raw else 'tar'}"
     return {"mediaType": kind, **_named(blob), "annotations": notes}

@@ -47,7 +47,7 @@ BUSY, COMING = 429, 503
 """Statuses of a peer that serves its maximum of requests, and of one that is still fetching the blob itself."""
 
 FILES = "files"
-"""Stands for the repository of files that have none."""
+"""Placeholder for the repository of files that have none."""
 
 log = logging.getLogger("pilotlight.artifacts.peers")
 
@@ -361,11 +361,11 @@ class _Counted:
 def _why(error: RegistryError) -> str:
     """Describe an error without its message, which may contain an address."""
     if isinstance(error, UnreachableError) and error.last is not None and error.last.status is not None:
-        return f"it answered {error.last.status}"
+        return f"it responded with {error.last.status}"
     if isinstance(error, UnreachableError):
-        return "it does not answer, broke off, or is far too slow"
+        return "it does not respond, broke the connection, or is too slow"
     if isinstance(error, DeniedError):
-        return "it does not let us in: the peers' token or certificate is another"
+        return "it denied access: the peers' token or certificate differs"
     if isinstance(error, PolicyError):
-        return "it cannot be asked: its URL, its certificate, or our own"
-    return "it answers what no peer answers"
+        return "it cannot be contacted: its URL, its certificate, or our own"
+    return "its response is invalid"

@@ -41,7 +41,7 @@ class CompleteBlob(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """A blob being fetched; `ledger` tells which parts the open file has. The caller closes it."""
+    """A blob being fetched; `ledger` records which parts the open file has. The caller closes it."""
 
     number: int
     size: int

@@ -30,7 +30,7 @@ EARLY = 0.1
 KEPT_MAX = 1000
 """Maximum sets of scopes with a cached token; the oldest is dropped."""
 CLIENT = "pilotlight"
-HOW = "log in with `pilotlight weights login`, in a cluster name a pullSecret"
+HOW = "log in with `pilotlight weights login`, in a cluster set a pullSecret"
 _B64TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 Scopes = frozenset[str]
@@ -83,7 +83,7 @@ class Tokens:
             self._kept.pop(scopes, None)
             found = await self._obtained(challenge.parse_challenges(headers), scopes, repository)
             if found.header == refused:
-                raise DeniedError(f"{self._transport.own}: refuses the login that there is for {self._host}")
+                raise DeniedError(f"{self._transport.own}: rejects the login for {self._host}")
             while len(self._kept) >= KEPT_MAX:
                 oldest = next(iter(self._kept))
                 self._kept.pop(oldest)
@@ -100,10 +100,10 @@ class Tokens:
                 return _Kept("Bearer " + self._token(login.registry_token), self._until_s(LASTS_S))
             return await self._bearer(ways["bearer"], login, scopes, note)
         if "basic" not in ways:
-            raise DeniedError(f"{self._transport.own}: wants a login of a kind that is not known here (Bearer, Basic)")
+            raise DeniedError(f"{self._transport.own}: requires an unsupported kind of login (not Bearer or Basic)")
         if login is None or not login.user:
             raise DeniedError(
-                f"{self._transport.own}: wants a password, and there is none for {self._host}{note}; {HOW}"
+                f"{self._transport.own}: requires a password, and none is stored for {self._host}{note}; {HOW}"
             )
         return _Kept(login.basic, self._until_s(LASTS_S_MAX))
 
@@ -117,20 +117,20 @@ class Tokens:
         while True:
             try:
                 async with await self._asked(realm, service, login, scopes) as answer:
-                    text = await answer.whole(TOKEN_BYTES_MAX, "its answer to a login")
+                    text = await answer.whole(TOKEN_BYTES_MAX, "its response to a login")
                 break
             except BrokenError as error:
                 await tries.again(error)
                 asked_s = self._pace.monotonic_s()
         if answer.status in REDIRECT_STATUSES:
-            raise PolicyError(f"{own}: its realm redirects; a login is not sent on")
+            raise PolicyError(f"{own}: its realm redirects; a login is not forwarded")
         if answer.status != 200:
-            what = f"refuses the login that there is for {self._host}" if login else "gives nothing without a login"
+            what = f"rejects the login for {self._host}" if login else "requires a login"
             raise DeniedError(f"{own}: its realm {what} ({answer.status}){note}" + ("" if login else f"; {HOW}"))
         try:
             said = msgspec.json.decode(text, type=_Said)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise DeniedError(f"{own}: its realm says something that is no token") from None
+            raise DeniedError(f"{own}: the response of its realm is not a token") from None
         lasts_s = min(max(said.expires_in, 0.0), LASTS_S_MAX) or LASTS_S
         header = "Bearer " + self._token(said.token or said.access_token)
         return _Kept(header, asked_s + lasts_s * (1 - EARLY))
@@ -149,7 +149,7 @@ class Tokens:
 
     def _token(self, text: str) -> str:
         if len(text) > TOKEN_BYTES_MAX or not _B64TOKEN.fullmatch(text):
-            raise DeniedError(f"{self._transport.own}: the token for it is none that may stand in a header")
+            raise DeniedError(f"{self._transport.own}: its token has characters that are invalid in a header")
         return text
 
     def _until_s(self, lasts_s: float) -> float:

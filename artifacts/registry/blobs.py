@@ -140,7 +140,7 @@ async def stream_blob(
     repository, digest, size = blob
     wanted = Part(first, size if end is None else end, size)
     if not 0 <= wanted.first <= wanted.end <= size:
-        raise ValueError(f"bytes {wanted.first} to {wanted.end} are no part of {size}")
+        raise ValueError(f"bytes {wanted.first} to {wanted.end} are not a part of {size}")
     url, said = client.blob_url(repository, digest), f"{client.said}: {blob}"
     summed = hashlib.new(digests.get_algorithm(digest)) if wanted.whole and sink is None and check else None
     tries, at, in_parts = Tries(client.pace, None if sink is None else sink.broke), wanted.first, True
@@ -179,7 +179,7 @@ async def stream_blob(
         except BrokenError as error:
             await tries.again(error)
     if summed is not None and summed.hexdigest() != digests.get_hex(digest):
-        raise MismatchError(f"{said}: its bytes are others than its digest says; nothing of it is kept")
+        raise MismatchError(f"{said}: its bytes do not match its digest; nothing is kept")
 
 
 def _exact(part: Part, answer: Answer) -> bool:
@@ -196,7 +196,7 @@ async def _judge(client: Giver, answer: Answer, blob: Blob) -> None:
     if answer.status in {200, 206}:
         return
     if answer.foreign and answer.status in ENDED:
-        raise BrokenError(f"{answer.said}: answered {answer.status} to what the registry sent us to")
+        raise BrokenError(f"{answer.said}: answered {answer.status} after a redirect by the registry")
     raise await client.refused(answer, str(blob))
 
 
@@ -213,7 +213,7 @@ async def _kept(
         piece, skip = chunk[skip:], 0
         if len(piece) > left:
             if not goes_on:
-                raise MismatchError(f"{said}: the registry gives more of it than there should be")
+                raise MismatchError(f"{said}: the registry returned more bytes than expected")
             piece = piece[:left]
         left -= len(piece)
         if piece:
@@ -221,7 +221,7 @@ async def _kept(
         if not left and goes_on:
             return  # a response without ranges continues after the part
     if left:
-        raise MismatchError(f"{said}: the registry has less of it than there should be ({left} bytes are missing)")
+        raise MismatchError(f"{said}: the registry returned fewer bytes than expected ({left} bytes are missing)")
 
 
 async def _in_time(client: Giver, answer: Answer, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -237,6 +237,6 @@ async def _in_time(client: Giver, answer: Answer, chunks: AsyncIterator[bytes]) 
         came += len(chunk)
         if waited_s >= limits.pace_s:
             if came < limits.pace_bytes:
-                raise BrokenError(f"{answer.said}: gives only {came} bytes in {waited_s:.0f} s")
+                raise BrokenError(f"{answer.said}: sent only {came} bytes in {waited_s:.0f} s")
             waited_s, came = 0.0, 0
         yield chunk

@@ -152,11 +152,11 @@ def parse_realm(text: str, registry: URL, allowed: Collection[str] = ()) -> URL:
         raise PolicyError(f"{said}: its realm is not https; no login is sent there")
     if trusted:
         return url
-    kin = asked.host == said.host or (parse_address(asked.host) is None and is_related_host(said.host, asked.host))
-    if not kin or asked.port not in {said.port, PORTS["https"]}:
+    related = asked.host == said.host or (parse_address(asked.host) is None and is_related_host(said.host, asked.host))
+    if not related or asked.port not in {said.port, PORTS["https"]}:
         raise PolicyError(
-            f"{said}: its realm is at {asked}, which is somebody else as far as one can tell; "
-            f"allow that host for this registry where it is right"
+            f"{said}: its realm is at {asked}, which seems to belong to another party; "
+            f"if that is right, allow that host for this registry"
         )
     return url
 

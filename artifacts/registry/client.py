@@ -79,7 +79,7 @@ class Client:
     def url(self, path: str, query: str = "") -> URL:
         """Build a URL below /v2/. Raises PolicyError if the path is invalid."""
         if not _PATH.fullmatch(path):
-            raise PolicyError(f"{self.said}: {path[:80]!r} is no repository, tag or digest")
+            raise PolicyError(f"{self.said}: {path[:80]!r} is not a repository, tag or digest")
         return URL(f"{self.transport.base}v2/{path}{'?' if query else ''}{query}", encoded=True)
 
     def blob_url(self, repository: str, digest: Digest) -> URL:
@@ -119,7 +119,7 @@ class Client:
                 asked = answer.headers.getall("WWW-Authenticate", [])
             logins += 1
             if logins > LOGINS_MAX:
-                raise DeniedError(f"{self.said}: refuses the login that there is for {self.transport.site.host}")
+                raise DeniedError(f"{self.said}: rejects the login for {self.transport.site.host}")
             sent = await self.tokens.answer(asked, scopes, repository, sent)
 
     async def whole(
@@ -154,7 +154,7 @@ class Client:
         if status == 404:
             return AbsentError(f"{self.said}: there is no {what}")
         if status in {401, 403}:
-            return DeniedError(f"{said}; the login for {self.transport.site.host} has no right to it")
+            return DeniedError(f"{said}; the login for {self.transport.site.host} has no permission for it")
         if code in {"DIGEST_INVALID", "SIZE_INVALID"}:
             return MismatchError(said)
         return RegistryError(said)

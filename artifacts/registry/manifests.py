@@ -65,7 +65,7 @@ async def fetch_manifest(client: Client, repository: str, asked: str, size: int 
         raise client.refusal(found.status, found.body, what)
     said = f"{client.said}: {what}"
     if size is not None and len(found.body) != size:
-        raise MismatchError(f"{said}: has {len(found.body)} bytes, and there should be {size}")
+        raise MismatchError(f"{said}: has {len(found.body)} bytes, expected {size}")
     return RawManifest(_digest(found, asked, said), _media_type(found, said), found.body)
 
 
@@ -75,7 +75,7 @@ def _digest(found: RegistryResponse, asked: str, said: str) -> Digest:
         return digests.compute_digest(found.body)
     wanted = digests.parse_digest(asked)
     if not has_digest(found.body, wanted):
-        raise MismatchError(f"{said}: its bytes are others than its digest says")
+        raise MismatchError(f"{said}: its bytes do not match its digest")
     return wanted
 
 
@@ -90,11 +90,11 @@ def _media_type(found: RegistryResponse, said: str) -> str:
     try:
         inside = msgspec.json.decode(found.body, type=_Typed).media_type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise MismatchError(f"{said}: is no JSON object") from None
+        raise MismatchError(f"{said}: is not a JSON object") from None
     if header not in ACCEPTED:
-        raise MismatchError(f"{said}: is of no type that is known here: {header[:80]!r}")
+        raise MismatchError(f"{said}: has an unknown type: {header[:80]!r}")
     if inside is not None and inside != header:
-        raise MismatchError(f"{said}: the registry gives it as another type than it says itself")
+        raise MismatchError(f"{said}: its Content-Type and its mediaType differ")
     return header
 
 
@@ -134,7 +134,7 @@ async def list_tags(client: Client, repository: str) -> list[str]:
         try:
             names += msgspec.json.decode(found.body, type=_Tags).tags or []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise RegistryError(f"{client.said}: its {what} cannot be read") from None
+            raise RegistryError(f"{client.said}: its {what} is invalid") from None
         url = find_next_page(client, url, found)
     return names[:TAGS_MAX]
 
@@ -146,5 +146,5 @@ def find_next_page(client: Client, url: URL, found: RegistryResponse) -> URL | N
         return None
     page = resolve_location(url, link[1])
     if get_origin(page) != client.transport.own:
-        raise PolicyError(f"{client.said}: its next page is somewhere else")
+        raise PolicyError(f"{client.said}: its next page is on another host")
     return page

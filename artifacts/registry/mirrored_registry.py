@@ -113,7 +113,7 @@ class Mirrored:
                     summed.update(piece)
                 yield piece
         if summed is not None and summed.hexdigest() != digest.get_hex(blob.digest):
-            raise MismatchError(f"{blob}: its bytes, of more than one place, are others than its digest says")
+            raise MismatchError(f"{blob}: its bytes, from more than one source, do not match its digest")
 
 
 class _Counted:

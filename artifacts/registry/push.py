@@ -55,7 +55,7 @@ class FileSource:
             while first < end:
                 piece = await asyncio.to_thread(file.read, min(PIECE_BYTES, end - first))
                 if not piece:
-                    raise MismatchError(f"{self._path.name}: has become shorter while it was pushed")
+                    raise MismatchError(f"{self._path.name}: became shorter while it was pushed")
                 first += len(piece)
                 yield piece
 
@@ -163,13 +163,13 @@ class _Push:
                 upload, at = self._after(answer, upload, end)
                 if at > first:
                     return upload, at
-        raise BrokenError(f"{self._client.said}: did not take a chunk of {self._what}")
+        raise BrokenError(f"{self._client.said}: did not accept a chunk of {self._what}")
 
     async def _where(self, upload: URL) -> tuple[URL, int]:
         """Return the upload's URL and offset from the registry. Raises BrokenError if it must start over."""
         async with await self._ask("GET", upload, {}) as answer:
             if answer.status == 404:
-                raise BrokenError(f"{self._client.said}: has forgotten the upload of {self._what}")
+                raise BrokenError(f"{self._client.said}: no longer knows the upload of {self._what}")
             if answer.status != 204:
                 raise await self._client.refused(answer, self._what)
             return self._after(answer, upload, 0)
@@ -180,7 +180,7 @@ class _Push:
         last = end - 1 if given is None else int(given[1])
         at = 0 if given is not None and last == 0 and end != 1 else last + 1  # 0-0 can also mean nothing received
         if at > self._size:
-            raise MismatchError(f"{self._client.said}: says that it has more of {self._what} than there is")
+            raise MismatchError(f"{self._client.said}: reports more bytes of {self._what} than exist")
         location = answer.headers.get("Location")
         return (upload if location is None else resolve_location(answer.url, location)), at
 
@@ -210,7 +210,7 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
         raise PolicyError(f"manifest {asked} for {repository}: larger than {MANIFEST_BYTES_MAX >> 20} MiB")
     digest, what = digests.compute_digest(body), f"manifest {asked} for {repository}"
     if ":" in asked and not has_digest(body, digests.parse_digest(asked)):
-        raise MismatchError(f"{what}: its bytes are others than its digest says")
+        raise MismatchError(f"{what}: its bytes do not match its digest")
     found = await client.whole(
         "PUT",
         client.url(f"{repository}/manifests/{asked}"),
@@ -225,7 +225,7 @@ async def push_manifest(client: Client, repository: str, asked: str, body: bytes
         raise client.refusal(found.status, found.body, what)
     said = found.headers.get("Docker-Content-Digest", "")
     if said.startswith("sha256:") and said != digest:
-        raise MismatchError(f"{client.said}: {what}: the registry keeps it under another digest")
+        raise MismatchError(f"{client.said}: {what}: the registry stores it under another digest")
     if "OCI-Subject" not in found.headers:
         await _list(client, repository, digest, body, media_type)
     return digest
@@ -236,7 +236,7 @@ async def _list(client: Client, repository: str, digest: Digest, body: bytes, me
     try:
         read = msgspec.json.decode(body, type=_Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise MismatchError(f"manifest {digest} for {repository}: is no manifest") from None
+        raise MismatchError(f"manifest {digest} for {repository}: is not a manifest") from None
     if read.subject is None:
         return
     subject = digests.parse_digest(read.subject.digest)

@@ -39,7 +39,7 @@ async def list_referrers(client: Client, repository: str, subject: Digest, artif
     """List the referrers of this type, or all, at most REFERRERS_MAX. Raises as `fetch_manifest`."""
     query = str(URL.build(query={"artifactType": artifact_type}).raw_query_string) if artifact_type else ""
     url: URL | None = client.url(f"{repository}/referrers/{digests.parse_digest(subject)}", query)
-    what, found_all = f"list of what belongs to {subject} of {repository}", list[Referrer]()
+    what, found_all = f"list of referrers of {subject} of {repository}", list[Referrer]()
     for page in range(PAGES_MAX):
         if url is None or len(found_all) >= REFERRERS_MAX:
             break
@@ -69,10 +69,10 @@ def add_referrer(body: bytes | None, one: Referrer, said: str) -> bytes:
         try:
             index = {**index, **msgspec.json.decode(body, type=dict[str, Any])}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise MismatchError(f"{said}: is no list of referrers") from None
+            raise MismatchError(f"{said}: is not a list of referrers") from None
     others = index["manifests"]
     if not isinstance(others, list):
-        raise MismatchError(f"{said}: is no list of referrers")
+        raise MismatchError(f"{said}: is not a list of referrers")
     kept = [other for other in others if not (isinstance(other, dict) and other.get("digest") == one.digest)]
     index["manifests"] = [*kept, msgspec.to_builtins(one)]
     return msgspec.json.encode(index)

@@ -54,27 +54,27 @@ def parse_bundle(content: bytes) -> Bundle:
     """Parse a bundle. Raises BadClaimError."""
     found = parse_json_object(content, BUNDLE_BYTES_MAX, "the bundle")
     if found.get("mediaType") != BUNDLE:
-        raise BadClaimError(f"the bundle does not say that it is {BUNDLE}")
+        raise BadClaimError(f"the bundle is not of type {BUNDLE}")
     material = require_object(found, "verificationMaterial", "the bundle")
     has = sorted({"publicKey", "certificate", "x509CertificateChain"} & material.keys())
     if has not in (["publicKey"], ["certificate"]):
-        raise BadClaimError("the bundle has not one publicKey or certificate")
+        raise BadClaimError("the bundle does not have exactly one publicKey or certificate")
     certificate = None
     if has == ["certificate"]:
         of = require_object(material, "certificate", "the bundle")
         certificate = decode_base64(of.get("rawBytes"), CERTIFICATE_BYTES_MAX, "the bundle's certificate")
     if ("dsseEnvelope" in found) == ("messageSignature" in found):
-        raise BadClaimError("the bundle has not one dsseEnvelope or messageSignature")
+        raise BadClaimError("the bundle does not have exactly one dsseEnvelope or messageSignature")
     return Bundle(_envelope(found) if "dsseEnvelope" in found else _message(found), certificate, material)
 
 
 def _envelope(found: Mapping[str, object]) -> Envelope:
     of, what = require_object(found, "dsseEnvelope", "the bundle"), "the bundle's envelope"
     if require_text(of, "payloadType", what) != IN_TOTO:
-        raise BadClaimError(f"{what} holds something else than {IN_TOTO}")
+        raise BadClaimError(f"{what} does not contain {IN_TOTO}")
     signatures = of.get("signatures")
     if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
-        raise BadClaimError(f"{what} has not one signature")
+        raise BadClaimError(f"{what} does not have exactly one signature")
     one = cast("dict[str, object]", signatures[0])
     payload = decode_base64(of.get("payload"), PAYLOAD_BYTES_MAX, f"{what}'s payload")
     return Envelope(payload, decode_base64(one.get("sig"), SIGNATURE_BYTES_MAX, f"{what}'s signature"))
@@ -84,7 +84,7 @@ def _message(found: Mapping[str, object]) -> Message:
     of, what = require_object(found, "messageSignature", "the bundle"), "the bundle's messageSignature"
     named = require_object(of, "messageDigest", what)
     if named.get("algorithm") != "SHA2_256":
-        raise BadClaimError(f"{what} is over another sum than SHA2_256")
+        raise BadClaimError(f"{what} does not use SHA2_256")
     return Message(
         decode_base64(named.get("digest"), SUM_BYTES, f"{what}'s digest"),
         decode_base64(of.get("signature"), SIGNATURE_BYTES_MAX, f"{what}'s signature"),

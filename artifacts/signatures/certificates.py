@@ -4,9 +4,9 @@
 at a time. The caller decides whether it trusts the last one.
 
 `check_certificate` follows Fulcio's specification (github.com/sigstore/fulcio, docs/certificate-specification and
-docs/oid-info) and makes each check that cosign makes, without network access: the chain at the time of signing, the key
-usage, the signed certificate timestamp (RFC 6962, 3.2), and the subject and issuer, which must match the configured
-ones exactly.
+docs/oid-info). It makes each check that cosign makes, without network access: the chain at the time of signing, the key
+usage, and the signed certificate timestamp (RFC 6962, 3.2). The subject and issuer must match the configured ones
+exactly.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check_certificate(der: bytes, unix_s: float, root: Root) -> Leaf:
     except BadKeyError as error:
         raise BadClaimError(f"its certificate: {error}") from None
     except x509.ExtensionNotFound:
-        raise BadClaimError("its certificate lacks what says its use, its subject or its log") from None
+        raise BadClaimError("its certificate lacks its key usage, its subject or its log") from None
     except BadClaimError:
         raise
     except (ValueError, TypeError, UnsupportedAlgorithm, *_UNREADABLE):
@@ -110,7 +110,7 @@ def is_same(leaf: Leaf, named: bytes) -> bool:
 
 def _check_use(leaf: x509.Certificate) -> None:
     if any(one.critical and one.oid not in _CRITICAL for one in leaf.extensions):
-        raise BadClaimError("its certificate has something critical that is not known here")
+        raise BadClaimError("its certificate has an unknown critical extension")
     usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
     uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     if not usage.digital_signature or usage.key_cert_sign or ExtendedKeyUsageOID.CODE_SIGNING not in uses:
@@ -126,15 +126,15 @@ def _issuer(leaf: x509.Certificate, unix_s: float, authorities: Sequence[Authori
         if is_issuer_chain(path):
             if is_valid_at(path, unix_s):
                 return one.chain[0]
-            raise BadClaimError("its certificate, or who gave it, was not valid when it signed")
-    raise BadClaimError("its certificate is by no authority that the trusted root names for that time")
+            raise BadClaimError("its certificate or the issuer was not valid at the time of signing")
+    raise BadClaimError("its certificate is not from an authority that the trusted root lists for that time")
 
 
 def _check_logged(leaf: x509.Certificate, issuer: x509.Certificate, logs: Sequence[Log]) -> None:
     found = leaf.extensions.get_extension_for_class(x509.PrecertificateSignedCertificateTimestamps).value
     public = public_keys.hash_public_key(issuer.public_key())
     if not any(_is_logged(leaf, public, timestamp, log) for timestamp in found for log in logs):
-        raise BadClaimError("its certificate has no timestamp of a certificate log that the trusted root names")
+        raise BadClaimError("its certificate has no timestamp of a certificate log in the trusted root")
 
 
 def _is_logged(leaf: x509.Certificate, issuer: bytes, timestamp: SignedCertificateTimestamp, log: Log) -> bool:
@@ -159,10 +159,10 @@ def _is_logged(leaf: x509.Certificate, issuer: bytes, timestamp: SignedCertifica
 def _identity(leaf: x509.Certificate) -> Identity:
     names = list(leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     if len(names) != 1 or not isinstance(names[0], x509.RFC822Name | x509.UniformResourceIdentifier):
-        raise BadClaimError("its certificate has not one subject that is a mail address or a URL")
+        raise BadClaimError("its certificate does not have exactly one subject that is a mail address or a URL")
     issuers = {_text(one) for one in leaf.extensions if one.oid in {ISSUER, ISSUER_RAW}}
     if len(issuers) != 1:
-        raise BadClaimError("its certificate does not say one issuer of the login")
+        raise BadClaimError("its certificate does not name exactly one issuer of the login")
     return Identity(names[0].value, issuers.pop())
 
 
@@ -173,6 +173,6 @@ def _text(extension: x509.Extension[x509.ExtensionType]) -> str:
     raw = value.value
     if extension.oid == ISSUER:
         if len(raw) < 2 or raw[0] != _UTF8 or raw[1] > _SHORT_MAX or raw[1] != len(raw) - 2:
-            raise BadClaimError("its certificate's issuer of the login is no short text")
+            raise BadClaimError("its certificate's issuer of the login is not a short text")
         raw = raw[2:]
     return raw.decode()

@@ -44,17 +44,17 @@ def parse_values(data: bytes) -> list[Value]:
             raise DerError(f"more than {VALUES_MAX} values side by side")
         begins, size_at = at, at + 2
         if size_at > len(data) or data[at] & 0x1F == 0x1F:
-            raise DerError("a tag or a length is cut off, or of many bytes")
+            raise DerError("a tag or a length is truncated, or has many bytes")
         size = data[at + 1]
         if size >= 0x80:
             count = size & 0x7F
             size_at += count
             size = int.from_bytes(data[at + 2 : size_at])
             if not 1 <= count <= 4 or size_at > len(data) or size < 0x80 or data[at + 2] == 0:
-                raise DerError("a length that is none, or is not the shortest")
+                raise DerError("a length that is invalid, or not the shortest")
         at = size_at + size
         if at > len(data):
-            raise DerError("a value is longer than what is left")
+            raise DerError("a value is longer than the rest of the input")
         found.append(Value(data[begins], data[size_at:at], data[begins:at]))
     return found
 
@@ -62,7 +62,7 @@ def parse_values(data: bytes) -> list[Value]:
 def expect_tags(found: list[Value], *tags: int) -> list[Value]:
     """Return the leading values, which must have these tags. Raises DerError."""
     if [one.tag for one in found[: len(tags)]] != list(tags):
-        raise DerError("something else stands there")
+        raise DerError("an unexpected tag")
     return found[: len(tags)]
 
 
@@ -79,9 +79,9 @@ def unix_s(time: Value) -> float:
     text = time.content.decode("ascii", "replace")
     whole, dot, part = text.removesuffix("Z").partition(".")
     if not text.endswith("Z") or not whole.isdigit() or len(whole) != 14 or (dot and not part.isdigit()):
-        raise DerError("a time that is none")
+        raise DerError("an invalid time")
     try:
         moment = datetime.strptime(whole, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
     except ValueError:
-        raise DerError("a time that is none") from None
+        raise DerError("an invalid time") from None
     return moment.timestamp() + float(f"0.{part or 0}")

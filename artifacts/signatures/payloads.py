@@ -35,26 +35,26 @@ def check_payload(payload: bytes, digest: Digest) -> None:
     found = parse_json_object(payload, PAYLOAD_BYTES_MAX, "its payload")
     critical = require_object(found, "critical", "its payload")
     if unknown := sorted(critical.keys() - _CRITICAL):
-        raise BadClaimError(f"its payload has something critical that is not known here: {unknown[0][:80]!r}")
+        raise BadClaimError(f"its payload has an unknown critical member: {unknown[0][:80]!r}")
     if critical.get("type") != COSIGN_TYPE:
         raise BadClaimError(f"its payload is not of type {COSIGN_TYPE!r}")
     image = require_object(critical, "image", "its payload")
     if image.keys() != {"docker-manifest-digest"} or image["docker-manifest-digest"] != digest:
-        raise BadClaimError("it is over another digest")
+        raise BadClaimError("it signs another digest")
 
 
 def check_statement(payload: bytes, digest: Digest) -> None:
     """Check that an in-toto statement signs this manifest. Raises BadClaimError."""
     found = parse_json_object(payload, PAYLOAD_BYTES_MAX, "its statement")
     if found.get("_type") not in _STATEMENTS:
-        raise BadClaimError("its statement is no in-toto statement of a known version")
+        raise BadClaimError("its statement is not an in-toto statement of a known version")
     if found.get("predicateType") != SIGNED:
-        raise BadClaimError(f"its statement says something else than {SIGNED}: it is no signature")
+        raise BadClaimError(f"its statement is not of type {SIGNED}, so it is not a signature")
     subjects = found.get("subject")
     if not isinstance(subjects, list) or not 1 <= len(subjects) <= SUBJECTS_MAX:
-        raise BadClaimError(f"its statement has not 1 to {SUBJECTS_MAX} subjects")
+        raise BadClaimError(f"its statement does not have 1 to {SUBJECTS_MAX} subjects")
     if not any(_is_of(subject, digest) for subject in subjects):
-        raise BadClaimError("it is over another digest")
+        raise BadClaimError("it signs another digest")
 
 
 def _is_of(subject: object, digest: Digest) -> bool:
@@ -99,7 +99,7 @@ def decode_base64(text: object, most: int, what: str) -> bytes:
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise BadClaimError(f"{what} is no base64") from None
+        raise BadClaimError(f"{what} is not base64") from None
     if not found or base64.b64encode(found).decode() != text:
-        raise BadClaimError(f"{what} is no base64")
+        raise BadClaimError(f"{what} is not base64")
     return found

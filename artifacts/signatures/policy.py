@@ -74,7 +74,7 @@ class SignatureVerdict(NamedTuple):
 def evaluate_signatures(digest: Digest, found: Sequence[Found], policy: Policy) -> SignatureVerdict:
     """Evaluate the signatures of the manifest with this digest."""
     if policy.policy == "off":
-        return SignatureVerdict(publish=True, signed_by="", lines=(f"{digest}: signatures are not asked for",))
+        return SignatureVerdict(publish=True, signed_by="", lines=(f"{digest}: signatures are not required",))
     reasons = []
     for one in found:
         try:
@@ -92,9 +92,9 @@ def _refused(digest: Digest, reasons: Sequence[str], policy: Policy) -> Signatur
     """Build the verdict without a valid signature."""
     shown = [*reasons[:REASONS_MAX], *([f"and {len(reasons) - REASONS_MAX} more"] if reasons[REASONS_MAX:] else [])]
     if policy.policy == "enforce":
-        first = f"{digest}: refused: no signature that weights.signatures asks for holds"
+        first = f"{digest}: refused: no valid signature that weights.signatures requires"
     else:
-        first = f"{digest}: no signature that weights.signatures asks for holds; it is used all the same (warn)"
+        first = f"{digest}: no valid signature that weights.signatures requires; it is used anyway (warn)"
     return SignatureVerdict(publish=policy.policy != "enforce", signed_by="", lines=(first, *map(_line, shown)))
 
 
@@ -117,7 +117,7 @@ def _by(digest: Digest, content: Envelope | Message, keys: Sequence[PublicKey]) 
     """Return the key that signed the bundle's content, which must be about the manifest. Raises BadClaimError."""
     if isinstance(content, Message):
         if digests.get_algorithm(digest) != "sha256" or content.sha256.hex() != digests.get_hex(digest):
-            raise BadClaimError("it is over another digest")
+            raise BadClaimError("it signs another digest")
         return _first(key for key in keys if key.signed_sum(content.signature, content.sha256))
     signed = payloads.encode_pae(payloads.IN_TOTO, content.payload)
     key = _first(key for key in keys if key.signed(content.signature, signed))
@@ -128,28 +128,28 @@ def _by(digest: Digest, content: Envelope | Message, keys: Sequence[PublicKey]) 
 def _keyless(digest: Digest, bundle: Bundle, certificate: bytes, policy: Policy) -> Identity:
     """Verify a keyless signature and return its identity. Raises BadClaimError."""
     if policy.root is None or not policy.identities:
-        raise BadClaimError("it was made with a certificate (keyless), and weights.signatures.identities names nobody")
+        raise BadClaimError("it was made with a certificate (keyless), and weights.signatures.identities is empty")
     entries, content = bundle.material.get("tlogEntries"), bundle.content
     if not isinstance(entries, list) or len(entries) != 1 or not isinstance(entries[0], dict):
-        raise BadClaimError("it was made with a certificate (keyless), and has not one log entry")
+        raise BadClaimError("it was made with a certificate (keyless), but does not have exactly one log entry")
     entry = transparency_log.check_log_entry(entries[0], policy.root.logs)
     times: tuple[float, ...] = () if entry.unix_s is None else (entry.unix_s,)
     times = times or timestamps.check_timestamps(bundle.material, content.signature, policy.root.stampers)
     if not all(map(entry.log.at, times)):
-        raise BadClaimError("its log entry is of a time at which its log was not in use")
+        raise BadClaimError("its log entry has a time at which the log was not in use")
     *_, leaf = [certificates.check_certificate(certificate, unix_s, policy.root) for unix_s in times]
     if not certificates.is_same(leaf, transparency_log.check_body(entry.body, content)):
-        raise BadClaimError("its log entry is of another certificate")
+        raise BadClaimError("its log entry is for another certificate")
     _by(digest, content, (leaf.key,))
     if leaf.identity not in policy.identities:
-        raise BadClaimError(f"it is by {leaf.identity}, who is none of weights.signatures.identities")
+        raise BadClaimError(f"it is signed by {leaf.identity}, which is not in weights.signatures.identities")
     return leaf.identity
 
 
 def _first(keys: Iterator[PublicKey]) -> PublicKey:
     for key in keys:
         return key
-    raise BadClaimError("it is by none of the keys")
+    raise BadClaimError("it is signed by none of the keys")
 
 
 def _line(text: str) -> str:

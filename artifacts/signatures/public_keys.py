@@ -66,9 +66,9 @@ class PublicKey:
 def parse_public_key(pem: bytes) -> PublicKey:
     """Parse a PEM text with exactly one public key. Raises BadKeyError."""
     if len(pem) > PEM_BYTES_MAX:
-        raise BadKeyError(f"expected one public key, and this has more than {PEM_BYTES_MAX} bytes")
+        raise BadKeyError(f"expected one public key, but this has more than {PEM_BYTES_MAX} bytes")
     if b"PRIVATE KEY" in pem:
-        raise BadKeyError("this holds a private key, which belongs to who signs alone: give its public key")
+        raise BadKeyError("this is a private key, which only the signer should have: use its public key")
     if pem.count(b"-----BEGIN ") != 1:
         raise BadKeyError(f"expected one public key in PEM, which begins with {BEGIN}")
     try:

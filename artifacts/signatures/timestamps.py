@@ -54,10 +54,10 @@ def check_timestamps(
 
     Raises BadClaimError if none is valid, or if one is unreadable or of other content.
     """
-    data = require_object(material, "timestampVerificationData", "the bundle, of a log that says no time,")
+    data = require_object(material, "timestampVerificationData", "the bundle, whose log states no time,")
     found = data.get("rfc3161Timestamps")
     if not isinstance(found, list) or not 1 <= len(found) <= TIMESTAMPS_MAX:
-        raise BadClaimError(f"the bundle has not 1 to {TIMESTAMPS_MAX} timestamps")
+        raise BadClaimError(f"the bundle does not have 1 to {TIMESTAMPS_MAX} timestamps")
     times = []
     for one in found:
         inner = cast("dict[str, object]", one) if isinstance(one, dict) else {}
@@ -67,11 +67,11 @@ def check_timestamps(
         except DerError as error:
             raise BadClaimError(f"{_WHAT} cannot be read: {error}") from None
         if hashlib.new(token.sum_name, signature).digest() != token.imprint:
-            raise BadClaimError(f"{_WHAT} is of something else")
+            raise BadClaimError(f"{_WHAT} is for other content")
         if any(_is_by(token, authority) for authority in authorities):
             times.append(token.unix_s)
     if not times:
-        raise BadClaimError(f"{_WHAT} is by no authority that the trusted root names for that time")
+        raise BadClaimError(f"{_WHAT} is not from an authority that the trusted root lists for that time")
     return tuple(times)
 
 
@@ -127,9 +127,9 @@ def _read(raw: bytes) -> _Token:
     sum_name, hashed = _sum(algorithm)
     said = _attributes(attributes)
     if said.get(_CONTENT_TYPE) != (der.OID, _TST_INFO):
-        raise DerError("its signer speaks of another type")
+        raise DerError("its signer states another type")
     if said.get(_MESSAGE_DIGEST) != (der.OCTETS, hashlib.new(sum_name, content).digest()):
-        raise DerError("its signer speaks of another content")
+        raise DerError("its signer states other content")
     signed = bytes([der.SET]) + attributes.whole[1:]  # hashed with the tag of a SET (RFC 5652, 5.4)
     return _info(content)._replace(signed=signed, signature=signature.content, algorithm=hashed)
 
@@ -155,7 +155,7 @@ def _info(content: bytes) -> _Token:
 def _sum(algorithm: Value) -> tuple[str, HashAlgorithm]:
     found = _SUMS.get(der.expect_tags(algorithm.inner(), der.OID)[0].content)
     if found is None:
-        raise DerError("summed in a way that is not known here")
+        raise DerError("an unknown hash algorithm")
     return found
 
 
@@ -166,6 +166,6 @@ def _attributes(found: Value) -> dict[bytes, tuple[int, bytes]]:
         kind, many = der.expect_tags(der.expect_tags([one], der.SEQUENCE)[0].inner(), der.OID, der.SET)
         inner = many.inner()
         if kind.content in said or len(inner) != 1:
-            raise DerError("an attribute stands twice")
+            raise DerError("an attribute occurs twice")
         said[kind.content] = (inner[0].tag, inner[0].content)
     return said

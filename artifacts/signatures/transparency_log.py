@@ -3,7 +3,7 @@
 Checks Rekor's proofs without network access: that the entry is in a tree whose head the log signed (RFC 6962, 2.1.1;
 C2SP checkpoints), and for Rekor v1 also its promise (the signed entry timestamp, the only source of the time). Rekor v2
 gives no promise and no time; a timestamp authority provides the time instead (`artifacts.signatures.timestamps`). The
-entry's body, which is what the tree contains, tells the two versions apart.
+entry's body, which the tree contains, determines the version.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_log_entry(found: Mapping[str, object], logs: Sequence[Log]) -> LogEntr
     log_id = decode_base64(require_object(found, "logId", _WHAT).get("keyId"), _SUM_BYTES, f"{_WHAT}'s log")
     log = next((one for one in logs if one.id == log_id), None)
     if log is None:
-        raise BadClaimError(f"{_WHAT} is of a log that the trusted root does not name")
+        raise BadClaimError(f"{_WHAT} is from a log that is not in the trusted root")
     read_body = parse_json_object(body, BODY_BYTES_MAX, f"{_WHAT}'s body")
     second = (read_body.get("kind"), read_body.get("apiVersion")) in SECOND
     unix_s = None if second else _promised(found, body, log)
@@ -57,15 +57,15 @@ def check_log_entry(found: Mapping[str, object], logs: Sequence[Log]) -> LogEntr
 def _promised(found: Mapping[str, object], body: bytes, log: Log) -> int:
     """Verify the promise of Rekor v1, and return the time of inclusion."""
     if not isinstance(found.get("inclusionPromise"), dict):
-        raise BadClaimError(f"{_WHAT} has no promise of its log, which a Rekor v1 gives")
+        raise BadClaimError(f"{_WHAT} has no promise of its log, which Rekor v1 requires")
     unix_s, index = _number(found, "integratedTime"), _number(found, "logIndex")
     if not log.at(unix_s):
-        raise BadClaimError(f"{_WHAT} is of a time at which its log was not in use")
+        raise BadClaimError(f"{_WHAT} has a time at which the log was not in use")
     said = {"body": base64.b64encode(body).decode(), "integratedTime": unix_s, "logID": log.id.hex(), "logIndex": index}
     promise = require_object(found, "inclusionPromise", _WHAT)
     timestamp = decode_base64(promise.get("signedEntryTimestamp"), SIGNATURE_BYTES_MAX, f"{_WHAT}'s promise")
     if not log.key.signed(timestamp, json.dumps(said, separators=(",", ":")).encode()):
-        raise BadClaimError(f"{_WHAT}'s promise is not by its log")
+        raise BadClaimError(f"{_WHAT}'s promise is not signed by its log")
     return unix_s
 
 
@@ -75,14 +75,14 @@ def _check_inclusion(proof: Mapping[str, object], body: bytes, log: Log) -> None
         raise BadClaimError(f"{_WHAT}'s proof has more than {HASHES_MAX} hashes")
     path = [decode_base64(one, _SUM_BYTES, f"{_WHAT}'s proof") for one in hashes]
     if any(len(one) != _SUM_BYTES for one in path):
-        raise BadClaimError(f"{_WHAT}'s proof has a hash that is none")
+        raise BadClaimError(f"{_WHAT}'s proof has an invalid hash")
     size, index = _number(proof, "treeSize"), _number(proof, "logIndex")
     root = decode_base64(proof.get("rootHash"), _SUM_BYTES, f"{_WHAT}'s proof")
     if not 0 <= index < size or compute_tree_root(body, index, size, path) != root:
-        raise BadClaimError(f"{_WHAT} is not in the tree that its proof is of")
+        raise BadClaimError(f"{_WHAT} is not in the tree of its proof")
     text = require_text(require_object(proof, "checkpoint", _WHAT), "envelope", _WHAT)
     if len(text) > CHECKPOINT_CHARS_MAX or _head(text, log) != (size, root):
-        raise BadClaimError(f"{_WHAT}'s checkpoint is of another tree, or not by its log")
+        raise BadClaimError(f"{_WHAT}'s checkpoint is for another tree, or not signed by its log")
 
 
 def compute_tree_root(body: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
@@ -134,7 +134,7 @@ def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes
     if (kind, version) in SECOND and (enveloped or kind == "hashedrekord"):
         return _second(spec, content, whole=kind == "hashedrekord")
     if (kind, version) != ("dsse" if enveloped else "hashedrekord", V1):
-        raise BadClaimError(f"{_WHAT} is of a kind that is not checked here")
+        raise BadClaimError(f"{_WHAT} is of an unsupported kind")
     if enveloped:
         of, named = require_object(spec, "payloadHash", _WHAT), _one(spec)
         said, certificate = named.get("signature"), named.get("verifier")
@@ -146,7 +146,7 @@ def check_body(body: Mapping[str, object], content: Envelope | Message) -> bytes
         said, certificate = named.get("content"), require_object(named, "publicKey", _WHAT).get("content")
     text, sha256 = base64.b64encode(content.signature).decode(), _sum_of(content, whole=False).hex()
     if (of.get("algorithm"), of.get("value"), said) != ("sha256", sha256, text):
-        raise BadClaimError(f"{_WHAT} is of another signature")
+        raise BadClaimError(f"{_WHAT} is for another signature")
     return decode_base64(certificate, BODY_BYTES_MAX, f"{_WHAT}'s certificate")
 
 
@@ -160,7 +160,7 @@ def _second(spec: Mapping[str, object], content: Envelope | Message, *, whole: b
         of, named = require_object(inner, "payloadHash", _WHAT), _one(inner)
     text, sha256 = (base64.b64encode(one).decode() for one in (content.signature, _sum_of(content, whole=whole)))
     if (of.get("algorithm"), of.get("digest"), named.get("content")) != ("SHA2_256", sha256, text):
-        raise BadClaimError(f"{_WHAT} is of another signature")
+        raise BadClaimError(f"{_WHAT} is for another signature")
     verifier = require_object(require_object(named, "verifier", _WHAT), "x509Certificate", _WHAT)
     return decode_base64(verifier.get("rawBytes"), BODY_BYTES_MAX, f"{_WHAT}'s certificate")
 
@@ -175,5 +175,5 @@ def _sum_of(content: Envelope | Message, *, whole: bool) -> bytes:
 def _one(spec: Mapping[str, object]) -> dict[str, object]:
     signatures = spec.get("signatures")
     if not isinstance(signatures, list) or len(signatures) != 1 or not isinstance(signatures[0], dict):
-        raise BadClaimError(f"{_WHAT} has not one signature")
+        raise BadClaimError(f"{_WHAT} does not have exactly one signature")
     return cast("dict[str, object]", signatures[0])

@@ -82,7 +82,7 @@ def parse_trust_root(content: bytes) -> Root:
 def _authority(found: Mapping[str, object]) -> Authority:
     chain = _list(require_object(found, "certChain", "an authority"), "certificates")
     if not 1 <= len(chain) <= CHAIN_MAX:
-        raise BadClaimError(f"an authority has not 1 to {CHAIN_MAX} certificates")
+        raise BadClaimError(f"an authority does not have 1 to {CHAIN_MAX} certificates")
     certificates = (load_der_x509_certificate(_der(one)) for one in chain)
     return Authority(tuple(certificates), *_times(found))
 
@@ -118,12 +118,12 @@ def _unix_s(text: object, missing: float) -> float:
         return missing
     moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     if moment is None or moment.tzinfo is None:
-        raise BadClaimError("a time of the trusted root is none")
+        raise BadClaimError("a time of the trusted root is invalid")
     return moment.timestamp()
 
 
 def _list(found: Mapping[str, object], name: str) -> list[dict[str, object]]:
     of = found.get(name, [])
     if not isinstance(of, list) or not all(isinstance(one, dict) for one in of):
-        raise BadClaimError(f"{name} of the trusted root is no list of objects")
+        raise BadClaimError(f"{name} of the trusted root is not a list of objects")
     return cast("list[dict[str, object]]", of)

@@ -110,7 +110,7 @@ class FileHost:
                 continue
             if answer.status in {200, 206} and sent.get("If-Match", "") != _etag(answer, sent):
                 async with answer:  # some stores ignore If-Match
-                    raise MismatchError(f"{self.said}: what is read there has changed while it was pulled; pull again")
+                    raise MismatchError(f"{self.said}: the file changed while it was pulled; pull again")
             return answer
 
     async def whole(
@@ -136,7 +136,7 @@ class FileHost:
         why = self._explain(found.status, found.headers, found.body)
         said = f"{self.said}: {what}: answered {found.status}{'; ' if why else ''}{why}"
         if found.status == 412:
-            return MismatchError(f"{self.said}: {what} has changed while it was pulled; pull again")
+            return MismatchError(f"{self.said}: {what} changed while it was pulled; pull again")
         if found.status in {401, 403}:
             return DeniedError(said)
         return (

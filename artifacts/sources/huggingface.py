@@ -89,7 +89,7 @@ class HubAccess:
         try:
             return parse_untrusted_url(said.rstrip("/") + "/")
         except PolicyError:
-            raise PolicyError("HF_ENDPOINT is no URL; expected such as https://huggingface.co") from None
+            raise PolicyError("HF_ENDPOINT is not a URL; expected e.g. https://huggingface.co") from None
 
     async def token(self) -> str | None:
         """Return `HF_TOKEN`, or the token stored by `hf auth login`. Raises PolicyError."""
@@ -97,7 +97,7 @@ class HubAccess:
         said = said or await asyncio.to_thread(self._read)
         token = said.strip()
         if token and not _TOKEN.fullmatch(token):
-            raise PolicyError("the Hub's token (HF_TOKEN, or its file) has characters that no token has")
+            raise PolicyError("the Hub's token (HF_TOKEN, or its file) has invalid characters")
         return token or None
 
     def _read(self) -> str:
@@ -112,7 +112,7 @@ class HubAccess:
         """Return the Hub as a host that uses this token. Raises PolicyError."""
         base = self.endpoint()
         if token and base.scheme == "http" and not is_loopback(base.raw_host or ""):
-            raise PolicyError(f"{get_origin(base)}: HF_ENDPOINT is plain HTTP, and a token is not sent so; use https")
+            raise PolicyError(f"{get_origin(base)}: HF_ENDPOINT is plain HTTP, over which no token is sent; use https")
 
         async def prove(_method: str, _url: URL, _headers: Mapping[str, str]) -> Mapping[str, str]:
             return {"Authorization": f"Bearer {token}"} if token else {}
@@ -127,12 +127,12 @@ async def list_repository(place: FileHost, of: Hub, *, allow_unsafe: bool = Fals
     found = await _asked(place, place.url(f"api/models/{name}/revision/{revision}"), INFO_BYTES_MAX, what)
     info = _read(found.body, _Info, place, what)
     if not _COMMIT.fullmatch(info.sha):
-        raise RegistryError(f"{place.said}: {what}: says no commit")
+        raise RegistryError(f"{place.said}: {what}: its response has no commit")
     url: URL | None = place.url(f"api/models/{name}/tree/{info.sha}", "recursive=true")
     rows, pages = list[_Row](), 0
     while url is not None:
         if pages == PAGES_MAX or len(rows) > ROWS_MAX:
-            raise RegistryError(f"{place.said}: {what}: has far too many files")
+            raise RegistryError(f"{place.said}: {what}: has too many files")
         page = await _asked(place, url, PAGE_BYTES_MAX, f"list of files of {what}")
         rows += _read(page.body, list[_Row], place, what)
         url, pages = _following(place, url, page), pages + 1
@@ -165,8 +165,8 @@ async def find_access_error(place: FileHost, of: Hub, path: str) -> RegistryErro
         if get_origin(url) != place.transport.own:  # a renamed repository first redirects within the Hub
             if _COMMIT.fullmatch(found.headers.get("X-Repo-Commit", "")):
                 return None  # redirected to the content: the Hub states the commit only for readable files
-            raise RegistryError(f"{place.said}: {what}: it is sent elsewhere, and not to its bytes")
-    raise RegistryError(f"{place.said}: {what}: it is sent on without end")
+            raise RegistryError(f"{place.said}: {what}: it is redirected, but not to the file")
+    raise RegistryError(f"{place.said}: {what}: it is redirected too often")
 
 
 async def _asked(place: FileHost, url: URL, bytes_max: int, what: str) -> FileHostResponse:
@@ -180,7 +180,7 @@ def _read(body: bytes, kind: type[T], place: FileHost, what: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RegistryError(f"{place.said}: what it says of {what} cannot be read") from None
+        raise RegistryError(f"{place.said}: its response about {what} is invalid") from None
 
 
 def _entry(row: _Row, place: FileHost, what: str) -> ListedFile:
@@ -190,7 +190,7 @@ def _entry(row: _Row, place: FileHost, what: str) -> ListedFile:
             return ListedFile(row.path, row.lfs.size, f"sha256:{digits}")
     elif _COMMIT.fullmatch(row.oid) and row.size >= 0:
         return ListedFile(row.path, row.size, f"git:{row.oid}")
-    raise RegistryError(f"{place.said}: says no sum of a file of {what}")
+    raise RegistryError(f"{place.said}: states no checksum for a file of {what}")
 
 
 def _following(place: FileHost, url: URL, found: FileHostResponse) -> URL | None:
@@ -199,7 +199,7 @@ def _following(place: FileHost, url: URL, found: FileHostResponse) -> URL | None
         return None
     page = resolve_location(url, link[1])
     if get_origin(page) != place.transport.own:
-        raise PolicyError(f"{place.said}: its next page is somewhere else")
+        raise PolicyError(f"{place.said}: its next page is on another host")
     return page
 
 
@@ -207,9 +207,9 @@ def _explained(status: int, headers: Mapping[str, str], _body: bytes) -> str:
     """Explain the Hub's error codes (`X-Error-Code`)."""
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
-        return "it is gated: accept its terms on its page, and set HF_TOKEN to a token of who did"
+        return "it is gated: accept its terms on its page, and set HF_TOKEN to a token of that user"
     if code == "RevisionNotFound":
         return "it has no such revision"
     if code == "RepoNotFound" or status == 401:
-        return "it is not there, or is private: set HF_TOKEN to a token that may read it"
+        return "it does not exist, or is private: set HF_TOKEN to a token that may read it"
     return "the token in HF_TOKEN may not read it" if status == 403 else ""

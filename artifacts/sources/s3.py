@@ -37,13 +37,13 @@ _ETAG = re.compile(r'"[!#-~]{1,256}"')
 _SIZE = re.compile(r"[0-9]{1,15}")
 _CODE = re.compile(r"[A-Za-z]{1,64}")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
-_ENDED = "the session that the keys are of (AWS_SESSION_TOKEN) has ended, or is another's: get keys anew"
+_ENDED = "the session of the keys (AWS_SESSION_TOKEN) has expired, or is another key's: get new keys"
 _MEANINGS = {
-    "NoSuchBucket": "there is no such bucket",
-    "NoSuchKey": "where all below it is meant it ends with /",
+    "NoSuchBucket": "the bucket does not exist",
+    "NoSuchKey": "to use all objects below it, end it with /",
     "InvalidObjectState": "it is archived: have it restored first",
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
-    "InvalidAccessKeyId": "no key is known by the name in AWS_ACCESS_KEY_ID (or ~/.aws/credentials)",
+    "InvalidAccessKeyId": "the key id in AWS_ACCESS_KEY_ID (or ~/.aws/credentials) is unknown",
     "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY (or ~/.aws/credentials) is not the secret of that key",
     "ExpiredToken": _ENDED,
     "InvalidToken": _ENDED,
@@ -70,7 +70,7 @@ class BucketAccess:
             try:
                 return parse_untrusted_url(f"{own.rstrip('/')}/{bucket}/")
             except PolicyError:
-                raise PolicyError("AWS_ENDPOINT_URL is no URL; expected such as https://minio.example:9000") from None
+                raise PolicyError("AWS_ENDPOINT_URL is not a URL; expected e.g. https://minio.example:9000") from None
         end = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
         return parse_untrusted_url(f"https://{end}/{bucket}/" if "." in bucket else f"https://{bucket}.{end}/")
 
@@ -218,7 +218,7 @@ async def _headed(place: FileHost, key: str) -> ListedFile:
         raise await _refusal(place, key, found)
     etag, size = found.headers.get("ETag", ""), found.headers.get("Content-Length", "")
     if not _ETAG.fullmatch(etag) or not _SIZE.fullmatch(size):
-        raise RegistryError(f"{place.said}: {what}: says no ETag or no size")
+        raise RegistryError(f"{place.said}: {what}: states no ETag or no size")
     return ListedFile(key, int(size), f"{etag}\0{_sha256(found)}")
 
 
@@ -248,11 +248,11 @@ def _explaining(region: str, *, signed: bool) -> Explain:
         said, lies = error.one("Code"), headers.get("X-Amz-Bucket-Region") or error.one("Region")
         code = said if _CODE.fullmatch(said) else ""
         if status in {301, 307, 400} and _REGION.fullmatch(lies) and lies != region:  # some send it in every response
-            return f"the bucket lies in another region: set AWS_REGION={lies}"
+            return f"the bucket is in another region: set AWS_REGION={lies}"
         if code in _MEANINGS:
             return f"{_MEANINGS[code]} ({code})"
         if status in {401, 403}:
-            who = "the keys (AWS_ACCESS_KEY_ID, ~/.aws/credentials)" if signed else "whoever has no keys"
+            who = "the keys (AWS_ACCESS_KEY_ID, ~/.aws/credentials)" if signed else "a caller without keys"
             return f"{who} may not read it{f' ({code})' if code else ''}"
         return code
 

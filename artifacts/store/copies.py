@@ -69,7 +69,7 @@ class CopyStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except TimeoutError as error:
-            raise StoreError(f"a Copy is neither there nor gone: {error}") from None
+            raise StoreError(f"the state of a copy is unknown: {error}") from None
 
     def in_use(self, copy: Path) -> bool:
         """Whether a process holds the Copy's lock."""

@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
     @property
     def held(self) -> bool:
-        """Whether it must stay."""
+        """Whether it must not be evicted."""
         return self.pinned or self.in_use
 
     @property

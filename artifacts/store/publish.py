@@ -80,7 +80,7 @@ class Job:
 
 @dataclass(slots=True)
 class Copy:
-    """A Copy that stays until it is closed. Use as a context manager, or pass `lease.fd` to the process using it."""
+    """A Copy that is not evicted until closed. Use as a context manager, or pass `lease.fd` to the process using it."""
 
     record: Record
     folder: Path
@@ -185,7 +185,7 @@ class Pull:
                 self._disk.sync(Path(one.path))
                 found += one.stat(follow_symlinks=False).st_size
             elif not stat.S_ISDIR(mode):
-                raise StoreError(f"the pull of {self._wanted.key.digest} left what is no file: {one.name!r}")
+                raise StoreError(f"the pull of {self._wanted.key.digest} left an entry that is no file: {one.name!r}")
         return found
 
     def _link(self) -> None:
@@ -213,7 +213,7 @@ class Pull:
                 try:
                     self._disk.link(self._layout.blob(key, one.digest), path)
                 except FileExistsError:
-                    raise StoreError(f"{one.path!r} of {key.digest} came out of an archive, too") from None
+                    raise StoreError(f"{one.path!r} of {key.digest} is also in an archive") from None
 
     def _record(self, unpacked_bytes: int, *, private: bool) -> Record:
         wanted = self._wanted
@@ -239,7 +239,7 @@ class Pull:
                 self._disk.sync(Path(one.path))
         lease = locks.try_lock(self._tree / "lease", shared=True, make=True)
         if lease is None:
-            raise StoreError(f"{self._tree} is held by somebody; only pulls may touch it")
+            raise StoreError(f"{self._tree} is locked by another process; only pulls may use it")
         try:
             self._disk.write(self._tree / "copy.json", msgspec.json.encode(record))
             to = self._layout.copy(self._wanted.key)

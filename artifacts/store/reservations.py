@@ -20,7 +20,7 @@ from artifacts.store.copies import CopyStore
 from artifacts.store.layout import CopyKey, NoRoomError, exclusive_disk_bytes
 
 SPARE_BYTES = 1 << 30
-"""Disk space left for others: logs, images, the kubelet."""
+"""Disk space reserved for other uses: logs, images, the kubelet."""
 SPARE_FILES = 1024
 TRIES_MAX = 8
 """Maximum selections if victims come into use meanwhile."""
@@ -71,12 +71,12 @@ class Reservations:
                 raise NoRoomError(
                     f"no room for {wanted_bytes} bytes: {choice.lacking_bytes} are missing, with "
                     f"{choice.in_use_bytes} in use and {choice.pinned_bytes} pinned; "
-                    "unpin or stop something, raise storeBytesMax, or give the store a larger disk"
+                    "unpin copies, stop replicas, raise storeBytesMax, or use a larger disk"
                 )
             for name in [name for name in choice.gone if self._shelf.remove(name)]:
                 gone.append(name)
                 self._evicted("room" if name.startswith(f"{self._layout.copies.name}/") else "left")
-        raise NoRoomError(f"no room for {wanted_bytes} bytes: what could go is in use again each time")
+        raise NoRoomError(f"no room for {wanted_bytes} bytes: the copies to evict were in use again each time")
 
     def _write(self, room: Reservation, wanted_bytes: int) -> None:
         if room.lock is None:

@@ -221,7 +221,7 @@ class Store:
 
     async def _judge(self, key: CopyKey, caller: Caller | None) -> None:
         if caller is None:
-            raise ForbiddenError(f"{key.digest} was fetched with a login, and who asks now shows none")
+            raise ForbiddenError(f"{key.digest} was fetched with a login, and this caller has none")
         asked = (caller.fingerprint, key.origin, key.digest)
         now_s = unix_s()
         if self.permits.fresh(asked, now_s):
@@ -237,7 +237,7 @@ class Store:
             return
         await run_in_thread(lambda: self.permits.answered(asked, unix_s(), yes=yes))
         if not yes:
-            raise ForbiddenError(f"{key.origin} does not give {key.digest} to this login")
+            raise ForbiddenError(f"{key.origin} denies this login access to {key.digest}")
 
     async def forbid(self, key: CopyKey, caller: Caller) -> None:
         """Revoke an earlier grant after the source denied access to the caller. Raises StoreError."""
@@ -293,7 +293,7 @@ class Store:
         try:
             with self._shelf.locked():
                 if not self._shelf.remove(str(self.layout.copy(key).relative_to(self.layout.root))):
-                    raise HeldError(f"{key.digest} is in use: stop who uses it first")
+                    raise HeldError(f"{key.digest} is in use: stop its users first")
                 for digest in bad:
                     self._disk.remove(self.layout.blob(key, digest))
         except OSError as error:
@@ -315,9 +315,7 @@ class Store:
 
     def _said(self, error: OSError) -> StoreError:
         if error.errno in FULL:
-            return NoRoomError(
-                f"the store's disk became full meanwhile, by what others wrote: {describe_os_error(error)}"
-            )
+            return NoRoomError(f"the store's disk became full because of other files: {describe_os_error(error)}")
         if error.errno in SHUT:
             return StoreError(f"the store {self.layout.root} cannot be written: {describe_os_error(error)}")
         return StoreError(f"the store {self.layout.root}: {describe_os_error(error)}")

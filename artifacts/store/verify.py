@@ -33,7 +33,7 @@ def verify_copy(record: Record, folder: Path, moved: Callable[[int], None] = lam
     """Yield the faults of the Copy whose files are in `folder`. `moved`: called with the bytes read."""
     wanted = {one.path: one for one in record.laid}
     if not record.unpacked and any(one.encoding != "raw" for one in record.files):
-        yield Bad("", "nothing says what came out of its archives: remove it and pull it again")
+        yield Bad("", "the files of its archives are not recorded: remove the copy and pull it again")
         return
     for one in wanted.values():
         why = _why(one, folder / one.path, moved)
@@ -42,7 +42,7 @@ def verify_copy(record: Record, folder: Path, moved: Callable[[int], None] = lam
     for there in walk_folder(folder):
         path = os.path.relpath(there.path, folder)
         if not there.is_dir(follow_symlinks=False) and path not in wanted:
-            yield Bad(path, "it is no file of the artifact")
+            yield Bad(path, "it is not a file of the artifact")
 
 
 def _why(of: File, path: Path, moved: Callable[[int], None]) -> str:
@@ -52,13 +52,13 @@ def _why(of: File, path: Path, moved: Callable[[int], None]) -> str:
         with os.fdopen(fd, "rb", buffering=0) as file:
             said = os.fstat(fd)
             if not stat.S_ISREG(said.st_mode):
-                return "it is no file any more"
+                return "it is no longer a file"
             if said.st_size != of.size:
-                return f"it has {said.st_size} bytes, and should have {of.size}"
+                return f"it has {said.st_size} bytes, expected {of.size}"
             summed, room = hashlib.new(digests.get_algorithm(of.digest)), memoryview(bytearray(PIECE_BYTES))
             while count := file.readinto(room):
                 summed.update(room[:count])
                 moved(count)
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    return "" if summed.hexdigest() == digests.get_hex(of.digest) else "its bytes are others than they were"
+    return "" if summed.hexdigest() == digests.get_hex(of.digest) else "its content has changed"

@@ -52,7 +52,7 @@ def fault(text: str) -> tuple[str, float]:
     """Parse one --fail argument, MODE or MODE:ARG."""
     mode, _, argument = text.partition(":")
     if mode not in FAULTS:
-        raise argparse.ArgumentTypeError(f"no such fault {mode!r}; there are {', '.join(FAULTS)}")
+        raise argparse.ArgumentTypeError(f"no such fault {mode!r}; expected one of {', '.join(FAULTS)}")
     return mode, float(argument) if argument else FAULTS[mode]
 
 

@@ -21,7 +21,7 @@ def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
     first = starts.spreads_ms.get("first byte")
     return render_page(
         "Cold starts",
-        f"{rounds} cold starts of {starts.model}, one call each",
+        f"{rounds} cold starts of {starts.model}, one request each",
         target,
         starts.verdict,
         said=f"ended after {made} of {rounds} rounds: {starts.ended}" if starts.ended else "",
@@ -32,7 +32,7 @@ def as_html(target: str, rounds: int, starts: ColdStarts) -> str:
         ],
         sections=[
             ("Time to first byte, by round", _by_round(starts)),
-            ("Where the time went, by round", _phases(starts)),
+            ("Time by phase, by round", _phases(starts)),
             ("Times", render_spreads(starts.spreads_ms, 1)),
             ("Rounds", _rounds(starts)),
             ("Errors", render_errors(starts.verdict)),

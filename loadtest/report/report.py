@@ -78,8 +78,8 @@ def build_report(
 
 def describe_interruption(report: Report) -> str:
     """Return the note that accompanies the verdict of an interrupted run."""
-    sent = f"{report.verdict.admitted} of {report.planned} calls were sent"
-    return f"interrupted: {sent}, and those under way were given up"
+    sent = f"{report.verdict.admitted} of {report.planned} requests were sent"
+    return f"interrupted: {sent}, and those in flight were abandoned"
 
 
 def _first_bytes(results: Iterator[Result]) -> Iterator[float]:
@@ -113,11 +113,11 @@ def as_html(report: Report) -> str:
         report.target,
         verdict,
         said=describe_interruption(report) if report.interrupted else "",
-        figures=[*list_outcome_figures(verdict, "calls"), ("completed per s", f"{report.completed_per_s:.1f}")],
+        figures=[*list_outcome_figures(verdict, "requests"), ("completed per s", f"{report.completed_per_s:.1f}")],
         sections=[
             ("Time to first byte, by arrival", _by_arrival(report)),
-            ("How many were answered within", _shares(report)),
-            ("Calls in flight", _in_flight(report)),
+            ("Share of completed requests by time", _shares(report)),
+            ("Requests in flight", _in_flight(report)),
             ("Times", _times(report)),
             ("Errors", render_errors(verdict)),
         ],
@@ -144,7 +144,7 @@ def _shares(report: Report) -> str:
         for name, values, colour in (("first byte", first, 0), ("last byte", last, 4))
         if values
     ]
-    return render_plot("seconds", "% of completed calls", steps)
+    return render_plot("seconds", "% of completed requests", steps)
 
 
 def _in_flight(report: Report) -> str:
@@ -156,7 +156,7 @@ def _in_flight(report: Report) -> str:
         points.append((at_s, level))
         level += change
         points.append((at_s, level))
-    return render_plot("seconds", "calls", [Series("waiting or being answered", points, 0)])
+    return render_plot("seconds", "requests", [Series("waiting or being answered", points, 0)])
 
 
 def _times(report: Report) -> str:

@@ -1,6 +1,6 @@
 """Connects an agent to autoscalers at an address, a Unix socket, or all addresses of a DNS name. I/O.
 
-Each autoscaler behind a name has its own reports and streams; a stream that breaks off is opened again.
+Each autoscaler behind a name has its own reports and streams; a broken stream is reopened.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pilotlight.net.listen import Address
 
 SEND_S_MAX = 2.0
 AGAIN_S = 1.0
-"""Delay before a broken stream is opened again."""
+"""Delay before a broken stream is reopened."""
 LOOK_UP_S = 10.0
 """Interval of DNS lookups."""
 SILENT_S = 10.0
-"""A stream that delivers nothing for this long, not even a blank line, is opened again."""
+"""A stream that delivers nothing for this long, not even a blank line, is reopened."""
 LINE_BYTES_MAX = 1 << 20
 ANSWER_BYTES_MAX = 64 << 10
 """Limit of the response body in `ask`."""
@@ -52,7 +52,7 @@ class HttpWay:
         try:
             urls, host = await self._addresses()
         except OSError as error:
-            raise WayError("the name cannot be looked up") from error
+            raise WayError("the name cannot be resolved") from error
         done = await asyncio.gather(*(self._post(url, host, body) for url in urls), return_exceptions=True)
         failed = [error for error in done if isinstance(error, BaseException)]
         if failed:
@@ -146,5 +146,5 @@ class HttpWay:
 def _said(error: BaseException) -> str:
     """Return why a report was not accepted, without an address."""
     if isinstance(error, aiohttp.ClientResponseError):
-        return f"it answered {error.status}{HINTS.get(error.status, '')}"
+        return f"it responded with {error.status}{HINTS.get(error.status, '')}"
     return type(error).__name__

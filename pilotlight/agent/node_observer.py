@@ -132,13 +132,13 @@ def sees_node(proc: Path) -> bool:
         return False
 
 
-def should_report(told: NodeLook, now: NodeLook) -> bool:
+def should_report(reported: NodeLook, now: NodeLook) -> bool:
     """Return whether the observation changed enough to be reported at once."""
-    if (told.pods, told.images) != (now.pods, now.images):
+    if (reported.pods, reported.images) != (now.pods, now.images):
         return True
-    if [_at_rest(one) for one in told.devices] != [_at_rest(one) for one in now.devices]:
+    if [_at_rest(one) for one in reported.devices] != [_at_rest(one) for one in now.devices]:
         return True
-    pairs = zip(told.devices, now.devices, strict=True)
+    pairs = zip(reported.devices, now.devices, strict=True)
     return any(abs(before.used_bytes - after.used_bytes) >= NOTICED_BYTES for before, after in pairs)
 
 

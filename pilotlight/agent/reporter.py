@@ -87,14 +87,14 @@ class Agent(Generic[T]):
 
     async def run(self) -> None:
         """Observe and report until cancelled."""
-        told = await self._look_again()
+        reported = await self._look_again()
         async with asyncio.TaskGroup() as tasks:
             for number in range(len(self._ways)):
                 tasks.create_task(self._tell(number))
             while True:
                 await asyncio.sleep(LOOK_S)
-                if self._news(told, await self._look_again()):
-                    told = self._latest
+                if self._news(reported, await self._look_again()):
+                    reported = self._latest
                     self.tell()
 
     async def _tell(self, number: int) -> None:

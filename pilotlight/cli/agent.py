@@ -150,7 +150,7 @@ def agent(  # noqa: PLR0917  click passes by keyword
     access.check_autoscalers(autoscalers)
     identity = Identity(cert=contract_cert_file, key=contract_key_file, ca=contract_ca_file)
     among = peer_access.build_peer_access(peer_token_file, peer_cert_file, peer_key_file, peer_ca_file)
-    peers = None if peer_listen is None else PeerOptions(listen=peer_listen, told=peer_address, access=among)
+    peers = None if peer_listen is None else PeerOptions(listen=peer_listen, advertised=peer_address, access=among)
     options = AgentOptions(
         node=node, autoscalers=autoscalers, access=Access(identity=identity, token=token_file),
         pod_resources=pod_resources, runtime=runtime, health=health, store=store, pull_secrets=pull_secrets,
@@ -198,7 +198,7 @@ async def run_agent(options: AgentOptions) -> None:
         bay.changed, keeping.fabric = one.tell, bay.want
     images = None if options.runtime is None else Images(options.runtime, logins, sockets.images_changed)
     if images is not None:
-        keeping.images = _told(images)
+        keeping.images = _image_consumer(images)
     shown_at = await health.open_port(options.health, build_health_app(one, keeping.metrics.text))
     process.freeze_gc()
     async with asyncio.TaskGroup() as tasks:
@@ -220,14 +220,14 @@ async def run_agent(options: AgentOptions) -> None:
 
 
 async def _bay(options: AgentOptions, looks: NodeLooks, reach: AsyncExitStack) -> Attaching | None:
-    """Open attachment of fabric devices; None if it is disabled."""
+    """Start the attachment of fabric devices; None if it is disabled."""
     if options.fabric is None:
         return None
     made = open_gpu_attachment(options.node, options.fabric, options.kubeconfig, lambda: looks.pods)
     return await reach.enter_async_context(made)
 
 
-def _told(images: Images) -> Callable[[Sequence[ImageWant]], None]:
+def _image_consumer(images: Images) -> Callable[[Sequence[ImageWant]], None]:
     """Return a callback that converts wanted images for `images`."""
     return lambda wanted: images.want(ImageWanted(one.image, one.pull_secret) for one in wanted)
 
@@ -236,16 +236,16 @@ def build_health_app(one: Agent[NodeLook], metrics: Callable[[], bytes]) -> web.
     """Serve /healthz (the node is observed), /readyz (an autoscaler accepts reports) and /metrics (weights)."""
 
     async def healthz(_: web.Request) -> web.Response:
-        return _says(one.age_s < LOOK_S_MAX, "ok", "it does not get to look at its node")
+        return _says(one.age_s < LOOK_S_MAX, "ok", f"the node was not observed for {LOOK_S_MAX:g} s")
 
     async def readyz(_: web.Request) -> web.Response:
-        return _says(one.heard, "ok", "no autoscaler takes what it says")
+        return _says(one.heard, "ok", "no autoscaler accepts the agent's reports")
 
-    async def told(_: web.Request) -> web.Response:
+    async def exposition(_: web.Request) -> web.Response:
         return web.Response(body=metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", told)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", exposition)])
     return app
 
 

@@ -87,9 +87,9 @@ def drain(  # noqa: PLR0917  click passes by keyword
 ) -> None:
     """Cordon a device or node, and move its replicas: a replacement starts elsewhere first if there is room."""
     where = resolve_target(ops, name, kind)
-    told = send_order(ops, f"{where}/drain", key_env, force=force)
+    result = send_order(ops, f"{where}/drain", key_env, force=force)
     if output == "text":
-        print_order_result(told, output)
+        print_order_result(result, output)
     if no_wait:
         left = list_replicas(ops, where)
     else:
@@ -99,7 +99,7 @@ def drain(  # noqa: PLR0917  click passes by keyword
             click.echo("pilotlight: the drain continues; `pilotlight uncordon` cancels it", err=True)
             raise click.Abort from None
     if output == "json":
-        write_json({**msgspec.to_builtins(told), "empty": not left})
+        write_json({**msgspec.to_builtins(result), "empty": not left})
 
 
 def send_order(ops: str, path: str, key_env: str | None, *, force: bool = False) -> Told:
@@ -132,24 +132,24 @@ def list_replicas(ops: str, where: str) -> list[str]:
 
 def wait_until_empty(ops: str, where: str, *, quiet: bool) -> list[str]:
     """Wait until no replica is left. Shows a live line on a terminal, otherwise one line per change."""
-    name, told = where.partition("/")[2], list[str]()
+    name, printed = where.partition("/")[2], list[str]()
     console = Console(quiet=quiet)
     with console.status("") as shown:
         while left := list_replicas(ops, where):
-            if left != told:
+            if left != printed:
                 line = f"{format_count(len(left), 'Replica')} on {name}: {', '.join(left)}"
                 shown.update(Text(line))
                 if not sys.stdout.isatty():
                     console.print(line, soft_wrap=True)
-                told = left
+                printed = left
             time.sleep(LOOK_S)
     console.print(f"{name} is empty")
     return left
 
 
-def print_order_result(told: Told, output: str) -> None:
+def print_order_result(result: Told, output: str) -> None:
     """Print the effect of an order as text or JSON."""
     if output == "json":
-        write_json(told)
+        write_json(result)
     else:
-        click.echo(one_line(told.says))
+        click.echo(one_line(result.says))

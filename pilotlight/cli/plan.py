@@ -72,8 +72,8 @@ def plan_from_files(config: tuple[Path, ...], demand: Path) -> Answer:
     documents = load_files(config)
     if rented := ", ".join(one.name for one in documents.settings.capacity):
         click.echo(
-            f"pilotlight: `capacity` ({rented}) is not played here, and each entry of `nodes` counts as one node that"
-            " is there; --live asks the system that runs",
+            f"pilotlight: `capacity` ({rented}) is not simulated, and each entry of `nodes` counts as one existing"
+            " node; --live uses the running system",
             err=True,
         )
     models = tuple(fill_memory_estimate(model) for model in documents.models)

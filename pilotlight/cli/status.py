@@ -94,7 +94,7 @@ def print_notes(ops: str) -> None:
     for sentence in off.sentences:
         click.echo(one_line(f"off: {sentence}"))
     if off.degraded:
-        click.echo(one_line(f"degraded: an internal error occurs, and the failed part is tried again: {off.degraded}"))
+        click.echo(one_line(f"degraded: an internal error occurred, and the failed part is retried: {off.degraded}"))
     problem = fetch(ops, "/api/v1/documents", DocumentsView).problem
     if problem:
         click.echo(one_line(f"documents: {problem}"))
@@ -107,11 +107,11 @@ def watch_status(ops: str, model: str | None, output: str) -> None:
             while True:
                 time.sleep(REFRESH_S)
                 live.update(build_table(fetch_rows(ops, model)), refresh=True)
-    console, told = build_console(), None
+    console, shown = build_console(), None
     while True:
         found = fetch_rows(ops, model)
-        known, told = told, [strip_durations(row) for row in found]
-        if told != known:
+        known, shown = shown, [strip_durations(row) for row in found]
+        if shown != known:
             if output == "json":
                 write_document(json.dumps({"models": msgspec.to_builtins(found)}))
             else:

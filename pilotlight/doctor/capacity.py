@@ -115,8 +115,8 @@ async def find_missing_api(at: _At, kind: str) -> Finding | None:
     served = set[str]()
     for version in wanted.versions:
         if not served:
-            told = await at.place.server.find(f"/apis/{wanted.group}/{version}")
-            served = {one["name"] for one in (told or {}).get("resources", ())}
+            resources = await at.place.server.find(f"/apis/{wanted.group}/{version}")
+            served = {one["name"] for one in (resources or {}).get("resources", ())}
     missing = [one for one in wanted.resources if one not in served]
     if not missing:
         return None
@@ -220,16 +220,16 @@ async def groups_of(server: Server) -> Groups:
 
 
 async def _redfish(at: _At) -> Finding:
-    told = at.entry.redfish
-    if told is None:
+    redfish = at.entry.redfish
+    if redfish is None:
         raise TypeError(at.entry.name)
-    mounted = (at.place.secrets / (told.secret_ref or "")).is_dir()
-    key = None if mounted or told.secret_ref is None else _asked(at.place, told.secret_ref)
-    access = RedfishCredentials(told.secret_ref, told.ca_file, at.place.secrets, key)
-    service = Service(told.url, access.login, access.tls, may_write=lambda: False)
-    secret = f"Secret {told.secret_ref or '(none is named)'} of namespace {at.place.home}"
+    mounted = (at.place.secrets / (redfish.secret_ref or "")).is_dir()
+    key = None if mounted or redfish.secret_ref is None else _asked(at.place, redfish.secret_ref)
+    access = RedfishCredentials(redfish.secret_ref, redfish.ca_file, at.place.secrets, key)
+    service = Service(redfish.url, access.login, access.tls, may_write=lambda: False)
+    secret = f"Secret {redfish.secret_ref or '(none is named)'} of namespace {at.place.home}"
     try:
-        return await _composes(at, Reading(service, told.systems, at.entry.name), told, secret)
+        return await _composes(at, Reading(service, redfish.systems, at.entry.name), redfish, secret)
     except RedfishCredentialsError as error:
         keys = "username, password and, for a private CA, ca.crt"
         return at.wrong(str(error), f"add these keys to {secret}: {keys}")
@@ -247,11 +247,11 @@ async def _redfish(at: _At) -> Finding:
         await service.close()
 
 
-async def _composes(at: _At, reading: Reading, told: Redfish, secret: str) -> Finding:
+async def _composes(at: _At, reading: Reading, redfish: Redfish, secret: str) -> Finding:
     """Check that the service admits us and has the configured systems. Raises as Reading does."""
     fabric = await reading.read(())
     missing: list[str] = []
-    for node in sorted(told.systems):
+    for node in sorted(redfish.systems):
         try:
             await reading.read((node,))
         except StatusError as error:
@@ -261,9 +261,9 @@ async def _composes(at: _At, reading: Reading, told: Redfish, secret: str) -> Fi
     if missing:
         fix = "list its Systems, and correct `capacity[].redfish.systems`"
         return at.wrong(f"the configured system of {_some(missing)} does not exist in the Redfish service", fix)
-    entered = f"accepts the user of {secret}" if told.secret_ref else "requires no login"
+    entered = f"accepts the user of {secret}" if redfish.secret_ref else "requires no login"
     return at.found(
-        f"the Redfish service {entered}; it has {len(fabric.gpus)} GPUs and {len(told.systems)} of our nodes"
+        f"the Redfish service {entered}; it has {len(fabric.gpus)} GPUs and {len(redfish.systems)} of our nodes"
     )
 
 

@@ -99,12 +99,16 @@ async def check_server(api: Api, _: Scene) -> list[Finding]:
     except (UnreachableError, ApiError) as error:
         fix = "check the server, certificate and user in --kubeconfig"
         return [Finding("API server", "blocker", f"it does not respond: {error}", fix)]
-    told = str(version.get("gitVersion", "?"))
-    numbers = re.match(r"v?(\d+)\.(\d+)", told)
+    server_version = str(version.get("gitVersion", "?"))
+    numbers = re.match(r"v?(\d+)\.(\d+)", server_version)
     if numbers is not None and (0, 0) < (int(numbers[1]), int(numbers[2])) < VERSION_MIN:  # 0.0: a custom build
         least = ".".join(map(str, VERSION_MIN))
-        return [Finding("API server", "warning", f"Kubernetes {told} is older than {least}", "upgrade the cluster")]
-    return [Finding("API server", "ok", f"Kubernetes {told}")]
+        return [
+            Finding(
+                "API server", "warning", f"Kubernetes {server_version} is older than {least}", "upgrade the cluster"
+            )
+        ]
+    return [Finding("API server", "ok", f"Kubernetes {server_version}")]
 
 
 async def definitions(api: Api, scene: Scene) -> list[Finding]:

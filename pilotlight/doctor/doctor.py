@@ -100,8 +100,8 @@ def doctor(  # noqa: PLR0917  click passes by keyword
             "adopted": None if adoption else adopt_in, "cordons": cordon, "volumes": volumes,
             "cutting": cutting.split("/") if cutting else None, "capacity": capacity,
         }  # fmt: skip
-        told = Settings() if settings is None else load_settings(settings)
-        findings = asyncio.run(_cluster(kubeconfig, wanted, told))
+        loaded = Settings() if settings is None else load_settings(settings)
+        findings = asyncio.run(_cluster(kubeconfig, wanted, loaded))
     print_findings(findings, output)
     raise SystemExit(1 if has_blocker(findings) else 0)
 
@@ -113,7 +113,7 @@ def _alone(**clusters: object) -> None:
             raise click.UsageError(f"--{name}: only for clusters: add --driver kubernetes")
 
 
-async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Settings) -> list[Finding]:
+async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], loaded: Settings) -> list[Finding]:
     from autoscaler.kubernetes.api import Api
     from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access
     from pilotlight.doctor.cluster import Scene, check_cluster
@@ -124,8 +124,8 @@ async def _cluster(kubeconfig: Path | None, wanted: dict[str, object], told: Set
         return [Finding("API server", "blocker", error.says, error.fix)]
     async with Api(way) as api:
         scene = msgspec.convert(wanted, Scene)
-        kinds = tuple(dict.fromkeys((*scene.capacity, *kinds_of(told.capacity))))
-        return await check_cluster(api, msgspec.structs.replace(scene, settings=told, capacity=kinds))
+        kinds = tuple(dict.fromkeys((*scene.capacity, *kinds_of(loaded.capacity))))
+        return await check_cluster(api, msgspec.structs.replace(scene, settings=loaded, capacity=kinds))
 
 
 def print_findings(findings: list[Finding], output: str) -> None:

@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True):
     grade: Grade
     says: str
     fix: str = ""
-    """What to do; empty if nothing needs to be done."""
+    """How to fix the problem; empty if there is nothing to fix."""
 
 
 def has_blocker(findings: list[Finding]) -> bool:

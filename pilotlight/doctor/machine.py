@@ -66,8 +66,8 @@ def check_driver(opener: Callable[[], Nvml | None], signs: tuple[str, ...]) -> F
             return Finding(
                 "driver", "warning", f"unhealthy GPUs: {', '.join(ill)}", "check `dmesg` for Xid errors; reset the GPU"
             )
-        told = ", ".join(f"{gpu.product} {format_size(gpu.memory_bytes)}" for gpu in gpus)
-        return Finding("driver", "ok", f"{format_count(len(gpus), 'GPU')}: {told}")
+        listed = ", ".join(f"{gpu.product} {format_size(gpu.memory_bytes)}" for gpu in gpus)
+        return Finding("driver", "ok", f"{format_count(len(gpus), 'GPU')}: {listed}")
     if any(Path(sign).exists() for sign in signs):
         says = "an NVIDIA driver is installed, but NVML reports no GPU"
         return Finding("driver", "warning", says, "check `nvidia-smi`; start a container with its GPUs (--gpus all)")

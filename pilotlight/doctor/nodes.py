@@ -18,7 +18,7 @@ from pilotlight.doctor.finding import Finding
 
 NVIDIA = "nvidia.com/"
 PRODUCT, MEMORY, MPS_CAPABLE = shared.PRODUCT, shared.MEMORY_MIB, NVIDIA + "mps.capable"
-UNTOLD = "untold"
+UNKNOWN = "unknown"
 NAMES = {shared.TIMESLICE: "time-slicing"}
 TOLERATED = frozenset({GPU})
 """Taints that engine pods tolerate by default."""
@@ -85,26 +85,29 @@ def check_taints(nodes: Sequence[Node]) -> list[Finding]:
 def check_sharing(nodes: Sequence[Node]) -> list[Finding]:
     """Report how GPUs are shared, with the number of nodes."""
     kinds = Counter(read_sharing_kind(node) for node in nodes)
-    told = ", ".join(f"{name} on {format_count(count, 'node')}" for name, count in sorted(kinds.items()))
-    untold = [_name(node) for node in nodes if read_sharing_kind(node) == UNTOLD]
-    if untold:
+    counts = ", ".join(f"{name} on {format_count(count, 'node')}" for name, count in sorted(kinds.items()))
+    unlabelled = [_name(node) for node in nodes if read_sharing_kind(node) == UNKNOWN]
+    if unlabelled:
         fix = "install GPU feature discovery, or set `slicing` in Settings `nodes`; until then nothing is placed there"
         return [
             Finding(
-                "sharing", "warning", f"{told}: the labels of {_some(untold)} do not describe how GPUs are shared", fix
+                "sharing",
+                "warning",
+                f"{counts}: the labels of {_some(unlabelled)} do not describe how GPUs are shared",
+                fix,
             )
         ]
-    return [Finding("sharing", "ok", told)]
+    return [Finding("sharing", "ok", counts)]
 
 
 def read_sharing_kind(node: Node) -> str:
-    """Return whole, time-slicing, mps or mig according to the labels, or UNTOLD if they do not say."""
+    """Return whole, time-slicing, mps or mig according to the labels, or UNKNOWN if they do not state it."""
     amounts = _amounts(node)
     if any(name.startswith(NVIDIA + "mig-") for name in amounts):
         return "mig"
     found = shared.read_gpus(NodeFacts(NodeId(_name(node)), _labels(node), allocatable=amounts))
     if found is None or found.sharing is None:
-        return UNTOLD
+        return UNKNOWN
     return NAMES.get(found.sharing.kind, found.sharing.kind)
 
 

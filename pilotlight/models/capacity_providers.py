@@ -116,14 +116,16 @@ def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
     """Build a provider of fabric GPUs that are composed through Redfish."""
     if entry.redfish is None:
         raise TypeError(entry.name)
-    told, server, world = entry.redfish, around.server, around.world
-    access = RedfishCredentials(told.secret_ref, told.ca_file, around.secrets)
+    redfish, server, world = entry.redfish, around.server, around.world
+    access = RedfishCredentials(redfish.secret_ref, redfish.ca_file, around.secrets)
 
     async def busy(node: str, uuids: tuple[str, ...]) -> str:
         used = await find_device_user(server, node, uuids)
-        return used or (fabric_agents.explain_detach_block(world(), node, uuids, around.clock()) if told.agents else "")
+        return used or (
+            fabric_agents.explain_detach_block(world(), node, uuids, around.clock()) if redfish.agents else ""
+        )
 
-    service = Service(told.url, access.login, access.tls, may_write=around.leads)
+    service = Service(redfish.url, access.login, access.tls, may_write=around.leads)
     around.stack.push_async_callback(service.close)
     terms = FabricContext(
         entry.name,
@@ -133,7 +135,7 @@ def build_redfish_provider(entry: ProviderSettings, around: Around) -> Provider:
         lambda ids: any(one.device in ids for one in world().nodes.slices.values()),
     )
     return RedfishFabric(
-        Reading(service, told.systems, entry.name, ConfigMapNotes(server, around.home, entry.name)),
+        Reading(service, redfish.systems, entry.name, ConfigMapNotes(server, around.home, entry.name)),
         Alongside(busy, time.monotonic, asyncio.sleep),
         terms,
         OpenSites(server, lambda: world().settings, lambda: read_group_limits(world())),

@@ -16,7 +16,7 @@ from autoscaler.engines.installed import computes_on_cpu_only
 from autoscaler.spec.model import Model
 from pilotlight.output import write_stderr
 
-NO_GPU = "the xllamacpp that is installed finds no GPU"
+NO_GPU = "the installed xllamacpp finds no GPU"
 NAMED_MAX = 10
 """Maximum number of Models named in one line."""
 

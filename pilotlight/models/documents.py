@@ -65,7 +65,7 @@ def gather_documents(paths: Sequence[Path], configs: Sequence[Path], state: Path
             model = _model_of(file, len(models))
             if model.name in taken:
                 raise click.UsageError(f"{file}: a Model named {model.name} is already {taken[model.name]}: rename one")
-            taken[model.name] = f"made of {file}"
+            taken[model.name] = f"created from {file}"
             models.append(model)
             texts.append((str(file), to_yaml(Documents(models=(model,)))))
     if paths:
@@ -171,10 +171,12 @@ def build_launcher(gpus: Callable[[], bool] = lambda: False) -> Launcher:
             check_file(model, path)
         missing = next((path for path in adapter_paths(model) if not os.path.exists(path)), None)  # noqa: PTH110  Path's raises
         if missing is not None and model.spec.engine != "command":
-            raise engines.EngineError(f"Model {model.name}: {missing}: there is no such adapter")
+            raise engines.EngineError(f"Model {model.name}: adapter {missing} does not exist; fix spec.adapters")
         sourced = next((name for name, value in model.spec.env.items() if not isinstance(value, str)), None)
         if sourced is not None:
-            raise engines.EngineError(f"Model {model.name}: spec.env.{sourced}.valueFrom: only pods have one")
+            raise engines.EngineError(
+                f"Model {model.name}: spec.env.{sourced}.valueFrom: supported only in pods; set a value"
+            )
         model = use_placeholder_adapters(model, _COMES)
         weights = _COMES if path is None and is_fetched_by_store(model) else None if path is None else str(path)
         try:
@@ -202,9 +204,9 @@ def load_settings(path: Path) -> Settings:
         whole = []  # reported below
     match whole:
         case [dict() as bare] if not bare.keys() & {"apiVersion", "kind"}:
-            told = bare.get("settings", bare)
+            bare_settings = bare.get("settings", bare)
             head = {"apiVersion": API_VERSION, "kind": "Settings"}
-            text = msgspec.json.encode({**head, **told}).decode() if isinstance(told, dict) else text
+            text = msgspec.json.encode({**head, **bare_settings}).decode() if isinstance(bare_settings, dict) else text
     return _check([(file, text)]).settings
 
 

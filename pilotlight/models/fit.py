@@ -25,14 +25,14 @@ from pilotlight.models.memory import (
 def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -> Needs:
     """Return the needs, or why they are unknown. `known`: facts that an agent read; `why`: why it read none."""
     if known is None and local_path(model) is None:
-        return Needs(problem=why or "its artifact is not a file here, so that nothing more is known")
+        return Needs(problem=why or "its artifact is not a local file, so its memory needs are unknown")
     try:
         found = known or load_artifact_facts(model)
         made = estimate_memory(model, found)
     except (GgufError, ConfigError, OSError, ValueError) as error:
         return Needs(problem=f"its artifact cannot be read: {error}")
     if made is None or found is None:
-        return Needs(problem="its artifact is of no kind that says more")
+        return Needs(problem="the format of its artifact does not state memory needs")
     return Needs(
         source=found.source,
         parts=tuple(Part(name=i.name, bytes=i.bytes, words=i.words, host=i.host) for i in made.items),
@@ -46,9 +46,9 @@ def load_memory_needs(model: Model, known: Known | None = None, why: str = "") -
 def read_reported_needs(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> Needs:
     """Return the needs of a Model whose artifact is not a local file, as reported by agents."""
     said = remote_header.find_own_report(model, looked)
-    why = "no agent has looked at its artifact yet"
+    why = "no agent has inspected its artifact yet"
     if said is not None and said.no_header:
-        why = f"its artifact does not say what it needs: {said.no_header}"
+        why = f"its artifact does not state its memory needs: {said.no_header}"
     return load_memory_needs(
         model, remote_header.find_artifact_facts(model, looked), why if collect_weights_requests(model).get(OWN) else ""
     )

@@ -1,6 +1,6 @@
 """The local GGUF file of a Model: its header, cached, and the reasons why no engine could serve it.
 
-Reports a missing, unreadable or broken file in plain words with a fix, before an engine reports it in its own.
+Reports a missing, unreadable or corrupt file with a fix, before an engine fails with a message of its own.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def check_file(model: Model, path: Path) -> None:
         if must_be_gguf and readable:
             load_gguf_header(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise EngineError(f"there is no {path}; put the model there, or correct spec.artifact") from None
+        raise EngineError(f"{path} does not exist; put the model there, or correct spec.artifact") from None
     except PermissionError:
         readable = False
     except OSError as error:
-        raise EngineError(f"{path}: {error.strerror}; correct spec.artifact, or the disk that it is on") from None
+        raise EngineError(f"{path}: {error.strerror}; correct spec.artifact, or repair its disk") from None
     except gguf.GgufError as error:
-        raise EngineError(f"{error}; put a whole GGUF file there, or correct spec.artifact") from None
+        raise EngineError(f"{error}; put a complete GGUF file there, or correct spec.artifact") from None
     if not readable:
-        raise EngineError(f"{path} may not be read; let the user that runs pilotlight read it")
+        raise EngineError(f"{path} is not readable; give read permission to the user that runs pilotlight")

@@ -114,7 +114,7 @@ def _of_each(items: tuple[Item, ...], devices: int) -> tuple[Item, ...]:
 def _reserve(items: tuple[Item, ...], devices: int) -> Item:
     """Return the reserve that makes the engine's share of the given memory large enough."""
     taken = sum(item.bytes for item in _of_each(items, devices))
-    words = f"it takes {PAGED_SHARE:.0%} of what it is given where it has that to itself"
+    words = f"the engine uses {PAGED_SHARE:.0%} of its memory if no other engine uses it"
     return Item(name="reserve", bytes=int(taken / PAGED_SHARE) + 1 - taken, words=words)
 
 
@@ -165,40 +165,40 @@ def read_device_share(model: Model) -> float:
     """Return the share of each device that a paging engine takes, as in the document or by default."""
     flags = ("--gpu-memory-utilization", "--mem-fraction-static")
     try:
-        told = float(_told(model, "", *flags))
+        share = float(_option(model, "", *flags))
     except ValueError:
         return PAGED_SHARE
-    return told if 0.0 < told <= 1.0 else PAGED_SHARE
+    return share if 0.0 < share <= 1.0 else PAGED_SHARE
 
 
 def read_serving_options(model: Model) -> ServingOptions:
     """Return the serving options that the document passes to the engine."""
     context, slots = model.spec.context_tokens, model.slots
     if has_paged_cache(model):
-        element = 1.0 if _told(model, "", "--kv-cache-dtype").startswith("fp8") else 2.0
-        told = _number(_told(model, "", "--max-model-len", "--context-length"))
-        spec, tokens = model.spec, told or context
+        element = 1.0 if _option(model, "", "--kv-cache-dtype").startswith("fp8") else 2.0
+        limit = _number(_option(model, "", "--max-model-len", "--context-length"))
+        spec, tokens = model.spec, limit or context
         calls = slots if has_auto_sized_cache(model) and tokens and spec.slots is not None else 1
         return ServingOptions(
             slots=slots, context_tokens=tokens, key_bytes=element, value_bytes=element, whole_calls=calls
         )
-    together = _number(_told(model, "LLAMA_ARG_CTX_SIZE", "--ctx-size", "-c"))
-    each = _number(_told(model, "", "--context-tokens"))
+    together = _number(_option(model, "LLAMA_ARG_CTX_SIZE", "--ctx-size", "-c"))
+    each = _number(_option(model, "", "--context-tokens"))
     if together:
         context = -(-together // slots)
     checkpoints, prompts_mib = _host(model)
-    key = _told(model, "LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "-ctk")
-    value = _told(model, "LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "-ctv")
+    key = _option(model, "LLAMA_ARG_CACHE_TYPE_K", "--cache-type-k", "-ctk")
+    value = _option(model, "LLAMA_ARG_CACHE_TYPE_V", "--cache-type-v", "-ctv")
     return ServingOptions(
         slots=slots,
         context_tokens=each or context,
         key_bytes=ELEMENT_BYTES.get(key, 2.0),
         value_bytes=ELEMENT_BYTES.get(value, 2.0),
-        batch_tokens=_number(_told(model, "LLAMA_ARG_UBATCH", "--ubatch-size", "-ub")) or 512,
+        batch_tokens=_number(_option(model, "LLAMA_ARG_UBATCH", "--ubatch-size", "-ub")) or 512,
         checkpoints=checkpoints,
         prompts_bytes=prompts_mib * MIB,
         whole_windows=_said(model, "LLAMA_ARG_SWA_FULL", "--swa-full"),
-        scores=_told(model, "LLAMA_ARG_FLASH_ATTN", "--flash-attn", "-fa") in {"off", "0", "false", "disabled"},
+        scores=_option(model, "LLAMA_ARG_FLASH_ATTN", "--flash-attn", "-fa") in {"off", "0", "false", "disabled"},
     )
 
 
@@ -208,31 +208,31 @@ def _host(model: Model) -> tuple[int, int]:
     if model.spec.engine == "command":
         server = "llama-server" in Path(next(iter(model.spec.command), "")).name
         ours, prompts_mib = (LLAMA_SERVERS_CHECKPOINTS, LLAMA_SERVERS_PROMPTS_MIB) if server else (0, 0)
-    told = _number(_told(model, "LLAMA_ARG_CTX_CHECKPOINTS", "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"))
-    kept = _told(model, "LLAMA_ARG_CACHE_RAM", "--cache-ram", "-cram")
+    given = _number(_option(model, "LLAMA_ARG_CTX_CHECKPOINTS", "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"))
+    kept = _option(model, "LLAMA_ARG_CACHE_RAM", "--cache-ram", "-cram")
     if model.spec.engine == "llama.cpp" and model.spec.adapters:
         kept = "0"  # as in the engine's command line
     if kept == "-1":
-        return ours if told is None else told, LLAMA_SERVERS_PROMPTS_MIB  # no limit: use the default
+        return ours if given is None else given, LLAMA_SERVERS_PROMPTS_MIB  # no limit: use the default
     number = _number(kept)
-    return ours if told is None else told, prompts_mib if number is None else number
+    return ours if given is None else given, prompts_mib if number is None else number
 
 
-def _told(model: Model, variable: str, *flags: str) -> str:
+def _option(model: Model, variable: str, *flags: str) -> str:
     """Return the last value of a flag on the command line, else of the environment variable, else an empty string."""
     words = (*model.spec.command, *model.spec.args)
     for at in reversed(range(len(words))):
         flag, equals, value = words[at].partition("=")
         if flag in flags:
             return value if equals else next(iter(words[at + 1 : at + 2]), "")
-    told = model.spec.env.get(variable)
-    return told if isinstance(told, str) else ""
+    from_env = model.spec.env.get(variable)
+    return from_env if isinstance(from_env, str) else ""
 
 
 def _said(model: Model, variable: str, *flags: str) -> bool:
     """Return whether a switch is set on the command line or in the environment."""
-    told = model.spec.env.get(variable)
-    return told in {"1", "true", "on", "enabled"} or any(
+    from_env = model.spec.env.get(variable)
+    return from_env in {"1", "true", "on", "enabled"} or any(
         word in flags for word in (*model.spec.command, *model.spec.args)
     )
 

@@ -31,7 +31,7 @@ CHARS_MAX = 100_000
 """Maximum length of the text; a model of 100 layers takes 10,000."""
 NAME_CHARS_MAX = 80
 """Maximum length of the architecture's name, which the artifact chooses."""
-NONE = "it has neither one GGUF file that is not compressed nor a config.json"
+NONE = "it has neither exactly one uncompressed GGUF file nor a config.json"
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ async def fetch_header_report(
         return {"no_header": NONE, "bytes": laid_over}
     text = msgspec.json.encode(header).decode()
     if len(text) > CHARS_MAX:
-        return {"no_header": "it says more than an agent tells", "bytes": laid_over}
+        return {"no_header": "its header is too large for an agent's report", "bytes": laid_over}
     return {"header": text, "bytes": laid_over}
 
 
@@ -86,7 +86,7 @@ def find_own_report(model: Model, looked: Mapping[WeightsRequest, WeightsReport]
 
 def list_reports(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> tuple[WeightsReport | None, ...]:
     """Return agents' reports about each part, its own weights first; None for a part that was not inspected."""
-    return tuple(looked.get(wish._replace(look=True)) for wish in collect_weights_requests(model).values())
+    return tuple(looked.get(request._replace(look=True)) for request in collect_weights_requests(model).values())
 
 
 def is_header_pending(model: Model, looked: Mapping[WeightsRequest, WeightsReport]) -> bool:
@@ -111,6 +111,8 @@ def find_artifact_facts(model: Model, looked: Mapping[WeightsRequest, WeightsRep
     except msgspec.DecodeError:
         return None  # from another version, or not of a model
     laid_over = (
-        looked.get(wish._replace(look=True)) for name, wish in collect_weights_requests(model).items() if name != OWN
+        looked.get(request._replace(look=True))
+        for name, request in collect_weights_requests(model).items()
+        if name != OWN
     )
     return Known(header.words, header.shape, sum(max(0, one.bytes) for one in laid_over if one is not None))

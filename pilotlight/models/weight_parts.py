@@ -86,5 +86,7 @@ def _laid_over(folder: Path, paths: list[str], name: str) -> Path:
     """Return the file or folder of the adapter. Raises EngineError."""
     found = folder / choose_adapter(files.list_adapters(paths), name)
     if not ADAPTER_PATH.fullmatch(FILE + str(found)):
-        raise EngineError(f"adapter {name}: {found} has one of , : = in it, which engines read as something else")
+        raise EngineError(
+            f"adapter {name}: {found} contains one of , : = which engines interpret as separators; rename it"
+        )
     return found

@@ -110,13 +110,13 @@ class Supply:
         self._ahead = Errands("weights_prefetch_failed", self._bring_ahead, self._changed.set, clock)
         self._asking = Errands("weights_header_failed", self._lay_header, self._changed.set, clock)
 
-    def __call__(self, model: Model, told: Callable[[str], None]) -> Awaitable[Held] | None:
+    def __call__(self, model: Model, report: Callable[[str], None]) -> Awaitable[Held] | None:
         """Return the Model's weights when they are fetched, or None if it has no remote weights."""
-        return self._held(model, told) if list_parts(model) else None
+        return self._held(model, report) if list_parts(model) else None
 
-    async def _held(self, model: Model, told: Callable[[str], None]) -> Held:
+    async def _held(self, model: Model, report: Callable[[str], None]) -> Held:
         """Fetch all of its parts in parallel; if one fails, the others are cancelled."""
-        wanted, telling = list_parts(model), Telling(told, self._clock)
+        wanted, telling = list_parts(model), Telling(report, self._clock)
         try:
             came = await gather_copies([self._named(model, one, telling.of(one)) for one in wanted])
             held = Held(model, tuple(came))
@@ -129,17 +129,17 @@ class Supply:
         finally:
             self._changed.set()
 
-    async def _named(self, model: Model, part: Part, told: obtain.Told) -> Copy:
+    async def _named(self, model: Model, part: Part, report: obtain.OnProgress) -> Copy:
         """Fetch a part. Raises AdapterError for one used only by adapters."""
         try:
-            return await self._copy(part, told)
+            return await self._copy(part, report)
         except TROUBLE as error:
             names = [name for name, one in list_adapter_parts(model).items() if one == part]
             if not names or (part == get_own_part(model) and is_fetched_by_store(model)):
                 raise
             raise AdapterError(f"adapter {', '.join(names)}: {error}") from error
 
-    async def _copy(self, part: Part, told: obtain.Told) -> Copy:
+    async def _copy(self, part: Part, report: obtain.OnProgress) -> Copy:
         async with self._opening:
             if not self._open:
                 await run_in_thread(self._store.open)
@@ -149,7 +149,7 @@ class Supply:
             found = await fetch.find_stored_copy(of, self._store, self._ways, allow_unsafe=part.unsafe)
             if found is not None:
                 return found
-        return await fetch.fetch_artifact(of, self._store, self._ways, told, _left, allow_unsafe=part.unsafe)
+        return await fetch.fetch_artifact(of, self._store, self._ways, report, _left, allow_unsafe=part.unsafe)
 
     def located(self, model: Model) -> Model:
         """Return the Model with the local path of its weights, or of their headers, if they are here.
@@ -210,10 +210,10 @@ class Supply:
                 world = loop.world
                 here = await asyncio.to_thread(self._here, world)
                 self._asking.want(self._unknown(world, here), self._clock())
-                told = here | self._headers.keys()
-                if any(list_unsized_parts(model) & (told - known) for model in world.models.values()):
+                located = here | self._headers.keys()
+                if any(list_unsized_parts(model) & (located - known) for model in world.models.values()):
                     await read_again()  # the new files contain the memory need
-                known = told
+                known = located
                 self._tell(loop, here)
                 try:
                     async with asyncio.timeout(self._wait_s()):
@@ -316,13 +316,13 @@ def build_registries(settings: WeightsSettings) -> Registries:
 class Telling:
     """Reports the total progress of one start's pulls as text, at most every TELL_EVERY_S."""
 
-    def __init__(self, told: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._told = told
+    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
         self._clock = clock
         self._came: dict[Part, Came] = {}
         self._said_s = -TELL_EVERY_S
 
-    def of(self, part: Part) -> obtain.Told:
+    def of(self, part: Part) -> obtain.OnProgress:
         """Return the progress callback for one part."""
 
         def came(now: Came) -> None:
@@ -331,7 +331,7 @@ class Telling:
             if now_s - self._said_s >= TELL_EVERY_S:
                 self._said_s = now_s
                 bytes_, total_bytes, bytes_per_s = (sum(column) for column in zip(*self._came.values(), strict=True))
-                self._told(
+                self._report(
                     f"{format_size(int(bytes_))} of {format_size(int(total_bytes))}, "
                     f"{format_size(round(bytes_per_s))} a second"
                 )

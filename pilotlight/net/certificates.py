@@ -20,7 +20,7 @@ TOKEN_CHARACTERS_MIN = 32
 """128 bits: half of what `openssl rand -hex 32` prints."""
 TOKENS_MAX = 16
 TOKEN_FILE_BYTES_MAX = 16 << 10
-MAKE_TOKEN = "make one with `openssl rand -hex 32`"  # noqa: S105  a command, no password
+MAKE_TOKEN = "create one with `openssl rand -hex 32`"  # noqa: S105  a command, no password
 
 
 class FileError(Exception):
@@ -74,9 +74,9 @@ def load_tokens(path: Path) -> tuple[str, ...]:
     text = load_text(path, TOKEN_FILE_BYTES_MAX)
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
-        raise FileError(f"{path}: no token in it: {MAKE_TOKEN}")
+        raise FileError(f"{path}: the file contains no token: {MAKE_TOKEN}")
     if len(found) > TOKENS_MAX:
-        raise FileError(f"{path}: more than {TOKENS_MAX} tokens: leave out the old ones")
+        raise FileError(f"{path}: more than {TOKENS_MAX} tokens: remove the old ones")
     if any(
         len(one) < TOKEN_CHARACTERS_MIN or not one.isascii() or not one.isprintable() or " " in one for one in found
     ):
@@ -108,7 +108,7 @@ def _certificates(path: Path) -> str:
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_verify_locations(cadata=text)
     except (ssl.SSLError, ValueError):
-        raise FileError(f"{path}: no certificate in PEM form that can be used") from None
+        raise FileError(f"{path}: the file contains no usable PEM certificate") from None
     return text
 
 
@@ -121,15 +121,15 @@ def _show(context: ssl.SSLContext, identity: Identity) -> None:
     load_text(key)
 
     def encrypted() -> str:
-        raise FileError(f"{key}: the key is encrypted: write it out with `openssl pkey -in {key} -out NEW`")
+        raise FileError(f"{key}: the key is encrypted: decrypt it with `openssl pkey -in {key} -out NEW`")
 
     try:
         context.load_cert_chain(cert, key, encrypted)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            wrong = f"this key does not belong to the certificate {cert}: give the one that it was made with"
+            wrong = f"this key does not belong to the certificate {cert}: use the key of this certificate"
             raise FileError(f"{key}: {wrong}") from None
-        raise FileError(f"{key}: no private key in PEM form that can be used") from None
+        raise FileError(f"{key}: the file contains no usable PEM private key") from None
 
 
 def load_text(path: Path, bytes_max: int = 1 << 20) -> str:
@@ -137,7 +137,7 @@ def load_text(path: Path, bytes_max: int = 1 << 20) -> str:
     try:
         data = files.read_bytes(path, bytes_max)
     except files.TooLargeError:
-        raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: that is no PEM file or token") from None
+        raise FileError(f"{path}: larger than {bytes_max >> 10} KiB: not a PEM or token file") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: {files.describe_error(error)}: name a file that this user can read") from None
+        raise FileError(f"{path}: {files.describe_error(error)}: use a file that this user can read") from None
     return data.decode("ascii", "ignore")  # CA bundles contain names between certificates

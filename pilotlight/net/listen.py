@@ -68,7 +68,7 @@ class AddressType(click.ParamType[Address]):
         try:
             host.encode("idna")
         except UnicodeError:
-            self.fail(f"{value!r} has no host name that can be looked up", param, ctx)
+            self.fail(f"{value!r} contains no valid host name", param, ctx)
         return Address(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104  `:8080` means every address, as elsewhere
 
 

@@ -99,7 +99,7 @@ def _exchange(ops: str, path: str, body: bytes | None, key: str | None, timeout_
     """Send a request and return the response. Raises OSError, ValueError, HTTPException."""
     url = urlsplit(ops)
     if not url.hostname:
-        raise ValueError("it names no host")
+        raise ValueError("it contains no host")
     made = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     headers = {"content-type": "application/json", "connection": "close"}
     if key is not None:

@@ -290,7 +290,7 @@ class Cluster:
             for name, part in parts.items():
                 tasks.create_task(retry_until_success(part, partial(self._loop.trouble, name)))
             await self._listed.wait()
-            await self._resources.told.wait()  # otherwise running pods would belong to no known Model
+            await self._resources.observed.wait()  # otherwise running pods would belong to no known Model
             tasks.create_task(
                 retry_until_success(partial(self._elector.run, self), partial(self._loop.trouble, "election"))
             )
@@ -346,5 +346,5 @@ def build_pod_launch(model: Model, host: str, port: int, given: Given = AS_ASKED
 def require_image(model: Model) -> str:
     """Return the image of its pods. Raises EngineError."""
     if not model.spec.image:
-        raise engines.EngineError(f"Model {model.name}: spec.image: name the image that has the engine")
+        raise engines.EngineError(f"Model {model.name}: spec.image is not set: set it to an image with the engine")
     return model.spec.image

@@ -112,7 +112,7 @@ class Resources:
         self._taken: Mapping[str, str] = {}
         """The last logged conflict of each Tenant."""
         self._sizes = Sizes(clock)
-        self.told = asyncio.Event()
+        self.observed = asyncio.Event()
         """Set once all documents have been observed."""
 
     def join(self, loop: Loop) -> None:
@@ -136,7 +136,7 @@ class Resources:
         sized = self._sizes.of(seen.models, self._loop.world.learned.looked)
         self._loop.observe([*learned, replace(seen, models=sized.models), *sized.faults])
         self.adopted.called(self._installation.settled.names, self._installation.settled.taken)
-        self.told.set()
+        self.observed.set()
 
     def _held(self, holders: Mapping[str, str]) -> None:
         """Record which installation serves the Models of each namespace."""
@@ -174,7 +174,7 @@ class Resources:
                 tasks.create_task(self._kubeai.run())
             tasks.create_task(retry_until_success(self._statuses.run, partial(self._loop.trouble, "status")))
             tasks.create_task(retry_until_success(self._events.run, partial(self._loop.trouble, "events")))
-            await self.told.wait()
+            await self.observed.wait()
             tasks.create_task(self._sizes.run(self._installation.again))
 
     async def flush(self) -> None:

@@ -107,9 +107,9 @@ class Misfits:
         self._fault = fault
         self._news = News(
             say,
-            one="Model {name} fits on no device: {reason}; its calls get 503 no_capacity",
-            more="{count} more models fit on no device: `pilotlight status` tells each",
-            over="there is a device now for {names}",
+            one="Model {name} fits on no device: {reason}; its requests get 503 no_capacity",
+            more="{count} more models fit on no device: `pilotlight status` lists them",
+            over="a device is now available for {names}",
         )
         self._looked = False
 

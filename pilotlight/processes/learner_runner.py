@@ -83,7 +83,7 @@ class LearnerRunner:
         try:
             await self._learn(exercise)
         except LearningError as error:
-            self._say(f"what room is worth could not be learnt ({error}): places go by what was known before")
+            self._say(f"placement values could not be learnt ({error}); the previous ones stay in use")
             self._tried = Tried(self._clock(), failed=True)
         else:
             self._say(f"learnt: {training.describe_training_input(exercise)} ({why})")
@@ -126,16 +126,16 @@ class LearnerRunner:
                 last = _read(line)
                 self._loop.observe((LessonLearnt(lesson=last),))
         except (OSError, ValueError) as error:  # readline raises ValueError for an oversized line
-            raise LearningError(f"what it says cannot be read: {error}") from error
+            raise LearningError(f"its output cannot be decoded: {error}") from error
         if last is None or not last.learnt:
             said = await process.stderr.read(REASON_BYTES_MAX)
             status = await process.wait()
             reason = " ".join(said.decode(errors="replace").split())
-            raise LearningError(reason or f"it ended with status {status}")
+            raise LearningError(reason or f"it exited with status {status}")
         try:
             await asyncio.to_thread(self._file.save, last)
         except OSError as error:
-            self._say(f"what was learnt of room cannot be kept ({error.strerror}): look at the state directory's disk")
+            self._say(f"placement values cannot be stored ({error.strerror}): check the disk of the state directory")
 
 
 def _due(world: World, tried: Tried | None, now_s: float) -> tuple[TrainingInput, str] | None:

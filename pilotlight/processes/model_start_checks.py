@@ -42,9 +42,9 @@ class Preflight:
         self._changed = asyncio.Event()
         self._news = News(
             say,
-            one="Model {name} cannot start: {reason}; its calls get 503 model_start_failed",
-            more="{count} more models cannot start: `pilotlight status` tells each",
-            over="nothing is in the way any more of a start of {names}",
+            one="Model {name} cannot start: {reason}; its requests get 503 model_start_failed",
+            more="{count} more models cannot start: `pilotlight status` lists them",
+            over="the problem is fixed for {names}",
         )
 
     def on_step(self, step: LoopStep) -> None:

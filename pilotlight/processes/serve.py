@@ -215,10 +215,10 @@ class Reload:
             return False
         note_problem(self._path, "")
         models, tenants = format_count(len(documents.models), "model"), format_count(len(documents.tenants), "tenant")
-        write_stderr(f"documents read again: {models}, {tenants}")
+        write_stderr(f"documents reloaded: {models}, {tenants}")
         for key in ("limits", "devices", "tls", "weights"):
             if getattr(documents.settings, key) != getattr(self._begun, key):
-                write_stderr(f"Settings: {key}: the change takes effect when `serve` starts the next time")
+                write_stderr(f"Settings: {key}: the change takes effect at the next start of `serve`")
         return True
 
 
@@ -234,7 +234,7 @@ def print_welcome(documents: Documents, listen: Address, ops: Address) -> None:
     key = documents.settings.auth == "keys" or (documents.settings.auth == "auto" and bool(documents.tenants))
     name = documents.models[0].name
     url = listen.url if documents.settings.tls.cert_file is None else f"https://{listen.text}"
-    write_stderr(f"ready on {url} (operations: {ops.url}); models start when they are called")
+    write_stderr(f"ready on {url} (operations: {ops.url}); models start on their first request")
     write_stdout(
         f"\n{console.format_curl_command(url, name, key=key)}\n"
         f"\n{console.format_python_program(url, name, key=key)}\n\n"

@@ -91,7 +91,7 @@ class Child:
 class Supervisor:
     """Runs until a signal; polls `ready` during startup and then calls `on_ready` once.
 
-    On SIGHUP it calls `on_reload`; if that returns True, the autoscaler is told to reload the documents.
+    On SIGHUP it calls `on_reload`; if that returns True, it signals the autoscaler to reload the documents.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Supervisor:
         A hung child is killed; the next start adopts engines that are left. In that case, and if the autoscaler failed
         to stop them, the status is 1.
         """
-        write_stderr("stopping: running calls finish, waiting ones are answered; press Ctrl-C again to end at once")
+        write_stderr("stopping: running requests finish, waiting ones are rejected; press Ctrl-C again to stop at once")
         for gateway in self._gateways:
             for listener in gateway.role.sockets:
                 listener.close()  # otherwise clients would connect to a socket that is no longer accepted from
@@ -200,11 +200,12 @@ class Supervisor:
             process.wait()
         engines = list_orphaned_engines()
         left = (
-            f"; {format_count(len(engines), 'engine')} still there (pid {', '.join(map(str, engines[:PIDS_SAID_MAX]))}"
+            f"; {format_count(len(engines), 'engine')} still running "
+            f"(pid {', '.join(map(str, engines[:PIDS_SAID_MAX]))}"
         )
         left += ", ...)" if len(engines) > PIDS_SAID_MAX else ")"
         write_stderr(
-            f"ended at once, running calls were cut{left + ': the next start adopts what runs then' if engines else ''}"
+            f"stopped at once; running requests were aborted{left + ': the next start adopts them' if engines else ''}"
         )
         return 1
 

@@ -47,7 +47,7 @@ MANY = 1003
 WRONG = (
     ("AWS_SECRET_ACCESS_KEY", "wrong", r"AWS_SECRET_ACCESS_KEY .*\(SignatureDoesNotMatch\)"),
     ("AWS_ACCESS_KEY_ID", "nobody", r"AWS_ACCESS_KEY_ID .*\(InvalidAccessKeyId\)"),
-    ("AWS_ACCESS_KEY_ID", "", "whoever has no keys may not read it"),
+    ("AWS_ACCESS_KEY_ID", "", "a caller without keys may not read it"),
 )
 """(changed environment variable, its value, expected message)."""
 
@@ -123,7 +123,7 @@ class BucketContract:
         async with _looked(rig, "one.gguf") as (found, place):
             await rig.put("one.gguf", OTHERS)
             for first, end in ((0, None), (1000, 2000)):
-                with pytest.raises(MismatchError, match="has changed while it was pulled; pull again"):
+                with pytest.raises(MismatchError, match="the file changed while it was pulled; pull again"):
                     await _read(place, found, first, end)
 
     async def test_object_changed_between_pulls_becomes_another_copy(self, rig: Rig, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ class BucketContract:
 
     @pytest.mark.parametrize(
         ("key", "said"),
-        [("m", "there is no object m; where all below it is meant it ends with /"), ("n/", "there are no weights")],
+        [("m", "there is no object m; to use all objects below it, end it with /"), ("n/", "there are no weights")],
     )
     async def test_missing_object_or_prefix_is_reported(self, rig: Rig, key: str, said: str) -> None:
         await rig.put("m/one.gguf", WEIGHTS)
@@ -232,7 +232,7 @@ class BucketContract:
     async def test_missing_bucket_is_reported(self, rig: Rig, key: str) -> None:
         rig.bucket = "no-such-bucket"
         with pytest.raises(
-            AbsentError, match=r"there is no (object|list of objects below .*; there is no such bucket)"
+            AbsentError, match=r"there is no (object|list of objects below .*; the bucket does not exist)"
         ):
             async with _looked(rig, key):
                 pass

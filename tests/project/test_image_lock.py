@@ -44,7 +44,7 @@ def test_lock_without_hashes_is_rejected(text: str) -> None:
         ([B, A], ""),
         ([A], "b is locked but was not installed"),
         ([A, B, Deb("amd64", "c", "3", 64 * "c")], "c 3 is not in the lock"),
-        ([A, B._replace(version="2")], "b has version 2, and 1 in the lock"),
+        ([A, B._replace(version="2")], "b has version 2, but 1 in the lock"),
         ([A._replace(sha256=64 * "f"), B], "a 1:2.0-1 has another SHA-256 than in the lock"),
     ],
 )

@@ -28,7 +28,7 @@ from artifacts.http.retry import Pace
 NAME = "AWS"
 PUBLIC = "public.ecr.aws"
 FIX = (
-    "give it keys: AWS_ACCESS_KEY_ID, a profile, IRSA or EKS Pod Identity, allowed to ecr:GetAuthorizationToken; or "
+    "provide keys: AWS_ACCESS_KEY_ID, a profile, IRSA or EKS Pod Identity, with ecr:GetAuthorizationToken; or use "
     "`weights login`"
 )
 _HOST = re.compile(
@@ -102,9 +102,9 @@ class Amazon:
         try:
             keys = await self._own.keys() or await self._pod.keys()
         except RegistryError as error:
-            raise type(error)(f"{host}: {NAME}: the keys to ask with: {error}") from None
+            raise type(error)(f"{host}: {NAME}: the keys for the request: {error}") from None
         if keys is None:
-            return Granted(Login(note=f"{NAME}: no keys are here; {FIX}"), ABSENT_S)
+            return Granted(Login(note=f"{NAME}: no keys were found; {FIX}"), ABSENT_S)
         return await self._token(host, asked, keys)
 
     async def _token(self, host: str, asked: Service, keys: Keys) -> Granted:
@@ -127,6 +127,6 @@ class Amazon:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError, binascii.Error):
             colon = ""
         if not colon:
-            raise DeniedError(f"{step}: answered something that is no token")
+            raise DeniedError(f"{step}: the response is not a token")
         whose = NAME if keys.access.startswith("ASIA") else f"{NAME} {keys.access}"  # temporary key ids change all day
         return Granted(Login(user, password, whose=whose), max(one.expires_at - now_unix_s, 0.0))

@@ -71,7 +71,7 @@ class PodKeys:
         relative, full = self._env.get(RELATIVE, ""), self._env.get(FULL, "")
         if relative:  # AWS gives this one precedence
             if not _PATH.fullmatch(relative):
-                raise PolicyError(f"{RELATIVE} is no path")
+                raise PolicyError(f"{RELATIVE} is not a path")
             return ECS + relative
         if not full:
             return None
@@ -81,27 +81,27 @@ class PodKeys:
         except ValueError:
             host = ""
         if not host or url.scheme not in {"http", "https"} or url.user is not None:
-            raise PolicyError(f"{FULL} is no URL")
+            raise PolicyError(f"{FULL} is not a URL")
         if url.scheme == "http" and host not in HOSTS and not is_loopback(host):
-            raise PolicyError(f"{FULL} names a host that is asked by https only")
+            raise PolicyError(f"{FULL} names a host that is contacted over https only")
         return full
 
     async def _asked(self, url: str) -> _Given:
         token = await self._token()
         headers = {"Authorization": token} if token else {}
-        step = "the container's service for keys (EKS Pod Identity, ECS)"
+        step = "the container credentials endpoint (EKS Pod Identity, ECS)"
         try:
             found = await metadata.fetch_metadata(url, headers, self._pace)
         except NobodyError:
-            raise UnreachableError(f"{step}: nobody answers; does its agent run on this node?") from None
+            raise UnreachableError(f"{step}: no response; does its agent run on this node?") from None
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}") from None
         if found.status != 200:
-            raise DeniedError(f"{step}: gives no keys ({found.status}); is the service account associated with a role?")
+            raise DeniedError(f"{step}: returned no keys ({found.status}); has the service account a role?")
         try:
             said = msgspec.json.decode(found.text, type=_Said)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise DeniedError(f"{step}: answered something that is no key") from None
+            raise DeniedError(f"{step}: the response is not a key") from None
         until = inf if said.expiration is None else said.expiration.timestamp()
         return _Given(Keys(said.access_key_id, said.secret_access_key, said.token), until)
 
@@ -112,7 +112,7 @@ class PodKeys:
         else:
             text = await asyncio.to_thread(_read, Path(file))
         if (file and not text) or not text.isascii() or (text and not text.isprintable()):
-            raise PolicyError(f"{FROM_FILE if file else AUTHORIZATION}: no token is in it")
+            raise PolicyError(f"{FROM_FILE if file else AUTHORIZATION}: contains no token")
         return text
 
 

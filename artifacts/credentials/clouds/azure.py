@@ -39,7 +39,7 @@ LASTS_S, LASTS_S_MAX = 3600.0, 10_800.0
 """Lifetime of an identity token without an expiry, and the maximum (the registry's own limit)."""
 TOKEN_BYTES_MAX = 64 << 10
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-FIX = "give the pod workload identity, or the machine a managed identity with the role AcrPull, or `weights login`"
+FIX = "give the pod a workload identity, or the machine a managed identity, with role AcrPull, or use `weights login`"
 _HOST = re.compile(r"[a-z0-9][a-z0-9-]{3,61}[a-z0-9]\.azurecr\.(?:io|cn|us)")
 _ID = re.compile(r"[A-Za-z0-9.-]{1,255}")
 _CODE = re.compile(rb"AADSTS[0-9]{1,8}")
@@ -89,7 +89,7 @@ class Azure:
         step = f"{host}: {NAME}: workload identity"
         proof = await asyncio.to_thread(_mounted, file, step)
         if not _ID.fullmatch(tenant):
-            raise PolicyError(f"{step}: AZURE_TENANT_ID is no tenant")
+            raise PolicyError(f"{step}: AZURE_TENANT_ID is not a tenant")
         authority = parse_untrusted_url(f"{(self._env.get('AZURE_AUTHORITY_HOST') or AUTHORITY).rstrip('/')}/")
         if authority.scheme != "https" and not is_loopback(authority.raw_host or ""):
             raise PolicyError(f"{step}: AZURE_AUTHORITY_HOST is not https; no token is sent there")
@@ -103,7 +103,7 @@ class Azure:
         if found.status != 200:
             code = _CODE.search(found.text)
             said = f"{found.status} {code[0].decode()}" if code else str(found.status)
-            raise DeniedError(f"{step}: Entra ID gives no token ({said}); {fix}")
+            raise DeniedError(f"{step}: Entra ID returned no token ({said}); {fix}")
         return _decoded(found.text, _Token, f"{step}: Entra ID").access_token
 
     async def _managed(self, host: str, client: str) -> str | Login:
@@ -115,7 +115,7 @@ class Azure:
         try:
             found = await metadata.fetch_metadata(url, {"Metadata": "true"}, self._pace)
         except NobodyError:
-            return Login(note=f"{NAME}: no identity is here; {FIX}")
+            return Login(note=f"{NAME}: no identity was found; {FIX}")
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}; {FIX}") from None
         if found.status != 200:  # no identity, several without a selection, or another cloud's service
@@ -143,7 +143,7 @@ def _mounted(file: Path, step: str) -> str:
     except (OSError, UnicodeDecodeError):
         text = ""
     if not 0 < len(text) <= TOKEN_BYTES_MAX:
-        raise PolicyError(f"{step}: AZURE_FEDERATED_TOKEN_FILE has no token; is the pod's service account annotated?")
+        raise PolicyError(f"{step}: AZURE_FEDERATED_TOKEN_FILE contains no token; is the service account annotated?")
     return text
 
 
@@ -151,7 +151,7 @@ def _decoded(text: bytes, type_: type[T], step: str) -> T:
     try:
         return msgspec.json.decode(text, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DeniedError(f"{step}: answered something that is no token") from None
+        raise DeniedError(f"{step}: the response is not a token") from None
 
 
 def _lasts_s(token: str, now_unix_s: float) -> float:

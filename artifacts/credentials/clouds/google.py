@@ -52,15 +52,15 @@ class Google:
         try:
             found = await metadata.fetch_metadata(f"http://{self._at}{PATH}", FLAVOR, self._pace)
         except NobodyError:
-            return Granted(Login(note=f"{NAME}: no metadata server is here; {FIX}"), ABSENT_S)
+            return Granted(Login(note=f"{NAME}: no metadata server was found; {FIX}"), ABSENT_S)
         except UnreachableError as error:
             raise UnreachableError(f"{step}: {error}; {FIX}") from None
         if found.headers.get("Metadata-Flavor") != "Google":
-            return Granted(Login(note=f"{NAME}: no metadata server is here; {FIX}"), ABSENT_S)
+            return Granted(Login(note=f"{NAME}: no metadata server was found; {FIX}"), ABSENT_S)
         if found.status != 200:
-            raise DeniedError(f"{step} gives no token ({found.status}): no service account may be used here; {FIX}")
+            raise DeniedError(f"{step} returned no token ({found.status}): no service account is available; {FIX}")
         try:
             token = msgspec.json.decode(found.text, type=_Token)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise DeniedError(f"{step} says something that is no token") from None
+            raise DeniedError(f"{step}: the response is not a token") from None
         return Granted(Login(USER, token.access_token, whose=NAME), token.expires_in)

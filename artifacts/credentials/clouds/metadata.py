@@ -49,4 +49,4 @@ async def _once(url: URL, headers: Mapping[str, str]) -> Reply:
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL):
         raise NobodyError from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise BrokenError(f"the connection broke while it answered ({type(error).__name__})") from None
+        raise BrokenError(f"the connection broke during the response ({type(error).__name__})") from None

@@ -51,7 +51,7 @@ async def run_command(words: Sequence[str]) -> Answer:
             *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
     except OSError:
-        return Answer(127, f"{words[0]} is not there")
+        return Answer(127, f"{words[0]} is not installed")
     try:
         async with asyncio.timeout(COMMAND_S):
             said, _ = await process.communicate()
@@ -77,8 +77,8 @@ class Bus:
         """Return everything but pods, daemons and taints. `buses`: the GPUs that leave or have left. The drain state is
         read for them, and for each GPU that the driver does not show.
         """
-        told, apps = await self._run((SMI, *QUERY)), await self._run((SMI, *APPS))
-        shown = hotplug.parse_gpu_query(told.said) if told.status == 0 or NONE_FOUND in told.said.lower() else None
+        query, apps = await self._run((SMI, *QUERY)), await self._run((SMI, *APPS))
+        shown = hotplug.parse_gpu_query(query.said) if query.status == 0 or NONE_FOUND in query.said.lower() else None
         seen = await asyncio.to_thread(self._files, buses)
         named = {one.bus for one in (shown or {}).values()}
         asked = sorted((seen.buses - named) | (seen.buses & set(buses)))
@@ -159,7 +159,7 @@ class Bus:
         answer = await self._run(words)
         if answer.status:
             said = answer.said.splitlines()[0] if answer.said else "nothing"
-            raise StepError(f"{' '.join(words)} ended with {answer.status} and said: {said}")
+            raise StepError(f"{' '.join(words)} failed with status {answer.status}: {said}")
 
     def _end(self, pid: int) -> None:
         """Send SIGTERM if the process is still persistenced."""

@@ -1,13 +1,15 @@
 """Decides the next step of attaching a fabric GPU to a running node or detaching it, from what is seen. Pure.
 
 Attaching: scan the bus until the driver shows the GPU, then restart once the pods that report devices to the kubelet
-(device plug-in, DRA driver). Detaching, for a GPU that receives no new pods: wait until no process computes on it, no
-pod has it and its memory is free; then taint it, turn off persistence mode, hide it from new processes, have the node's
-daemons release it, and remove it from the bus. Steps are idempotent: the next look shows their effect.
+(device plug-in, DRA driver).
 
-A GPU in use is never removed. Only persistenced and the configured daemon pods are ended. Requests that are withdrawn
-are undone. A GPU whose location is unknown is not reported as gone. A GPU that has left is not brought back before it
-is detached; another GPU found in its place by then is not touched.
+Detaching, for a GPU that receives no new pods: wait until no process computes on it, no pod has it and its memory is
+free. Then taint it, turn off persistence mode, hide it from new processes, have the node's daemons release it, and
+remove it from the bus. Steps are idempotent: the next look shows their effect.
+
+A GPU in use is never removed. Only persistenced and the configured daemon pods are terminated. Withdrawn requests are
+undone. A GPU whose location is unknown is not reported as gone. A GPU that has left is not added again before it is
+detached; another GPU found in its place by then is not changed.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Seen(NamedTuple):
     tainted: Mapping[str, bool] = {}
     """Whether a GPU is tainted, by UUID, for GPUs that a driver publishes."""
     trouble: str = ""
-    """What could not be read; no steps are taken meanwhile."""
+    """The reason why this look is incomplete; no steps are executed meanwhile."""
 
 
 class Job(NamedTuple):
@@ -120,7 +122,7 @@ class Job(NamedTuple):
     """UIDs of daemon pods that started before the GPU appeared or disappeared; None until then."""
     scanned_s: float | None = None
     taken: bool = False
-    """Whether the driver or the kernel was told to remove it."""
+    """Whether the driver or the kernel was requested to remove it."""
 
     @property
     def off(self) -> bool:
@@ -182,12 +184,14 @@ def _late(job: Job, says: str, now_s: float) -> Stand:
 
 def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: Collection[Job]) -> Step | Stand:
     if job.device in shown:
-        told = _told(job, seen)
-        return _late(job, told.says, now_s) if isinstance(told, Stand) and not told.done else told
+        registered = _register(job, seen)
+        return (
+            _late(job, registered.says, now_s) if isinstance(registered, Stand) and not registered.done else registered
+        )
     off = min((one.device for one in jobs if one.off), default="")
     if off:
-        return _late(job, f"it is scanned for once {off}, which has left, is detached", now_s)
-    late = _late(job, "it is attached, and the node's driver does not show it", now_s)
+        return _late(job, f"the bus is scanned for it after {off}, which has left, is detached", now_s)
+    late = _late(job, "it is attached, but the node's driver does not show it", now_s)
     if late.failed:
         return late
     theirs = {one.bus for one in jobs if one.leave}
@@ -200,7 +204,7 @@ def _coming(job: Job, seen: Seen, shown: Mapping[str, Gpu], now_s: float, jobs: 
     return Step("scan", nameless)
 
 
-def _told(job: Job, seen: Seen) -> Step | Stand:
+def _register(job: Job, seen: Seen) -> Step | Stand:
     """Restart the daemon pods that report devices to the kubelet, or report whether all have started since."""
     stale = tuple(sorted(uid for uid in job.stale or () if uid in seen.daemons))
     todo = tuple(uid for uid in stale if not seen.daemons[uid].going)
@@ -231,11 +235,11 @@ def _gone(job: Job, seen: Seen) -> bool:
 def _leaving(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
     gpu = shown.get(job.device)
     if _gone(job, seen):
-        return _told(job, seen)
+        return _register(job, seen)
     if not job.bus:
         nameless = _nameless(shown, seen)
         hidden = [bus for bus in nameless if bus in seen.hidden]  # hidden by us, before a restart of the agent
-        return Step("show", (hidden[0],)) if hidden else Stand(f"the GPU at {nameless[0]} may be it: its driver is off")
+        return Step("show", (hidden[0],)) if hidden else Stand(f"the GPU at {nameless[0]}, without driver, may be it")
     if gpu is not None:
         used = _used(job, seen, gpu)
         if used:
@@ -255,12 +259,12 @@ def _used(job: Job, seen: Seen, gpu: Gpu) -> str:
     if computing:
         return f"process {computing[0]} computes on it"
     if job.device in seen.pods:
-        return f"pod {seen.pods[job.device]} has it"
+        return f"pod {seen.pods[job.device]} uses it"
     parts = sorted(pod for name, pod in seen.pods.items() if gpu.cut and name.startswith(PART))
     if parts:
-        return f"pod {parts[0]} has a MIG part, which may be of it"
+        return f"pod {parts[0]} uses a MIG slice, possibly of this GPU"
     if gpu.used_bytes > IDLE_BYTES_MAX:
-        return f"{gpu.used_bytes >> 20} MiB of its memory are held"
+        return f"{gpu.used_bytes >> 20} MiB of its memory are in use"
     return ""
 
 
@@ -273,7 +277,7 @@ def _let_go(job: Job, seen: Seen, shown: Mapping[str, Gpu]) -> Step | Stand:
                 return Step("end", (str(one.pid),))
             if one.pod in seen.daemons:
                 going = seen.daemons[one.pod].going
-                return Stand(f"{seen.daemons[one.pod].name} is ending") if going else Step("restart", (one.pod,))
+                return Stand(f"{seen.daemons[one.pod].name} is terminating") if going else Step("restart", (one.pod,))
             return Stand(f"process {one.pid} ({one.name}) has it open")
         if minor in seen.files:
             return Step("unlink", (str(minor),))

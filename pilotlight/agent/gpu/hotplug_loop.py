@@ -46,7 +46,7 @@ class Attaching:
         self._node, self._clock = node, clock
         self.changed: Callable[[], None] = lambda: None
         self._jobs: dict[str, Job] = {}
-        self._told: dict[str, Stand] = {}
+        self._stands: dict[str, Stand] = {}
         self._last: dict[str, Step] = {}
         self._wanted: dict[str, FabricWant] = {}
         self._wake = asyncio.Event()
@@ -65,10 +65,10 @@ class Attaching:
         """Return the progress of each request."""
         return tuple(
             FabricReport(
-                device=device, leave=one.leave, done=told.done, failed=told.failed, says=told.says[:SAID_MAX]
+                device=device, leave=one.leave, done=stand.done, failed=stand.failed, says=stand.says[:SAID_MAX]
             )
             for device, one in sorted(self._wanted.items())
-            if (told := self._told.get(device)) is not None and self._jobs[device].leave == one.leave
+            if (stand := self._stands.get(device)) is not None and self._jobs[device].leave == one.leave
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class Attaching:
             if known is None or known.leave != want.leave:
                 bus = "" if known is None else known.bus
                 self._jobs[device] = Job(device, want.leave, self._clock(), bus)
-                self._told.pop(device, None)
+                self._stands.pop(device, None)
 
     async def _step(self, device: str, seen: Seen) -> bool:
         job, wanted = self._jobs[device], [one for name, one in self._jobs.items() if name in self._wanted]
@@ -121,25 +121,25 @@ class Attaching:
             hotplug.next_step(job, seen, self._clock(), wanted) if job in wanted else hotplug.next_undo_step(job, seen)
         )
         if isinstance(step, Stand):
-            self._told[device] = step
+            self._stands[device] = step
             return False
         if step is None:
             if not seen.trouble:
                 del self._jobs[device]
-                self._told.pop(device, None)
+                self._stands.pop(device, None)
                 self._last.pop(device, None)
             return False
         return await self._act(device, job, step)
 
     async def _act(self, device: str, job: Job, step: Step) -> bool:
-        if self._told.get(device, Stand(done=True)).done:  # not started, or no longer done
-            self._told[device] = Stand("it is being let go" if job.leave else "it is being taken")
+        if self._stands.get(device, Stand(done=True)).done:  # not started, or no longer done
+            self._stands[device] = Stand("the node releases it" if job.leave else "the node attaches it")
         try:
             await self._node.act(step)
         except StepError as error:
-            if self._told.get(device, Stand()).says != str(error):
+            if self._stands.get(device, Stand()).says != str(error):
                 log.warning("event=fabric_step device=%s step=%s reason=%r", device, step.does, str(error))
-            self._told[device] = Stand(str(error))
+            self._stands[device] = Stand(str(error))
             return False
         log.info("event=fabric_step device=%s step=%s", device, step.does)
         self._jobs[device] = hotplug.record_step(job, step, self._clock())

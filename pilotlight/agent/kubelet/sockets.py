@@ -116,7 +116,7 @@ class DaemonClient:
     async def ask(self, method: str, message: bytes = b"", within_s: float | None = None) -> bytes:
         """Return the response, within ASK_S_MAX by default. Raises SocketError."""
         if not self.socket.exists():
-            raise SocketError("there is no such socket")
+            raise SocketError("the socket does not exist")
         try:
             grpc = importlib.import_module("grpc")
             aio = importlib.import_module("grpc.aio")

@@ -24,7 +24,7 @@ from artifacts.credentials.keychain import Keychain
 from artifacts.errors import DeniedError, UnreachableError
 from artifacts.fetch import fetch as bring
 from artifacts.fetch.fetch import Lies, Ways
-from artifacts.fetch.registry import Came, Registries, Told
+from artifacts.fetch.registry import Came, OnProgress, Registries
 from artifacts.peers.client import Peering
 from artifacts.reference import Reference
 from artifacts.store.layout import ForbiddenError
@@ -73,56 +73,56 @@ class Fetching:
         self._seen: dict[WeightsRequest, WeightsReport] = {}
         """The last inspection with header, by request."""
 
-    async def bring(self, wish: WeightsRequest, settings: Weights, told: Told) -> Brought:
+    async def bring(self, request: WeightsRequest, settings: Weights, report: OnProgress) -> Brought:
         """Return a held copy, fetched if necessary. Raises RegistryError, BadManifestError, StoreError, DiskError,
         SignersError, and what `secret_of` raises.
         """
 
         async def work(of: Lies, store: Store, by: Ways) -> Brought:
             with contextlib.suppress(ForbiddenError):  # the tag may have moved since: resolve it again
-                kept = await bring.find_stored_copy(of, store, by, allow_unsafe=wish.allow_unsafe)
+                kept = await bring.find_stored_copy(of, store, by, allow_unsafe=request.allow_unsafe)
                 if kept is not None:
                     return Brought(kept, was_here=True)
-            return Brought(await self._obtained(wish, of, store, by, told), was_here=False)
+            return Brought(await self._obtained(request, of, store, by, report), was_here=False)
 
-        return await self._let_in(wish, settings, work)
+        return await self._let_in(request, settings, work)
 
-    async def look(self, wish: WeightsRequest, settings: Weights, *, header: bool) -> WeightsReport:
+    async def look(self, request: WeightsRequest, settings: Weights, *, header: bool) -> WeightsReport:
         """Inspect an artifact. With `header`, also read its memory metadata. Such an inspection may wait for others and
         falls back to the last result if a registry does not answer, since no start depends on it. Raises as `bring`.
         """
 
         async def work(of: Lies, _store: Store, by: Ways) -> WeightsReport:
-            folder = self._root / HEADERS / hashlib.sha256(repr(wish).encode()).hexdigest() if header else None
+            folder = self._root / HEADERS / hashlib.sha256(repr(request).encode()).hexdigest() if header else None
             async with self._looks if header else contextlib.nullcontext():
                 return truncate_reasons(
-                    await inspect_artifact(WeightsReport(**wish._asdict()), of, by, folder, self._headers)
+                    await inspect_artifact(WeightsReport(**request._asdict()), of, by, folder, self._headers)
                 )
 
         if not header:
-            return await self._let_in(wish, settings, work)
-        before = self._seen.pop(wish, None)
+            return await self._let_in(request, settings, work)
+        before = self._seen.pop(request, None)
         try:
             async with asyncio.timeout(AWAY_WAIT_S if before is not None else None):
-                found = await self._let_in(wish, settings, work)
+                found = await self._let_in(request, settings, work)
         except (UnreachableError, TimeoutError):
             if before is None:
                 raise
             found = before
-        self._seen[wish] = found
+        self._seen[request] = found
         if len(self._seen) > HEADERS_MAX:
             del self._seen[next(iter(self._seen))]
         return found
 
     async def _let_in(
-        self, wish: WeightsRequest, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
+        self, request: WeightsRequest, settings: Weights, work: Callable[[Lies, Store, Ways], Awaitable[T]]
     ) -> T:  # fmt: skip
         """Run `work` with each login in turn; for the Hub and buckets, with the agent's own credentials."""
-        of = bring.parse_remote_source(wish.artifact)
+        of = bring.parse_remote_source(request.artifact)
         store, ways = await self._opened(settings)
         if not isinstance(of, Reference):
             return await work(of, store, ways)
-        secrets = [await self._secret_of(wish.pull_secret)] if wish.pull_secret else []
+        secrets = [await self._secret_of(request.pull_secret)] if request.pull_secret else []
 
         async def tried(keychain: Keychain) -> T:
             by = dataclasses.replace(ways, registries=dataclasses.replace(ways.registries, keychain=keychain))
@@ -133,29 +133,29 @@ class Fetching:
 
         return await credentials.try_each_login(secrets, of.host, of.repository, ways.registries.keychain, tried)
 
-    async def _obtained(self, wish: WeightsRequest, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
+    async def _obtained(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: OnProgress) -> Copy:
         began_s, came_bytes = self._clock(), 0
 
         def came(now: Came) -> None:
             nonlocal came_bytes
             came_bytes = now.bytes
-            told(now)
+            report(now)
 
         try:
             async with self._pulls:
-                copy = await self._fetched(wish, of, store, by, came)
+                copy = await self._fetched(request, of, store, by, came)
         except Exception:
             self._metrics.pulled(self._clock() - began_s, came_bytes, well=False)
             raise
         self._metrics.pulled(self._clock() - began_s, came_bytes, well=True)
         return copy
 
-    async def _fetched(self, wish: WeightsRequest, of: Lies, store: Store, by: Ways, told: Told) -> Copy:
+    async def _fetched(self, request: WeightsRequest, of: Lies, store: Store, by: Ways, report: OnProgress) -> Copy:
         among = await self.peering(f"oci://{of}" if isinstance(of, Reference) else str(of))
         if among is not None:
             by = dataclasses.replace(by, registries=dataclasses.replace(by.registries, peering=among))
         try:
-            return await bring.fetch_artifact(of, store, by, told, allow_unsafe=wish.allow_unsafe)
+            return await bring.fetch_artifact(of, store, by, report, allow_unsafe=request.allow_unsafe)
         finally:
             if among is not None:
                 self._metrics.from_peers(among.given.total())
@@ -196,7 +196,7 @@ class PullSecrets:
         """Return the logins of a secret. Raises NoSecretError, PolicyError."""
         if self._namespace is None:
             raise NoSecretError(
-                f"pull secret {name}: this node's agent may read none: give it --pull-secrets NAMESPACE"
+                f"pull secret {name}: this node's agent may not read pull secrets: set its --pull-secrets NAMESPACE"
             )
         from autoscaler.kubernetes.api import Api, ApiError, UnreachableError
         from autoscaler.kubernetes.kubeconfig import ApiAccessError, load_api_access  # imported here: an optional extra
@@ -207,6 +207,6 @@ class PullSecrets:
         except (ApiAccessError, UnreachableError) as error:
             raise NoSecretError(f"pull secret {name}: {error}") from None
         except ApiError as error:
-            hint = ": name it in the chart's agent.pullSecrets" if error.status == 403 else ""
+            hint = ": add it to the chart's agent.pullSecrets" if error.status == 403 else ""
             raise NoSecretError(f"pull secret {name} of namespace {self._namespace}: {error.reason}{hint}") from None
         return docker_config.parse_pull_secret(found.get("type", ""), found.get("data") or {}, f"pull secret {name}")

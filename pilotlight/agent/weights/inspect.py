@@ -37,8 +37,8 @@ REASON_CHARS_MAX = 1000
 HEADERS_MAX = 256
 """Maximum number of cached artifacts; the oldest are evicted."""
 NOT_WHOLE = (
-    "of its compressed layers not all names are known before they are pulled, and any may be code: push them "
-    "uncompressed, as `pilotlight weights push` does, or say allowUnsafe"
+    "some file names in its compressed layers are unknown before a pull, and any file may be code: push the layers "
+    "uncompressed, as `pilotlight weights push` does, or set allowUnsafe"
 )
 Fields = Mapping[str, object]
 """Fields of a WeightsReport."""
@@ -53,7 +53,7 @@ class Headers:
         self._kept: dict[Hashable, Fields] = {}
         self._reading: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
-    async def told(self, of: Hashable, read: Callable[[], Awaitable[Fields]]) -> Fields:
+    async def cached(self, of: Hashable, read: Callable[[], Awaitable[Fields]]) -> Fields:
         """Return the cached result, or that of `read`. Failures are not cached."""
         async with self._reading.setdefault(of, asyncio.Lock()):
             kept = self._kept.get(of)
@@ -76,13 +76,13 @@ async def inspect_artifact(
     if not isinstance(of, Reference):
         async with fetch.open_source(of, by) as there:
             listing = (await there.look(allow_unsafe=unsafe)).listing
-            report = replace(said, digest=listing.digest, no_image="it is in no registry")
+            report = replace(said, digest=listing.digest, no_image="it is not in a registry")
             if folder is None:
                 return report
             lone, named = Lone(there.place), gather.list_all_files(listing)
             return replace(
                 report,
-                **await headers.told(
+                **await headers.cached(
                     (listing.place, listing.digest, unsafe),
                     lambda: remote_header.fetch_header_report(named, listing.place, lone, folder),
                 ),
@@ -93,21 +93,23 @@ async def inspect_artifact(
         report = replace(said, digest=found.chosen)
         if is_image:
             names, one = found.contents, ("names", of.host, of.repository, found.chosen, unsafe)
-            seen = await headers.told(one, lambda: _seen(names, of.repository, source, allow_unsafe=unsafe))
+            seen = await headers.cached(one, lambda: _seen(names, of.repository, source, allow_unsafe=unsafe))
             report = replace(report, **seen)
         else:
-            report = replace(report, no_image=f"it is no image ({found.contents.dialect})")
+            report = replace(report, no_image=f"it is not an image ({found.contents.dialect})")
         if folder is None:
             return report
-        if is_image:  # the files of a model published beside the image take precedence
+        if is_image:  # files of a model published together with the image take precedence
             found = await resolve.resolve_reference(source, of, resolve.detect_platform(), allow_unsafe=unsafe)
         try:
             files = found.contents.files()
         except RefusedError as error:
             return replace(report, no_header=str(error))
         key = of.host, of.repository, found.chosen, unsafe
-        told = await headers.told(key, lambda: remote_header.fetch_header_report(files, of.repository, source, folder))
-        return replace(report, **told)
+        fields = await headers.cached(
+            key, lambda: remote_header.fetch_header_report(files, of.repository, source, folder)
+        )
+        return replace(report, **fields)
 
 
 async def _seen(of: Contents, repository: str, source: BlobSource, *, allow_unsafe: bool) -> Fields:

@@ -140,13 +140,13 @@ class WeightsKeeper:
 
     def report(self) -> tuple[tuple[str, ...], tuple[WeightsReport, ...]]:
         """Return the artifacts on this node, and the progress of each request."""
-        lines = [(wish, line) for wish, line in self._lines.items() if line.unwanted_s is None]
-        said = tuple(limit_headers(one for wish, line in lines for one in self._said(wish, line)))
-        own = {wish.artifact for wish, line in self._lines.items() if line.copy is not None}
+        lines = [(request, line) for request, line in self._lines.items() if line.unwanted_s is None]
+        said = tuple(limit_headers(one for request, line in lines for one in self._said(request, line)))
+        own = {request.artifact for request, line in self._lines.items() if line.copy is not None}
         return tuple(sorted({*own, *self._copies})), said
 
-    def _said(self, wish: WeightsRequest, line: WeightsTask) -> Iterator[WeightsReport]:
-        said = WeightsReport(**wish._asdict())
+    def _said(self, request: WeightsRequest, line: WeightsTask) -> Iterator[WeightsReport]:
+        said = WeightsReport(**request._asdict())
         if line.copy is not None:
             record, folder = line.copy.record, str(line.copy.folder.relative_to(self._root))
             more = list_loadable_files([one.path for one in record.laid])
@@ -198,15 +198,15 @@ class WeightsKeeper:
             self._refuse(wants, str(error))
             raise
         now_s, wanted = self._clock(), {read_weights_request(one): one for one in wants.wants}
-        for wish in [wish for wish in self._lines if wish not in wanted]:
-            self._let_go(wish, now_s)
-        for wish, want in wanted.items():
-            line = self._lines.setdefault(wish, WeightsTask())
+        for request in [request for request in self._lines if request not in wanted]:
+            self._let_go(request, now_s)
+        for request, want in wanted.items():
+            line = self._lines.setdefault(request, WeightsTask())
             line.replicas, line.unwanted_s = want.replicas, None
             if want.look and not want.replicas and line.task is None and now_s >= line.again_s:
                 line.look_again()
             if line.due:
-                line.task = tasks.create_task(self._bring(wish, line, wants.weights))
+                line.task = tasks.create_task(self._bring(request, line, wants.weights))
 
     def _refuse(self, wants: NodeWants, reason: str) -> None:
         """Refuse all waiting replicas, which would otherwise wait as long as the failure lasts."""
@@ -217,26 +217,26 @@ class WeightsKeeper:
                 line.refuse(reason)
         self.changed()
 
-    def _let_go(self, wish: WeightsRequest, now_s: float) -> None:
-        line = self._lines[wish]
+    def _let_go(self, request: WeightsRequest, now_s: float) -> None:
+        line = self._lines[request]
         line.unwanted_s = now_s if line.unwanted_s is None else line.unwanted_s
         if (line.copy is None and line.task is None) or now_s >= line.unwanted_s + LINGER_S:
-            del self._lines[wish]
+            del self._lines[request]
             if line.task is not None:
                 line.task.cancel()
             if line.copy is not None:
                 line.copy.close()
 
-    async def _bring(self, wish: WeightsRequest, line: WeightsTask, settings: Weights) -> None:
+    async def _bring(self, request: WeightsRequest, line: WeightsTask, settings: Weights) -> None:
         cold: Copy | None = None
         try:
-            cold = await self._brought(wish, line, settings)
+            cold = await self._brought(request, line, settings)
         except asyncio.CancelledError:
             line.task = None
             raise
         except Exception as error:  # noqa: BLE001 - any error fails only this start and becomes its reason
             line.refuse(str(error) or type(error).__name__)
-            log.warning("event=weights_failed artifact=%s reason=%r", wish.artifact, line.failed)
+            log.warning("event=weights_failed artifact=%s reason=%r", request.artifact, line.failed)
         else:
             line.given, line.refused, line.failed = line.replicas, (), ""
         line.task, line.came, line.again_s = None, None, self._clock() + LOOK_AGAIN_S
@@ -244,14 +244,14 @@ class WeightsKeeper:
         self._wake.set()
         if cold is not None and line.replicas:  # concurrently with the rest of the start
             async with self._warming:
-                await read_ahead(wish.artifact, partial(list_files, cold.folder))
+                await read_ahead(request.artifact, partial(list_files, cold.folder))
 
-    async def _brought(self, wish: WeightsRequest, line: WeightsTask, settings: Weights) -> Copy | None:
+    async def _brought(self, request: WeightsRequest, line: WeightsTask, settings: Weights) -> Copy | None:
         """Return a copy that was already in the store; a new one is in the page cache anyway."""
-        if wish.look:
-            line.looked = await self.fetching.look(wish, settings, header=not line.replicas)
+        if request.look:
+            line.looked = await self.fetching.look(request, settings, header=not line.replicas)
             return None
-        brought = await self.fetching.bring(wish, settings, lambda came: self._came(line, came))
+        brought = await self.fetching.bring(request, settings, lambda came: self._came(line, came))
         _closed(line.copy)
         line.copy = brought.copy
         return brought.copy if brought.was_here else None

@@ -23,20 +23,20 @@ class StoreMetrics:
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self._seconds = Histogram(
-            "pilotlight_pull_seconds", "Pulls of weights, from the wish to their end", ("result",), registry=registry,
+            "pilotlight_pull_seconds", "Duration of pulls of weights", ("result",), registry=registry,
             buckets=PULL_BUCKETS,
         )  # fmt: skip
-        self._bytes = Counter("pilotlight_pull_bytes", "Bytes of weights that came", registry=registry)
+        self._bytes = Counter("pilotlight_pull_bytes", "Bytes of weights received", registry=registry)
         self._from_peers = Counter(
-            "pilotlight_pull_peer_bytes", "Bytes of weights that came from other agents", registry=registry
+            "pilotlight_pull_peer_bytes", "Bytes of weights received from other agents", registry=registry
         )
         self._asked = Counter(
-            "pilotlight_peer_requests", "Answers to other agents, by what they were", ("result",), registry=registry
+            "pilotlight_peer_requests", "Responses to other agents, by result", ("result",), registry=registry
         )
-        self._gave = Counter("pilotlight_peer_bytes", "Bytes of weights given to other agents", registry=registry)
+        self._gave = Counter("pilotlight_peer_bytes", "Bytes of weights sent to other agents", registry=registry)
         self._stored = Gauge("pilotlight_store_bytes", "Copies in the store, by state", ("state",), registry=registry)
         self._evicted = Counter(
-            "pilotlight_store_evictions", "What went for the room of pulls", ("reason",), registry=registry
+            "pilotlight_store_evictions", "Evictions from the store, by reason", ("reason",), registry=registry
         )
 
     def pulled(self, took_s: float, bytes_: int, *, well: bool) -> None:

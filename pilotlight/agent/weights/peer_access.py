@@ -165,7 +165,7 @@ async def _serve(store: Path, listen: Address, shown: Access, streams: int) -> N
     stop, files = process.stop_event(), Files()
     runner = await open_port(store, listen, shown, files, streams)
     at = Address(*runner.addresses[0][:2])
-    write_stderr(f"weights of {store} are given on {at.text}")
+    write_stderr(f"serving the weights of {store} on {at.text}")
     async with asyncio.TaskGroup() as tasks:
         following = tasks.create_task(files.follow())
         await stop.wait()

@@ -48,7 +48,7 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """An agent's peering options."""
 
     listen: Address
-    told: Address | None = None
+    advertised: Address | None = None
     """Advertised address; None: $POD_IP, or the listen address."""
     access: Access = Access()
 
@@ -81,7 +81,7 @@ class Neighbours:
         options = self._options
         runner = await peering.open_port(store, options.listen, self._shown, self._files, STREAMS_MAX, self._count)
         bound = Address(*runner.addresses[0][:2])
-        at = options.told or Address(os.environ.get("POD_IP") or bound.host, bound.port)
+        at = options.advertised or Address(os.environ.get("POD_IP") or bound.host, bound.port)
         self.url = f"http{'' if self._shown.identity.cert is None else 's'}://{at.text}"
         if why := peering.describe_url_problem(self.url):
             log.warning("event=peer_not_advertised reason=%r", why)
@@ -94,11 +94,11 @@ class Neighbours:
         found: dict[str, NodePeer] = {}
         for answer in [one for way in self._ways for one in await way.ask(f"/v1/peers?{query}")]:
             try:
-                told = _decode(answer).peers
+                named = _decode(answer).peers
             except msgspec.DecodeError as error:
-                self._say(f"not read: {error}")
+                self._say(f"invalid response: {error}")
                 continue
-            for one in told[:PEERS_MAX]:
+            for one in named[:PEERS_MAX]:
                 if self._believes(one.url) and (one.digest or one.node not in found):
                     found[one.node] = one
         peers = [Peer(one.node, one.url, _holds(one)) for one in found.values()]

@@ -85,7 +85,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        write_json(_told(found, read))
+        write_json(_summary(found, read))
         return
     click.echo(f"digest: {found.top}")
     if found.digest != found.top:
@@ -98,7 +98,7 @@ def inspect(  # noqa: PLR0917  click passes by keyword
             path = layer.file.path or "(names are in the archive)"
             click.echo(f"{layer.file.size:>14}  {layer.file.role:<9}  {path}")
     refusal = _refusal(read)
-    click.echo(f"refused: {refusal}" if refusal else "would be taken")
+    click.echo(f"refused: {refusal}" if refusal else "would be accepted")
 
 
 @click.command("push", epilog="Example: pilotlight weights push ./llama-oci oci://registry.example/models/llama:v1")
@@ -154,8 +154,8 @@ def _layout(what: str, store: Path, by: Ways) -> Iterator[OciLayout]:
     with convert_pull_errors(), contextlib.ExitStack() as stack:
         with build_progress_bar("pulling", quiet=False) as progress:
             task = progress.add_task("pulling", total=None)
-            told = partial(_moved, progress, task)
-            copy = stack.enter_context(asyncio.run(pull_to_store(of, Store(store), by, told)))
+            report = partial(_moved, progress, task)
+            copy = stack.enter_context(asyncio.run(pull_to_store(of, Store(store), by, report)))
         folder = stack.enter_context(Store(store).aside())
         oci_layout.write_layout(folder / "layout", plan_artifact(copy.folder), "modelpack")
         yield OciLayout(folder / "layout")
@@ -173,11 +173,11 @@ def _send(layout: OciLayout, to: Reference, site: Site, output: str, how: How) -
             digest = asyncio.run(_push(site, to, layout, lambda count: progress.advance(task, count), how))
     except (BadManifestError, BadReferenceError, RegistryError) as error:
         raise click.ClickException(str(error)) from None
-    told = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
+    summary = {"reference": str(to._replace(tag=to.asked)), "digest": digest}
     if output == "json":
-        write_json(told)
+        write_json(summary)
     else:
-        click.echo(f"pushed oci://{told['reference']}@{digest}")
+        click.echo(f"pushed oci://{summary['reference']}@{digest}")
 
 
 async def _seen(of: Hub | Bucket, by: Ways, *, allow_unsafe: bool) -> SourceListing:
@@ -194,8 +194,8 @@ def _say_seen(found: SourceListing, output: str) -> None:
     ]
     left = [{"path": path, "reason": why} for path, why in listing.left]
     if output == "json":
-        told = {"digest": listing.digest, "revision": found.revision, "files": rows, "left": left}
-        write_json(told)
+        summary = {"digest": listing.digest, "revision": found.revision, "files": rows, "left": left}
+        write_json(summary)
         return
     click.echo(f"digest: {listing.digest}")
     click.echo(f"revision: {found.revision or 'none: a bucket has no history'}")
@@ -203,7 +203,7 @@ def _say_seen(found: SourceListing, output: str) -> None:
         click.echo(f"{one.entry.size:>14}  {one.role:<9}  {one.entry.path}")
     for path, why in listing.left:
         click.echo(f"left out: {path}: {why}")
-    click.echo("would be taken")
+    click.echo("would be accepted")
 
 
 def _entry(what: str, ca_file: Path | None, *, plain_http: bool) -> LayoutEntry:
@@ -256,7 +256,7 @@ def _refusal(read: Contents) -> str:
     return ""
 
 
-def _told(found: LayoutEntry, read: Contents) -> dict[str, object]:
+def _summary(found: LayoutEntry, read: Contents) -> dict[str, object]:
     rows = [
         {
             "path": layer.file.path, "role": layer.file.role, "encoding": layer.file.encoding,

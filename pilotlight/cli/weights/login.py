@@ -48,12 +48,12 @@ def login(  # noqa: PLR0917  click passes by keyword
     except RegistryError as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        told = {"registry": name, "username": given.user, "checked": checked, "file": str(place.file)}
-        write_json(told | {"program": place.program})
+        summary = {"registry": name, "username": given.user, "checked": checked, "file": str(place.file)}
+        write_json(summary | {"program": place.program})
         return
-    click.echo(f"{name}: logged in as {given.user}; kept in {place}")
+    click.echo(f"{name}: logged in as {given.user}; stored in {place}")
     if not checked:
-        click.echo(f"pilotlight: {name} asks nobody for a login, so that this one is not tried", err=True)
+        click.echo(f"pilotlight: {name} requires no login, so this one was not verified", err=True)
 
 
 @click.command(epilog="Example: pilotlight weights logout ghcr.io")
@@ -71,9 +71,9 @@ def logout(name: str, output: str) -> None:
         write_json({"registry": name, "forgotten": places})
         return
     for place in gone:
-        click.echo(f"{name}: logged out; gone from {place}")
+        click.echo(f"{name}: logged out; removed from {place}")
     if not gone:
-        click.echo(f"{name}: there was no login")
+        click.echo(f"{name}: no login is stored")
 
 
 async def _login(site: Site, given: Login) -> tuple[bool, logins.LoginLocation]:

@@ -67,25 +67,25 @@ def plan_artifact(source: Path, *, allow_unsafe: bool = False) -> Plan:
             return packing.build_plan(_below(source), About(), allow_unsafe=allow_unsafe)
         source = inner
     if not source.is_file():
-        raise PackError(f"{source}: there is no such file or folder")
+        raise PackError(f"{source}: no such file or folder")
     if files.classify_file(source.name) not in {None, files.Kind("config")}:
         return packing.build_plan([_file(source, source.name)], About(), allow_unsafe=allow_unsafe)
     with DocumentErrorContext(str(source) if source.name == MODELFILE else f"{source}, read as a Modelfile"):
-        wishes = packfile.read_instructions(modelfile.parse_modelfile(_text(source), KNOWN))
+        instructions = packfile.read_instructions(modelfile.parse_modelfile(_text(source), KNOWN))
     folder = source.absolute().parent
-    offered = list(wishes.texts)
-    for one in wishes.models:
+    offered = list(instructions.texts)
+    for one in instructions.models:
         offered += _named(folder, one, "FROM")
-    for one in wishes.adapters:
+    for one in instructions.adapters:
         offered += [_as_adapter(each) for each in _named(folder, one, "ADAPTER")]
-    beside = list(_below(folder)) if wishes.patterns else []
-    for kind, pattern in wishes.patterns:
-        found = [one._replace(kind=kind) for one in beside if _fits(one.path, pattern)]
+    candidates = list(_below(folder)) if instructions.patterns else []
+    for kind, pattern in instructions.patterns:
+        found = [one._replace(kind=kind) for one in candidates if _fits(one.path, pattern)]
         if not found:
-            raise PackError(f"{source}: {pattern!r} names no file below {folder}")
+            raise PackError(f"{source}: {pattern!r} matches no file below {folder}")
         offered += found
-    plan = packing.build_plan(offered, wishes.about, allow_unsafe=allow_unsafe)
-    return plan._replace(left=(*plan.left, *wishes.left))
+    plan = packing.build_plan(offered, instructions.about, allow_unsafe=allow_unsafe)
+    return plan._replace(left=(*plan.left, *instructions.left))
 
 
 def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
@@ -94,7 +94,7 @@ def _named(folder: Path, value: str, instruction: str) -> list[Offered]:
     if path.is_dir():
         return [one for one in _below(path) if one.path != MODELFILE]
     if not path.is_file():
-        raise PackError(f"{instruction} {value}: there is no such file or folder; name the weights themselves")
+        raise PackError(f"{instruction} {value}: no such file or folder; give the path of the weights")
     return [_file(path, path.name)._replace(kind="weight")]
 
 
@@ -141,7 +141,7 @@ def _text(path: Path) -> str:
             return content.decode()
     except UnicodeDecodeError:
         pass
-    raise PackError(f"{path} is no Modelfile, and no weights by its name (.safetensors, .gguf)")
+    raise PackError(f"{path} is neither a Modelfile nor a weights file (.safetensors, .gguf)")
 
 
 def _written(to: Path, plan: Plan, form: Form, tag: str, *, quiet: bool) -> oci_layout.Written:
@@ -159,8 +159,14 @@ def _say(to: Path, plan: Plan, written: oci_layout.Written, output: str) -> None
     ]
     left = [{"path": path, "reason": why} for path, why in plan.left]
     if output == "json":
-        told = {"layout": str(to), "digest": digest, "mediaType": written.top.media_type, "files": rows, "left": left}
-        write_json(told)
+        summary = {
+            "layout": str(to),
+            "digest": digest,
+            "mediaType": written.top.media_type,
+            "files": rows,
+            "left": left,
+        }
+        write_json(summary)
         return
     for path, why in plan.left:
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)

@@ -87,13 +87,13 @@ def pull(  # noqa: PLR0917  click passes by keyword
     with convert_pull_errors(), build_progress_bar("pulling", quiet=output == "json") as progress:
         task, came = progress.add_task("pulling", total=None), Came(0, 0, 0.0)
 
-        def told(now: Came) -> None:
+        def report(now: Came) -> None:
             nonlocal came
             came = now
             progress.update(task, total=now.total_bytes, completed=now.bytes)
 
         by = build_fetch_access(plain_http, ca_file, among)
-        copy = asyncio.run(pull_to_store(of, Store(store), by, told, allow_unsafe=allow_unsafe))
+        copy = asyncio.run(pull_to_store(of, Store(store), by, report, allow_unsafe=allow_unsafe))
     with copy:
         given = {} if among is None else {name: count for name, count in sorted(among.given.items()) if count}
         asked = f"oci://{of}" if isinstance(of, Reference) else str(of)  # the copy may be stored under another name
@@ -101,7 +101,7 @@ def pull(  # noqa: PLR0917  click passes by keyword
 
 
 async def pull_to_store(
-    of: Lies, store: Store, by: Ways, told: Callable[[Came], None], *, allow_unsafe: bool = False
+    of: Lies, store: Store, by: Ways, report: Callable[[Came], None], *, allow_unsafe: bool = False
 ) -> Copy:
     """Fetch an artifact and return its copy; files that are left out are reported."""
 
@@ -109,7 +109,7 @@ async def pull_to_store(
         click.echo(f"pilotlight: left out: {path}: {why}", err=True)
 
     opened = await asyncio.to_thread(store.open)
-    return await fetch.fetch_artifact(of, opened, by, told, left, allow_unsafe=allow_unsafe)
+    return await fetch.fetch_artifact(of, opened, by, report, left, allow_unsafe=allow_unsafe)
 
 
 class _Done(NamedTuple):
@@ -127,7 +127,7 @@ def _say_pulled(done: _Done, output: str) -> None:
     asked, copy, came, took_s, given = done
     record = copy.record
     if output == "json":
-        told = {
+        summary = {
             "artifact": asked,
             "digest": record.digest,
             "folder": str(copy.folder),
@@ -138,9 +138,9 @@ def _say_pulled(done: _Done, output: str) -> None:
             "bytes_per_s": round(came.bytes_per_s),
             "took_s": took_s,
         }
-        write_json(told)
+        write_json(summary)
         return
-    how = f"{format_size(came.bytes)} in {took_s:.1f} s" if came.bytes else "was here already"
+    how = f"{format_size(came.bytes)} in {took_s:.1f} s" if came.bytes else "already stored"
     if given:
         how += f", from {', '.join(f'{name} {format_size(count)}' for name, count in given.items())}"
     files = "1 file" if len(record.laid) == 1 else f"{len(record.laid)} files"
@@ -155,7 +155,7 @@ def _say_pulled(done: _Done, output: str) -> None:
 @output_option
 def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> None:
     """Read all or the named copies again and compare them with their manifests. Exit 1 if one is corrupt."""
-    rows, told, kept = list[Row](), list[dict[str, object]](), 0
+    rows, verdicts, kept = list[Row](), list[dict[str, object]](), 0
     with open_store(store) as there:
         rows, rest = resolve_copies(there, names) if names else (there.rows(), False)
         if rest:
@@ -166,16 +166,18 @@ def verify_(names: tuple[str, ...], drop: bool, store: Path, output: str) -> Non
                 bad = _read_again(there, row, lambda count: progress.advance(task, count))
                 dropped = bool(bad) and drop and _dropped(there, row, bad)
                 kept += bool(bad) and not dropped
-                told.append(_verdict(row, bad, dropped=dropped))
+                verdicts.append(_verdict(row, bad, dropped=dropped))
     if output == "json":
-        write_json(told)
+        write_json(verdicts)
     elif not rows:
-        click.echo("there is no Copy here")
-    for row, verdict in zip(rows, told, strict=True) if output != "json" else ():
+        click.echo("the store has no copies")
+    for row, verdict in zip(rows, verdicts, strict=True) if output != "json" else ():
         _say_verdict(row, verdict)
-    if any(one["bad"] for one in told):
+    if any(one["bad"] for one in verdicts):
         hint = "; --drop removes them" if kept and not drop else ""
-        raise click.ClickException(f"{sum(bool(one['bad']) for one in told)} of {len(told)} copies are corrupt{hint}")
+        raise click.ClickException(
+            f"{sum(bool(one['bad']) for one in verdicts)} of {len(verdicts)} copies are corrupt{hint}"
+        )
 
 
 def _read_again(store: Store, row: Row, moved: Callable[[int], None]) -> list[Bad]:
@@ -204,13 +206,13 @@ def _say_verdict(row: Row, verdict: dict[str, object]) -> None:
     found = verdict["bad"]
     if not isinstance(found, list) or not found:
         click.echo(
-            f"{row.record.reference}: {shorten_digest(row.record.digest)}, {format_size(row.record.bytes)}: as it came"
+            f"{row.record.reference}: {shorten_digest(row.record.digest)}, {format_size(row.record.bytes)}: intact"
         )
         return
     for one in found:
         click.echo(f"{row.record.reference}: {one['path'] or shorten_digest(row.record.digest)}: {one['reason']}")
     if verdict["dropped"]:
-        click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is gone")
+        click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is removed")
 
 
 def _parsed(text: str) -> Lies:

@@ -73,7 +73,7 @@ def unpin(names: tuple[str, ...], store: Path) -> None:
     with open_store(store) as opened:
         for digest in resolve_digests(opened, names):
             opened.unpin(digest)
-            click.echo(f"{shorten_digest(digest)} may go when room is needed")
+            click.echo(f"{shorten_digest(digest)} may be evicted when space is needed")
 
 
 @click.command(epilog="Example: pilotlight weights evict --free 40Gi")
@@ -93,7 +93,7 @@ def evict(names: tuple[str, ...], free: str | None, store: Path) -> None:
         rows, rest = resolve_copies(opened, names)
         for row in rows:
             opened.evict(row.record.key)
-            click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is gone")
+            click.echo(f"{row.record.reference}: {shorten_digest(row.record.digest)} is evicted")
         if rest:
             raise click.ClickException(f"the other names match no copy; {COPIES}")
 
@@ -110,7 +110,7 @@ def _free(store: Store, text: str) -> None:
             f"{format_size(found.in_use_bytes)} in "
             f"use and {format_size(found.pinned_bytes)} pinned"
         )
-    click.echo(f"{len(found.gone)} went, {format_size(found.freed_bytes)} are freed")
+    click.echo(f"evicted: {len(found.gone)}, freed: {format_size(found.freed_bytes)}")
 
 
 @contextlib.contextmanager
@@ -137,14 +137,14 @@ def resolve_digests(store: Store, names: tuple[str, ...]) -> list[Digest]:
             continue
         mine = {key.digest for key in _keys(store, name, rows)}
         if len(mine) != 1:
-            what = f"{len(mine)} digests begin so or were asked for so" if mine else "there is no such Copy"
+            what = f"matches {len(mine)} digests" if mine else "matches no copy"
             raise click.UsageError(f"{name[:80]!r}: {what}; {COPIES}")
         found[mine.pop()] = None
     return list(found)
 
 
 def resolve_copies(store: Store, names: tuple[str, ...]) -> tuple[list[Row], bool]:
-    """Return the copies that names mean, and whether some digest has none here. Raises click's usage error.
+    """Return the copies that the names match, and whether a digest has no copy here. Raises click's usage error.
 
     A copy from another registry does not match a requested artifact, even if it has the same digest.
     """
@@ -172,7 +172,7 @@ def _means(name: str, row: Row) -> bool:
 
 
 def shorten_digest(digest: str) -> str:
-    """Shorten a digest so that people can still tell it from others."""
+    """Shorten a digest to a length that people can still recognize."""
     algorithm, _, digits = digest.partition(":")
     return f"{algorithm}:{digits[:SHORT_DIGITS]}"
 

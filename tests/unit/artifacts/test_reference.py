@@ -132,7 +132,7 @@ def test_reference_requests_its_digest_else_its_tag_else_latest() -> None:
     ],
 )
 def test_malformed_digests_are_rejected(text: object) -> None:
-    with pytest.raises(BadDigestError, match="is no digest") as caught:
+    with pytest.raises(BadDigestError, match="is not a digest") as caught:
         digests.parse_digest(text)
     assert "\n" not in str(caught.value)
 

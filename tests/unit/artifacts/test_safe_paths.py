@@ -63,22 +63,22 @@ def test_valid_paths_are_accepted_unchanged(path: str) -> None:
         ("c:x", "absolute"),
         ("\\\\srv\\x", "absolute"),
         ("a\\..\\b", "absolute"),
-        ("a\0b", "cannot be shown"),
-        ("a\nb", "cannot be shown"),
-        ("a\u202eb", "cannot be shown"),
-        ("a\ud800", "cannot be shown"),
+        ("a\0b", "unprintable"),
+        ("a\nb", "unprintable"),
+        ("a\u202eb", "unprintable"),
+        ("a\ud800", "unprintable"),
         ("x" * 300, "longer than 255"),
         ("\u00fc" * 128, "longer than 255"),
         ("/".join(["abc"] * 300), "longer than 1024"),
         ("/".join("a" * 33), "deeper than 32"),
         (".", "names no file"),
         ("", "names no file"),
-        ("con", "no name of a file everywhere"),
-        ("a/NUL.gguf", "no name of a file everywhere"),
-        ("a/lpt1", "no name of a file everywhere"),
-        ("a./b", "no name of a file everywhere"),
-        ("a ", "no name of a file everywhere"),
-        (" a", "no name of a file everywhere"),
+        ("con", "not a valid file name on every system"),
+        ("a/NUL.gguf", "not a valid file name on every system"),
+        ("a/lpt1", "not a valid file name on every system"),
+        ("a./b", "not a valid file name on every system"),
+        ("a ", "not a valid file name on every system"),
+        (" a", "not a valid file name on every system"),
         (".pilotlight-sidecar", "reserved"),
         ("a/.PilotLight/x", "reserved"),
         (".wh.model.gguf", "reserved"),
@@ -116,7 +116,7 @@ def test_escaping_or_unportable_paths_are_rejected(path: str, said: str) -> None
 def test_colliding_paths_are_rejected(first: str, second: str) -> None:
     tree = Tree()
     tree.add(first)
-    with pytest.raises(BadPathError, match=r"stands there (twice|beside)") as caught:
+    with pytest.raises(BadPathError, match=r"is (a duplicate|in conflict)") as caught:
         tree.add(second)
     assert str(caught.value).isprintable()
 
@@ -125,7 +125,7 @@ def test_colliding_paths_are_rejected(first: str, second: str) -> None:
 def test_artifact_with_paths_that_differ_only_in_case_is_rejected() -> None:
     whole = titled({TITLE: "model.gguf"}, {TITLE: "MODEL.gguf"}, {TITLE: "b.gguf"})
     assert [bool(one.refusal) for one in whole.layers] == [False, True, False]
-    with pytest.raises(contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' stands there beside 'model.gguf'"):
+    with pytest.raises(contents.RefusedError, match=r"layer 2: its path 'MODEL.gguf' is in conflict with 'model.gguf'"):
         whole.files()
 
 
@@ -135,7 +135,7 @@ def test_sibling_paths_are_accepted() -> None:
     for path in ("a/b", "a/c", "a.gguf", "b/a", "ab"):
         tree.add(path)
     tree.add("a", folder=True)  # an archive may add more to a folder
-    with pytest.raises(BadPathError, match="twice"):
+    with pytest.raises(BadPathError, match="a duplicate"):
         tree.add("a/b", folder=True)
 
 
@@ -143,7 +143,7 @@ def test_sibling_paths_are_accepted() -> None:
 def test_filepath_annotation_takes_precedence_over_the_title() -> None:
     whole = titled({FILEPATH: "a/model.gguf", TITLE: "../../model.gguf"}, {FILEPATH: "a/b.gguf", TITLE: "b.gguf"})
     assert [file.path for file in whole.files()] == ["a/model.gguf", "a/b.gguf"]
-    assert "its filepath goes before '../../model.gguf'" in whole.layers[0].note
+    assert "its filepath takes precedence over its other name '../../model.gguf'" in whole.layers[0].note
     assert not whole.layers[1].note, "a title that is the file's own name disagrees with nothing"
     bad = titled({FILEPATH: "../model.gguf", TITLE: "model.gguf"})
     assert "'../model.gguf'" in bad.layers[0].refusal, "a good title does not save a bad path"

@@ -33,9 +33,9 @@ def test_successful_run_exits_0_with_its_verdict(tmp_path: Path) -> None:
         )
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == (
-        "verdict holds: 20 calls, 20 completed, 0 failed, 0 abandoned, 0 lost, 0 truncated"
+        "verdict holds: 20 requests, 20 completed, 0 failed, 0 abandoned, 0 lost, 0 truncated"
     )
-    assert "verdict holds: 20 calls" in page.read_text()
+    assert "verdict holds: 20 requests" in page.read_text()
 
 
 def test_run_with_a_broken_stream_exits_1_with_the_reason(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_run_with_a_broken_stream_exits_1_with_the_reason(tmp_path: Path) -> Non
         done = invoke("run", "--url", engine.url, "--model", "ada", "--burst", "5")
     assert done.exit_code == 1
     assert "1 x the response is not HTTP/1.1" in done.stdout
-    assert "verdict DOES NOT HOLD: 5 calls, 4 completed" in done.stdout
+    assert "verdict DOES NOT HOLD: 5 requests, 4 completed" in done.stdout
 
 
 def test_run_with_two_models_alternates_between_them(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_full_disk_loses_the_report_but_not_the_verdict(tmp_path: Path, output: 
             "run", "--url", engine.url, "--model", "ada", "--burst", "3", "--report", "/dev/full", "--output", output
         )
     assert done.exit_code == 1
-    assert ("verdict holds: 3 calls" in done.stdout) is (output == "text")
+    assert ("verdict holds: 3 requests" in done.stdout) is (output == "text")
     assert output == "text" or json.loads(done.stdout)["verdict"]["holds"]
     assert done.stderr.endswith("--report /dev/full: No space left on device; the verdict above is complete\n")
 
@@ -111,10 +111,10 @@ def test_verdict_of_an_interrupted_run_counts_only_sent_requests(tmp_path: Path,
             said, _ = run.communicate(timeout=60)
     assert run.returncode == 130
     *_, note, verdict = said.splitlines()
-    found = re.fullmatch(r"interrupted: (\d+) of 12000 calls were sent, and those under way were given up", note)
+    found = re.fullmatch(r"interrupted: (\d+) of 12000 requests were sent, and those in flight were abandoned", note)
     assert found is not None, said
     counts = re.fullmatch(
-        r"verdict holds: (\d+) calls, (\d+) completed, 0 failed, (\d+) abandoned, 0 lost, .*", verdict
+        r"verdict holds: (\d+) requests, (\d+) completed, 0 failed, (\d+) abandoned, 0 lost, .*", verdict
     )
     assert counts is not None, said
     sent, completed, abandoned = map(int, counts.groups())
@@ -137,12 +137,12 @@ def test_api_key_is_read_from_the_environment_and_not_printed(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "--url", "nowhere", "--model", "m", "--burst", "1"], "give http://HOST:PORT"),
+        (["run", "--url", "nowhere", "--model", "m", "--burst", "1"], "expected http://HOST:PORT"),
         (["run", "--url", "http://h", "--model", "m"], "either --rate"),
         (["run", "--url", "http://h", "--model", "m", "--rate", "1", "--burst", "1"], "either --rate"),
         (["run", "--url", "http://h", "--model", "m", "--rate", "0"], "--rate"),
         (["run", "--url", "http://h", "--model", "m", "--burst", "1", "--key-env", "NO_SUCH"], "NO_SUCH is not set"),
-        (["coldstart", "--url", "http://h", "--model", "m", "--ops", "nowhere"], "give http://HOST:PORT"),
+        (["coldstart", "--url", "http://h", "--model", "m", "--ops", "nowhere"], "expected http://HOST:PORT"),
         (["coldstart", "--url", "http://h"], "--model"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "cached"], "--from cached requires --ops"),
         (["coldstart", "--url", "http://h", "--model", "m", "--from", "gone"], "--from gone requires --ops"),

@@ -75,7 +75,9 @@ async def test_each_round_waits_for_zero_replicas_and_records_the_phases(aiohttp
     assert starts.spreads_ms["load"].median == 20.0
     assert not with_ops or starts.spreads_ms["place.write"].median == 2.0
     assert all(one.waited_s >= 0.1 for one in starts.rounds)
-    assert said[0].startswith("3 rounds, about 7 min and the starts: each waits for zero (60 s without a call, longer")
+    assert said[0].startswith(
+        "3 rounds, about 7 min and the starts: each waits for zero (60 s without a request, longer"
+    )
     assert said[1] == SHORTEN
     assert [line.split(":")[0] for line in said[2:]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
     assert all(re.search(r": waited 0\.[1-9] s for zero, first byte after ", line) for line in said[2:])
@@ -134,12 +136,12 @@ async def test_round_starts_only_with_weights_in_the_requested_state(
         (
             20,
             {"idle_seconds": 60.0, "idle_auto": True, "last_start_seconds": 21.4},
-            "20 rounds, about 4 h 7 min: each waits for zero (60 s without a call, longer each time with `idle",
+            "20 rounds, about 4 h 7 min: each waits for zero (60 s without a request, longer each time with `idle",
         ),
         (
             5,
             {"idle_seconds": 2.0, "last_start_seconds": 0.5},
-            "5 rounds, about 10 s: each waits for zero (2 s without a call), then for one start (0.5 s)",
+            "5 rounds, about 10 s: each waits for zero (2 s without a request), then for one start (0.5 s)",
         ),
         (2, {"idle_seconds": 1800.0}, "2 rounds, about 30 min and the starts: each waits for zero (1800 s without a "),
         (1, {"idle_seconds": 60.0, "last_start_seconds": 21.4}, "1 round, about 21 s: one start (21.4 s)"),
@@ -157,7 +159,7 @@ async def test_expected_duration_is_announced_first(
 
     def say(line: str) -> None:
         said.append(line)
-        stop.tell()
+        stop.request()
 
     app.router.add_get("/api/v1/models/ada", told)
     url = str((await aiohttp_server(app)).make_url("/"))
@@ -220,7 +222,7 @@ async def test_stopped_measurement_reports_the_completed_rounds(aiohttp_server: 
 
     def say(line: str) -> None:
         if line.startswith("round 2 of 20"):
-            asyncio.get_running_loop().call_later(0.05, stop.tell)  # while it waits for zero
+            asyncio.get_running_loop().call_later(0.05, stop.request)  # while it waits for zero
 
     starts = await measure_cold_starts(url, "ada", 20, say=say, stop=stop)
     assert (len(starts.rounds), starts.ended, starts.verdict.admitted, starts.verdict.holds) == (
@@ -236,7 +238,7 @@ async def test_stopped_measurement_abandons_the_round_in_progress(aiohttp_server
     server, stop = ColdServer(), Stop()
 
     async def hang(_: web.Request) -> web.Response:
-        asyncio.get_running_loop().call_later(0.05, stop.tell)
+        asyncio.get_running_loop().call_later(0.05, stop.request)
         await asyncio.sleep(20)
         return web.Response()
 
@@ -294,7 +296,7 @@ async def test_model_failure_in_a_round_ends_the_measurement(aiohttp_server: Ser
     *_, ended, codes, verdict = done.stdout.splitlines()
     assert ended.startswith("ended after 1 of 5 rounds: the model failed to start")
     assert codes == "  1 x model_start_failed"
-    assert verdict.startswith("verdict holds: 1 call, 0 completed, 1 failed")
+    assert verdict.startswith("verdict holds: 1 request, 0 completed, 1 failed")
 
 
 async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp_server: Serve) -> None:
@@ -310,7 +312,9 @@ async def test_model_failure_in_a_later_round_keeps_the_completed_rounds(aiohttp
     assert (len(starts.rounds), starts.ended, starts.verdict.completed) == (2, FAILED, 2)
 
 
-@pytest.mark.parametrize(("model", "says"), [("absent", "no such model"), ("other", "does not tell the model's state")])
+@pytest.mark.parametrize(
+    ("model", "says"), [("absent", "no such model"), ("other", "does not contain the model's state")]
+)
 async def test_server_without_model_state_is_an_error(aiohttp_server: Serve, model: str, says: str) -> None:
     url = str((await aiohttp_server(ColdServer().app)).make_url("/"))
     with pytest.raises(LoadError, match=says):
@@ -341,4 +345,4 @@ def test_unreachable_server_exits_1_with_one_line() -> None:
     done = invoke("coldstart", "--url", "http://127.0.0.1:9", "--model", "ada")
     assert done.exit_code == 1
     assert done.stderr.count("\n") == 1
-    assert "is the server up" in done.stderr
+    assert "check that the server runs" in done.stderr

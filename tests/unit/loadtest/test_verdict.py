@@ -36,7 +36,7 @@ def test_results_are_classified_as_completed_failed_abandoned_or_lost() -> None:
 def test_verdict_holds_with_completed_failed_and_abandoned_requests() -> None:
     verdict = judge_run(4, [WHOLE, REFUSED, TOLD, LEFT])
     assert verdict.holds
-    assert verdict.line() == "verdict holds: 4 calls, 1 completed, 2 failed, 1 abandoned, 0 lost, 0 truncated"
+    assert verdict.line() == "verdict holds: 4 requests, 1 completed, 2 failed, 1 abandoned, 0 lost, 0 truncated"
     assert verdict.codes == {"model_starting": 1, "upstream_error": 1}
 
 

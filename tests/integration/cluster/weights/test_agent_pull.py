@@ -297,7 +297,7 @@ async def test_adapter_and_allowed_unsafe_files_are_pulled_with_the_weights(
         house.write(custom_resources.document("Model", "ada", spec=spec))
         async with house.running(), scene.agent(), asyncio.timeout(180):
             assert (await house.call("ada"))[0] == 503
-            assert "code is not taken from a registry" in str(await scene.ops("explain/model/ada"))
+            assert "code is not accepted from a registry" in str(await scene.ops("explain/model/ada"))
             house.tell(custom_resources.document("Model", "ada", spec={**spec, "allowUnsafe": True}))
             while (await house.call("ada"))[0] != 200:
                 await asyncio.sleep(0.2)
@@ -344,7 +344,7 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
             assert f"/v2/{packed_models.NAME}/manifests/{digest}" in {one.path for one in registry.seen}
             other = house_model("ada", artifact=f"oci://{registry.host}/team/other:v1", start={"retries": 0})
             house.tell(other, weights=IMAGES)
-            while "it is no image (ModelPack)" not in str(await scene.ops("explain/model/ada")):
+            while "it is not an image (ModelPack)" not in str(await scene.ops("explain/model/ada")):
                 await asyncio.sleep(0.1)
 
 

@@ -116,7 +116,7 @@ async def test_pull_resumes_after_a_full_disk_and_keeps_other_copies(tmp_path: P
     assert told["first"][0] == 0
     code, said = told["full"]
     assert (code, said.count("\n")) == (1, 1), said
-    assert "the disk is full; free space or give it a larger volume" in said
+    assert "the disk is full; free space or use a larger volume" in said
     assert [one["artifact"] for one in told["copies"]] == [reference(held, "small")]
     assert told["verify"][0] == 0
     names = {path.rpartition("/")[2] for path in told["half"]}

@@ -38,7 +38,7 @@ async def test_commands_accept_an_alias_instead_of_the_model_name(tmp_path: Path
         to = ("--url", one.url, "--model", "al-ada")
         measured = run("load", "coldstart", *to, "--rounds", "2", "--ops", one.ops)
         assert measured.returncode == 0, measured.stderr
-        assert measured.stdout.splitlines()[-1].startswith("verdict holds: 2 calls, 2 completed")
+        assert measured.stdout.splitlines()[-1].startswith("verdict holds: 2 requests, 2 completed")
         assert run("load", "coldstart", *to, "--rounds", "1").returncode == 0
         assert run("load", "run", *to, "--burst", "2").returncode == 0
         assert "Last: ada-" in run("explain", "model", "al-ada", "--ops", one.ops).stdout

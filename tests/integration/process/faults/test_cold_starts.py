@@ -131,7 +131,7 @@ async def test_replica_without_clients_stays_for_its_minimum_residency_time(tmp_
 
         async def leave() -> None:
             await until("all wait", lambda: one.demand("ada")["waiting"] == 40)
-            client.stop.tell()
+            client.stop.request()
 
         results, _ = await asyncio.gather(client.run([shot("ada") for _ in range(40)]), leave())
         await until("nobody waits", lambda: one.demand("ada")["waiting"] == 0)

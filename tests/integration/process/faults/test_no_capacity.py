@@ -28,7 +28,7 @@ def pilotlight(one: Serving, *words: str) -> str:
 async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tmp_path: Path) -> None:
     huge, ada = fake(tmp_path, "huge", gpu={"memory": "200Mi"}), fake(tmp_path, "ada", "--tokens-per-s", "0")
     async with serving(tmp_path, huge, ada) as one:
-        warning = f"pilotlight: Model huge fits on no device: {NEVER}; its calls get 503 no_capacity"
+        warning = f"pilotlight: Model huge fits on no device: {NEVER}; its requests get 503 no_capacity"
         await until("it is said at the start", lambda: warning in one.said().splitlines())
         assert f"It fits on no device: {NEVER}." in pilotlight(one, "explain", "model", "huge"), "before any Call"
         for _ in range(2):
@@ -48,7 +48,7 @@ async def test_requests_for_a_model_that_fits_no_device_are_rejected_with_503(tm
         one.config.write_text(yaml.safe_dump_all([small, ada, settings()]))
         assert one.process is not None
         one.process.send_signal(signal.SIGHUP)
-        await until("it fits", lambda: "there is a device now for huge" in one.said())
+        await until("it fits", lambda: "a device is now available for huge" in one.said())
         assert "no device" not in pilotlight(one, "explain", "model", "huge").partition("Last: ")[0]
         assert "no device" not in pilotlight(one, "status", "huge")
         async with asyncio.timeout(120):

@@ -40,10 +40,10 @@ def impossible(folder: Path, how: str) -> tuple[Document, str]:
     if how == "no-program":
         why = "program /nowhere/engine was not found; install it, or correct spec.command"
         return model("bad", engine="command", command=["/nowhere/engine", "{port}"], gpu=MEMORY), why
-    why = f"there is no {file}; put the model there, or correct spec.artifact"
+    why = f"{file} does not exist; put the model there, or correct spec.artifact"
     if how == "no-gguf":
         file.write_bytes(b"<html>Please log in to download this model</html>")
-        why = f"{file}: not a GGUF file; put a whole GGUF file there, or correct spec.artifact"
+        why = f"{file}: not a GGUF file; put a complete GGUF file there, or correct spec.artifact"
     return model("bad", engine="llama.cpp", artifact=f"file://{file}", gpu=MEMORY), why
 
 
@@ -52,7 +52,7 @@ async def test_model_that_cannot_start_is_reported_and_evicts_no_other(tmp_path:
     good = fake(tmp_path, "good", "--tokens-per-s", "0", gpu=MEMORY, residencySeconds=0)
     bad, why = impossible(tmp_path, how)
     async with serving(tmp_path, bad, good) as one:
-        line = f"pilotlight: Model bad cannot start: {why}; its calls get 503 model_start_failed"
+        line = f"pilotlight: Model bad cannot start: {why}; its requests get 503 model_start_failed"
         await until("it is said at the start", lambda: line in one.said().splitlines())
         assert f"It cannot start: {why}. Its Calls are" in pilotlight(one, "explain", "model", "bad"), "before any Call"
         assert f"cannot start: {why}" in pilotlight(one, "status", "bad")
@@ -91,7 +91,7 @@ async def test_model_is_served_after_its_missing_weights_file_appears(tmp_path: 
         assert (await one.call("good")).ending is Ending.COMPLETED
         await until("it is said at the start", lambda: "Model late cannot start" in one.said())
         tiny_gguf.make_model(tmp_path / "late.gguf", "Better late than never.")
-        await until("it is seen", lambda: "nothing is in the way any more of a start of late" in one.said(), 60)
+        await until("it is seen", lambda: "the problem is fixed for late" in one.said(), 60)
         answer = await one.call("late", stream=False)
         assert answer.text.strip() == "Better late than never."
         assert "draining" not in one.states("good")

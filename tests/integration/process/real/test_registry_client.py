@@ -71,7 +71,7 @@ async def test_blob_pushed_to_a_real_registry_is_read_back_unchanged(
             assert await read(client, one) == content
         assert await read(client, blob, 1000, 2_000_000) == content[1000:2_000_000]
         assert await read(client, blob, SIZE - 1) == content[-1:]
-        with pytest.raises(MismatchError, match=f"there should be {SIZE + 1}"):
+        with pytest.raises(MismatchError, match=f"expected {SIZE + 1}"):
             await read(client, blob._replace(size=SIZE + 1), SIZE - 5)
 
         layer = {"mediaType": "application/vnd.cncf.model.weight.v1.raw", "digest": blob.digest, "size": SIZE}
@@ -97,7 +97,10 @@ async def test_blob_pushed_to_a_real_registry_is_read_back_unchanged(
 @pytest.mark.parametrize("manner", ["password", "token"])
 async def test_manifest_fetch_with_a_wrong_or_no_password_is_denied(tmp_path: Path, manner: str) -> None:
     async with served(tmp_path, manner) as (site, _):
-        for keychain, said in ((login(site, "wrong"), "refuses the login"), (None, "nothing without a login|none for")):
+        for keychain, said in (
+            (login(site, "wrong"), "rejects the login"),
+            (None, "requires a login|none is stored for"),
+        ):
             async with Client(site, keychain) as client:
                 with pytest.raises(DeniedError, match=said):
                     await manifests.fetch_manifest(client, NAME, "v1")

@@ -45,7 +45,7 @@ async def test_registry_login_is_stored_only_after_the_registry_accepts_it(tmp_p
     async with registry(tmp_path, "password") as host:
         wrong = await run("login", host, "-u", USER, "--password-stdin", typed="s3cret\n")
         assert wrong.exit_code == 1
-        assert "refuses the login" in wrong.output
+        assert "rejects the login" in wrong.output
         assert "s3cret" not in wrong.output
         assert not file.exists()
         right = await run("login", host, "-u", USER, "--password-stdin", "--output", "json", typed=f"{PASSWORD}\n")
@@ -55,8 +55,8 @@ async def test_registry_login_is_stored_only_after_the_registry_accepts_it(tmp_p
         assert await ConfigFiles([file]).login(host, "x") == Login(USER, PASSWORD)
         absent = "manifest latest of team/model"
         assert f"there is no {absent}" in (await run("inspect", f"{host}/team/model")).output
-        assert (await run("logout", host)).output == f"{host}: logged out; gone from {file}\n"
-        assert "wants a password, and there is none" in (await run("inspect", f"{host}/team/model")).output
+        assert (await run("logout", host)).output == f"{host}: logged out; removed from {file}\n"
+        assert "requires a password, and none is stored" in (await run("inspect", f"{host}/team/model")).output
 
 
 async def test_password_is_not_sent_to_a_realm_on_another_host(tmp_path: Path, file: Path) -> None:

@@ -135,7 +135,7 @@ async def test_web_identity_token_grants_the_access_of_its_role(tmp_path: Path) 
             with await fetch.fetch_artifact(of, store, Ways(private, env)) as copy:
                 assert (copy.folder / "one.gguf").read_bytes() == b"words"
             (tmp_path / "token").write_text(_token(authority.url, "of another"))
-            with pytest.raises(DeniedError, match=r"gives no keys for the role in AWS_ROLE_ARN: 4\d\d [A-Z]"):
+            with pytest.raises(DeniedError, match=r"returned no keys for the role in AWS_ROLE_ARN: 4\d\d [A-Z]"):
                 await fetch.fetch_artifact(of, store, Ways(private, env))
 
 

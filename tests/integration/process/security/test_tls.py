@@ -207,7 +207,7 @@ async def test_unusable_tls_files_fail_the_start_with_one_error_line(tmp_path: P
     for wrong, says in (
         ({"keyFile": str(other.key)}, f"Settings: tls: {other.key}: this key does not belong to the certificate "),
         ({"certFile": str(gone)}, f"Settings: tls: {gone}: No such file or directory"),
-        ({"caFile": str(tls["keyFile"])}, f"Settings: tls: {tls['keyFile']}: no certificate in PEM form"),
+        ({"caFile": str(tls["keyFile"])}, f"Settings: tls: {tls['keyFile']}: the file contains no usable PEM"),
         ({"caFile": "ca.pem"}, "caFile: expected an absolute path"),
     ):
         async with serving(tmp_path / "s", fake(tmp_path, "ada"), settings(tls=tls | wrong), start=False) as one:

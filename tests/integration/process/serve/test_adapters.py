@@ -196,7 +196,7 @@ async def test_missing_adapter_file_fails_the_start_with_its_path(tmp_path: Path
         with pytest.raises(openai.InternalServerError) as failed:
             await said(api, "ada")
         assert failed.value.code == "model_start_failed"
-        assert f"Model ada cannot start: {tmp_path}/curt.gguf: there is no such adapter" in one.said()
+        assert f"Model ada cannot start: adapter {tmp_path}/curt.gguf does not exist" in one.said()
 
 
 # --- the engine alone: why every request selects its adapter ---------------------------------------------------------

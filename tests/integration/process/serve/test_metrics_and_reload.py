@@ -146,7 +146,7 @@ async def test_settings_that_need_a_restart_are_logged_on_reload(tmp_path: Path)
         changed = settings(memory="200Mi", limits={"bodyBytesMax": "1Mi"})
         serve.config.write_text(yaml.safe_dump_all([fake(tmp_path, "ada"), changed]))
         hang_up(serve)
-        when = "the change takes effect when `serve` starts the next time"
+        when = "the change takes effect at the next start of `serve`"
         await until("it says so of both", lambda: serve.said().count(when) == 2)
         assert f"Settings: limits: {when}" in serve.said()
         assert f"Settings: devices: {when}" in serve.said()
@@ -178,7 +178,7 @@ async def test_sighup_during_the_start_stops_no_process(tmp_path: Path) -> None:
             if hung_up:
                 break
             await serve.stop()  # it was ready before the first check
-        await until("it heard", lambda: "documents read again" in serve.said())
+        await until("it heard", lambda: "documents reloaded" in serve.said())
         assert "event=process_exited" not in serve.said()
 
 

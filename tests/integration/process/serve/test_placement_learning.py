@@ -75,8 +75,8 @@ def script(what: str) -> tuple[str, ...]:
     ("command", "reason"),
     [
         (script("sys.exit('MemoryError: no room')"), "MemoryError: no room"),
-        (script("os.kill(os.getpid(), 9)"), "it ended with status -9"),
-        (script("print('{}')"), "what it says cannot be read: Object missing required field `exercise`"),
+        (script("os.kill(os.getpid(), 9)"), "it exited with status -9"),
+        (script("print('{}')"), "its output cannot be decoded: Object missing required field `exercise`"),
         (("/nowhere/python",), "its process cannot be started: No such file or directory"),
     ],
 )
@@ -87,7 +87,7 @@ async def test_failed_learning_process_logs_one_line_and_is_retried(
     for after_s in (0.0, lessons.FAILED_S - 1, 1.0):
         house.stepped.now_s += after_s
         await house.tutor.look()
-    line = f"what room is worth could not be learnt ({reason}): places go by what was known before"
+    line = f"placement values could not be learnt ({reason}); the previous ones stay in use"
     assert house.said == [line, line]
     assert house.lessons == []
 

@@ -91,8 +91,8 @@ async def test_second_signal_exits_at_once_and_the_next_start_cleans_up(tmp_path
         assert time.monotonic() - began_s < 28.0, "neither the call, 80 s, nor the grace, 30 s, is waited for"
         assert (await calling)[0].ending is Ending.LOST
         (engine,) = one.engines()
-        left = f"1 engine still there (pid {engine}): the next start adopts what runs then"
-        assert one.said().splitlines()[-1] == f"pilotlight: ended at once, running calls were cut; {left}"
+        left = f"1 engine still running (pid {engine}): the next start adopts them"
+        assert one.said().splitlines()[-1] == f"pilotlight: stopped at once; running requests were aborted; {left}"
         await one.start()
         await one.zero("ada")
         await until("nothing is left", lambda: one.marked() == [])
@@ -109,7 +109,9 @@ async def test_second_signal_during_engine_stop_reports_the_remaining_engine(tmp
         await until("engines are told to stop", lambda: "stopping" in one.states("ada"))
         assert await one.stop(signal.SIGINT) == 1
         assert (
-            one.said().splitlines()[-1].startswith("pilotlight: ended at once, running calls were cut; 1 engine still")
+            one.said()
+            .splitlines()[-1]
+            .startswith("pilotlight: stopped at once; running requests were aborted; 1 engine still")
         )
         assert one.engines() == [engine], "as the documents say: the next start has it"
         await one.start()

@@ -42,7 +42,7 @@ def test_decompressed_bytes_equal_the_original_for_every_chunk_size(encoding: En
 
 def test_uncompressed_tar_passes_through_up_to_the_size_limit() -> None:
     assert said(CONTENT, "tar", 1000) == CONTENT
-    with pytest.raises(BadArchiveError, match="more than 100 bytes come out"):
+    with pytest.raises(BadArchiveError, match="expands to more than 100 bytes"):
         said(CONTENT, "tar", 10, 100)
 
 
@@ -66,7 +66,7 @@ def test_zstd_skippable_frames_and_frames_without_size_are_accepted() -> None:
 def test_truncated_stream_is_rejected_at_every_length(encoding: Encoding) -> None:
     content = packed(b"some bytes " * 30, encoding)
     for size in range(len(content)):
-        with pytest.raises(BadArchiveError, match="cut off"):
+        with pytest.raises(BadArchiveError, match="truncated"):
             said(content[:size], encoding)
 
 
@@ -76,7 +76,7 @@ def test_damaged_stream_is_rejected(encoding: Encoding, step: int) -> None:
     content = packed(bytes(range(256)) * 30, encoding)
     for at in (0, len(content) // 2, len(content) - 2):
         damaged = content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
-        with pytest.raises(BadArchiveError, match=r"damaged|cut off"):
+        with pytest.raises(BadArchiveError, match=r"corrupt|truncated"):
             said(damaged, encoding, step)
 
 
@@ -84,7 +84,7 @@ def test_damaged_stream_is_rejected(encoding: Encoding, step: int) -> None:
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 @pytest.mark.parametrize("behind", [bytes(512), b"garbage behind it", b"\x1f\x8b", b"\x28\xb5"])
 def test_trailing_bytes_after_the_stream_are_rejected(encoding: Encoding, behind: bytes) -> None:
-    with pytest.raises(BadArchiveError, match=r"stands behind it|cut off"):
+    with pytest.raises(BadArchiveError, match=r"other data follows it|truncated"):
         said(packed(CONTENT, encoding) + behind, encoding)
 
 
@@ -101,11 +101,11 @@ def bomb(encoding: Encoding) -> bytes:
 def test_decompression_bomb_is_rejected_before_much_output(encoding: Encoding) -> None:
     content, sizes = bomb(encoding), list[int]()
     assert (256 << 20) / len(content) > 1000
-    with pytest.raises(BadArchiveError, match="is a bomb"):
+    with pytest.raises(BadArchiveError, match="is a decompression bomb"):
         sizes.extend(len(piece) for piece in decompress.decompress_layer([content], encoding, 1 << 40))
     assert sum(sizes) <= decompress.FREE_BYTES
     assert max(sizes, default=0) <= decompress.PIECE_BYTES
-    with pytest.raises(BadArchiveError, match="more than 1000 bytes come out"):
+    with pytest.raises(BadArchiveError, match="expands to more than 1000 bytes"):
         said(content, encoding, bytes_max=1000)
 
 
@@ -113,7 +113,7 @@ def test_decompression_bomb_is_rejected_before_much_output(encoding: Encoding) -
 @pytest.mark.parametrize("encoding", [GZIP, ZSTD])
 def test_bomb_of_many_small_members_is_rejected(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
-    with pytest.raises(BadArchiveError, match="is a bomb"):
+    with pytest.raises(BadArchiveError, match="is a decompression bomb"):
         said(packed(bytes(200_000), encoding) * 40, encoding, 100)
 
 
@@ -122,7 +122,7 @@ def test_input_after_a_bomb_does_not_lower_its_expansion_ratio(monkeypatch: pyte
     """The input is in the same piece as the bomb."""
     monkeypatch.setattr(decompress, "FREE_BYTES", 1 << 20)
     for encoding in (GZIP, ZSTD):
-        with pytest.raises(BadArchiveError, match="is a bomb"):
+        with pytest.raises(BadArchiveError, match="is a decompression bomb"):
             said(packed(bytes(64 << 20), encoding) + bytes(1 << 20), encoding)
 
 
@@ -136,10 +136,10 @@ def test_nested_compressed_data_is_not_decompressed_again() -> None:
 @pytest.mark.parametrize("log", [28, 31, 41])
 def test_zstd_window_above_128_mib_is_rejected(log: int) -> None:
     window = bytes([(log - 10) << 3])
-    with pytest.raises(BadArchiveError, match="needs more memory than 128 MiB"):
+    with pytest.raises(BadArchiveError, match="requires more memory than 128 MiB"):
         said(b"\x28\xb5\x2f\xfd\x00" + window + b"\x01\x00\x00", ZSTD)
     single = b"\x28\xb5\x2f\xfd\xe0" + (1 << log).to_bytes(8, "little") + b"\x01\x00\x00"
-    with pytest.raises(BadArchiveError, match="needs more memory than 128 MiB"):
+    with pytest.raises(BadArchiveError, match="requires more memory than 128 MiB"):
         said(single, ZSTD)
 
 
@@ -151,10 +151,10 @@ def test_zstd_window_of_128_mib_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"\x28\xb5\x2f\xfd\x01\x00\x07\x01\x00\x00", "needs a dictionary"),
-        (b"\x28\xb5\x2f\xfd\x08\x00\x01\x00\x00", "a sign that nobody knows"),
-        (b"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", "a block is larger than may be"),  # a reserved block type
-        (b"\x28\xb5\x2f\xfd\x00\x00\x03\x00\xff" + b"x", "a block is larger than may be"),  # a run of 2 MiB
+        (b"\x28\xb5\x2f\xfd\x01\x00\x07\x01\x00\x00", "requires a dictionary, which is not supported"),
+        (b"\x28\xb5\x2f\xfd\x08\x00\x01\x00\x00", "a reserved bit of its header is set"),
+        (b"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", "a block exceeds the maximum size"),  # a reserved block type
+        (b"\x28\xb5\x2f\xfd\x00\x00\x03\x00\xff" + b"x", "a block exceeds the maximum size"),  # a run of 2 MiB
     ],
 )
 def test_unsupported_zstd_frames_and_blocks_are_rejected(content: bytes, why: str) -> None:

@@ -41,7 +41,7 @@ async def test_erase_removes_a_stored_login_and_fails_if_the_helper_fails(
     program(tmp_path, monkeypatch, "echo credentials not found in native keychain; exit 1")
     assert not await credential_helpers.erase_login("fake", HUB)
     program(tmp_path, monkeypatch, 'echo \'{"Username": "me", "Secret": "s3cret"}\'; test $1 = get')
-    with pytest.raises(DeniedError, match="ended with 1 and may still know the login") as refused:
+    with pytest.raises(DeniedError, match="failed with status 1 and may still have the login") as refused:
         await credential_helpers.erase_login("fake", HUB)
     assert "s3cret" not in str(refused.value)
 
@@ -49,9 +49,9 @@ async def test_erase_removes_a_stored_login_and_fails_if_the_helper_fails(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("echo s3cret; echo s3cret >&2; exit 3", "ended with 3 and told no login"),
-        ("echo s3cret", "said something that is no login"),
-        ("yes s3cret", "said far more than a login"),
+        ("echo s3cret; echo s3cret >&2; exit 3", "failed with status 3 and returned no login"),
+        ("echo s3cret", "returned an invalid login"),
+        ("yes s3cret", "returned too much output for a login"),
     ],
 )
 async def test_error_of_a_failing_helper_hides_its_output(
@@ -65,8 +65,8 @@ async def test_error_of_a_failing_helper_hides_its_output(
 
 async def test_hanging_helper_is_killed_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, monkeypatch, f"echo $$ >{tmp_path}/pid; sleep 600; echo never")
-    with pytest.raises(DeniedError, match="did not say its login within"):
+    with pytest.raises(DeniedError, match="returned no login within"):
         await credential_helpers.get_login("fake", "reg.example", 0.3)
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-    with pytest.raises(DeniedError, match=r"docker-credential-absent, which knows its login, cannot be started"):
+    with pytest.raises(DeniedError, match=r"docker-credential-absent, which stores its login, cannot be started"):
         await credential_helpers.get_login("absent", "reg.example")

@@ -48,13 +48,13 @@ def test_credential_helpers_named_in_a_pull_secret_are_ignored(type: str) -> Non
 @pytest.mark.parametrize(
     ("type", "data", "said"),
     [
-        ("Opaque", {".dockerconfigjson": "e30="}, "is of another type than"),
-        (JSON, {}, r"has nothing at \.dockerconfigjson"),
-        (JSON, {".dockercfg": "e30="}, r"has nothing at \.dockerconfigjson"),
-        (JSON, {".dockerconfigjson": "s3cret%"}, "that could be read"),
-        (JSON, {".dockerconfigjson": base64.b64encode(b"s3cret").decode()}, "no JSON object with logins"),
-        (OLD, {".dockercfg": base64.b64encode(b'[{"s3cret":1}]').decode()}, "no JSON object with logins"),
-        (OLD, {".dockercfg": base64.b64encode(b'{"a": {"auth": 7}}').decode()}, "no JSON object with logins"),
+        ("Opaque", {".dockerconfigjson": "e30="}, "its type is not"),
+        (JSON, {}, r"\.dockerconfigjson is missing or invalid"),
+        (JSON, {".dockercfg": "e30="}, r"\.dockerconfigjson is missing or invalid"),
+        (JSON, {".dockerconfigjson": "s3cret%"}, "is missing or invalid"),
+        (JSON, {".dockerconfigjson": base64.b64encode(b"s3cret").decode()}, "not a JSON object with logins"),
+        (OLD, {".dockercfg": base64.b64encode(b'[{"s3cret":1}]').decode()}, "not a JSON object with logins"),
+        (OLD, {".dockercfg": base64.b64encode(b'{"a": {"auth": 7}}').decode()}, "not a JSON object with logins"),
     ],
 )
 def test_malformed_pull_secret_error_names_it_and_hides_its_content(type: str, data: dict[str, str], said: str) -> None:
@@ -138,5 +138,5 @@ async def test_no_further_login_is_tried_after_one_is_accepted() -> None:
         assert (await try_each_login(secrets, fake.host, "team/model", Chain(), do)).body == b"{}"
         assert right in [one.headers.get("authorization") for one in fake.seen]
         assert Login("c", "pw").basic not in [one.headers.get("authorization") for one in fake.seen]
-        with pytest.raises(DeniedError, match="refuses the login"):
+        with pytest.raises(DeniedError, match="rejects the login"):
             await try_each_login(secrets[::2], fake.host, "team/model", Chain(), do)

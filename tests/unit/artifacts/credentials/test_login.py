@@ -111,7 +111,7 @@ async def test_failed_write_leaves_the_config_file_unchanged(tmp_path: Path, mon
 async def test_malformed_config_file_is_not_modified(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("[s3cret")
-    with pytest.raises(PolicyError, match=r"config\.json: no JSON object") as refused:
+    with pytest.raises(PolicyError, match=r"config\.json: not a JSON object") as refused:
         await save_login([file], HOST, GIVEN)
     assert "s3cret" not in str(refused.value)
     assert file.read_text() == "[s3cret"
@@ -123,7 +123,7 @@ async def test_save_is_denied_while_another_process_holds_the_lock(
     monkeypatch.setattr(login, "LOCK_S_MAX", 0.0)
     held = locks.try_lock(tmp_path)
     assert held is not None
-    with held, pytest.raises(DeniedError, match="somebody else has been changing logins"):
+    with held, pytest.raises(DeniedError, match="another process has locked the file"):
         await save_login([tmp_path / "config.json"], HOST, GIVEN)
     await save_login([tmp_path / "config.json"], HOST, GIVEN)
 
@@ -150,12 +150,12 @@ async def test_failing_credential_helper_leaves_the_file_unchanged(tmp_path: Pat
     file = tmp_path / "config.json"
     file.write_text('{"credsStore": "fake"}')
     (tmp_path / "docker-credential-fake").write_text("#!/bin/sh\ncat; exit 1\n")
-    with pytest.raises(DeniedError, match=r"docker-credential-fake ended with 1 and kept no login") as refused:
+    with pytest.raises(DeniedError, match="fake failed with status 1 and stored no login") as refused:
         await save_login([file], HOST, GIVEN)
     assert GIVEN.password not in str(refused.value)
     assert file.read_text() == '{"credsStore": "fake"}'
     (tmp_path / "docker-credential-fake").unlink()
-    with pytest.raises(DeniedError, match="docker-credential-fake, which knows its login, cannot be started"):
+    with pytest.raises(DeniedError, match="docker-credential-fake, which stores its login, cannot be started"):
         await save_login([file], HOST, GIVEN)
 
 

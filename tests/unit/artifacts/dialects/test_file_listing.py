@@ -42,12 +42,12 @@ def test_include_patterns_match_like_hugging_face_tools() -> None:
     assert taken(*paths, include=("sub/",)) == ["sub/b.gguf", "sub/deep/c.gguf"]
     assert taken(*paths, include=("a.gguf", "x.json")) == ["a.gguf", "x.json"]
     assert taken(".hidden/a.gguf", "b.gguf", include=("*",)) == [".hidden/a.gguf", "b.gguf"]
-    assert "include='A.gguf' fits no file; its weights are a.gguf" in refused(*paths, include=("a.gguf", "A.gguf"))
+    assert "include='A.gguf' matches no file; its weights are a.gguf" in refused(*paths, include=("a.gguf", "A.gguf"))
 
 
 def test_several_models_without_an_include_pattern_are_rejected() -> None:
-    assert "say which with ?include=PATTERN: a.gguf, b.gguf" in refused("a.gguf", "b.gguf")
-    assert "holds several models and safetensors beside them" in refused("a.gguf", "b.safetensors")
+    assert "select one with ?include=PATTERN: a.gguf, b.gguf" in refused("a.gguf", "b.gguf")
+    assert "contains several models and safetensors" in refused("a.gguf", "b.safetensors")
     many = [f"{number:02}.gguf" for number in range(20)]
     assert "11.gguf and 8 more" in refused(*many)
     assert taken("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf") == [

@@ -55,7 +55,7 @@ def test_shared_locks_coexist_and_block_an_exclusive_lock(tmp_path: Path) -> Non
     one, two = (locks.wait_for_lock(path, 1.0, shared=True, make=True) for _ in range(2))
     for each in (one, two):
         assert locks.try_lock(path) is None
-        with pytest.raises(TimeoutError, match="held by another process"):
+        with pytest.raises(TimeoutError, match="locked by another process"):
             locks.wait_for_lock(path, 0.0)
         each.close()
     locks.wait_for_lock(path, 1.0).close()

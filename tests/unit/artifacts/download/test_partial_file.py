@@ -236,7 +236,7 @@ def _life(forgetful: ForgetfulDisk, root: Path, random: Random, lies: float) -> 
                 one.keep()
         published = one.publish(root / PATH)
         if not published:
-            one.mend(SUMS if random.random() < 0.5 else ())
+            one.keep_matching_parts(SUMS if random.random() < 0.5 else ())
         return published
     finally:
         one.close()

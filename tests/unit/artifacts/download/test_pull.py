@@ -81,7 +81,7 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
         await one.fetch(BlobTarget(Blob(NAME, digest, len(CONTENT)), PATH))
         assert one.file() == CONTENT
         one.fake.blobs[digest] = WRONG
-        with pytest.raises(MismatchError, match="its bytes are others"):
+        with pytest.raises(MismatchError, match="its bytes do not match"):
             await one.fetch(BlobTarget(Blob(NAME, digest, len(CONTENT)), Path("other")))
         assert not (tmp_path / "other").exists()
 
@@ -90,8 +90,8 @@ async def test_blob_that_does_not_match_its_sha512_digest_is_rejected(tmp_path: 
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (says(200, WRONG), MismatchError, "its bytes are others"),
-        (says(200, CONTENT[:-1]), MismatchError, "there should be 65536"),
+        (says(200, WRONG), MismatchError, "its bytes do not match"),
+        (says(200, CONTENT[:-1]), MismatchError, "expected 65536"),
         (says(200, CONTENT + b"x"), MismatchError, "has 65537 bytes of it"),
         (says(200, b""), MismatchError, "has 0 bytes of it"),
         (says(404), AbsentError, "there is no blob"),
@@ -115,7 +115,7 @@ async def test_wrong_blob_bytes_are_rejected_and_the_next_fetch_succeeds(
 async def test_corrupt_part_discards_the_whole_blob(tmp_path: Path, way: str) -> None:
     async with place(tmp_path) as one:
         one.fake.always[one.url()] = lambda request: answer_part(request, CONTENT[:40_000] + b"?" + CONTENT[40_001:])
-        with pytest.raises(MismatchError, match="its bytes are others than its digest says; nothing of it is kept"):
+        with pytest.raises(MismatchError, match="its bytes do not match its digest; nothing is kept"):
             await one.fetch()
         assert one.left() == []
         assert one.file() is None
@@ -221,8 +221,8 @@ async def test_busy_registry_is_retried_after_the_requested_delay(tmp_path: Path
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (says(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "gives another part"),
-        (says(206, CONTENT[:4096]), "gives another part"),
+        (says(206, CONTENT[:4096], Content_Range="bytes 4096-8191/65536"), "returned another part"),
+        (says(206, CONTENT[:4096]), "returned another part"),
         (says(206, CONTENT[:4096], Content_Range="bytes 0-4095/70000"), "has 70000 bytes of it"),
         (says(206, CONTENT[:4000], Content_Range="bytes 0-4095/65536"), "part is 4000 bytes long, not 4096"),
         (says(206, CONTENT, Content_Type="multipart/byteranges"), "several parts"),
@@ -296,7 +296,7 @@ async def test_broken_mirror_transfer_continues_at_the_registry(tmp_path: Path, 
 
 async def test_requesting_a_blob_twice_raises_value_error(tmp_path: Path) -> None:
     async with place(tmp_path) as one:
-        with pytest.raises(ValueError, match="wanted twice"):
+        with pytest.raises(ValueError, match="requested twice"):
             await one.fetch(one.wanted(), one.wanted())
 
 

@@ -57,7 +57,7 @@ def failing(kind: str, error: int, after: int = 0) -> Disk:
     [
         (lambda: failing("put", errno.ENOSPC, 9), "the disk is full; free space"),
         (lambda: failing("put", errno.EDQUOT, 9), "the quota is used up"),
-        (lambda: failing("sync", errno.EIO, 1), "the disk fails"),
+        (lambda: failing("sync", errno.EIO, 1), "the disk failed"),
         (lambda: failing("rename", errno.EROFS), "the file system is read-only; mount it writable"),
     ],
     ids=["full", "quota", "broken", "read-only"],
@@ -115,7 +115,7 @@ async def test_insufficient_disk_space_fails_before_any_request(tmp_path: Path) 
             return len(CONTENT) - 1
 
     async with place(tmp_path) as one:
-        with pytest.raises(DiskError, match=r"65536 bytes are to come into .* and it has room for 65535"):
+        with pytest.raises(DiskError, match=r"65536 bytes are required in .* which has 65535"):
             await one.fetch(disk=Full())
         assert one.ranges() == []
 

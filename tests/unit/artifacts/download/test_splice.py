@@ -107,7 +107,7 @@ def test_closed_silent_or_slow_connection_ends_the_transfer(
     theirs, ours = ends
     came = Came(tmp_path / "file")
     theirs.sendall(b"abc")
-    assert came.move(ours, 10, limits=SILENT) == Moved(3, "the connection broke while it answered (too slow)")
+    assert came.move(ours, 10, limits=SILENT) == Moved(3, "the connection broke during the response (too slow)")
     over = threading.Event()
 
     def trickle() -> None:
@@ -119,11 +119,11 @@ def test_closed_silent_or_slow_connection_ends_the_transfer(
     moved = came.move(ours, 1 << 20, limits=TRICKLE)
     over.set()
     dripping.join()
-    assert "gives only" in moved.broken
+    assert "sent only" in moved.broken
     theirs.close()
     while (moved := came.move(ours, 10)).came == 10:
         pass
-    assert "its end came too early" in moved.broken
+    assert "it ended too early" in moved.broken
 
 
 def test_interrupt_from_another_thread_ends_the_transfer(
@@ -131,4 +131,4 @@ def test_interrupt_from_another_thread_ends_the_transfer(
 ) -> None:
     _, ours = ends
     threading.Timer(0.01, interrupt_transfer, [ours]).start()
-    assert "came too early" in Came(tmp_path / "file").move(ours, 10).broken
+    assert "ended too early" in Came(tmp_path / "file").move(ours, 10).broken

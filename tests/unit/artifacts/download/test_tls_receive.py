@@ -129,7 +129,7 @@ def test_disk_error_is_raised_as_os_error(pair: Pair) -> None:
 def test_closed_silent_or_slow_connection_ends_the_transfer(pair: Pair) -> None:
     came = Came()
     pair.send(b"abc").join()
-    assert pair.move(10, came.put, limits=SILENT) == Moved(3, "the connection broke while it answered (too slow)")
+    assert pair.move(10, came.put, limits=SILENT) == Moved(3, "the connection broke during the response (too slow)")
     assert came.bytes == b"abc"
     over = threading.Event()
 
@@ -142,11 +142,11 @@ def test_closed_silent_or_slow_connection_ends_the_transfer(pair: Pair) -> None:
     moved = pair.move(1 << 20, came.put, limits=TRICKLE)
     over.set()
     dripping.join()
-    assert "gives only" in moved.broken
+    assert "sent only" in moved.broken
     pair.server.close()
     while (moved := pair.move(10, came.put)).came == 10:
         pass
-    assert "its end came too early" in moved.broken
+    assert "it ended too early" in moved.broken
 
 
 def test_close_notify_before_the_end_reports_an_early_end(pair: Pair) -> None:
@@ -154,7 +154,7 @@ def test_close_notify_before_the_end_reports_an_early_end(pair: Pair) -> None:
     pair.server.sendall(b"abc")
     saying = threading.Thread(target=_farewell, args=(pair.server,))
     saying.start()
-    assert pair.move(10, came.put) == Moved(3, "the connection broke while it answered (its end came too early)")
+    assert pair.move(10, came.put) == Moved(3, "the connection broke during the response (it ended too early)")
     interrupt_transfer(pair.ours)
     saying.join()
 
@@ -167,13 +167,13 @@ def _farewell(server: ssl.SSLSocket) -> None:
 def test_invalid_tls_record_ends_the_transfer_with_no_bytes_written(pair: Pair) -> None:
     came = Came()
     pair.sealed.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
-    assert pair.move(10, came.put) == Moved(0, "the connection broke while it answered (what came is no TLS)")
+    assert pair.move(10, came.put) == Moved(0, "the connection broke during the response (the data is not TLS)")
     assert not came.bytes
 
 
 def test_interrupt_from_another_thread_ends_the_transfer(pair: Pair) -> None:
     threading.Timer(0.01, interrupt_transfer, [pair.ours]).start()
-    assert "the connection broke while it answered" in pair.move(10, Came().put).broken
+    assert "the connection broke during the response" in pair.move(10, Came().put).broken
 
 
 def test_body_is_received_in_a_thread_under_uvloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

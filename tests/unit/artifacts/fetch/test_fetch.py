@@ -36,7 +36,7 @@ def test_remote_sources_are_parsed_and_local_files_rejected() -> None:
     )
     assert fetch.parse_remote_source("hf://a/b@c") == Hub("a/b", "c")
     assert fetch.parse_remote_source("s3://abc/d") == Bucket("abc", "d")
-    with pytest.raises(BadReferenceError, match="on this machine already"):
+    with pytest.raises(BadReferenceError, match="it is a local path"):
         fetch.parse_remote_source("file:///a.gguf")
 
 

@@ -177,7 +177,7 @@ async def test_image_pull_stores_only_the_models_folder(
     [
         (
             tar_archives.honest({"m.gguf": b"GGUF", "load.py": b"import os"}),
-            "load.py: code is not taken from a registry",
+            "load.py: code is not accepted from a registry",
         ),
         (tar_archives.member(b"../m.gguf", b"x") + tar_archives.END, "in the archive: its path"),
     ],
@@ -227,7 +227,7 @@ async def test_blob_with_wrong_bytes_yields_no_copy(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         digest = max(one.fake.blobs, key=lambda each: len(one.fake.blobs[each]))
         one.fake.blobs[digest] = one.fake.blobs[digest][:-1] + b"!"
-        with pytest.raises(MismatchError, match="its bytes are others"):
+        with pytest.raises(MismatchError, match="its bytes do not match"):
             await one.obtain()
         assert list(one.store.layout.records()) == []
         assert await one.kept() is None

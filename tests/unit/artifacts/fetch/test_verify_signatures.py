@@ -47,7 +47,7 @@ async def test_untrusted_signature_is_rejected_before_the_pull(tmp_path: Path) -
     async with node(tmp_path) as one:
         sign(one, THEIRS)
         one.ways = asking(ENFORCE)
-        with pytest.raises(PolicyError, match=r"refused: no signature that weights\.signatures asks for holds"):
+        with pytest.raises(PolicyError, match=r"refused: no valid signature that weights\.signatures requires"):
             await one.obtain()
         assert one.store.rows() == []
         sign(one, OURS)
@@ -75,4 +75,4 @@ async def test_warn_policy_logs_and_uses_an_unsigned_model(tmp_path: Path, caplo
         one.ways = asking(ENFORCE._replace(policy="warn"))
         with caplog.at_level(logging.WARNING), await one.obtain() as copy:
             assert held(copy) == FILES
-        assert "no signature that weights.signatures asks for holds; it is used all the same" in caplog.text
+        assert "no valid signature that weights.signatures requires; it is used anyway" in caplog.text

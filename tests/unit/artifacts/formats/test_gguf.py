@@ -114,7 +114,7 @@ def test_missing_part_of_a_split_model_is_named_in_the_error(tmp_path: Path) -> 
 
 def test_loading_a_later_part_is_rejected_with_the_first_part_named(tmp_path: Path) -> None:
     second = write(tmp_path / "big-00002-of-00002.gguf")
-    with pytest.raises(gguf.GgufError, match=r"part 2 of 2; give the first, big-00001-of-00002\.gguf"):
+    with pytest.raises(gguf.GgufError, match=r"part 2 of 2; use the first, big-00001-of-00002\.gguf"):
         gguf.load_gguf_info(second)
 
 
@@ -161,7 +161,7 @@ def test_file_that_is_no_language_model_is_rejected(tmp_path: Path) -> None:
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.close()
-    with pytest.raises(gguf.GgufError, match=r"clip\.block_count is missing or no number: not a language model\?"):
+    with pytest.raises(gguf.GgufError, match=r"clip\.block_count is missing or not a number: not a language model\?"):
         gguf.load_gguf_info(tmp_path / "b.gguf")
 
 

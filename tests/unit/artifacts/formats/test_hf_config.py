@@ -97,7 +97,7 @@ def test_missing_or_invalid_layer_count_is_named_in_the_error(folder: Path) -> N
     for value in ("x", -1, None, True, 2.5, 1 << 70):
         layers_said = {**LLAMA, "num_hidden_layers": value}
         (folder / "config.json").write_text(json.dumps(layers_said))
-        assert wrong(folder) == "config.json: num_hidden_layers is missing or no number: not a language model?"
+        assert wrong(folder) == "config.json: num_hidden_layers is missing or not a number: not a language model?"
     (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 4097}))
     assert wrong(folder) == "config.json: num_hidden_layers is above 4096"
 
@@ -107,7 +107,7 @@ def test_model_shape_is_read_from_a_nested_text_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(inside))
     assert (load_config_info(folder).architecture, len(load_config_info(folder).shape.layers)) == ("big", 32)
     (folder / "config.json").write_text(json.dumps(inside | {"text_config": 3}))
-    assert wrong(folder) == "config.json: text_config is no object"
+    assert wrong(folder) == "config.json: text_config is not an object"
 
 
 def test_weights_size_is_the_sum_of_all_indexed_files(folder: Path) -> None:
@@ -118,9 +118,9 @@ def test_weights_size_is_the_sum_of_all_indexed_files(folder: Path) -> None:
     assert wrong(folder) == "model-2.safetensors: No such file or directory"
     for name in ("../x", "", "..", "a\0b"):
         (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
-        assert "is no name of a file" in wrong(folder)
+        assert "is not a file name" in wrong(folder)
     (folder / INDEX).write_text('{"weight_map": {"a": 3}}')
-    assert wrong(folder) == f"{INDEX}: no JSON that can be read: Expected `str`, got `int` - at `$.weight_map[...]`"
+    assert wrong(folder) == f"{INDEX}: not valid JSON: Expected `str`, got `int` - at `$.weight_map[...]`"
 
 
 def test_broken_model_files_raise_a_one_line_config_error(folder: Path) -> None:
@@ -132,13 +132,13 @@ def test_broken_model_files_raise_a_one_line_config_error(folder: Path) -> None:
     tensors(weights, {"w": {"dtype": "F16"}})
     assert wrong(folder) == "model.safetensors: a tensor without data_offsets"
     weights.unlink()
-    assert wrong(folder) == ": there is no .safetensors file in it"
+    assert wrong(folder) == ": contains no .safetensors file"
     (folder / "config.json").write_bytes(b"[" * 100_000)
-    assert "config.json: no JSON that can be read" in wrong(folder)
+    assert "config.json: not valid JSON" in wrong(folder)
     (folder / "config.json").write_bytes(b" " * (CONFIG_BYTES_MAX + 1))
     assert wrong(folder) == "config.json: larger than 4 MiB"
     (folder / "config.json").write_text("[]")
-    assert wrong(folder) == "config.json: no JSON that can be read: Expected `object`, got `array`"
+    assert wrong(folder) == "config.json: not valid JSON: Expected `object`, got `array`"
     (folder / "config.json").unlink()
     assert wrong(folder) == "config.json: No such file or directory"
     with pytest.raises(ConfigError, match="File name too long"):
@@ -211,7 +211,7 @@ def test_layer_types_that_are_lists_count_as_unknown(folder: Path) -> None:
 
 def test_indexed_file_name_with_control_characters_is_rejected(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "\x1b[31m"}}))
-    assert wrong(folder).endswith("'\\x1b[31m' is no name of a file")
+    assert wrong(folder).endswith("'\\x1b[31m' is not a file name")
 
 
 def test_huge_dimensions_are_capped_at_the_byte_limit(folder: Path) -> None:

@@ -183,7 +183,7 @@ def test_ollama_modelfile_is_packed_with_its_adapter_and_parameters(tmp_path: Pa
     )
     done = pack(tmp_path / "in", tmp_path / "oci", "--output", "json")
     told = json.loads(done.stdout)
-    assert told["left"] == [{"path": "REQUIRES", "reason": "it is an order to Ollama, and no part of the model"}]
+    assert told["left"] == [{"path": "REQUIRES", "reason": "it is an instruction to Ollama, not a part of the model"}]
     at = OciLayout(tmp_path / "oci")
     files = files_of(at)
     found = unpacked(at, tmp_path / "out", files)
@@ -233,7 +233,7 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
     assert done.exit_code == 0
     for name in ("pytorch_model.bin", "modeling.py", "strange.xyz"):
         assert f"left out: {name}: " in done.stderr
-    assert "--allow-unsafe packs it all the same" in done.stderr
+    assert "--allow-unsafe packs it anyway" in done.stderr
     assert not {"pytorch_model.bin", "modeling.py"} & {one.path for one in files_of(OciLayout(tmp_path / "oci"))}
     at = packed(model, tmp_path / "all", "--allow-unsafe")
     entry = at.entry(AMD)
@@ -246,17 +246,17 @@ def test_unsupported_files_are_left_out_and_reported(model: Path, tmp_path: Path
     ("files", "said"),
     [
         ({"config.json": b"{}"}, "there are no weights (safetensors or GGUF) to pack"),
-        ({"m.bin": b""}, "left out: m.bin: weights of this form"),
-        ({"m.gguf": b"", "M.GGUF": b""}, "stands there beside"),
-        ({"m.gguf": b"", "con.json": b"{}"}, "give it another name"),
-        ({"Modelfile": b"FROM llama3"}, "FROM llama3: there is no such file or folder; name the weights themselves"),
-        ({"Modelfile": b"FROM m.bin", "m.bin": b""}, "m.bin: weights of this form"),
-        ({"Modelfile": b"FROM a.gguf\nFROM m.bin", "a.gguf": b"", "m.bin": b""}, "m.bin: weights of this form"),
-        ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' names no file below"),
+        ({"m.bin": b""}, "left out: m.bin: weights in this format"),
+        ({"m.gguf": b"", "M.GGUF": b""}, "in conflict with"),
+        ({"m.gguf": b"", "con.json": b"{}"}, "rename it"),
+        ({"Modelfile": b"FROM llama3"}, "FROM llama3: no such file or folder; give the path of the weights"),
+        ({"Modelfile": b"FROM m.bin", "m.bin": b""}, "m.bin: weights in this format"),
+        ({"Modelfile": b"FROM a.gguf\nFROM m.bin", "a.gguf": b"", "m.bin": b""}, "m.bin: weights in this format"),
+        ({"Modelfile": b"MODEL *.gguf"}, "'*.gguf' matches no file below"),
         ({"Modelfile": b"FORM x"}, "Modelfile: line 1: expected one of FROM"),
         ({"Modelfile": b"FROM a.gguf\nMESSAGE me hi", "a.gguf": b""}, "MESSAGE 'me': expected one of system"),
         ({"Modelfile": b"FROM a.gguf\nPARAMETER stop", "a.gguf": b""}, "PARAMETER stop: expected a value"),
-        ({"Modelfile": b"\xff"}, "is no Modelfile, and no weights by its name"),
+        ({"Modelfile": b"\xff"}, "is neither a Modelfile nor a weights file"),
     ],
 )
 def test_unpackable_source_fails_in_one_line_and_leaves_no_files(
@@ -278,7 +278,7 @@ def test_existing_layout_is_not_overwritten(model: Path, tmp_path: Path) -> None
     packed(model, tmp_path / "oci")
     again = pack(model, tmp_path / "oci")
     assert again.exit_code == 1
-    assert "is there already: name a folder that is not, or is empty" in again.output
+    assert "already exists: choose a new or empty folder" in again.output
 
 
 @pytest.mark.parametrize("size", [69_999, 70_001])
@@ -293,7 +293,7 @@ def test_file_changed_during_packing_fails_and_leaves_no_layout(
 
     monkeypatch.setattr(oci_layout, "write_layout", later)
     done = pack(model, tmp_path / "oci")
-    assert "model-00001-of-00002.safetensors: has changed while it was packed; pack again" in done.output
+    assert "model-00001-of-00002.safetensors: changed while it was packed; pack again" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -301,9 +301,9 @@ def test_damaged_layout_is_rejected(model: Path, tmp_path: Path) -> None:
     at = packed(model, tmp_path / "oci")
     path = at.path(at.top().digest)
     path.write_bytes(path.read_bytes()[:-1] + b" ")
-    with pytest.raises(BadManifestError, match="is damaged"):
+    with pytest.raises(BadManifestError, match="is corrupt"):
         OciLayout(tmp_path / "oci").entry(AMD)
-    with pytest.raises(BadManifestError, match="is no OCI image layout"):
+    with pytest.raises(BadManifestError, match="is not an OCI image layout"):
         OciLayout(model)
 
 

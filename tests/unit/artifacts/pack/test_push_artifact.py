@@ -105,7 +105,7 @@ async def test_layout_with_a_truncated_blob_is_not_pushed(tmp_path: Path) -> Non
     async with rigged(tmp_path) as rig:
         path = rig.layout.path(rig.layout.entry(AMD).manifest.layers[0].digest)
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(BadManifestError, match="or of another size"):
+        with pytest.raises(BadManifestError, match="or has another size"):
             await push_artifact.push_layout(rig.client, NAME, "v1", rig.layout)
         assert not rig.fake.seen
 
@@ -120,10 +120,10 @@ async def test_push_and_inspect_commands_print_the_artifact_digest(tmp_path: Pat
             shown = (await run("inspect", what)).stdout
             lines = [f"digest: {rig.layout.top().digest}", f"manifest: {model} of this index", "dialect: ModelPack"]
             assert shown.splitlines()[:3] == lines
-            assert shown.splitlines()[-1] == "would be taken"
+            assert shown.splitlines()[-1] == "would be accepted"
             why = (await run("inspect", what, "--explain")).stdout
             assert "layer 3: application/vnd.cncf.model.weight.v1.tar: weight model.safetensors, tar, 6656 bytes" in why
-            assert why.splitlines()[-1] == "would be taken"
+            assert why.splitlines()[-1] == "would be accepted"
             told = json.loads((await run("inspect", what, "--output", "json")).stdout)
             named = (told["digest"], told["manifest"], told["refusal"])
             assert named == (rig.layout.top().digest, model, "")
@@ -156,19 +156,19 @@ async def test_inspect_command_prints_the_layer_that_a_pull_would_reject(tmp_pat
     offered = [Offered("model.gguf", 1, content=b"x"), Offered("run.py", 1, content=b"x")]
     oci_layout.write_layout(tmp_path / "oci", pack.build_plan(offered, About(), allow_unsafe=True), "modelpack")
     shown = (await run("inspect", str(tmp_path / "oci"))).stdout
-    assert "refused: ModelPack: layer 2: code is not taken from a registry" in shown
-    assert "would be taken" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout
+    assert "refused: ModelPack: layer 2: code is not accepted from a registry" in shown
+    assert "would be accepted" in (await run("inspect", str(tmp_path / "oci"), "--allow-unsafe")).stdout
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("inspect", "{host}/team/none:v1"), "manifest v1 of team/none"),
-        (("inspect", "a b"), "is no reference to an artifact"),
-        (("inspect", "{folder}"), "is no OCI image layout: it has no file oci-layout; `pilotlight weights pack"),
+        (("inspect", "a b"), "is not a reference to an artifact"),
+        (("inspect", "{folder}"), "is not an OCI image layout: it has no file oci-layout; `pilotlight weights pack"),
         (("inspect", "{folder}/a.gguf"), "/a.gguf --to FOLDER`"),
-        (("push", "{folder}/a.gguf", "{host}/team/llama:v1"), "pack SOURCE --to FOLDER` makes one"),
-        (("push", "{folder}", "{host}/team/llama:v1"), "is no OCI image layout"),
+        (("push", "{folder}/a.gguf", "{host}/team/llama:v1"), "pack SOURCE --to FOLDER` creates one"),
+        (("push", "{folder}", "{host}/team/llama:v1"), "is not an OCI image layout"),
         (("push", "{folder}/oci", "{host}/team/llama@sha256:" + "a" * 64), "REFERENCE must have a tag and no digest"),
         (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "much"), "--chunk-bytes much: "),
         (("push", "{folder}/oci", "{host}/team/llama:v1", "--chunk-bytes", "1Ki"), "expected a size from 1Mi to 1Gi"),

@@ -22,7 +22,7 @@ async def test_login_check_requests_a_token_without_a_scope() -> None:
         assert place.asked == [{"kept": ["1"], "service": ["reg"]}]
         place.fake.always["GET", "/token"] = says(401)
         async with Client(Site(place.fake.host), Known(place.fake.host, Login("me", "no"))) as other:
-            with pytest.raises(DeniedError, match="refuses the login that there is"):
+            with pytest.raises(DeniedError, match="rejects the login"):
                 await manifests.is_login_accepted(other)
         place.fake.judge = lambda _: None
         async with Client(Site(place.fake.host)) as third:

@@ -157,6 +157,6 @@ async def test_token_with_crlf_is_rejected() -> None:
         )
         fake.always["GET", "/token"] = says(200, json.dumps({"token": "a\r\nX-Evil: 1"}).encode())
         async with Client(Site(fake.host), keychain(fake.host), pace=StillClock()) as client:
-            with pytest.raises(RegistryError, match="none that may stand in a header"):
+            with pytest.raises(RegistryError, match="has characters that are invalid in a header"):
                 await manifests.fetch_manifest(client, NAME, "v1")
         assert "x-evil" not in fake.seen[-1].headers

@@ -120,17 +120,19 @@ LIES = {
         layer(PICKLE, path="a/model.safetensors"), r"a/model\.safetensors: it is not a safetensors file"
     ),
     "00 a pickle in an archive": Lie(layer(honest({"m.gguf": PICKLE}), kind=TAR), r"m\.gguf: it is not a GGUF file"),
-    "00 an archive of zeros": Lie(layer(bytes(10240), kind=TAR), "the archive is empty: it holds no file"),
-    "01 bytes that are others": Lie(blob(bytes(len(GOOD))), "its bytes are others than its digest says"),
-    "01 fewer bytes": Lie(blob(GOOD[:-1]), "the registry has 34999 bytes of it, and there should be 35000"),
-    "01 more bytes": Lie(blob(GOOD + b"!"), "the registry has 35001 bytes of it, and there should be 35000"),
-    "02 a manifest that was substituted": Lie(substituted, "its bytes are others than its digest says"),
-    "03 a digest that is a path": Lie(digest_that_is_none, "is no digest: expected sha256"),
+    "00 an archive of zeros": Lie(layer(bytes(10240), kind=TAR), "the archive is empty: it contains no file"),
+    "01 bytes that are others": Lie(blob(bytes(len(GOOD))), "its bytes do not match its digest"),
+    "01 fewer bytes": Lie(blob(GOOD[:-1]), "the registry has 34999 bytes of it, expected 35000"),
+    "01 more bytes": Lie(blob(GOOD + b"!"), "the registry has 35001 bytes of it, expected 35000"),
+    "02 a manifest that was substituted": Lie(substituted, "its bytes do not match its digest"),
+    "03 a digest that is a path": Lie(digest_that_is_none, "is not a digest: expected sha256"),
     "04 a path that leads out": Lie(layer(GOOD, path="../outside.gguf"), "or .. in it"),
     "04 a path from the root": Lie(layer(GOOD, path="/etc/model.gguf"), "is absolute"),
-    "04 two files of one name": Lie(layer(GOOD, b"others"), "twice"),
+    "04 two files of one name": Lie(layer(GOOD, b"others"), "is a duplicate"),
     "05 a link in an archive": Lie(layer(LINK, kind=TAR), "is a link"),
-    "06 a bomb": Lie(layer(BOMB, kind=f"{TAR}+gzip"), "the archive is a bomb: more than 100 bytes"),
+    "06 a bomb": Lie(
+        layer(BOMB, kind=f"{TAR}+gzip"), "the archive is a decompression bomb: expanded more than 100 times"
+    ),
     "07 a manifest without end": Lie(manifest(b"{" + b" " * (5 << 20) + b"}"), "is larger than 4194304 bytes"),
     "07 both kinds at once": Lie(
         manifest(json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": [], "manifests": []}).encode()),

@@ -92,7 +92,7 @@ class Place:
         self.fake.always["GET", f"/v2/{NAME}/referrers/{self.digest}"] = says(200, listed, Content_Type=INDEX)
 
 
-WARNED = "; it is used all the same (warn)"
+WARNED = "; it is used anyway (warn)"
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +136,7 @@ async def test_signatures_made_by_cosign_are_accepted(way: str) -> None:
             one.fake.blob(blob.encode())
         own = public_keys.parse_public_key(COSIGN["key"].encode())
         assert (await one.judge(Policy("enforce", (key(OURS), own)))).signed_by == f"key {own.id}"
-        assert await one.refusal() == "it is by none of the keys"
+        assert await one.refusal() == "it is signed by none of the keys"
 
 
 @pytest.mark.point("17")
@@ -158,12 +158,12 @@ async def test_tampered_signature_tag_is_rejected() -> None:
     async with place() as one:
         other = bundled(envelope(OURS, statement(OTHER)))
         await one.refer(one.by_bundle(other))  # our own signature of another model
-        assert await one.refusal() == "it is over another digest"
+        assert await one.refusal() == "it signs another digest"
         one.fake.manifest(NAME, one.tag, one.by_cosign(cosign(OURS, payload(OTHER))))
-        assert (await one.judge()).lines[2].endswith("it is over another digest")
+        assert (await one.judge()).lines[2].endswith("it signs another digest")
         one.fake.manifest(NAME, one.tag, BODY)
         one.fake.manifest(NAME, format_referrers_tag(one.digest), b'{"manifests": [{"digest": "x"}]}', INDEX)
-        assert "is no digest" in await one.refusal() or "cannot be read" in await one.refusal()
+        assert "is not a digest" in await one.refusal() or "cannot be read" in await one.refusal()
         one.fake.manifest(NAME, format_referrers_tag(one.digest), b"{", INDEX)
         assert not (await one.judge()).publish
 
@@ -183,7 +183,7 @@ async def test_wrong_signature_bytes_are_rejected() -> None:
         assert f"there is no {Blob(NAME, Digest(blob), len(whole))}" in await one.refusal()
         one.fake.blobs[blob] = whole
         one.list(body, size=len(body) + 1)
-        assert "and there should be" in await one.refusal()
+        assert "expected" in await one.refusal()
         one.fake.manifests[NAME, digest_of(body)] = (MANIFEST, body + b" ")
         one.list(size=1)
         del one.fake.manifests[NAME, digest_of(body)]
@@ -211,7 +211,7 @@ async def test_registry_timeout_during_verification_rejects_the_model() -> None:
         one.fake.always["GET", f"/v2/{NAME}/referrers/{one.digest}"] = hang
         verdict = await one.judge(seconds_max=0.05)
         assert not verdict.publish
-        assert verdict.lines[1] == "the registry: did not give all that it has within 0.05 s"
+        assert verdict.lines[1] == "the registry: did not return all signatures within 0.05 s"
 
 
 @pytest.mark.point("17")

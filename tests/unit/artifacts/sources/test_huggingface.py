@@ -145,7 +145,7 @@ async def test_gated_repository_access_is_checked_per_token(tmp_path: Path) -> N
     ("text", "kind", "said"),
     [
         ("hf://acme/tiny@nowhere", AbsentError, "no such revision"),
-        ("hf://acme/other", DeniedError, "not there, or is private: set HF_TOKEN"),
+        ("hf://acme/other", DeniedError, "not exist, or is private: set HF_TOKEN"),
     ],
 )
 async def test_missing_revision_or_repository_is_named_in_the_error(
@@ -169,7 +169,7 @@ async def test_file_with_wrong_bytes_is_not_stored(tmp_path: Path, path: str) ->
 
         for _ in range(3):
             one.fake.answers["GET", f"/acme/tiny/resolve/{COMMIT}/{path}"].append(lying)
-        with pytest.raises(MismatchError, match="others than"):
+        with pytest.raises(MismatchError, match="do not match"):
             await one.bring()
         assert not list(one.store.rows())
         one.fake.answers.clear()
@@ -253,7 +253,7 @@ async def test_redirect_without_a_commit_grants_no_access(tmp_path: Path) -> Non
             return web.Response(status=302, headers={"Location": "https://login.example/?next=model"})
 
         one.fake.always["HEAD", "/acme/tiny/resolve/main/model.safetensors"] = to_the_door
-        with pytest.raises(RegistryError, match="sent elsewhere, and not to its bytes"):
+        with pytest.raises(RegistryError, match="redirected, but not to the file"):
             await one.kept(token="hf_other")
 
 
@@ -262,9 +262,9 @@ async def test_pickle_or_code_matched_by_an_include_pattern_is_rejected(tmp_path
     async with node(tmp_path, SMALL | {"modeling.py": b"import os"}, large) as one:
         with await one.bring() as copy:
             assert set(held(copy)) == OPEN
-        with pytest.raises(RefusedError, match=r"pytorch_model\.bin: weights of this form"):
+        with pytest.raises(RefusedError, match=r"pytorch_model\.bin: weights in this format"):
             await one.bring("hf://acme/tiny?include=*.bin,*.json")
-        with pytest.raises(RefusedError, match=r"modeling\.py: code is not taken"):
+        with pytest.raises(RefusedError, match=r"modeling\.py: code is not accepted"):
             await one.bring("hf://acme/tiny?include=*")
     async with node(tmp_path / "b", {}, {"pytorch_model.bin": b"p"}) as one:
         with pytest.raises(RefusedError, match=r"no weights .* left out: pytorch_model\.bin"):
@@ -276,7 +276,7 @@ async def test_one_quantization_is_pulled_with_an_include_pattern(tmp_path: Path
     async with node(tmp_path, SMALL, large) as one:
         with pytest.raises(RefusedError, match=r"\?include=PATTERN: tiny-F16\.gguf, tiny-Q4_K_M\.gguf, tiny-Q8_0"):
             await one.bring()
-        with pytest.raises(RefusedError, match=r"'\*Q5\*' fits no file; its weights are tiny-F16"):
+        with pytest.raises(RefusedError, match=r"'\*Q5\*' matches no file; its weights are tiny-F16"):
             await one.bring("hf://acme/tiny?include=*Q5*")
         one.fake.cdn.seen.clear()
         with await one.bring("hf://acme/tiny?include=*Q4_K_M.gguf") as copy:
@@ -297,7 +297,7 @@ async def test_invalid_hub_responses_are_rejected(tmp_path: Path) -> None:
             b'[{"type":"file","path":"a","oid":"x","size":-1}]',
         ):
             one.fake.answers["GET", tree].append(_saying(body))
-            with pytest.raises(RegistryError, match="no sum"):
+            with pytest.raises(RegistryError, match="no checksum"):
                 await one.bring()
         oid = "a" * 40
         one.fake.answers["GET", tree].append(
@@ -307,7 +307,7 @@ async def test_invalid_hub_responses_are_rejected(tmp_path: Path) -> None:
             await one.bring()
         elsewhere = {"Link": '<http://localhost:1/x>; rel="next"'}
         one.fake.answers["GET", tree].append(_saying(b"[]", elsewhere))
-        with pytest.raises(PolicyError, match="next page is somewhere else"):
+        with pytest.raises(PolicyError, match="next page is on another host"):
             await one.bring()
 
 
@@ -330,7 +330,7 @@ async def test_endless_file_listing_is_rejected(tmp_path: Path, monkeypatch: pyt
         more = {"Link": f'<{one.fake.url}{tree}>; rel="next"'}
         row = b'{"type":"directory","path":"x"}'
         one.fake.answers["GET", tree].extend([_saying(b"[%s,%s]" % (row, row), more)] * 9)
-        with pytest.raises(RegistryError, match="far too many files"):
+        with pytest.raises(RegistryError, match="too many files"):
             await one.bring()
         assert len(one.fake.asked("GET", "/tree/")) == 3
 
@@ -359,7 +359,7 @@ def test_token_is_not_sent_over_plain_http(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="plain HTTP"):
         access.place("hf_x", Rules(Limits(), StillClock()))
     assert str(access.endpoint()) == "http://mirror.example/"
-    with pytest.raises(PolicyError, match="HF_ENDPOINT is no URL"):
+    with pytest.raises(PolicyError, match="HF_ENDPOINT is not a URL"):
         HubAccess({"HF_ENDPOINT": "mirror"}, tmp_path).endpoint()
     below = replace(access, env={"HF_ENDPOINT": "https://mirror.example/api/hf"})
     assert str(below.place(None, Rules(Limits(), StillClock())).url("x/y")) == "https://mirror.example/api/hf/x/y"

@@ -109,7 +109,7 @@ async def test_unsynced_copy_shares_no_files_after_a_reboot(tmp_path: Path, monk
 async def test_files_of_an_interrupted_pull_are_verified_after_reboot(tmp_path: Path) -> None:
     fetch = fetching(ONE)
     fetch.fails = OSError(errno.EIO, "the power goes")
-    with pytest.raises(Exception, match="the disk fails"):
+    with pytest.raises(Exception, match="the disk failed"):
         await Machine(tmp_path, "monday").has(ONE, fetch)
     layout = Machine(tmp_path, "monday").store.layout
     (came,) = (layout.partial(ONE.key) / "blobs").glob("sha256-*")

@@ -63,9 +63,9 @@ def opened(root: Path, *, while_away: bool = True) -> Store:
 async def test_caller_without_pull_access_is_denied_the_stored_copy(tmp_path: Path) -> None:
     store, there = opened(tmp_path), Registry("owner")
     (await store.ensure(ONE, fetching(ONE), there.caller("owner"))).close()
-    with pytest.raises(ForbiddenError, match="does not give"):
+    with pytest.raises(ForbiddenError, match="denies"):
         await store.ensure(ONE, fetching(ONE), there.caller("stranger"))
-    with pytest.raises(ForbiddenError, match="shows none"):
+    with pytest.raises(ForbiddenError, match="this caller has none"):
         await store.ensure(ONE, fetching(ONE), None)
     assert there.asked == ["stranger"]
     assert not store.rows()[0].in_use  # a rejected caller holds nothing
@@ -212,11 +212,11 @@ class Broken(Permits):
 async def test_failure_to_record_a_permission_leaves_no_copy_in_use(tmp_path: Path) -> None:
     there = Registry("owner")
     store = Store(tmp_path, spare_bytes=0, permits=Broken(tmp_path / "permits")).open()
-    with pytest.raises(StoreError, match="the disk fails"):
+    with pytest.raises(StoreError, match="the disk failed"):
         await store.ensure(ONE, fetching(ONE), there.caller("owner"))
     (row,) = store.rows()
     assert not row.in_use
-    with pytest.raises(StoreError, match="the disk fails"):
+    with pytest.raises(StoreError, match="the disk failed"):
         await store.admit(ONE.key, there.caller("owner"))
     (row,) = store.rows()
     assert not row.in_use

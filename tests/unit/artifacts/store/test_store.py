@@ -164,7 +164,7 @@ async def test_archive_with_non_regular_files_is_rejected(tmp_path: Path) -> Non
         os.mkfifo(job.tree / "pipe")
 
     for bad in (escapes, pipes):
-        with pytest.raises(StoreError, match="left what is no file"):
+        with pytest.raises(StoreError, match="left an entry that is no file"):
             await store.ensure(one, bad, None)
     with await store.ensure(one, unpacks, None) as copy:
         assert (copy.folder / "sub/a.gguf").stat().st_size == KIB

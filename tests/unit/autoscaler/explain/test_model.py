@@ -131,7 +131,7 @@ def test_explain_reports_the_last_start_failure_and_the_next_try() -> None:
     assert sentence in told.sentences
 
 
-GONE = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
+GONE = "/m/b.gguf does not exist; put the model there, or correct spec.artifact"
 
 
 def test_obstacle_to_a_start_is_explained_before_and_after_requests() -> None:

@@ -57,9 +57,9 @@ def test_image_mounted_weights_are_described_by_their_inspection() -> None:
     seen = WeightsReport(artifact=OWN, look=True, digest="sha256:aa", image="")
     assert describe_weights(replace_fields(before, looked={read_weights_request(seen): seen}), one)[1] == f"{mounted}."
     assert weights_state(before, one) == "here", "nothing keeps them from pods"
-    none = replace(seen, image=None, no_image="it is no image (ModelPack)")
+    none = replace(seen, image=None, no_image="it is not an image (ModelPack)")
     assert (
-        "it is no image (ModelPack)"
+        "it is not an image (ModelPack)"
         in describe_weights(replace_fields(before, looked={read_weights_request(seen): none}), one)[1]
     )
     assert weights_state(replace_fields(before, unbrought={OWN: "away"}), one) == "failed"

@@ -31,7 +31,7 @@ from tests.support.builders.worlds import (
 from tests.support.harness.manual_loop import SteppedLoop
 
 A, B = model("a", 20), model("b", 20)
-WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
+WHY = "/m/b.gguf does not exist; put the model there, or correct spec.artifact"
 BLOCKED = {B.name: WHY}
 
 

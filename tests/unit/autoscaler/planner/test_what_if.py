@@ -243,8 +243,8 @@ def test_plan_command_warns_that_providers_are_not_simulated(tmp_path: Path) -> 
     assert status == 0
     assert json.loads(told)["starts"]
     assert said == (
-        "pilotlight: `capacity` (g4, queue) is not played here, and each entry of `nodes` counts as one node that is"
-        " there; --live asks the system that runs\n"
+        "pilotlight: `capacity` (g4, queue) is not simulated, and each entry of `nodes` counts as one existing node;"
+        " --live uses the running system\n"
     )
 
 

@@ -158,7 +158,7 @@ def test_resources_and_annotations_of_all_slicing_kinds_are_reserved() -> None:
 
 def test_env_variable_with_value_from_is_rejected_for_a_local_process() -> None:
     of = one("env: {TOKEN: {valueFrom: {secretKeyRef: {name: hub, key: token}}}}")
-    with pytest.raises(EngineError, match=r"Model a: spec.env.TOKEN.valueFrom: only pods have one"):
+    with pytest.raises(EngineError, match=r"Model a: spec.env.TOKEN.valueFrom: supported only in pods"):
         build_launcher()(of, "127.0.0.1", 1)
 
 

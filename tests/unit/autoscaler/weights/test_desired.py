@@ -220,7 +220,7 @@ def test_unsafe_weights_are_not_used_by_a_model_that_forbids_them() -> None:
 IMAGES = Settings(weights=Weights(mount="image"))
 NEW = ClusterFacts(volumes=True, server=(1, 36))
 LOOK = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", image="models", ggufs=("a.gguf",))
-NONE = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", no_image="it is no image (ModelPack)")
+NONE = WeightsReport(artifact=ADA, look=True, digest="sha256:aa", no_image="it is not an image (ModelPack)")
 
 
 def looking(*weights: WeightsReport, models: Sequence[Model] = (), by: str = "n1") -> World:

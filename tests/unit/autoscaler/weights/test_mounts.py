@@ -139,9 +139,9 @@ def test_only_a_known_unmountable_artifact_blocks_a_start() -> None:
     for mount, facts in (("image", NEW), ("auto", NO_RIGHT)):
         assert not mounts.explain_unmountable(OCI, said(mount=mount), facts), "nobody has looked yet"
         why = mounts.explain_unmountable(
-            OCI, said(mount=mount), facts, found=ArtifactFacts(DIGEST, why="it is no image (ModelPack)")
+            OCI, said(mount=mount), facts, found=ArtifactFacts(DIGEST, why="it is not an image (ModelPack)")
         )
-        assert "it is no image (ModelPack)" in why
+        assert "it is not an image (ModelPack)" in why
         assert not mounts.explain_unmountable(OCI, said(mount=mount), facts, found=IMAGE)
     assert mounts.explain_unmountable("hf://a/b", said(), none), "its engine does not fetch it"
     assert not mounts.explain_unmountable(None, said(), none)

@@ -46,13 +46,15 @@ def test_report_page_is_self_contained_and_escapes_names() -> None:
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert not any(word in page for word in ("src=", "href=", "@import", "url("))
-    assert "verdict holds: 5 calls" in page
+    assert "verdict holds: 5 requests" in page
 
 
 def test_verdict_of_an_interrupted_run_counts_only_sent_requests() -> None:
     report = build_report("http://127.0.0.1:1", "a plan", 200, [*RESULTS, REFUSED], interrupted=True)
     assert (report.planned, report.verdict.admitted, report.verdict.holds) == (200, 5, True)
-    assert describe_interruption(report) == "interrupted: 5 of 200 calls were sent, and those under way were given up"
+    assert (
+        describe_interruption(report) == "interrupted: 5 of 200 requests were sent, and those in flight were abandoned"
+    )
     assert describe_interruption(report) in as_html(report)
     assert "interrupted" not in as_html(made())
 
@@ -93,7 +95,7 @@ def test_coldstart_page_shows_phases_and_rounds() -> None:
     assert "<script>" not in page
     assert "5 cold starts of &lt;script&gt;" in page
     assert not any(word in page for word in ("src=", "href=", "@import", "url("))
-    assert "verdict holds: 3 calls, 2 completed, 1 failed" in page
+    assert "verdict holds: 3 requests, 2 completed, 1 failed" in page
     assert "ended after 3 of 5 rounds: interrupted" in page
     assert "<tr><td>load<td>300.0<td>300.0<td>300.0<td>300.0<td>300.0</tr>" in page
     assert "<tr><td>1<td>2.0<td>completed<td>yes<td>321.0<td>400.0</tr>" in page

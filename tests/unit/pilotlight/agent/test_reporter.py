@@ -216,7 +216,7 @@ async def test_node_state_is_reported_at_once_on_change_and_periodically() -> No
 
 async def test_hanging_or_rejecting_autoscaler_delays_no_reports_to_others(caplog: pytest.LogCaptureFixture) -> None:
     bad, ugly, good = Noted("bad"), Noted("ugly"), Noted("good")
-    bad.hangs, ugly.refuses = True, "it answered 401"
+    bad.hangs, ugly.refuses = True, "it responded with 401"
     told = Told([bad, ugly, good], period_s=0.005)
     async with asyncio.timeout(60), told.running():
         for _ in range(5):
@@ -224,7 +224,7 @@ async def test_hanging_or_rejecting_autoscaler_delays_no_reports_to_others(caplo
         ugly.refuses = ""
         assert await ugly.taken.get()
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["event=report_failed autoscaler=ugly reason='it answered 401'"], "once"
+    assert lines == ["event=report_failed autoscaler=ugly reason='it responded with 401'"], "once"
 
 
 async def test_agent_is_ready_only_while_its_reports_are_delivered(
@@ -247,7 +247,7 @@ async def test_agent_is_ready_only_while_its_reports_are_delivered(
         assert (await way.taken.get()).endswith(b" True")
         await way.taken.get()
         assert (await says("/healthz"), await says("/readyz"), await says("/metrics")) == (200, 200, 200)
-        way.refuses = "it answered 401"
+        way.refuses = "it responded with 401"
         while await says("/readyz") == 200:
             await asyncio.sleep(0.005)
         monkeypatch.setattr(agent, "LOOK_S_MAX", 0.0)
@@ -316,7 +316,7 @@ async def test_error_for_a_rejected_agent_token_names_the_token_file_option(tmp_
     try:
         await way.send(body())
         assert [type(one) for one in loop.observed] == [NodeReported]
-        with pytest.raises(WayError, match="it answered 401: --token-file"):
+        with pytest.raises(WayError, match="it responded with 401: --token-file"):
             await wrong.send(body())
         with pytest.raises(WayError, match="UnixClientConnectorError"):
             await gone.send(body())
@@ -339,7 +339,7 @@ async def test_report_to_a_dns_name_is_delivered_unless_the_name_is_unknown() ->
             await way.send(body())
         assert loop.observed
         nobody = HttpWay("dns+http://nobody.invalid:1", None, None)
-        with pytest.raises(WayError, match="the name cannot be looked up"):
+        with pytest.raises(WayError, match="the name cannot be resolved"):
             await nobody.send(body())
     finally:
         await way.close()

@@ -107,7 +107,7 @@ def test_status_lists_disabled_features_and_degradation(capsys: pytest.CaptureFi
         show.print_status(url, None, watch=False, output="text")
         assert capsys.readouterr().out.splitlines()[-3:] == [
             "off: nodes are not read", "off: agents",
-            "degraded: an internal error occurs, and the failed part is tried again: plan: KeyError: 7",
+            "degraded: an internal error occurred, and the failed part is retried: plan: KeyError: 7",
         ]  # fmt: skip
         show.print_status(url, "bob", watch=False, output="text")
         assert "off:" not in capsys.readouterr().out

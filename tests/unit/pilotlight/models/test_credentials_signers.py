@@ -81,7 +81,7 @@ def test_unreadable_signature_key_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     for name, line in {
         "none": "No such file or directory",
-        "private": "holds a private key",
+        "private": "this is a private key",
         "huge": "larger than 16 KiB",
         "text": "expected one public key in PEM",
     }.items():

@@ -115,14 +115,16 @@ def test_duplicate_model_name_error_names_both_files(folder: Path) -> None:
     ada, other = folder / "models" / "ada.gguf", folder / "other" / "ada.gguf"
     other.parent.mkdir()
     other.hardlink_to(ada)
-    assert wrong(folder, ada.parent, other) == f"{other}: a Model named ada is already made of {ada}: rename one"
+    assert wrong(folder, ada.parent, other) == f"{other}: a Model named ada is already created from {ada}: rename one"
 
 
 def test_colliding_normalized_names_error_names_both_files(folder: Path) -> None:
     one, two = folder / "models" / "my model.gguf", folder / "models" / "my-model.gguf"
     one.hardlink_to(folder / "models" / "ada.gguf")
     two.hardlink_to(folder / "models" / "ada.gguf")
-    assert wrong(folder, folder / "models") == f"{two}: a Model named my-model is already made of {one}: rename one"
+    assert (
+        wrong(folder, folder / "models") == f"{two}: a Model named my-model is already created from {one}: rename one"
+    )
 
 
 def test_gguf_file_named_like_a_model_of_a_document_is_rejected(folder: Path) -> None:
@@ -227,10 +229,10 @@ def test_adapters_add_memory_and_a_missing_one_fails_the_start(folder: Path) -> 
 
     assert memory_bytes(files[1]) == memory_bytes() + files[1].stat().st_size
     assert memory_bytes(files[1], folder / ("a" * 300)) == 0, "a name that no disk takes"
-    with pytest.raises(EngineError, match=r"^Model ada: .*aaa: there is no such adapter$"):
+    with pytest.raises(EngineError, match=r"^Model ada: adapter .*aaa does not exist"):
         build_launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
     assert memory_bytes(*files[1:]) == 0
-    with pytest.raises(EngineError, match=r"^Model ada: .*/gone\.gguf: there is no such adapter$"):
+    with pytest.raises(EngineError, match=r"^Model ada: adapter .*/gone\.gguf does not exist"):
         build_launcher()(read_documents(folder / "d.yaml").models[0], "127.0.0.1", 1)
 
 

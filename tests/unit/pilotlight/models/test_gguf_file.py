@@ -43,15 +43,15 @@ def test_valid_file_is_accepted_for_every_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "command"])
 def test_missing_file_error_names_the_path_and_fix(tmp_path: Path, engine: EngineName) -> None:
     for path in (tmp_path / "m.gguf", tmp_path / "no" / "folder" / "m.gguf"):
-        assert wrong(engine, path) == f"there is no {path}; put the model there, {CORRECT}"
+        assert wrong(engine, path) == f"{path} does not exist; put the model there, {CORRECT}"
 
 
 def test_llama_cpp_rejects_a_file_without_gguf_content(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(b"hello there")
-    assert wrong("llama.cpp", path) == f"{path}: not a GGUF file; put a whole GGUF file there, {CORRECT}"
+    assert wrong("llama.cpp", path) == f"{path}: not a GGUF file; put a complete GGUF file there, {CORRECT}"
     assert wrong("vllm", path) == ""
-    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: it is no regular file")
+    assert wrong("llama.cpp", tmp_path).startswith(f"{tmp_path}: it is not a regular file")
 
 
 @pytest.mark.parametrize("engine", ["command", "ollama"])
@@ -67,7 +67,7 @@ def test_lost_read_permission_is_an_error_despite_a_cached_header(
     tiny_gguf.make_model(path, "Good.")
     assert wrong("llama.cpp", path) == ""
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert wrong("llama.cpp", path) == f"{path} may not be read; let the user that runs pilotlight read it"
+    assert wrong("llama.cpp", path) == f"{path} is not readable; give read permission to the user that runs pilotlight"
 
 
 def test_header_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_missing_part_of_a_split_gguf_is_named_in_the_error(tmp_path: Path) -> N
     shutil.copy(first, second)
     assert wrong("llama.cpp", first) == ""
     second.unlink()
-    assert wrong("llama.cpp", first).startswith(f"{first}: part 2 of 2 is missing: {second.name}; put a whole GGUF")
+    assert wrong("llama.cpp", first).startswith(f"{first}: part 2 of 2 is missing: {second.name}; put a complete GGUF")
 
 
 def test_engine_installed_after_startup_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,9 +215,9 @@ def test_unreadable_artifact_is_explained_in_one_sentence(tmp_path: Path) -> Non
         assert why in told.sentences[0]
         assert "\n" not in told.sentences[0]
     remote = replace(model(tmp_path), spec=ModelSpec(engine="vllm", artifact="hf://org/name"))
-    assert "not a file here" in explained(remote).sentences[0]
+    assert "not a local file" in explained(remote).sentences[0]
     folder = explained(model(tmp_path, "command", command=("x", "{port}")))
-    assert "of no kind that says more" in folder.sentences[0]
+    assert "does not state memory needs" in folder.sentences[0]
 
 
 def test_fit_of_a_model_that_needs_no_device_lists_no_placement(file: Path) -> None:

@@ -316,7 +316,7 @@ async def test_unsafe_weights_are_used_only_by_models_that_allow_them(tmp_path: 
         one, of = at(tmp_path, Registries()), f"oci://{host}/{packed_models.NAME}:v1"
         strict = model(of, engine="vllm")
         allows = model(of, engine="vllm", allow_unsafe=True)
-        with pytest.raises(RefusedError, match=f"code is not taken.*{re.escape(ALLOW)}"):
+        with pytest.raises(RefusedError, match=f"code is not accepted.*{re.escape(ALLOW)}"):
             await one(strict, lambda _: None)  # type: ignore[misc]  # the store brings it
         for _ in range(2):
             held = await one(allows, lambda _: None)  # type: ignore[misc]  # the store brings it
@@ -324,7 +324,7 @@ async def test_unsafe_weights_are_used_only_by_models_that_allow_them(tmp_path: 
             held.close()
         assert one.located(allows) == held.model
         assert one.located(strict) is strict
-        with pytest.raises(RefusedError, match=f"^{re.escape(of)} holds code or pickled.*{re.escape(ALLOW)}$"):
+        with pytest.raises(RefusedError, match=f"^{re.escape(of)} contains code or pickled.*{re.escape(ALLOW)}$"):
             await one(strict, lambda _: None)  # type: ignore[misc]  # the store brings it
         assert strict.spec_hash() != allows.spec_hash()
 

@@ -55,7 +55,7 @@ def test_key_of_another_certificate_is_rejected(tmp_path: Path, pair: Pair) -> N
     other = write(tmp_path, "b", authority(OURS).issue_cert("b.example"))
     line = why(Identity(cert=pair.cert, key=other.key))
     assert line == (
-        f"{other.key}: this key does not belong to the certificate {pair.cert}: give the one that it was made with"
+        f"{other.key}: this key does not belong to the certificate {pair.cert}: use the key of this certificate"
     )
 
 
@@ -70,13 +70,13 @@ def test_invalid_or_truncated_pem_files_are_rejected(tmp_path: Path, pair: Pair)
     half = tmp_path / "half.pem"
     for text in ("hello", pair.cert.read_text()[:200], ""):
         half.write_text(text)
-        assert why(Identity(cert=half, key=pair.key)) == f"{half}: no certificate in PEM form that can be used"
+        assert why(Identity(cert=half, key=pair.key)) == f"{half}: the file contains no usable PEM certificate"
         assert (
             why(Identity(cert=pair.cert, key=pair.key, ca=half))
-            == f"{half}: no certificate in PEM form that can be used"
+            == f"{half}: the file contains no usable PEM certificate"
         )
     half.write_text(pair.key.read_text()[:100])
-    assert why(Identity(cert=pair.cert, key=half)) == f"{half}: no private key in PEM form that can be used"
+    assert why(Identity(cert=pair.cert, key=half)) == f"{half}: the file contains no usable PEM private key"
     half.write_bytes(b"x" * (2 << 20))
     assert why(Identity(cert=half, key=pair.key)).startswith(f"{half}: larger than 1024 KiB")
 
@@ -86,7 +86,7 @@ def test_encrypted_key_is_rejected_without_password_prompt(tmp_path: Path, pair:
     locked = tmp_path / "locked.key"
     words = ["openssl", "pkey", "-in", str(pair.key), "-aes128", "-passout", "pass:x", "-out", str(locked)]
     subprocess.run(words, check=True, capture_output=True)
-    assert why(Identity(cert=pair.cert, key=locked)).startswith(f"{locked}: the key is encrypted: write it out with ")
+    assert why(Identity(cert=pair.cert, key=locked)).startswith(f"{locked}: the key is encrypted: decrypt it with ")
 
 
 def test_private_key_readable_by_other_users_gets_a_chmod_suggestion(tmp_path: Path, pair: Pair) -> None:
@@ -105,8 +105,8 @@ def test_tokens_are_read_one_per_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no token in it"),
-        (" \n", "no token in it"),
+        ("", "the file contains no token"),
+        (" \n", "the file contains no token"),
         ("short\n", "32 or more visible"),
         (f"{TOKEN}\nsecond one with blanks in it, long enough\n", "32 or more visible"),
         (f"{TOKEN}\n" * 17, "more than 16 tokens"),

@@ -27,7 +27,7 @@ def test_model_that_fits_no_listed_device_is_printed_exactly_once() -> None:
     assert said == []
     listener.on_step(step(begun, listed))
     assert said == [
-        "Model huge fits on no device: needs 30Gi on one device; the largest has 4Gi; its calls get 503 no_capacity"
+        "Model huge fits on no device: needs 30Gi on one device; the largest has 4Gi; its requests get 503 no_capacity"
     ]
     listener.on_step(step(listed, listed))
     assert len(said) == 1
@@ -50,8 +50,8 @@ def test_added_device_updates_the_printed_models_that_fit_no_device() -> None:
     del said[:]
     listener.on_step(step(small, more))
     assert said == [
-        "Model b fits on no device: needs 50Gi on one device; the largest has 40Gi; its calls get 503 no_capacity",
-        "there is a device now for huge",
+        "Model b fits on no device: needs 50Gi on one device; the largest has 40Gi; its requests get 503 no_capacity",
+        "a device is now available for huge",
     ]
     listener.on_step(step(more, fewer))
     assert len(said) == 2, "a Model that is gone from the documents is no news"
@@ -66,7 +66,7 @@ def test_model_fits_as_soon_as_its_node_may_be_repartitioned() -> None:
     listener.on_step(step(may_not, may_not))
     assert [line.partition(":")[0] for line in said] == ["Model big fits on no device"]
     listener.on_step(step(may_not, may))
-    assert said[1:] == ["there is a device now for big"]
+    assert said[1:] == ["a device is now available for big"]
     listener.on_step(step(may, may_not))
     assert len(said) == 3
 
@@ -78,7 +78,7 @@ def test_models_that_fit_no_device_are_summarized_beyond_the_line_limit() -> Non
     none, large = world(many, [device(memory_gi=4)]), world(many, [device(memory_gi=40)])
     listener.on_step(step(none, none))
     assert len(said) == SAID_MAX + 1
-    assert said[-1] == f"{100 - SAID_MAX} more models fit on no device: `pilotlight status` tells each"
+    assert said[-1] == f"{100 - SAID_MAX} more models fit on no device: `pilotlight status` lists them"
     listener.on_step(step(none, large))
     assert said[-1].endswith(f"m009 and {100 - SAID_MAX} more")
 

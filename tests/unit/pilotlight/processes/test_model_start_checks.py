@@ -19,7 +19,7 @@ from tests.support.harness.manual_loop import SteppedLoop
 from tests.support.waiting import until
 
 A, B = model("a", 10), model("b", 10)
-WHY = "there is no /m/b.gguf; put the model there, or correct spec.artifact"
+WHY = "/m/b.gguf does not exist; put the model there, or correct spec.artifact"
 UNKNOWN = model("b", 0)
 """Its file could not be read yet, so its memory is unknown."""
 
@@ -75,12 +75,12 @@ def test_reason_a_model_cannot_start_and_its_removal_are_printed_once(house: Hou
     async def scenario() -> None:
         house.stepped.step(DocumentsSeen(models=(A, B)))
         await house.until("the obstacle is told", lambda made: made.learned.obstacles == {"b": WHY})
-        assert house.said == [f"Model b cannot start: {WHY}; its calls get 503 model_start_failed"]
+        assert house.said == [f"Model b cannot start: {WHY}; its requests get 503 model_start_failed"]
         looks = len(house.looked)
         await house.until("it looks again", lambda _: len(house.looked) >= looks + 6)
         house.obstacles = {}
         await house.until("it is gone", lambda made: not made.learned.obstacles)
-        assert house.said[1:] == ["nothing is in the way any more of a start of b"]
+        assert house.said[1:] == ["the problem is fixed for b"]
 
     house.play(scenario)
 
@@ -136,7 +136,7 @@ def test_models_that_cannot_start_are_summarized_beyond_the_line_limit(house: Ho
         house.stepped.step(DocumentsSeen(models=many))
         await house.until("all are told", lambda made: len(made.learned.obstacles) == 100)
         assert len(house.said) == SAID_MAX + 1
-        assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` tells each"
+        assert house.said[-1] == f"{100 - SAID_MAX} more models cannot start: `pilotlight status` lists them"
 
     house.play(scenario)
 

@@ -110,14 +110,14 @@ async def test_missing_keys_yield_an_empty_login_with_a_note(tmp_path: Path) -> 
     async with Services().serving() as there:
         login, _ = await amazon(there, tmp_path, {}).fetch(HOST)
         assert login == Login(note=login.note)
-        assert login.note.startswith("AWS: no keys are here; give it keys: AWS_ACCESS_KEY_ID, a profile, IRSA")
+        assert login.note.startswith("AWS: no keys were found; provide keys: AWS_ACCESS_KEY_ID, a profile, IRSA")
         assert there.asked == []
 
 
 async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         role = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/nobody", "AWS_ROLE_ARN": "models"}
-        with pytest.raises(PolicyError, match=f"{HOST}: AWS: the keys to ask with: .*AWS_ROLE_ARN"):
+        with pytest.raises(PolicyError, match=f"{HOST}: AWS: the keys for the request: .*AWS_ROLE_ARN"):
             await amazon(there, tmp_path, role).fetch(HOST)
         fault = {"__type": "com.amazon.coral#AccessDeniedException", "message": "s3cret-key"}
         there.says["/"] = (400, fault)
@@ -131,7 +131,7 @@ async def test_ecr_login_error_names_the_failed_step_and_hides_secrets(tmp_path:
         odds: list[object] = [{"authorizationData": []}, {"authorizationData": [data("s3cret-key")]}, b"s3cret-key"]
         for odd in odds:
             there.says["/"] = (200, odd)
-            with pytest.raises(DeniedError, match="answered something that is no token") as two:
+            with pytest.raises(DeniedError, match="the response is not a token") as two:
                 await amazon(there, tmp_path, PLAIN).fetch(HOST)
             errors.append(str(two.value))
         assert not any("s3cret" in error for error in errors)

@@ -49,16 +49,16 @@ async def test_keys_are_none_without_pod_identity_settings() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({FULL: "http://keys.example/v1"}, "asked by https only"),
-        ({FULL: "http://169.254.169.254/latest"}, "asked by https only"),
-        ({FULL: "http://10.0.0.7/v1"}, "asked by https only"),
-        ({FULL: "ftp://127.0.0.1/v1"}, "is no URL"),
-        ({FULL: "http://me:pw@127.0.0.1/v1"}, "is no URL"),
-        ({FULL: "nothing"}, "is no URL"),
-        ({RELATIVE: "@evil.example/x"}, "is no path"),
-        ({RELATIVE: "//evil example"}, "is no path"),
-        ({FULL: "http://127.0.0.1:1/v1", AUTHORIZATION: "a\r\nb"}, "no token is in it"),
-        ({FULL: "http://127.0.0.1:1/v1", FROM_FILE: "/nobody/token"}, "no token is in it"),
+        ({FULL: "http://keys.example/v1"}, "contacted over https only"),
+        ({FULL: "http://169.254.169.254/latest"}, "contacted over https only"),
+        ({FULL: "http://10.0.0.7/v1"}, "contacted over https only"),
+        ({FULL: "ftp://127.0.0.1/v1"}, "is not a URL"),
+        ({FULL: "http://me:pw@127.0.0.1/v1"}, "is not a URL"),
+        ({FULL: "nothing"}, "is not a URL"),
+        ({RELATIVE: "@evil.example/x"}, "is not a path"),
+        ({RELATIVE: "//evil example"}, "is not a path"),
+        ({FULL: "http://127.0.0.1:1/v1", AUTHORIZATION: "a\r\nb"}, "contains no token"),
+        ({FULL: "http://127.0.0.1:1/v1", FROM_FILE: "/nobody/token"}, "contains no token"),
     ],
 )
 async def test_unsafe_pod_identity_urls_and_tokens_are_rejected(env: dict[str, str], said: str) -> None:
@@ -78,11 +78,11 @@ async def test_pod_identity_service_error_hides_the_response_body() -> None:
     async with Services().serving() as there:
         pod = PodKeys({FULL: f"{there.url}{PATH}"}, StillClock())
         there.says[PATH] = (403, b"s3cret")
-        with pytest.raises(DeniedError, match=r"gives no keys \(403\); is the service account associated") as one:
+        with pytest.raises(DeniedError, match=r"returned no keys \(403\); has the service account a role") as one:
             await pod.keys()
         there.says[PATH] = (200, b"s3cret")
-        with pytest.raises(DeniedError, match="something that is no key") as two:
+        with pytest.raises(DeniedError, match="the response is not a key") as two:
             await pod.keys()
         assert "s3cret" not in f"{one.value}{two.value}"
-    with pytest.raises(UnreachableError, match="nobody answers"):
+    with pytest.raises(UnreachableError, match="no response"):
         await PodKeys({FULL: "http://127.0.0.1:1/v1"}, StillClock()).keys()

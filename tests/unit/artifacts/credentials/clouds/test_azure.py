@@ -117,21 +117,21 @@ async def test_missing_identity_yields_an_empty_login_with_a_note() -> None:
         assert login == Login(note=login.note)
         assert "Azure: the machine has no identity to use: 404 (AZURE_CLIENT_ID names one" in login.note
     login, _ = await Azure({}, "http://127.0.0.1:1", pace=StillClock()).fetch(HOST)
-    assert "Azure: no identity is here; give the pod workload identity" in login.note
+    assert "Azure: no identity was found; give the pod a workload identity" in login.note
 
 
 async def test_acr_login_error_names_the_failed_step_and_hides_secrets(tmp_path: Path) -> None:
     async with Services().serving() as there:
         env = workload(tmp_path, there)
         there.says[ENTRA] = (401, {"error": "x", "error_description": f"AADSTS70021: {PROOF} does not match"})
-        with pytest.raises(DeniedError, match=r"workload identity: Entra ID gives no token \(401 AADSTS70021\)") as one:
+        with pytest.raises(DeniedError, match=r"Entra ID returned no token \(401 AADSTS70021\)") as one:
             await azure(env, there).fetch(HOST)
         there.says[ENTRA] = (200, {"access_token": ACCESS})
         there.says[EXCHANGE] = (403, ACCESS.encode())
         with pytest.raises(DeniedError, match=rf"{HOST}: Azure: the exchange .* \(403\); .*AcrPull") as two:
             await azure(env, there).fetch(HOST)
         there.says[EXCHANGE] = (200, ACCESS.encode())
-        with pytest.raises(DeniedError, match="answered something that is no token") as three:
+        with pytest.raises(DeniedError, match="the response is not a token") as three:
             await azure(env, there).fetch(HOST)
         assert not any("s3cret" in str(error.value) for error in (one, two, three))
 
@@ -141,10 +141,10 @@ async def test_invalid_workload_identity_settings_send_no_request(tmp_path: Path
         env = workload(tmp_path, there)
         with pytest.raises(PolicyError, match="AZURE_AUTHORITY_HOST is not https"):
             await azure(env | {"AZURE_AUTHORITY_HOST": "http://login.example/"}, there).fetch(HOST)
-        with pytest.raises(PolicyError, match="AZURE_TENANT_ID is no tenant"):
+        with pytest.raises(PolicyError, match="AZURE_TENANT_ID is not a tenant"):
             await azure(env | {"AZURE_TENANT_ID": "../x"}, there).fetch(HOST)
         (tmp_path / "token").unlink()
-        with pytest.raises(PolicyError, match="AZURE_FEDERATED_TOKEN_FILE has no token"):
+        with pytest.raises(PolicyError, match="AZURE_FEDERATED_TOKEN_FILE contains no token"):
             await azure(env, there).fetch(HOST)
         assert there.asked == []
 

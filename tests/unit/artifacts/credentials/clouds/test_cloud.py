@@ -146,7 +146,7 @@ async def test_denied_anonymous_pull_error_names_the_missing_cloud_identity() ->
             return True
 
         async def fetch(self, host: str) -> Granted:
-            return Granted(Login(note="Cloud: no identity is here; do this"), 30.0)
+            return Granted(Login(note="Cloud: no identity was found; do this"), 30.0)
 
     async with FakeRegistry().serving() as fake:
         fake.manifest("team/open", "v1", b"{}")
@@ -154,12 +154,12 @@ async def test_denied_anonymous_pull_error_names_the_missing_cloud_identity() ->
             assert (await manifests.fetch_manifest(client, "team/open", "v1")).body == b"{}"
             refusal = says(401, WWW_Authenticate='Basic realm="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = refusal
-            with pytest.raises(DeniedError, match=r"there is none for .*\(Cloud: no identity is here; do this\)"):
+            with pytest.raises(DeniedError, match=r"none is stored for .*\(Cloud: no identity was found; do this\)"):
                 await manifests.fetch_manifest(client, "team/private", "v1")
             bearer = says(401, WWW_Authenticate=f'Bearer realm="{fake.url}/token",service="x"')
             fake.always["GET", "/v2/team/private/manifests/v1"] = bearer
             fake.always["GET", "/token"] = says(403)
-            with pytest.raises(DeniedError, match=r"gives nothing without a login \(403\) \(Cloud: no identity"):
+            with pytest.raises(DeniedError, match=r"requires a login \(403\) \(Cloud: no identity"):
                 await manifests.fetch_manifest(client, "team/private", "v1")
         assert all("authorization" not in one.headers for one in fake.seen)
 

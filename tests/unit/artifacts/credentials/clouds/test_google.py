@@ -48,7 +48,7 @@ async def test_metadata_server_token_becomes_the_password() -> None:
 async def test_login_is_anonymous_without_a_google_metadata_server() -> None:
     login, _ = await Google("127.0.0.1:1", StillClock()).fetch(HOST)
     assert login.anonymous
-    assert "Google Cloud: no metadata server is here; run as a service account" in login.note
+    assert "Google Cloud: no metadata server was found; run as a service account" in login.note
     async with Services().serving() as there:  # another cloud's service at the same address
         there.says[PATH] = (200, {"access_token": TOKEN, "expires_in": 3599})
         login, _ = await Google(there.host, StillClock()).fetch(HOST)
@@ -62,7 +62,7 @@ async def test_missing_service_account_error_names_the_required_role() -> None:
         with pytest.raises(DeniedError, match=rf"{HOST}: Google Cloud: .* \(404\): .*Artifact Registry Reader"):
             await google.fetch(HOST)
         there.says[PATH] = (200, TOKEN.encode())
-        with pytest.raises(DeniedError, match="something that is no token") as refused:
+        with pytest.raises(DeniedError, match="is not a token") as refused:
             await google.fetch(HOST)
         assert TOKEN not in str(refused.value)
 

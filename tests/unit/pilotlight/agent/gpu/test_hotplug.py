@@ -122,7 +122,7 @@ async def test_attach_fails_with_a_reason_if_the_driver_never_shows_the_gpu(rig:
     assert not rig.report().failed
     await rig.turns(3)
     assert rig.report().failed
-    assert rig.report().says == "it is attached, and the node's driver does not show it"
+    assert rig.report().says == "it is attached, but the node's driver does not show it"
     assert 30 < len(rig.node.said) < 150, "every few seconds: a link takes its time"
 
 
@@ -187,7 +187,7 @@ async def test_gpu_in_use_is_kept_and_its_user_is_reported(rig: Rig) -> None:
     rig.table = [PodDevices(namespace="engines", name="bob", devices=(A,))]
     gpu.used_mib = 6000
     rig.want(A, leave=True)
-    for says in ("process 4711 computes on it", "pod engines/bob has it", "6000 MiB of its memory are held"):
+    for says in ("process 4711 computes on it", "pod engines/bob uses it", "6000 MiB of its memory are in use"):
         await rig.turns(3)
         assert (rig.report().says, rig.report().done, rig.node.said) == (says, False, [])
         if gpu.computing:
@@ -295,7 +295,7 @@ async def test_gpu_with_unknown_bus_address_is_not_reported_as_gone(rig: Rig) ->
     rig.want(A, leave=True)
     await rig.turns(5)
     assert not rig.report().done
-    assert rig.report().says == f"the GPU at {AT_A} may be it: its driver is off"
+    assert rig.report().says == f"the GPU at {AT_A}, without driver, may be it"
     assert not rig.node.said
 
 
@@ -390,7 +390,7 @@ def test_driver_tool_output_is_parsed_and_invalid_rows_are_skipped() -> None:
 async def test_failed_command_error_includes_its_output(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.node.link(A, AT_A, here=True).kept = True
-    with pytest.raises(StepError, match=r"drain -p .* ended with 3 and said: Persistence mode is on"):
+    with pytest.raises(StepError, match=r"drain -p .* failed with status 3: Persistence mode is on"):
         await Bus(rig.node.root, rig.node.run).act(hotplug.Step("hide", (AT_A,)))
     with pytest.raises(StepError, match="remove of the PCI bus cannot be written: No such file"):
         await Bus(rig.node.root, rig.node.run).act(hotplug.Step("remove", (AT_B,)))

@@ -14,7 +14,7 @@ from tests.unit.pilotlight.agent.gpu.test_hotplug import AT_A, AT_B, A, B, Rig
 C, AT_C = "GPU-cccccccc-0000-0000-0000-000000000003", "0000:5e:00.0"
 LEFT = FabricReport(device=A, leave=True, done=True)
 LEAVES, COMES = FabricWant(device=A, leave=True), FabricWant(device=C)
-WAITS = f"it is scanned for once {A}, which has left, is detached"
+WAITS = f"the bus is scanned for it after {A}, which has left, is detached"
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_released_gpu_that_is_rescanned_is_released_again(rig: Rig) -> Non
     assert rig.report() == LEFT
     scan(rig)
     await rig.turns(1)
-    assert rig.report() == FabricReport(device=A, leave=True, says="it is being let go")
+    assert rig.report() == FabricReport(device=A, leave=True, says="the node releases it")
     await rig.turns(8)
     assert rig.report() == LEFT
     assert rig.node.said == [f"drain -m 1 {AT_A}", f"drain -r {AT_A}"]
@@ -138,7 +138,7 @@ async def test_mig_gpu_is_not_released_while_a_pod_uses_any_mig_device(rig: Rig)
     rig.table = [PodDevices(namespace="engines", name="bob", devices=("MIG-aaaa-1",))]
     rig.made.want([LEAVES, FabricWant(device=B, leave=True)])
     await rig.turns(8)
-    kept = FabricReport(device=A, leave=True, says="pod engines/bob has a MIG part, which may be of it")
+    kept = FabricReport(device=A, leave=True, says="pod engines/bob uses a MIG slice, possibly of this GPU")
     assert rig.made.report() == (kept, FabricReport(device=B, leave=True, done=True))
     assert not [one for one in rig.node.said if AT_A in one]
     rig.table = []

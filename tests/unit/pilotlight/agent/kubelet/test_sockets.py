@@ -140,8 +140,8 @@ def test_message_truncated_within_a_field_is_rejected(parts: list[tuple[int, Val
     ("data", "why"),
     [
         (b"\x00", "there is no field 0"), (b"\x0b", "wire type 3"), (b"\x0c", "wire type 4"), (b"\x0e", "wire type 6"),
-        (b"\x08" + b"\xff" * 10 + b"\x01", "does not end"), (b"\x08" + b"\xff" * 9 + b"\x02", "does not end"),
-        (b"\x0a\x05abcd", "longer than what is left"), (b"\x09abcd", "longer"), (b"\x0dabc", "longer"),
+        (b"\x08" + b"\xff" * 10 + b"\x01", "is incomplete"), (b"\x08" + b"\xff" * 9 + b"\x02", "is incomplete"),
+        (b"\x0a\x05abcd", "longer than the rest of the input"), (b"\x09abcd", "longer"), (b"\x0dabc", "longer"),
     ],
 )  # fmt: skip
 def test_invalid_message_error_names_the_reason(data: bytes, why: str) -> None:
@@ -234,7 +234,7 @@ async def test_socket_failure_is_logged_once_and_last_answer_is_kept(
         kubelet.answers[nodesockets.LIST_PODS] = b""
         assert await sockets.pods() == ()
     said = [record.getMessage().partition("reason=")[2] for record in caplog.records]
-    assert said[:2] == ["'there is no such socket'", "'a number does not end'"]
+    assert said[:2] == ["'the socket does not exist'", "'a number is incomplete'"]
     assert len(said) == 3
     assert said[2].startswith("'UNIMPLEMENTED")
 

@@ -64,5 +64,5 @@ async def test_error_for_an_unusable_pull_secret_does_not_contain_its_data(tmp_p
         assert "s3cret" not in str(refused.value)
         with pytest.raises(NoSecretError, match="pull secret nobody of namespace engines: "):
             await PullSecrets("engines", kubeconfig)("nobody")
-        with pytest.raises(NoSecretError, match="give it --pull-secrets NAMESPACE"):
+        with pytest.raises(NoSecretError, match="set its --pull-secrets NAMESPACE"):
             await PullSecrets(None, kubeconfig)("new")

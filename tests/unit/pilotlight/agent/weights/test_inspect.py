@@ -57,7 +57,7 @@ async def test_packed_weights_are_reported_as_mountable_image_with_gguf_files(tm
 
 async def test_raw_modelpack_artifact_is_not_an_image(tmp_path: Path) -> None:
     found = await looked(tmp_path, "modelpack-raw")
-    assert (found.image, found.no_image, found.ggufs) == (None, "it is no image (ModelPack)", ())
+    assert (found.image, found.no_image, found.ggufs) == (None, "it is not an image (ModelPack)", ())
     assert found.digest
 
 
@@ -73,7 +73,7 @@ async def test_image_with_code_is_mountable_only_with_allow_unsafe(tmp_path: Pat
             WeightsReport(artifact=artifact, look=True), reference.parse_reference(artifact), Ways()
         )
     assert found.image is None
-    assert "code is not taken" in found.no_image
+    assert "code is not accepted" in found.no_image
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -151,8 +151,8 @@ async def test_config_json_predicts_memory_of_remote_safetensors(tmp_path: Path)
 async def test_error_for_an_unreadable_remote_header_contains_no_local_path(tmp_path: Path) -> None:
     said, sized, found = await read(tmp_path, packed_models.model(tmp_path / "in", {"a.gguf": b"GGUF"}))
     assert said.no_header.startswith("a.gguf: truncated")
-    assert (sized, found.problem) == (MODEL, f"its artifact does not say what it needs: {said.no_header}")
-    assert read_reported_needs(MODEL, {}).problem == "no agent has looked at its artifact yet"
+    assert (sized, found.problem) == (MODEL, f"its artifact does not state its memory needs: {said.no_header}")
+    assert read_reported_needs(MODEL, {}).problem == "no agent has inspected its artifact yet"
     many = packed_models.model(tmp_path / "two" / "in", {"a.gguf": b"GGUF", "b.gguf": b"GGUF"})
     assert (await read(tmp_path / "two", many))[0].no_header
 
@@ -214,6 +214,6 @@ async def test_hugging_face_weights_have_a_header_but_are_not_an_image(tmp_path:
         said = WeightsReport(artifact="hf://acme/tiny@main", look=True)
         ways = Ways(Registries(pace=StillClock()), fake.env(), tmp_path)
         found = await inspect_artifact(said, fetch.parse_remote_source(said.artifact), ways, tmp_path / "headers")
-    assert (found.image, found.no_image, found.no_header) == (None, "it is in no registry", "")
+    assert (found.image, found.no_image, found.no_header) == (None, "it is not in a registry", "")
     assert json.loads(found.header)["words"] == "Its GGUF header (llama)"
     assert not (tmp_path / "headers").exists()

@@ -203,7 +203,7 @@ async def test_header_cache_keeps_the_most_recent_artifacts(monkeypatch: pytest.
             reads.append(of)
             return {"no_header": "none"} if of == "bad" else {"header": of}
 
-        return headers.told(of, found)
+        return headers.cached(of, found)
 
     for of in ("a", "b", "b", "bad", "bad", "c", "a"):
         assert (await read(of)).get("header", "bad") == of

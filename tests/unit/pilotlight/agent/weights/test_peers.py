@@ -165,7 +165,7 @@ async def test_local_peer_address_is_ignored_unless_own_address_is_local(tmp_pat
     scaler = Autoscaler(tmp_path)
     scaler.peers = (NodePeer(node="evil", url=url), NodePeer(node="b", url="https://10.0.0.1:1"))
     async with scaler.running() as way:
-        far = PeerOptions(listen=LOOPBACK, told=Address("10.0.0.2", 1), access=shown(tmp_path))
+        far = PeerOptions(listen=LOOPBACK, advertised=Address("10.0.0.2", 1), access=shown(tmp_path))
         one = Neighbours("n2", [way], far, Files(), StoreMetrics())
         assert [one.name for one in (await one.peering(ADA)).peers()] == ["b"], "it has no port yet"
         runner = await one.open(tmp_path / "store")

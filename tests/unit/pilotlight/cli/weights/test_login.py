@@ -41,8 +41,8 @@ def host(tmp_path: Path) -> Iterator[str]:
         (["reg.example", "-u", "me", "--password-stdin"], "", "the password is empty"),
         (["reg.example", "-u", "me", "--password-stdin"], "a\nb\n", "has more than one line"),
         (["reg.example", "-u", "m:e", "--password-stdin"], "s3cret", "the user name is empty, or contains `:`"),
-        (["me:s3cret@reg.example", "-u", "me", "--password-stdin"], "pw", "'reg.example' is no registry"),
-        (["reg.example/team", "-u", "me", "--password-stdin"], "pw", "is no registry: expected a host"),
+        (["me:s3cret@reg.example", "-u", "me", "--password-stdin"], "pw", "'reg.example' is not a registry"),
+        (["reg.example/team", "-u", "me", "--password-stdin"], "pw", "is not a registry: expected a host"),
         (["reg.example", "-p", "s3cret"], "", "No such option"),
     ],
 )
@@ -70,12 +70,12 @@ def test_login_to_an_anonymous_registry_is_stored_with_a_warning(
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
     result = run("login", host, typed="me\ns3cret\n")
     assert result.exit_code == 0, result.output
-    assert f"{host}: logged in as me; kept in {file}" in result.output
-    assert "so that this one is not tried" in result.stderr
+    assert f"{host}: logged in as me; stored in {file}" in result.output
+    assert "so this one was not verified" in result.stderr
     assert "s3cret" not in result.output
     assert list(json.loads(file.read_text())["auths"]) == [host]
-    assert run("logout", host).output == f"{host}: logged out; gone from {file}\n"
-    assert run("logout", host).output == f"{host}: there was no login\n"
+    assert run("logout", host).output == f"{host}: logged out; removed from {file}\n"
+    assert run("logout", host).output == f"{host}: no login is stored\n"
     assert json.loads(run("logout", host, "--output", "json").output) == {"registry": host, "forgotten": []}
 
 

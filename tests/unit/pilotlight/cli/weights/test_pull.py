@@ -62,7 +62,7 @@ def test_second_pull_reuses_the_stored_weights(host: str, store: str) -> None:
     folder = Path(str(told["folder"]))
     assert (folder / "model.gguf").read_bytes() == FILES["model.gguf"]
     lines = run("pull", f"{host}/{NAME}:v1", "--store", store).output.splitlines()
-    assert lines[0].endswith("3 files, 73.2Ki; was here already")
+    assert lines[0].endswith("3 files, 73.2Ki; already stored")
     assert lines[1] == str(folder)
     assert run("ls", "--store", store).output.count(str(told["artifact"])) == 1
 
@@ -71,24 +71,24 @@ def test_stored_copy_is_found_by_every_pulled_tag(host: str, layout: Path, store
     told = pulled(host, store)
     digest = str(told["digest"])
     assert run("push", str(layout), f"{host}/{NAME}:v2").exit_code == 0
-    assert "there is no such Copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
+    assert "matches no copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
     again = run("pull", f"oci://{host}/{NAME}:v2", "--store", store).output
     assert again.startswith(f"oci://{host}/{NAME}:v2: "), "as it was asked for, whatever it came as"
-    assert "was here already" in again
+    assert "already stored" in again
     for name in (f"{host}/{NAME}:v1", f"oci://{host}/{NAME}:v2", f"{host}/{NAME}@{digest}"):
         done = run("pin", name, "--store", store)
         assert (done.exit_code, "is pinned" in done.output) == (0, True), done.output
-        assert run("verify", name, "--store", store).output.count("as it came") == 1
+        assert run("verify", name, "--store", store).output.count("intact") == 1
     run("unpin", digest, "--store", store)
     assert run("evict", f"{host}/{NAME}:v2", "--store", store).exit_code == 0
     assert json.loads(run("ls", "--store", store, "--output", "json").output) == []
-    assert "there is no such Copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
+    assert "matches no copy" in run("pin", f"oci://{host}/{NAME}:v2", "--store", store).stderr
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: str, output: str) -> None:
     told = pulled(host, store)
-    assert run("verify", "--store", store).output.endswith("73.2Ki: as it came\n")
+    assert run("verify", "--store", store).output.endswith("73.2Ki: intact\n")
     folder = Path(str(told["folder"]))
     _changed(folder / "model.gguf", b"X")
     (folder / "LICENSE").unlink()
@@ -100,7 +100,7 @@ def test_verify_with_drop_removes_a_copy_with_changed_files(host: str, store: st
         assert what in bad.stdout
     dropped = run("verify", str(told["digest"]), "--drop", "--store", store)
     assert dropped.exit_code == 1
-    assert f"{str(told['digest'])[: 7 + SHORT_DIGITS]} is gone" in dropped.stdout
+    assert f"{str(told['digest'])[: 7 + SHORT_DIGITS]} is removed" in dropped.stdout
     assert "the other names match no copy" in run("verify", str(told["digest"]), "--store", store).stderr
     again = Path(str(pulled(host, store)["folder"]))
     assert {path: (again / path).read_bytes() for path in FILES} == FILES
@@ -128,7 +128,7 @@ def test_weights_with_code_are_pulled_only_with_allow_unsafe(tmp_path: Path, sto
         words = ("pull", f"oci://{host}/{NAME}:v1", "--store", store)
         before, allowed, after = run(*words), run(*words, "--allow-unsafe"), run(*words)
         assert [before.exit_code, allowed.exit_code, after.exit_code] == [1, 0, 1]
-        assert "code is not taken from a registry" in before.stderr
+        assert "code is not accepted from a registry" in before.stderr
         assert before.stderr == after.stderr
 
 
@@ -144,7 +144,7 @@ def test_verify_keeps_a_corrupt_pinned_copy(host: str, store: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("pull", "Oci://x"), 2, "is no reference to an artifact"),
+        (("pull", "Oci://x"), 2, "is not a reference to an artifact"),
         (("pull", "oci://127.0.0.1:1/a/b"), 1, "does not answer"),
     ],
 )

@@ -65,8 +65,8 @@ def test_copy_is_found_by_reference_or_digest(store: Store, name: str) -> None:
     refused = run(store, "evict", name)
     assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
     assert "is pinned: `pilotlight weights unpin` first" in refused.stderr
-    assert run(store, "unpin", name).output == f"{SHORT} may go when room is needed\n"
-    assert run(store, "evict", name).output == f"{ONE.reference}: {SHORT} is gone\n"
+    assert run(store, "unpin", name).output == f"{SHORT} may be evicted when space is needed\n"
+    assert run(store, "evict", name).output == f"{ONE.reference}: {SHORT} is evicted\n"
     assert left(store) == [TWO.reference]
 
 
@@ -96,7 +96,7 @@ def test_ls_wraps_instead_of_truncating_on_a_narrow_terminal(store: Store, monke
 
 def test_verify_of_an_empty_store_prints_a_notice(tmp_path: Path) -> None:
     empty = Store(tmp_path / "empty", spare_bytes=0).open()
-    assert run(empty, "verify").output == "there is no Copy here\n"
+    assert run(empty, "verify").output == "the store has no copies\n"
     assert run(empty, "verify", "--output", "json").output == "[]\n"
 
 
@@ -105,7 +105,7 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
     refused = run(store, "evict", "--free", "4Ki")
     assert (refused.exit_code, len(left(store))) == (1, 2)
     assert "nothing was evicted: 1Ki could not be freed, with 0 bytes in use and 2Ki pinned" in refused.stderr
-    assert run(store, "evict", "--free", "3Ki").output == "1 went, 3Ki are freed\n"
+    assert run(store, "evict", "--free", "3Ki").output == "evicted: 1, freed: 3Ki\n"
     assert left(store) == [ONE.reference]
 
 
@@ -114,8 +114,8 @@ def test_evict_frees_the_requested_size_or_nothing(store: Store) -> None:
     [
         (("evict",), "expected either names of copies or --free SIZE"),
         (("evict", "--free", "much"), "--free much: expected a size such as 16Gi"),
-        (("evict", "oci://nowhere.io/a"), "'oci://nowhere.io/a': there is no such Copy"),
-        (("pin", "abc"), "'abc': there is no such Copy"),
+        (("evict", "oci://nowhere.io/a"), "'oci://nowhere.io/a': matches no copy"),
+        (("pin", "abc"), "'abc': matches no copy"),
     ],
 )
 def test_usage_error_is_one_line(store: Store, words: tuple[str, ...], said: str) -> None:
