@@ -257,8 +257,8 @@ def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
     fit = explain_fit(then, a, load_memory_needs(a), T0)
     assert fit.most_bytes == 20 * GI
     assert (
-        "It is granted up to 20Gi where nobody else could use that (gpu.growth): its engine is given more slots, 9 at "
-        "most." in fit.sentences
+        "It is granted up to 20Gi where no other Model can use that memory (gpu.growth): its engine is started with "
+        "more slots, at most 9." in fit.sentences
     )
     assert f"{one.id} was granted 16Gi where it asks for 10Gi, with 7 slots instead of 4." in fit.sentences
     assert plan(then, T0).actions == ()
