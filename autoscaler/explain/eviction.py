@@ -72,7 +72,7 @@ def explain_eviction(world: World, plan: Plan, want: PlacementRequest, now_s: fl
         return Eviction(stopping, under_way=True)
     if any(isinstance(one, StartReplica) and one.replica.model == want.model for one in plan.actions):
         return Eviction(why_not=FITS_NOW, room=FITS_NOW)
-    index = IndexCache().yard(world, now_s)
+    index = IndexCache().update(world, now_s)
     strongest = want._replace(urgency=want.urgency._replace(force=EvictionLevel.BUSY, priority=ANY_PRIORITY))
     missing = None
     for one, at_s in ((want, now_s), (want, now_s + LATER_S), (strongest, now_s + LATER_S)):

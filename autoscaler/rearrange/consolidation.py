@@ -114,7 +114,7 @@ def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica])
     steps: list[MigrationStep] = []
     dear = list_paid_slices(world)
     nodes = {world.nodes.slices[id].node for id in dear}
-    yard.stock.mark()
+    yard.arrays.mark()
     try:
         yard.set_aside(id for node in nodes for id in yard.slices_of(node) if id in dear)
         for guest in sorted(guests, key=lambda one: (-len(one.slices), -one.memory_bytes, one.id)):
@@ -127,5 +127,5 @@ def _all_home(ground: MigrationContext, lease: Lease, guests: Iterable[Replica])
                 return ()
             steps.append(MigrationStep(Move(replica=guest.id), there))
     finally:
-        yard.stock.rewind()
+        yard.arrays.rewind()
     return tuple(steps)

@@ -277,7 +277,7 @@ class _Search:
         """A new place for each replica, largest first, and then room for the request; empty if there is no such way."""
         yard, world = self._ground.yard, self._ground.world
         steps: list[MigrationStep] = []
-        yard.stock.mark()
+        yard.arrays.mark()
         try:
             for node in self._restless:
                 yard.set_aside(yard.slices_of(node))
@@ -295,7 +295,7 @@ class _Search:
             yard.gain(world.nodes.slices[way.slices[0]].node, self._amounts(way.leave))
             return tuple(steps) if yard.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
         finally:
-            yard.stock.rewind()
+            yard.arrays.rewind()
 
 
 def _fits(want: PlacementRequest, whole: Bin) -> bool:

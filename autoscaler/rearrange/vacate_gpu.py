@@ -146,7 +146,7 @@ class _Search(NamedTuple):
                 whole = way.shelf.slice
                 there = self._around(whole) if way.wide else way.shelf.incumbents
                 missing = Unplaced(want, wait_reason(way, there), promised=True, slices=(whole.id,))
-                return _Emptying(missing, way.victims, tuple(self.yard.beside(whole.device)))
+                return _Emptying(missing, way.victims, tuple(self.yard.slices_on(whole.device)))
         return None
 
     def _others(self, packing: PackResult) -> dict[PlacementRequest, Key]:
@@ -169,7 +169,7 @@ class _Search(NamedTuple):
         if found is None or host is None:
             return found
         around = self._around(shelf.slice)
-        with_host = fit_options_to_host(want, (found,), host, around, outlook=self.outlook, now_s=self.now_s)
+        with_host = fit_options_to_host(want, (found,), host, around, restart_costs=self.outlook, now_s=self.now_s)
         return None if with_host is None else with_host[0]
 
     def _around(self, of: Slice) -> list[Occupant]:
@@ -181,7 +181,7 @@ def group_parts_by_gpu(world: World, yard: SliceIndex) -> dict[tuple[SliceId, ..
     """Parts of each GPU that becomes whole when all replicas on it have left -> the whole GPU, with them."""
     found: dict[tuple[SliceId, ...], Bin] = {}
     for whole in list_rejoinable_gpus(world):
-        parts = tuple(yard.beside(whole.slice.device))
+        parts = tuple(yard.slices_on(whole.slice.device))
         shelves = [yard.shelf(id) for id in parts]
         if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
             there = {one.replica: one for shelf in shelves for one in shelf.incumbents}

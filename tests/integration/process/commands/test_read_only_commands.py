@@ -119,7 +119,7 @@ async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: P
         assert share.startswith(
             "paged is counted with all memory of each of its devices. Its GGUF header (gemma3) gives this estimate:"
         )
-        assert "\nvllm takes 90% of its Devices" in share
+        assert "\nvllm always reserves 90% of its devices" in share
         assert (await one.call("ada")).ending is Ending.COMPLETED
 
         def fit() -> dict[str, int]:  # the numbers in its output

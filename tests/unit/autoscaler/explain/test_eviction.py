@@ -100,7 +100,7 @@ def test_no_eviction_or_offer_is_chosen_if_a_device_is_or_becomes_free() -> None
     assert not any(one.chosen for one in told(roomy).ladder)
     leaves = replica(A, "r", state=S.STOPPING, ready_s=T0 - 100, since_s=T0 - 1)
     soon = offered(world([A, B], [device()], [leaves], calls, leading_since_s=T0 - 500), *MORE)
-    assert first(soon).why_not == "it waits on gpu0 until a has left"
+    assert first(soon).why_not == "it waits on gpu0 until a has stopped"
     assert not any(one.chosen for one in told(soon).ladder)
 
 

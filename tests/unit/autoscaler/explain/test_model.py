@@ -61,7 +61,9 @@ def test_explain_describes_how_pods_mount_weights() -> None:
 def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
     at, calls = cluster(), [gateway(levels=[level("b", 1)])]
     known = exercise_of(at)
-    chosen = "Among slices of equal price and size, the choice uses values learned from 2 kinds, 3 nodes, seed 7."
+    chosen = (
+        "Among slices of equal price and size, the choice uses values learned from 2 request shapes, 3 nodes, seed 7."
+    )
     waits = world(
         at.models.values(), at.nodes.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1)
     )
@@ -116,7 +118,7 @@ def test_explain_names_the_gateway_that_a_drain_waits_for() -> None:
     going = replica(B, "r", state=S.DRAINING, drain=drain, since_s=T0 - 1)
     told = tell(world([B], [device()], [going]))
     assert told.sentences[:2] == (
-        "No replica is needed now: nobody calls it.",
+        "No replica is needed now: it has no requests.",
         "r has been draining for 1 s on gpu0: idle for 60 s; gateway g1 has not acknowledged.",
     )
 
@@ -140,7 +142,7 @@ def test_obstacle_to_a_start_is_explained_before_and_after_requests() -> None:
     told, (row,) = tell(idle), list_status_rows(idle, Plan(), T0)
     assert (told.state, row.state, row.why) == ("zero", "zero", f"cannot start: {GONE}")
     assert told.sentences == (
-        "No replica is needed now: nobody calls it.",
+        "No replica is needed now: it has no requests.",
         f"It cannot start: {GONE}. Its requests are rejected with model_start_failed.",
     )
     failed = {"b": History(failure=GONE, refused_until_s=T0 + 50, retry_at_s=T0 + 50)}
@@ -251,7 +253,7 @@ def test_model_that_fits_no_device_is_explained_with_or_without_demand() -> None
         told = tell(made, "huge")
         assert told.sentences[-2:] == (
             f"It fits on no device: {never}. Its requests are rejected with no_capacity.",
-            "gpu0: it has 24Gi in all, which cannot be 30Gi on one device.",
+            "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device.",
         )
         (row,) = list_status_rows(made, plan(made, T0), T0)
         assert row.why == f"fits on no device: {never}"
@@ -288,7 +290,7 @@ def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
         ("gpu0",),
         100,
     )
-    assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "nobody calls it")
+    assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "it has no requests")
     assert rows[ModelName("gone")].why == "no longer in the documents"
     (row,) = list_status_rows(world([], [device()], [replace(left, spec_hash=ADOPTED_HASH)]), Plan(), T0)
     assert row.why == "no longer annotated, or it was deleted"

@@ -188,7 +188,7 @@ def test_fit_explanation_names_devices_smaller_than_the_set_memory(file: Path) -
     told = explained(of)
     assert told.basis == "document"
     assert told.sentences[0].startswith("ada is counted with 30Gi, from its document (gpu.memory). Its GGUF header")
-    assert told.sentences[-1] == "gpu0: it has 24Gi in all, which cannot be 30Gi on one device."
+    assert told.sentences[-1] == "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device."
     assert not told.places[0].fits
 
 
