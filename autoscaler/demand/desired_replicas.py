@@ -1,10 +1,12 @@
-"""Computes how many replicas of a model are wanted now, and why.
+"""Computes how many replicas of a model are needed now, and why. Ignores devices.
 
-Scales 0 -> 1 at once; 1 -> N if the backlog would take longer to drain than a start, has waited for a while, and
-starting replicas do not suffice; N -> fewer if the peak of concurrent requests over the idle window fits fewer; N -> 0
-when the idle window has passed since the last request finished. Unknown demand is never zero: it scales down only when
-every known gateway has reported. The answer is computed from current levels each time, so it cannot ratchet. It knows
-nothing of devices.
+* 0 -> 1: at once.
+* 1 -> N: if the backlog has waited for some time, exceeds the starting replicas, and would take longer than a start.
+* N -> fewer: if the peak of concurrent requests over the idle window fits fewer.
+* N -> 0: when the idle window has passed since the last request finished.
+
+Unknown demand is not zero: scaling down requires reports of all known gateways. The result is a function of the current
+levels, so errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ PEAK_BUCKET_S = 0.1
 """Unit of `History.peaks`: bucket b ends at (b + 1) x this."""
 BEGINNING = frozenset({S.PENDING, S.STARTING, S.WAKING})
 PERSIST_S = (0.2, 10.0)
-"""Bounds of how long a request must have waited before one more replica starts: a quarter of the median start."""
+"""Bounds of the time that a request must wait before another replica starts: a quarter of the median start."""
 PERSIST_UNKNOWN_S = 1.0
 EXTRA_WINDOWS, EXTRA_S_MAX = 20.0, 1200.0
 """A second replica that became ready stays for this many idle windows, at most 20 minutes, unless there is no demand or
@@ -41,16 +43,16 @@ START_WORTH, RENTED_S_MIN = 1.0 + WAIT_WORTH, 30.0
 """A replica that causes capacity costs stays idle for this many median starts, and at least RENTED_S_MIN: for the next
 start, and for the requests that would wait for it."""
 REFUSED_S_MIN = 10.0
-"""Minimum time that a rejected cold request counts as demand: room for it may have to be made first."""
+"""Minimum time that a rejected cold request counts as demand, since an eviction may be necessary first."""
 
-RENTED = " while its place lets capacity cost"
+RENTED = " (shortened because it uses paid capacity)"
 
 NO_LOAD = ModelLoad()
 NO_HISTORY = History()
 
 
 class DesiredReplicas(Fact, frozen=True):
-    """How many replicas of a model are wanted, and why."""
+    """How many replicas of a model are needed, and why."""
 
     model: ModelName
     count: int
@@ -80,19 +82,19 @@ class _Case(NamedTuple):
 
 
 def list_live_replicas(world: World, name: ModelName) -> list[Replica]:
-    """The model's replicas that serve or are about to, in order of ids (as in the index)."""
+    """Return the model's replicas that serve or are about to, in order of ids (as in the index)."""
     replicas = world.replicas
     return [replica for id in world.by_model.get(name, ()) if (replica := replicas[id]).state in LIVE]
 
 
 def exclude_replaced_replicas(supply: Sequence[Replica]) -> list[Replica]:
-    """Live replicas without those that another one replaces: a replica is not counted next to its successor."""
+    """Return the live replicas without those that are being replaced: only the successor counts."""
     left = {replica.move.replica for replica in supply if replica.move is not None}
     return [replica for replica in supply if replica.id not in left] if left else list(supply)
 
 
 def is_inactive(world: World, model: Model) -> bool:
-    """Quick check that none is wanted and none exists: true of most models most of the time."""
+    """Whether no replica is needed and none exists, as a quick check: true of most models most of the time."""
     name = model.name
     return (
         name not in world.loads
@@ -103,13 +105,13 @@ def is_inactive(world: World, model: Model) -> bool:
 
 
 def median_start_s(history: History) -> float | None:
-    """The (upper) median of the recorded starts; None if there are none."""
+    """Return the (upper) median of the recorded starts; None if there are none."""
     starts = sorted(history.starts_s)
     return starts[len(starts) // 2] if starts else None
 
 
 def idle_window_s(model: Model, history: History) -> float:
-    """Seconds from the last finished request to zero; `auto` doubles with each regret, up to its bound."""
+    """Return the seconds from the last finished request to zero; `auto` doubles with each regret, up to its bound."""
     window_s = model.idle_s(median_start_s(history))
     if model.spec.idle_seconds != "auto":
         return window_s
@@ -117,7 +119,7 @@ def idle_window_s(model: Model, history: History) -> float:
 
 
 def effective_idle_window(world: World, model: Model, history: History) -> tuple[float, bool]:
-    """The current idle window, and whether it is shortened because the idle replica causes capacity costs."""
+    """Return the current idle window, and whether it is shortened because the idle replica causes capacity costs."""
     window_s, start_s = idle_window_s(model, history), median_start_s(history)
     if start_s is None or model.spec.idle_seconds != "auto" or model.name not in world.rented.idlers:
         return window_s, False
@@ -126,7 +128,7 @@ def effective_idle_window(world: World, model: Model, history: History) -> tuple
 
 
 def mean_call_s(world: World, name: ModelName, load: ModelLoad) -> float | None:
-    """Mean slot-seconds of a request of the waiting tenants, over the gateways' lives; None if none has finished."""
+    """Return the mean slot-seconds per request of the waiting tenants since the gateways started; None: unknown."""
     totals = [g.totals.get((name, tenant)) for g in world.gateways.values() for tenant in load.tenants]
     finished = sum(total.finished for total in totals if total is not None)
     busy_us = sum(total.busy_slot_us for total in totals if total is not None)
@@ -134,12 +136,12 @@ def mean_call_s(world: World, name: ModelName, load: ModelLoad) -> float | None:
 
 
 def residency_s(model: Model, history: History) -> float:
-    """How long a replica stays once it is ready, before another model may evict it."""
+    """Return how long a ready replica stays before another model may evict it."""
     return model.residency_s(history.starts_s[-1] if history.starts_s else None)
 
 
 def held_until_s(model: Model, history: History, replica: Replica) -> float:
-    """Until when a ready replica is kept for clients that left: their Retry-After, and its residency.
+    """Return until when a ready replica is kept for clients that disconnected: Retry-After, and its residency.
 
     Once it has served a request after becoming ready, its residency no longer keeps it beyond the idle window.
     """
@@ -155,7 +157,7 @@ def has_activity_since(history: History, ready_s: float) -> bool:
 
 
 def compute_desired_replicas(world: World, model: Model, now_s: float) -> DesiredReplicas:
-    """How many replicas of `model` are wanted at `now_s`."""
+    """Compute how many replicas of `model` are needed at `now_s`."""
     name = model.name
     if model.spec.paused:
         return DesiredReplicas(model=name, count=0, reason="paused" if model.adopted is None else model.adopted.message)
@@ -170,7 +172,7 @@ def compute_desired_replicas(world: World, model: Model, now_s: float) -> Desire
     elif case.supply:
         answer = _idle(case)
     else:
-        answer = _refused(case) or DesiredReplicas(model=name, count=0, reason="nobody calls it")
+        answer = _refused(case) or DesiredReplicas(model=name, count=0, reason="it has no requests")
     if model.adopted is not None and model.adopted.toggled:
         return replace(answer, count=max(1, len(case.supply)) if answer.count or model.spec.replicas.min else 0)
     kept = compute_replica_floor(world, model, now_s)
@@ -185,7 +187,7 @@ def compute_desired_replicas(world: World, model: Model, now_s: float) -> Desire
 
 
 def _busy(case: _Case) -> DesiredReplicas:
-    """Requests wait or run: as many replicas as they need, and no fewer than the idle window's peak needs."""
+    """Requests wait or run: as many replicas as they need, and at least as many as the peak of the idle window."""
     model, load, have = case.model, case.load, len(case.supply)
     need = max(1, _enough(case, load.waiting + (load.running if have else 0)))
     need = min(need, max(model.spec.replicas.min, model.spec.replicas.max))
@@ -203,7 +205,7 @@ def _busy(case: _Case) -> DesiredReplicas:
 
 
 def _not_yet(case: _Case) -> tuple[str, float | None]:
-    """Why the supply does not grow (beyond one) yet, and when time changes that; empty: it grows."""
+    """Return why the supply does not grow (beyond one) yet, and when time changes that; empty: it grows."""
     have, load = len(case.supply), case.load
     median_s = median_start_s(case.history)
     if have:
@@ -211,17 +213,20 @@ def _not_yet(case: _Case) -> tuple[str, float | None]:
         persist_s = PERSIST_UNKNOWN_S if median_s is None else min(max(median_s / 4, low), high)
         due_s = None if load.oldest_s is None else load.oldest_s + persist_s
         if due_s is None or case.now_s < due_s:
-            return f"one more starts when a Call has waited {format_duration(persist_s)}", due_s
+            return f"another replica starts when a request has waited {format_duration(persist_s)}", due_s
     call_s = mean_call_s(case.world, case.model.name, load)
     if median_s is not None and call_s is not None:
         drain_s = load.waiting * call_s / (sum(one.slots for one in case.supply) or case.model.slots)
         if drain_s <= median_s:
-            return f"done in about {format_duration(drain_s)}, a start takes {format_duration(median_s)}", None
+            return (
+                f"the queue drains in about {format_duration(drain_s)}, a start takes {format_duration(median_s)}",
+                None,
+            )
     return "", None
 
 
 def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
-    """(How many stay if `need` would suffice now, when time changes that)."""
+    """Return (how many stay if `need` are enough now, when time changes that)."""
     have, history = len(case.supply), case.history
     if not is_demand_complete(case.world, case.now_s):
         return have, None
@@ -237,31 +242,31 @@ def _fewer(case: _Case, need: int) -> tuple[int, float | None]:
 
 
 def _replaced(case: _Case) -> bool:
-    """Whether some replace others: a new replica then is not one more."""
+    """Whether some replicas replace others, so that a new replica is not an additional one."""
     hash = case.model.spec_hash()
     old = sum(one.spec_hash != hash or find_drain_cordon(case.world, one) is not None for one in case.supply)
     return 0 < old < len(case.supply)
 
 
 def _peak(history: History, window_s: float, now_s: float) -> tuple[int, float | None]:
-    """(Most concurrent requests over the last `window_s`, when the oldest bucket that counts leaves it)."""
+    """Return (maximum of concurrent requests over the last `window_s`, when its oldest bucket expires)."""
     ends = [(calls, (bucket + 1) * PEAK_BUCKET_S + window_s) for bucket, calls in history.peaks]
     counted = [(calls, end_s) for calls, end_s in ends if end_s > now_s]
     return max((calls for calls, _ in counted), default=0), min((end_s for _, end_s in counted), default=None)
 
 
 def _idle(case: _Case) -> DesiredReplicas:
-    """No request waits or runs: zero when the idle window is over, and every start has had its chance."""
+    """No request waits or runs: zero after the idle window, once no start is in progress."""
     world, history, supply, now_s = case.world, case.history, case.supply, case.now_s
     name = case.model.name
     if not is_demand_complete(world, now_s):
         who = ", ".join(list_silent_gateways(world, now_s)) or "none is known yet"
-        reason = f"kept: gateways that have not reported may have Calls ({who})"
+        reason = f"kept because gateways that have not reported may have requests ({who})"
         return DesiredReplicas(model=name, count=len(supply), reason=reason)
     count, next_s = _fewer(case, 1) if len(supply) > 1 else (1, None)
     last_s = history.last_activity_s
     if any(replica.state in BEGINNING for replica in supply):
-        reason = "a start that nobody waits for runs to ready"
+        reason = "its start is completed although no request waits"
         return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
     activity = "last used"
     if last_s is None:
@@ -280,24 +285,24 @@ def _idle(case: _Case) -> DesiredReplicas:
         f"{format_duration(window_s)}{RENTED if rented else ''}"
     )
     if held_s > last_s + window_s:
-        whom = "because an operator woke it" if history.woken_s is not None else "for those who left"
+        whom = "because an operator woke it" if history.woken_s is not None else "for clients that may retry"
         reason = f"kept ready {whom}, for {format_duration(held_s - now_s)}"
     next_s = zero_s if next_s is None else min(next_s, zero_s)
     return DesiredReplicas(model=name, count=count, reason=reason, since_s=last_s, next_s=next_s)
 
 
 def _refused(case: _Case) -> DesiredReplicas | None:
-    """One, until a request that was rejected because the model is cold has had its start."""
+    """One replica, until the start for a request that was rejected because the model is cold; None: no such request."""
     end_s = refused_until_s(case.history)
     if case.now_s >= end_s:
         return None
     refused_s = case.history.refused_cold_s
-    reason = WOKEN if refused_s == case.history.woken_s else "a Call was refused because it is cold"
+    reason = WOKEN if refused_s == case.history.woken_s else "a request was rejected because no replica was ready"
     return DesiredReplicas(model=case.model.name, count=1, reason=reason, since_s=refused_s, next_s=end_s, urgent=True)
 
 
 def refused_until_s(history: History) -> float:
-    """Until when a request that was rejected because the model is cold requires a start; 0 if none does."""
+    """Return until when a request that was rejected because the model is cold requires a start; 0: none does."""
     refused_s = history.refused_cold_s
     if refused_s is None or (history.served_until_s is not None and history.served_until_s >= refused_s):
         return 0.0
@@ -305,7 +310,7 @@ def refused_until_s(history: History) -> float:
 
 
 def unserved_since_s(world: World, name: ModelName, now_s: float) -> float:
-    """Since when requests wait for a model that is not served: the later of arrival and end of service."""
+    """Return since when requests wait for a model that is not served: the later of arrival and end of service."""
     load, history = world.loads.get(name, NO_LOAD), world.learned.histories.get(name, NO_HISTORY)
     arrived_s = load.oldest_s if load.waiting else history.refused_cold_s
     if arrived_s is None:
@@ -321,9 +326,9 @@ def _calls(load: ModelLoad) -> str:
 
 
 def _enough(case: _Case, calls: int) -> int:
-    """How many replicas hold this many requests.
+    """Return how many replicas hold this many requests.
 
-    Existing ones count with their slots, smallest first, since any of them may go; then new ones.
+    Existing ones count with their slots, smallest first, since any of them may be removed; then new ones.
     """
     many = 0
     for slots in sorted(one.slots for one in case.supply):

@@ -1,9 +1,8 @@
 """Updates a model's `History`: start durations, failures, demand peaks, and how it scaled to zero. Pure.
 
-Every change of a `History` is a function here, from the old one to a new one. The fold calls them when a replica
-changes state or a gateway reports, and `plan` reads the result. Here is also how long a start may take, since a retry
-has what its episode left. Back-off follows interfaces section 2 (`start`): retries at once and after 0.5 s within one
-episode, then 1, 2, 4 ... minutes between episodes.
+Each function returns a new `History`. The fold calls them when a replica changes state or a gateway reports, and `plan`
+reads the result. Back-off follows interfaces section 2 (`start`): retries at once and after 0.5 s within one episode,
+then 1, 2, 4 ... minutes between episodes. All attempts of an episode share one start timeout (`start_deadline_s`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Divides slots by weighted max-min, and splits a share over the places that want it. Pure.
+"""Divides slots by weighted max-min, and splits a share among consumers. Pure arithmetic.
 
-Arithmetic only; it knows nothing of gateways, models or versions. `autoscaler.routing.slots` uses it twice: over
-(priority, tenant), and over the gateways of each tenant. Everything is deterministic: ties are broken by the key.
+`autoscaler.routing.slots` uses it twice: over (priority, tenant), and over the gateways of each tenant. Results are
+deterministic: ties are broken by the key.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def max_min(claimants: Mapping[Key, Claimant], slots: int) -> dict[Key, int]:
 
 
 def lift_attained_service(attained: Mapping[Key, float], key: Key, active: Iterable[Key]) -> float:
-    """Attained service of a returning key: at least the least of the active ones, so that idle time earns no credit.
+    """Return the attained service of a returning key: at least the minimum of the active ones, so that idle time earns
+    no credit.
 
-    If none was active, it is the maximum of all: using slots that no other key wanted incurs no debt (the virtual time
-    of an idle server in Start-time Fair Queuing, Goyal et al. 1996; for inference Sheng et al., Fairness in Serving
-    Large Language Models, OSDI 2024, algorithm 2).
+    If none was active, it is the maximum of all: using otherwise idle slots incurs no debt. Sources: the virtual time
+    of an idle server in Start-time Fair Queuing (Goyal et al. 1996); for inference, Sheng et al., Fairness in Serving
+    Large Language Models (OSDI 2024), algorithm 2.
     """
     least = min((attained[other] for other in active if other in attained), default=None)
     floor = max(attained.values(), default=0.0) if least is None else least
@@ -58,14 +59,14 @@ def lift_attained_service(attained: Mapping[Key, float], key: Key, active: Itera
 
 
 class ShareDemand(NamedTuple):
-    """Demand at one place: its number of requests, and when the oldest waiting one arrived."""
+    """Demand of one consumer: its number of requests, and when the oldest waiting one arrived."""
 
     wants: int
     oldest_s: float
 
 
 def split_share(parts: Mapping[Key, ShareDemand], share: int) -> dict[Key, int]:
-    """Split `share` over places by what each wants; remainders go where a request has waited longest."""
+    """Split `share` in proportion to demand; remainders go to the consumer whose request has waited longest."""
     total = sum(part.wants for part in parts.values())
     if total <= share:
         return {key: part.wants for key, part in parts.items()}

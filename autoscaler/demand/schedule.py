@@ -1,9 +1,8 @@
-"""Windows of `replicas.schedule`: how many replicas a model keeps now, and how early room is taken for them. Pure.
+"""Windows of `replicas.schedule`: how many replicas a model keeps now, and how early they are started. Pure.
 
-A window counts from its lead time before it begins: the slowest offer that could supply it (an hour if that is unknown,
-as for a queue), and a start. So reserved and queued capacity is ordered ahead, with the beginning of the window as the
-provisioner's deadline. A window stops counting before its end, so that requests finish by then. Without a wall clock no
-window counts.
+A window takes effect before it begins, by a lead time: the delivery time of the slowest suitable offer (an hour if it
+is unknown), plus a start. So capacity is ordered in advance, and the start of the window is the provisioner's deadline.
+A window ends early, so that requests finish by its end. Without a wall clock, windows have no effect.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from autoscaler.text import format_duration
 AHEAD_S = (60.0, 3600.0)
 """Minimum and maximum lead time of a window."""
 LOOK_S = 60.0
-"""How often windows are evaluated again: offers, and the clock, change."""
+"""Interval of the evaluation of windows, since offers and the clock change."""
 STARTS = 2.0
 """Assumed duration of a start, in medians of the recorded starts."""
 END_PART = 0.25
-"""Maximum part of a window that is left for requests to finish."""
+"""Maximum fraction of a window that is reserved for requests to finish."""
 
 
 class Floor(NamedTuple):
@@ -35,15 +34,15 @@ class Floor(NamedTuple):
     least: int
     reason: str
     begins_s: float = inf
-    """When the window begins that requires them, if it has not; infinite: it has, or there is none."""
+    """The start of the window that requires them, if it is in the future; else infinite."""
     next_s: float | None = None
     """When time alone changes this."""
     now: int = 0
-    """How many it keeps without the window that has not begun."""
+    """How many it keeps without a window that has not begun."""
 
 
 def compute_replica_floor(world: World, model: Model, now_s: float) -> Floor:
-    """`replicas.min`, or what its windows require now if that is more."""
+    """Return the floor: `replicas.min`, or the number that a window requires now if that is more."""
     of = model.spec.replicas
     found = Floor(of.min, f"replicas.min is {of.min}", now=of.min)
     if not of.schedule:
@@ -76,7 +75,7 @@ def _says(one: ReplicaWindow, begins_s: float, now_s: float) -> str:
 
 
 def _lead_s(world: World, model: Model) -> float:
-    """How long before a window its capacity is ordered. Offers that do not help it do not count: early starts cost."""
+    """Return how long before a window its capacity is ordered. Offers that do not fit the model are ignored."""
     capacity = world.capacity
     history = world.learned.histories.get(model.name)
     starts = sorted(() if history is None else history.starts_s)

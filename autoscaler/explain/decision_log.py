@@ -1,7 +1,7 @@
 """The decision log: state changes of replicas with their reasons, and rejections without a start. Newest rows only.
 
-A bounded, append-only record for `explain`. The oldest rows are dropped. Repeated rejections of requests for a Model
-are one row per minute, so that a client that retries cannot fill the log.
+A bounded, append-only record for `explain` that drops its oldest rows. It records the same rejection of a Model at most
+once a minute, so that a client that retries cannot fill it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from autoscaler.state.events import Transition
 from autoscaler.state.world import Fact
 
 ROWS_MAX = 10_000
-"""About 3 MiB."""
+"""Maximum number of rows, about 3 MiB."""
 REFUSED_EVERY_S = 60.0
 """The minimum time between two rows about the same rejection of a Model, in seconds."""
 
 
 class RefusedCalls(Fact, frozen=True):
-    """Requests for a Model were rejected without a start. `reason`: it fits no device, or it cannot start."""
+    """Requests for a Model were rejected without a start, because it fits on no device or cannot start."""
 
     at_s: float
     model: ModelName
@@ -33,7 +33,7 @@ Row = Transition | RefusedCalls
 
 
 class Log:
-    """At most `bound` rows, oldest first."""
+    """The latest rows, at most `bound`, oldest first."""
 
     def __init__(self, bound: int = ROWS_MAX) -> None:
         self._rows: deque[Row] = deque(maxlen=bound)
@@ -48,21 +48,21 @@ class Log:
         self._rows.extend(transitions)
 
     def refuse(self, refused: Iterable[Unmet | FailStart], now_s: float) -> tuple[RefusedCalls, ...]:
-        """Record Models whose requests the Plan rejects without a start; return the rows that are new."""
-        news: list[RefusedCalls] = []
+        """Record Models whose requests the Plan rejects without a start; return the new rows."""
+        new_rows: list[RefusedCalls] = []
         for one in refused:
             known = self._refused.get(one.model)
             reason = _refusal(one)
-            if reason and (known is None or known.reason != reason or self._old(known, now_s)):
-                news.append(RefusedCalls(at_s=now_s, model=one.model, reason=reason))
-        if news:
-            kept = {model: row for model, row in self._refused.items() if not self._old(row, now_s)}
-            self._refused = kept | {row.model: row for row in news}
-            self._rows.extend(news)
-        return tuple(news)
+            if reason and (known is None or known.reason != reason or self._is_expired(known, now_s)):
+                new_rows.append(RefusedCalls(at_s=now_s, model=one.model, reason=reason))
+        if new_rows:
+            kept = {model: row for model, row in self._refused.items() if not self._is_expired(row, now_s)}
+            self._refused = kept | {row.model: row for row in new_rows}
+            self._rows.extend(new_rows)
+        return tuple(new_rows)
 
     @staticmethod
-    def _old(row: RefusedCalls, now_s: float) -> bool:
+    def _is_expired(row: RefusedCalls, now_s: float) -> bool:
         return now_s - row.at_s >= REFUSED_EVERY_S
 
     def of_model(self, model: ModelName) -> tuple[Row, ...]:
@@ -75,7 +75,7 @@ class Log:
 
 
 def _refusal(one: Unmet | FailStart) -> str:
-    """Return why requests are rejected. Empty: they are queued until there is capacity."""
+    """Return why requests are rejected. Empty: they wait for capacity."""
     if isinstance(one, FailStart):
         return f"cannot start: {one.reason}"
     return f"fits on no device: {one.reason}" if one.never else ""

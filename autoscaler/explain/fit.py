@@ -1,7 +1,7 @@
 """Explains how much memory a Model needs and where it fits: the answer of `pilotlight explain fit`. Pure.
 
-Owns the sentences and the types of the answer. The caller reads the artifact (`Needs`).
-`autoscaler.placement.model.predicates` decides what fits, as for a placement.
+The caller reads the artifact and passes the result as `Needs`. `autoscaler.placement.model.predicates` determines what
+fits, by the same rules as for a placement.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from autoscaler.spec.model import Model
 from autoscaler.state.world import Fact, SliceId, Used, World
 from autoscaler.text import format_count, format_size
 
-PLACES_TOLD = 8
-"""The maximum number of slices in sentences. The data contain all."""
+PLACES_LISTED_MAX = 8
+"""Maximum number of slices in sentences; `Fit.places` has all."""
 
 
 class Part(Fact, frozen=True):
-    """One part of a replica's memory. `host`: it is always in host memory."""
+    """One part of a replica's memory, such as its weights. `host`: it is always in host memory."""
 
     name: str
     bytes: int
@@ -37,31 +37,31 @@ class Part(Fact, frozen=True):
 
 
 class Needs(Fact, frozen=True):
-    """The memory requirements of a Model according to its artifact."""
+    """The memory requirement of a Model according to its artifact."""
 
     source: str = ""
-    """What the numbers come from, as text. Empty: they are unknown, and `problem` is the reason."""
+    """The source of the numbers: `Its GGUF header (gemma3)`. Empty: they are unknown, and `problem` is the reason."""
     problem: str = ""
     parts: tuple[Part, ...] = ()
     slot_bytes: int = 0
     token_bytes: int = 0
     context_tokens: int = 0
-    """The maximum context of one request."""
+    """Maximum context of one request."""
     share: float = 0.0
-    """The fraction of each device that the engine reserves at its start, for an engine with a paged cache. 0: the
-    engine uses only what it needs.
+    """Fraction of each device that an engine with a paged cache reserves at its start. 0: the engine allocates only
+    what it needs.
     """
 
 
 class Place(Fact, frozen=True):
-    """One slice as a place for a replica."""
+    """One slice, and whether a replica fits there."""
 
     slice: SliceId
     fits: bool
-    """Whether the replica would fit if the slice were empty."""
+    """Whether the replica fits if the slice is empty."""
     words: str
     calls: int | None = None
-    """The number of concurrent requests with full context, for an engine with a paged cache."""
+    """For an engine with a paged cache: the number of concurrent requests with full context."""
 
 
 class Fit(Fact, frozen=True):
@@ -70,30 +70,30 @@ class Fit(Fact, frozen=True):
     model: ModelName
     engine: str
     memory_bytes: int
-    """The planned memory on each device. 0: the whole device."""
+    """Planned memory on each device. 0: the whole device."""
     basis: str
-    """The source of that number: `document`, `artifact`, `measured` or `device`."""
+    """Source of that number: `document`, `artifact`, `measured` or `device`."""
     used_bytes: int
-    """The maximum device memory that was measured for a replica of the current spec. 0: not measured."""
+    """Maximum measured device memory of replicas with the current spec. 0: not measured."""
     needs: Needs
     places: tuple[Place, ...]
     sentences: tuple[str, ...]
     least_bytes: int = 0
-    """The minimum memory of a replica (`gpu.elastic`). 0: it is not elastic."""
+    """Minimum memory of a replica (`gpu.elastic`). 0: it is not elastic."""
     most_bytes: int = 0
-    """The maximum memory that a replica can use (`gpu.growth`). 0: no more than requested."""
+    """Maximum memory that a replica can use (`gpu.growth`). 0: no more than requested."""
 
 
 def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
-    """Explain the memory requirements and the places with the current knowledge."""
+    """Explain the memory requirement, and for each slice whether a replica fits there."""
     want = build_placement_request(model, 0, inf, EvictionLevel.NONE, "", world.settings.pod)
     history = world.learned.histories.get(model.name)
     used = None if history is None else measured_memory.find_measured_memory(history, model)
     places = () if want.kind.devices == 0 else tuple(_places(world, model, want, needs, now_s))
-    told = [f"{place.slice}: {place.words}." for place in places[:PLACES_TOLD]]
-    more = len(places) - len(told)
+    listed = [f"{place.slice}: {place.words}." for place in places[:PLACES_LISTED_MAX]]
+    more = len(places) - len(listed)
     parts = [f"  {part.name} {format_size(part.bytes)}: {_part(part)}." for part in needs.parts]
-    rest = [f"And {format_count(more, 'Slice')} more."] if more else []
+    rest = [f"{format_count(more, 'more slice')} not listed."] if more else []
     return Fit(
         model=model.name,
         engine=model.spec.engine,
@@ -104,7 +104,7 @@ def explain_fit(world: World, model: Model, needs: Needs, now_s: float) -> Fit:
         places=places,
         sentences=(
             _counted(model, needs), *parts, *_costs(needs), *_measured(model, used), *_manner(model, needs),
-            *_elastic(model, want), *_growth(model, want), *_granted(world, model), *told, *rest,
+            *_elastic(model, want), *_growth(model, want), *_granted(world, model), *listed, *rest,
         ),
         least_bytes=want.least.kind.memory_bytes if want.kind.spare_bytes else 0,
         most_bytes=want.kind.memory_bytes + want.growth.most_bytes if want.growth.most_bytes else 0,
@@ -122,36 +122,36 @@ def _basis(model: Model) -> str:
 def _counted(model: Model, needs: Needs) -> str:
     """Describe the planned memory and its source."""
     if model.spec.gpu.count == 0:
-        head = f"{model.name} wants no Device (gpu.count is 0)"
+        head = f"{model.name} requests no device (gpu.count is 0)"
     elif model.spec.gpu.memory_bytes:
-        head = f"{model.name} is counted with {format_size(model.memory_bytes)}: its document says so (gpu.memory)"
+        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, from its document (gpu.memory)"
     elif _basis(model) == "measured":
-        estimated = f"{format_size(model.estimated_bytes)} by its artifact"
+        estimated = f"the estimate from its artifact is {format_size(model.estimated_bytes)}"
         head = f"{model.name} is counted with {format_size(model.memory_bytes)}, as measured; {estimated}"
     elif model.memory_bytes:
-        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, by its artifact"
+        head = f"{model.name} is counted with {format_size(model.memory_bytes)}, estimated from its artifact"
     else:
-        head = f"{model.name} is counted with the whole of each of its Devices"
-    return f"{head}; {needs.problem}." if needs.problem else f"{head}. {needs.source} says:"
+        head = f"{model.name} is counted with all memory of each of its devices"
+    return f"{head}; {needs.problem}." if needs.problem else f"{head}. {needs.source} gives this estimate:"
 
 
 def _part(part: Part) -> str:
-    return f"{part.words}, in the host's memory" if part.host else part.words
+    return f"{part.words}, in host memory" if part.host else part.words
 
 
 def _costs(needs: Needs) -> list[str]:
-    """Describe the cost of more slots and more context."""
+    """Describe the total, and the cost of another slot and of more context."""
     if not needs.parts:
         return []
     total, host = (
         format_size(sum(part.bytes for part in needs.parts)),
         sum(part.bytes for part in needs.parts if part.host),
     )
-    apart = f", {format_size(host)} of it in the host's memory wherever the rest is" if host else ""
-    token = f"one more token of context of a slot {format_size(needs.token_bytes)}" if needs.token_bytes else ""
-    slot = f"One more slot takes {format_size(needs.slot_bytes)}" if needs.slot_bytes else ""
-    costs = ", ".join(filter(None, (slot, token)))
-    return [f"Together {total}{apart}.", *([f"{costs[0].upper()}{costs[1:]}."] if costs else [])]
+    apart = f", of which {format_size(host)} are always in host memory" if host else ""
+    token = f"each additional token of context per slot takes {format_size(needs.token_bytes)}"
+    slot = f"each additional slot takes {format_size(needs.slot_bytes)}" if needs.slot_bytes else ""
+    costs = ", ".join(filter(None, (slot, token if needs.token_bytes else "")))
+    return [f"Total: {total}{apart}.", *([f"{costs[0].upper()}{costs[1:]}."] if costs else [])]
 
 
 def _measured(model: Model, used: Used | None) -> list[str]:
@@ -159,23 +159,22 @@ def _measured(model: Model, used: Used | None) -> list[str]:
     if used is None:
         return []
     if measured_memory.is_memory_minimum(model):
-        return [
-            f"It was seen to use {format_size(used.bytes - model.estimated_bytes)} beside what it was told to take."
-        ]
-    until = "after it had served for a while" if used.served else "so far; it has not served for long"
-    return [f"The most that a Replica was seen to use of a Device is {format_size(used.bytes)}, {until}."]
+        beyond = format_size(used.bytes - model.estimated_bytes)
+        return [f"Measured: the engine uses {beyond} in addition to its memory limit."]
+    until = "after it had served for some time" if used.served else "before it had served for some time"
+    return [f"Measured: a replica uses at most {format_size(used.bytes)} of a device, {until}."]
 
 
 def _manner(model: Model, needs: Needs) -> list[str]:
     """Describe how the engine uses the memory."""
     if needs.share and measured_memory.is_memory_minimum(model):
-        alone = f"of a Slice of its own it takes {needs.share:.0%}"
-        return [f"{model.spec.engine} is told to take that where others share its Device; {alone}."]
+        alone = f"alone on a slice, it reserves {needs.share:.0%}"
+        return [f"On a shared device, {model.spec.engine} is limited to that amount; {alone}."]
     if needs.share:
-        taken = f"{model.spec.engine} takes {needs.share:.0%} of its Devices at its start, whatever it needs"
-        return [f"{taken}: after weights and activation the rest is its cache, in pages that its Calls share."]
+        taken = f"{model.spec.engine} always reserves {needs.share:.0%} of its devices at its start"
+        return [f"{taken}; the rest after weights and activations is its paged cache, shared by its requests."]
     if needs.parts:
-        return [f"{model.spec.engine} takes its memory at its start, for all slots."]
+        return [f"{model.spec.engine} allocates its memory at its start, for all slots."]
     return []
 
 
@@ -183,12 +182,12 @@ def _elastic(model: Model, want: PlacementRequest) -> list[str]:
     """Describe the minimum memory."""
     rigid = measured_memory.explain_rigid_memory(model)
     if rigid:
-        return [f"It is granted all of that and never less (gpu.elastic): {rigid}."]
+        return [f"It is always granted the full amount, despite gpu.elastic: {rigid}."]
     if not want.kind.spare_bytes:
         return []
     return [
         (
-            f"It makes do with {format_size(want.least.kind.memory_bytes)} where that fills a hole (gpu.elastic): "
+            f"It can run with {format_size(want.least.kind.memory_bytes)} for a tighter fit (gpu.elastic): "
             f"{_less(model)}."
         )
     ]
@@ -198,46 +197,48 @@ def _growth(model: Model, want: PlacementRequest) -> list[str]:
     """Describe the maximum memory."""
     why = measured_memory.explain_no_growth(model)
     if why:
-        return [f"It is never granted more than that (gpu.growth): {why}."]
+        return [f"It is never granted more, despite gpu.growth: {why}."]
     if not want.growth.most_bytes:
         return []
     most = format_size(want.kind.memory_bytes + want.growth.most_bytes)
-    return [f"It is granted up to {most} where nobody else could use that (gpu.growth): {_larger(model)}."]
+    return [f"It is granted up to {most} where no other Model can use that memory (gpu.growth): {_larger(model)}."]
 
 
 def _granted(world: World, model: Model) -> list[str]:
-    """Describe replicas that got less or more than requested."""
+    """Describe replicas that were granted less or more than requested."""
     replicas = (world.replicas[id] for id in world.by_model.get(model.name, ()))
-    others = ((one.id, measured_memory.describe_granted_memory(model, one)) for one in replicas)
-    return [f"{id} was {words}." for id, words in others if words]
+    grants = ((one.id, measured_memory.describe_granted_memory(model, one)) for one in replicas)
+    return [f"{id} was {words}." for id, words in grants if words]
 
 
 def _larger(model: Model) -> str:
     """Describe what additional memory is used for."""
     if model.cache is None:
-        return "its engine is told how much to take"
+        return "its engine accepts a memory limit"
     if model.spec.context_tokens is not None:
         most = measured_memory.compute_slots(
             model, model.memory_bytes + measured_memory.compute_growth(model).most_bytes
         )
-        return f"its engine is given more slots, {most} at most"
-    return "its slots share more context"
+        return f"its engine is started with more slots, at most {most}"
+    return "its slots share a larger context"
 
 
 def _less(model: Model) -> str:
-    """Describe what less memory reduces."""
+    """Describe what is reduced if it has less memory."""
     if model.cache is None:
-        return "its engine is told how much to take"
+        return "its engine accepts a memory limit"
     if model.spec.context_tokens is not None:
         least = measured_memory.compute_slots(model, model.memory_bytes - measured_memory.spare_bytes(model))
-        return f"its engine is given fewer slots, {least} at least"
-    return "its slots share less context"
+        return f"its engine is started with fewer slots, at least {least}"
+    return "its slots share a smaller context"
 
 
 def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, now_s: float) -> list[Place]:
-    """Return every slice: whether the replica can fit there, and what prevents it now."""
+    """Return every slice: whether a replica fits there, and what prevents a placement now."""
     want, found = want.least, build_bins(world, now_s)
-    there, left, teams = group_occupants_by_domain(found), build_hosts(world, now_s), count_fitting_devices(want, found)
+    occupants, hosts, teams = (
+        group_occupants_by_domain(found), build_hosts(world, now_s), count_fitting_devices(want, found),
+    )  # fmt: skip
     pairs = zip(build_empty_bins(world), found, strict=True)
     return [
         _place(
@@ -245,7 +246,7 @@ def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, no
             want,
             needs,
             empty,
-            rejection_reason(want, now, now_s, there, left.get(now.slice.node), teams=teams),
+            rejection_reason(want, now, now_s, occupants, hosts.get(now.slice.node), teams=teams),
             apart=bool(link_shortage_reason(now.slice, want.kind.link, teams, want.kind.devices)),
         )
         for empty, now in pairs
@@ -253,7 +254,7 @@ def _places(world: World, model: Model, want: PlacementRequest, needs: Needs, no
 
 
 def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words: str, *, apart: bool) -> Place:
-    """Return one place. `words`: what prevents it now; `apart`: it lacks the required link."""
+    """Return one place. `words`: what prevents a placement now; `apart`: the slice lacks the required link."""
     slice_ = empty.slice
     fits = not apart and find_required_amount(want, empty) is not None and want.kind.rank(slice_.product) is not None
     calls = None
@@ -266,11 +267,8 @@ def _place(model: Model, want: PlacementRequest, needs: Needs, empty: Bin, words
         calls = max(0, rest) // max(1, needs.token_bytes * needs.context_tokens)
         fits = calls > 0
         room = (
-            f"room for {format_count(calls, 'Call')} of {needs.context_tokens} tokens at once, of {model.slots} slots"
+            f"fits {format_count(calls, 'request')} of {needs.context_tokens} tokens at once, with {model.slots} slots"
         )
-        small = (
-            f"{format_size(given)} is given to {model.spec.engine}, which is too little for one Call of the "
-            f"whole context"
-        )
+        small = f"{model.spec.engine} would reserve {format_size(given)}, too little for one request with full context"
         words = "; ".join(filter(None, (room if fits else small, words)))
-    return Place(slice=slice_.id, fits=fits, words=words or "nothing stands in the way", calls=calls)
+    return Place(slice=slice_.id, fits=fits, words=words or "nothing prevents a placement", calls=calls)

@@ -1,8 +1,7 @@
-"""Explains the options for one more replica of a Model: an eviction, then offers, each with time, price and reason.
-Pure.
+"""Lists the options for one more replica of a Model: an eviction, then capacity offers, with time, cost and reason.
 
-Uses the functions of the provisioner (`autoscaler.provisioning.provisioner`) and of the packer, so that the explanation
-matches the decisions. Operations in progress come from the last Plan. Decides nothing.
+Pure. Uses the functions of the provisioner (`autoscaler.provisioning.provisioner`) and of the packer, so that the
+explanation matches the decisions. Operations in progress are read from the last Plan. Decides nothing.
 """
 
 from __future__ import annotations
@@ -32,33 +31,33 @@ class Step(Fact, frozen=True):
 
     says: str
     kind: Literal["evict", "offer"] = "offer"
-    """Whether it evicts replicas or uses an offer of capacity."""
+    """Whether it evicts replicas or orders capacity."""
     provider: str = ""
     offer: str = ""
-    """The name of the offer. `provider` and `offer` are empty for an eviction."""
+    """Name of the offer. `provider` and `offer` are empty for an eviction."""
     chosen: bool = False
-    """Whether this is done for one more replica, or would be done now."""
+    """Whether it is in progress, or the next plan chooses it."""
     under_way: bool = False
-    """Whether it is in progress: victims are stopping, or the capacity was ordered."""
+    """Whether it is in progress: the victims are stopping, or the capacity was ordered."""
     why_not: str = ""
     """Why it is not chosen. Empty: it is chosen."""
     expected_seconds: float | None = None
-    """The median time until the capacity arrives, or the time until the victims can be evicted, in seconds. None:
-    unknown, or unsuitable.
+    """Seconds until the capacity arrives (median), or until the victims can be evicted. None: unknown, or the offer
+    does not fit.
     """
     in_time: float | None = None
-    """The probability that a replica on it is ready before the first waiting request times out. None: not computed."""
+    """Probability that a replica on it is ready before the first queued request times out. None: not computed."""
     cost: float | None = None
-    """The cost for a surge, in the currency of the Settings. Existing capacity costs nothing."""
+    """Cost for a surge, in the currency of the Settings. Existing capacity costs nothing."""
     victims: tuple[Evicted, ...] = ()
-    """The victims of the eviction. Its cost is the time of their restarts."""
+    """The victims of the eviction. Its cost is the time that they take to restart."""
 
 
 def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel, now_s: float) -> tuple[Step, ...]:
     """Return every option for one more replica with this eviction level.
 
-    The eviction comes first, then the chosen offer, other suitable offers, and unsuitable ones. Empty: there is neither
-    a victim nor an offer.
+    Order: the eviction, the chosen offers, other offers that fit, and the rest. Empty: there is neither a victim nor
+    an offer.
     """
     want = build_placement_request(
         model, 0, now_s, force, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
@@ -72,7 +71,7 @@ def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel,
     if first.victims and not first.why_not:
         needless = "an eviction makes room for it"
     elif any(one.unmet for one in coming):
-        needless = f"{next(one.lease.id.provider for one in coming if one.unmet)} brings it already"
+        needless = f"capacity was already ordered from {next(one.lease.id.provider for one in coming if one.unmet)}"
     chosen = (
         None
         if needless
@@ -88,10 +87,7 @@ def explain_ladder(world: World, plan: Plan, model: Model, force: EvictionLevel,
 
 
 class _Coming(NamedTuple):
-    """A capacity order in progress.
-
-    `unmet`: the Plan names it for the replica; otherwise it is another one of the Model.
-    """
+    """A capacity order in progress. `unmet`: it is for the next replica; otherwise for another one of the Model."""
 
     lease: Lease
     unmet: bool
@@ -141,7 +137,7 @@ def _step(offer: Offer, found: RatedOffer | str, needless: str, *, chosen: bool)
             provider=offer.provider, offer=offer.name, says=f"{offer.provider}: {offer.product}{where}", why_not=found
         )
     p50_s = found.expected.p50_s
-    why_not = needless or "another comes surely enough and costs less, or comes more surely"
+    why_not = needless or "another offer is more reliable, or reliable enough and cheaper"
     return Step(
         provider=offer.provider, offer=offer.name, says=found.says(), chosen=chosen,
         why_not="" if chosen else why_not,
@@ -150,32 +146,28 @@ def _step(offer: Offer, found: RatedOffer | str, needless: str, *, chosen: bool)
 
 
 def describe_ladder(world: World, model: Model, now_s: float, steps: tuple[Step, ...]) -> list[str]:
-    """Describe what was ordered for a Model, then its options, one sentence each."""
+    """Describe the capacity orders of a Model, its options, and problems of providers, one sentence each."""
     mine = (one for one in world.capacity.leases.values() if one.owner == model.name)
-    told = [_lease(one, now_s) for one in sorted(mine, key=lambda one: one.id)]
-    told += [f"{_HEADS[one.kind]}{one.says}: {one.why_not or _CHOSEN[one.under_way]}." for one in steps]
-    return told + [f"Provider {name} {says}." for name, says in world.capacity.wrong()]
+    sentences = [_lease(one, now_s) for one in sorted(mine, key=lambda one: one.id)]
+    sentences += [f"{_HEADS[one.kind]}{one.says}: {one.why_not or _CHOSEN[one.under_way]}." for one in steps]
+    return sentences + [f"Provider {name} {says}." for name, says in world.capacity.wrong()]
 
 
-_HEADS = {"evict": "", "offer": "Offer of "}
-_CHOSEN = {True: "chosen, and under way", False: "chosen"}
+_HEADS = {"evict": "", "offer": "Offer from "}
+_CHOSEN = {True: "chosen, in progress", False: "chosen"}
 
 
 def _lease(lease: Lease, now_s: float) -> str:
-    """Format an order: `Ordered of rack 12 s ago: 1 x A100 on w1; it is coming.`"""
+    """Format an order: `Ordered from rack 12 s ago: 1 x A100 on w1; in use.`"""
     where = f" on {lease.offer.node}" if lease.offer.node else ""
     if lease.leaving:
-        state = f"it is being given back{', by force' * lease.forced}: {lease.why or 'nobody says why'}"
+        state = f"being released{' by force' * lease.forced}: {lease.why or 'no reason was recorded'}"
     elif lease.here_s is not None:
-        state = (
-            "it is used"
-            if lease.in_use
-            else f"it is idle, and was here after {format_duration(lease.here_s - lease.asked_s)}"
-        )
+        state = "in use" if lease.in_use else f"idle; its delivery took {format_duration(lease.here_s - lease.asked_s)}"
     elif lease.listed is None:
-        state = "its provider has not shown it yet"
+        state = "not listed by the provider yet"
     else:
-        state = f"it is {lease.listed.phase}"
+        state = f"phase {lease.listed.phase}"
     says = f" ({lease.listed.says})" if lease.listed is not None and lease.listed.says else ""
     what = f"{lease.devices} x {lease.offer.product}{where}"
-    return f"Ordered of {lease.id.provider} {format_duration(now_s - lease.asked_s)} ago: {what}; {state}{says}."
+    return f"Ordered from {lease.id.provider} {format_duration(now_s - lease.asked_s)} ago: {what}; {state}{says}."

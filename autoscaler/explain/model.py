@@ -1,7 +1,7 @@
 """Explains decisions: sentences about one Model, rows for `pilotlight status`, and the latest decisions.
 
-Reads the World, the Plan and the log of the decisions, and uses the same functions, so that explanations match
-decisions. Owns the wording and order of the sentences. Decides nothing, and does not depend on terminals or HTTP.
+Reads the World and the Plan of a decision and calls the same functions, so that explanations match decisions. Decides
+nothing, and does not depend on terminals or HTTP.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from autoscaler.state.world import Fact, Replica, SliceId, World
 from autoscaler.text import format_count, format_duration
 
 LAST_ROWS = 20
-"""The number of state changes that `list_recent_decisions` returns."""
+"""Maximum number of rows that `list_recent_decisions` returns."""
 QUIET_S = 5.0
-"""The time without output after which an engine with running requests is mentioned, in seconds."""
-CANDIDATES_TOLD = 8
-"""The maximum number of slices in sentences. The data contain all."""
+"""An engine with running requests is mentioned after this time without output."""
+CANDIDATES_LISTED_MAX = 8
+"""Maximum number of slices in sentences; `Explanation.candidates` has all."""
 
 
 class Candidate(Fact, frozen=True):
-    """One slice as a place for one more replica. `ruled_out` is empty if nothing prevents it."""
+    """One slice, and why one more replica is not placed there; empty if nothing prevents it."""
 
     slice: SliceId
     ruled_out: str
@@ -61,7 +61,7 @@ class Explanation(Fact, frozen=True):
     sentences: tuple[str, ...]
     candidates: tuple[Candidate, ...] = ()
     ladder: tuple[Step, ...] = ()
-    """The options for one more replica: an eviction, and each offer."""
+    """The options for one more replica: an eviction, then each capacity offer."""
 
 
 def model_state(world: World, name: ModelName, now_s: float) -> str:
@@ -102,7 +102,7 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     answer = desired_replicas.compute_desired_replicas(world, document, now_s)
     never = _never(world, document, Fitting(world))
     sentences = [_wanted(document, answer, now_s), *_soonest(world, model, now_s)]
-    sentences += [f"It fits on no device: {never}. Its Calls are refused with no_capacity."] if never else []
+    sentences += [f"It fits on no device: {never}. Its requests are rejected with no_capacity."] if never else []
     adopted = document.adopted
     sentences += [f"{adopted.message}."] if adopted is not None and adopted.message != answer.reason else []
     sentences += [*_obstacle(world, model), *weights.describe_weights(world, document)]
@@ -117,7 +117,9 @@ def explain_model(world: World, plan: Plan, log: Log, model: ModelName, now_s: f
     rows = log.of_model(model)
     sentences += [*_stopped(world, model, rows, now_s), *(f"Last: {_move(row, now_s)}." for row in rows[-1:])]
     candidates = _candidates(world, document, now_s) if lacks or never else ()
-    sentences += [f"{c.slice}: {c.ruled_out or 'nothing stands in the way'}." for c in candidates[:CANDIDATES_TOLD]]
+    sentences += [
+        f"{c.slice}: {c.ruled_out or 'nothing prevents a placement'}." for c in candidates[:CANDIDATES_LISTED_MAX]
+    ]
     force = (
         choose_eviction_level(answer, len(desired_replicas.list_live_replicas(world, model)))
         if lacks
@@ -151,7 +153,7 @@ def _never(world: World, model: Model, fitting: Fitting) -> str:
 
 
 def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
-    """Return the row of a quarantined Model. It reads neither document nor history, which may be what raises."""
+    """Return the row of a quarantined Model. Does not read its document or history, which may cause the error."""
     fault, replicas = world.learned.faults[name], [world.replicas[id] for id in world.by_model.get(name, ())]
     load = world.loads.get(name, NO_LOAD)
     held = (world.nodes.slices.get(id) for replica in replicas for id in replica.resources.slices)
@@ -164,8 +166,8 @@ def _faulty_row(world: World, name: ModelName, now_s: float) -> Row:
         running=load.running,
         devices=tuple(sorted({slice_.device for slice_ in held if slice_ is not None})),
         since_s=now_s - fault.seen_s,
-        why=f"quarantined because of an internal error ({fault.reason}); it is tried again in "
-        f"{format_duration(fault.until_s - now_s)}, when its document changes, and by `pilotlight wake {name}`",
+        why=f"quarantined because of an internal error ({fault.reason}); the next attempt is in "
+        f"{format_duration(fault.until_s - now_s)}, when its document changes, or on `pilotlight wake {name}`",
     )
 
 
@@ -203,7 +205,7 @@ def _row(world: World, name: ModelName, unmet: str, fitting: Fitting, now_s: flo
 def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
     history = world.learned.histories.get(model.name, NO_HISTORY)
     if now_s < history.refused_until_s:
-        return f"{history.failure}; the next try is due in {format_duration(history.refused_until_s - now_s)}"
+        return f"{history.failure}; the next attempt is in {format_duration(history.refused_until_s - now_s)}"
     if unmet:
         return unmet
     replicas = [world.replicas[id] for id in world.by_model.get(model.name, ())]
@@ -212,34 +214,34 @@ def _why(world: World, model: Model, unmet: str, now_s: float) -> str:
         for replica in replicas
         if replica.runtime.waits and replica.state in desired_replicas.BEGINNING
     ]
-    lives = any(replica.state in desired_replicas.LIVE for replica in replicas)
-    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not lives]
+    has_live = any(replica.state in desired_replicas.LIVE for replica in replicas)
+    reasons = [replica.drain.reason for replica in replicas if replica.drain is not None and not has_live]
     return (waits or reasons or [desired_replicas.compute_desired_replicas(world, model, now_s).reason])[0]
 
 
 def _wanted(model: Model, answer: DesiredReplicas, now_s: float) -> str:
     """Describe how many replicas are needed and why, and how long requests have waited."""
-    many = f"{format_count(answer.count, 'Replica')} {'is' if answer.count == 1 else 'are'} needed"
+    needed = f"{format_count(answer.count, 'replica')} {'is' if answer.count == 1 else 'are'} needed"
     if not answer.count:
-        many = "No Replica is needed now"
+        needed = "No replica is needed now"
     elif model.spec.replicas.max > 1:
-        many += f" (of at most {model.spec.replicas.max})"
+        needed += f" (of at most {model.spec.replicas.max})"
     waited = f", for {format_duration(now_s - answer.since_s)}" if answer.urgent and answer.since_s is not None else ""
-    return f"{many}: {answer.reason}{waited}."
+    return f"{needed}: {answer.reason}{waited}."
 
 
 def _obstacle(world: World, name: ModelName) -> list[str]:
-    """Describe what certainly prevents a start, as detected without one."""
+    """Describe an obstacle that prevents every start, if one is known."""
     obstacle = world.learned.obstacles.get(name)
     if obstacle is None:
         return []
     if world.by_model.get(name):
-        return [f"One more cannot start: {obstacle}."]
-    return [f"It cannot start: {obstacle}. Its Calls are refused with model_start_failed."]
+        return [f"Another replica cannot start: {obstacle}."]
+    return [f"It cannot start: {obstacle}. Its requests are rejected with model_start_failed."]
 
 
 def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
-    """Describe the remaining time of the waiting request with the earliest deadline."""
+    """Describe the remaining time of the queued request with the earliest deadline."""
     left_s = [
         level.soonest_deadline_s - (now_s - gateway.seen_s)
         for gateway in world.gateways.values()
@@ -248,13 +250,12 @@ def _soonest(world: World, model: ModelName, now_s: float) -> list[str]:
     ]
     if not left_s:
         return []
-    return [
-        f"The soonest of {world.loads[model].waiting} waiting must be answered within {format_duration(min(left_s))}."
-    ]
+    queued = format_count(world.loads[model].waiting, "queued request")
+    return [f"The earliest deadline of {queued} is in {format_duration(min(left_s))}."]
 
 
 def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
-    """Describe when a busy engine last sent output, if that is long ago. An engine without any output is left out."""
+    """Report an engine with running requests that has sent no output for QUIET_S; not one that never sent any."""
     ages_s = [
         use.last_byte_age_s + now_s - gateway.seen_s
         for gateway in list_known_gateways(world)
@@ -264,39 +265,39 @@ def _quiet(world: World, id: ReplicaId, now_s: float) -> list[str]:
     ]
     if not ages_s or min(ages_s) <= QUIET_S:
         return []
-    return [f"Calls run on {id}; its engine last sent something {format_duration(min(ages_s))} ago."]
+    return [f"Requests run on {id}, but its engine has sent no output for {format_duration(min(ages_s))}."]
 
 
 def _replica(world: World, replica: Replica, now_s: float) -> str:
-    """Describe one replica: state, since when, where and why."""
+    """Describe one replica: its state, for how long, its slices and the reason."""
     where = ", ".join(replica.resources.slices) or "no device"
     where += "".join(
         f" ({why})" for why in [*_closed(world, replica)[:1], *filter(None, [explain_misplacement(replica)])]
     )
     model = world.models.get(replica.model)
-    cut = "" if model is None else measured_memory.describe_granted_memory(model, replica)
-    where += f", {cut}" if cut else ""
-    head = f"{replica.id} is {replica.state} since {format_duration(now_s - replica.since_s)} on {where}"
+    granted = "" if model is None else measured_memory.describe_granted_memory(model, replica)
+    where += f", {granted}" if granted else ""
+    head = f"{replica.id} has been {replica.state} for {format_duration(now_s - replica.since_s)} on {where}"
     drain = replica.drain
     if replica.state is S.DRAINING and drain is not None:
         return f"{head}: {drain.reason}; {decide_stop(world, replica, now_s).reason}."
     if replica.state is S.FAILED:
-        return f"{head}: {replica.failure or 'it broke'}."
+        return f"{head}: {replica.failure or 'no reason was reported'}."
     if replica.runtime.waits and replica.state in desired_replicas.BEGINNING:
         return f"{head}: {replica.reason}; its engine is not started yet: {replica.runtime.waits}."
     if replica.state in desired_replicas.BEGINNING and _locked_by(world, replica):
-        return f"{head}: {replica.reason}; nothing else starts on this device meanwhile."
+        return f"{head}: {replica.reason}; no other replica starts on this device meanwhile."
     return f"{head}: {replica.reason}." if replica.reason else f"{head}."
 
 
 def _closed(world: World, replica: Replica) -> list[str]:
-    """Describe cordons of its slices."""
+    """Return why its slices are closed to new replicas, for those that are."""
     slices = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
     return [why for slice_ in slices if (why := explain_closed_slice(world, slice_))]
 
 
 def _locked_by(world: World, replica: Replica) -> bool:
-    """Return whether it shares its slices with others, which then wait for its start."""
+    """Return whether other replicas are on its slices."""
     return any(len(world.by_slice.get(id, ())) > 1 for id in replica.resources.slices)
 
 
@@ -305,16 +306,18 @@ def _failures(world: World, name: ModelName, now_s: float) -> list[str]:
     due_s = start_after_s(history)
     if not history.failure:
         return []
-    refused = f"Calls are refused and nothing is started for {format_duration(history.refused_until_s - now_s)}."
+    refused = (
+        f"Its requests are rejected and no start is attempted for {format_duration(history.refused_until_s - now_s)}."
+    )
     if history.failure == world.learned.obstacles.get(name):
         return [refused] if now_s < history.refused_until_s else []
     sentence = f"Its last start failed: {history.failure}."
     if history.episodes:
-        sentence += f" {history.episodes} failed in a row." if history.episodes > 1 else ""
+        sentence += f" {history.episodes} starts failed in a row." if history.episodes > 1 else ""
     if now_s < history.refused_until_s:
         return [f"{sentence} {refused}"]
     return [
-        f"{sentence} The next try is due" + (f" in {format_duration(due_s - now_s)}." if now_s < due_s else " now.")
+        f"{sentence} The next attempt is due " + (f"in {format_duration(due_s - now_s)}." if now_s < due_s else "now.")
     ]
 
 
@@ -327,8 +330,8 @@ def _starts(world: World, name: ModelName) -> list[str]:
 
 
 def _unknown(world: World, now_s: float) -> list[str]:
-    who = list_silent_gateways(world, now_s)
-    return [f"Nothing is scaled down while these gateways have not reported: {', '.join(who)}."] if who else []
+    silent = list_silent_gateways(world, now_s)
+    return [f"Nothing is scaled down until these gateways report: {', '.join(silent)}."] if silent else []
 
 
 def _begins(world: World, name: ModelName) -> bool:
@@ -336,20 +339,16 @@ def _begins(world: World, name: ModelName) -> bool:
 
 
 def _lesson(world: World, model: Model) -> list[str]:
-    """Describe what decides among several places, if that was learned and a place is needed."""
+    """Name the data from which the choice among equal slices was learned, if it was and there is a choice."""
     lesson = world.learned.lesson
     if lesson is None or not lesson.learnt or not model.spec.gpu.count or len(world.nodes.slices) < 2:
         return []
-    return [
-        (
-            f"Among places of one price and size the choice is by what was learnt from "
-            f"{describe_training_input(lesson.exercise)}."
-        )
-    ]
+    source = describe_training_input(lesson.exercise)
+    return [f"Among slices of equal price and size, the choice uses values learned from {source}."]
 
 
 def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float) -> list[str]:
-    """Describe why a Model without a serving replica stopped; the last row only says how its engine ended."""
+    """Describe why a Model without a serving replica stopped. The last row has only the end of its engine."""
     ends = (row for row in reversed(rows) if isinstance(row, Transition) and row.after in _ENDED)
     row = next(ends, None)
     serves = any(world.replicas[id].state in {S.READY, S.UNREADY} for id in world.by_model.get(name, ()))
@@ -358,26 +357,26 @@ def _stopped(world: World, name: ModelName, rows: Sequence[LogRow], now_s: float
     return [f"It {_ENDED[row.after]} {format_duration(now_s - row.at_s)} ago: {row.reason}."]
 
 
-_ENDED = {S.DRAINING: "stopped", S.FAILED: "broke"}
+_ENDED = {S.DRAINING: "stopped", S.FAILED: "failed"}
 
 
 def _move(row: LogRow, now_s: float) -> str:
     if isinstance(row, RefusedCalls):
-        return f"its Calls were refused, {format_duration(now_s - row.at_s)} ago: it {row.reason}"
+        return f"its requests were rejected, {format_duration(now_s - row.at_s)} ago: it {row.reason}"
     before = "" if row.before is None else f"{row.before} -> "
     return f"{row.replica} {before}{row.after}, {format_duration(now_s - row.at_s)} ago: {row.reason}"
 
 
 def _candidates(world: World, model: Model, now_s: float) -> tuple[Candidate, ...]:
-    """Return every slice, and what keeps one more replica off it."""
+    """Return every slice, and why one more replica is not placed there."""
     want = build_placement_request(
         model, 0, now_s, EvictionLevel.BUSY, "", world.settings.pod, list_avoided_nodes(world, model.name, now_s)
     )
     want, found = want.least, build_bins(world, now_s)
-    there = group_occupants_by_domain(found)
-    left, teams = build_hosts(world, now_s), count_fitting_devices(want, found)
-    calls = (
-        (shelf.slice.id, rejection_reason(want, shelf, now_s, there, left.get(shelf.slice.node), teams=teams))
+    occupants = group_occupants_by_domain(found)
+    hosts, teams = build_hosts(world, now_s), count_fitting_devices(want, found)
+    reasons = (
+        (shelf.slice.id, rejection_reason(want, shelf, now_s, occupants, hosts.get(shelf.slice.node), teams=teams))
         for shelf in found
     )
-    return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in calls)
+    return tuple(Candidate(slice=id, ruled_out=reason) for id, reason in reasons)

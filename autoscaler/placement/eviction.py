@@ -31,7 +31,7 @@ Key = tuple[float | int | str, ...]
 
 
 class EvictionOption(NamedTuple):
-    """A way to make room for a request on one slice; the smallest `key` is the best."""
+    """An option to make room for a request on one slice; the smallest `key` is the best."""
 
     rung: int
     key: Key
@@ -39,15 +39,15 @@ class EvictionOption(NamedTuple):
     need: ResourceAmount
     victims: tuple[Occupant, ...] = ()
     strangers: tuple[Occupant, ...] = ()
-    """Conflicting replicas in its domain that must be gone before a start there: they leave, or are victims too."""
+    """Conflicting replicas in its domain that must stop before a start there: they are leaving, or victims too."""
     wide: bool = False
-    """It waits for CPU or memory of the node: victims and leaving replicas may be on any slice there."""
+    """Whether it waits for CPU or memory of the node. Victims and leaving replicas may then be on any slice there."""
 
 
 def find_eviction_option(
     want: PlacementRequest,
     shelf: Bin,
-    outlook: RestartCosts,
+    restart_costs: RestartCosts,
     now_s: float,
     *,
     away: int,
@@ -56,7 +56,7 @@ def find_eviction_option(
 ) -> EvictionOption | None:
     """Return the cheapest way to use this slice. None: there is none now.
 
-    `away`: rank of the artifacts that the node lacks; `strangers`: replicas in the slice's domain that conflict with
+    `away`: rank of the missing artifacts of the node; `strangers`: replicas in the slice's domain that conflict with
     the request; `those`: its evictable replicas, cheapest first, if known.
     """
     room, rank = find_required_amount(want, shelf), want.kind.rank(shelf.slice.product)
@@ -75,48 +75,52 @@ def find_eviction_option(
         lack, rung = room.less(soon.plus(going)), EVICT
         if chosen or those is None:
             rest = [one for one in shelf.incumbents if one not in chosen] if chosen else shelf.incumbents
-            more = choose_victims(want, rest, lack, outlook, now_s)
+            more = choose_victims(want, rest, lack, restart_costs, now_s)
         else:
-            more = _first(those, lambda some: sum_amounts(some).holds(lack), outlook)
+            more = _first(those, lambda some: sum_amounts(some).holds(lack), restart_costs)
         if not more:
             return None
         chosen += more
     after = (shelf.free if rung <= LOCKED else soon).less(room)
     tie = (shelf.slice.memory_bytes, shelf.slice.id)
-    key = (rung, *eviction_cost(chosen, outlook), shelf.locked, rank, shelf.price, away, after.memory_bytes, *tie)
+    key = (rung, *eviction_cost(chosen, restart_costs), shelf.locked, rank, shelf.price, away, after.memory_bytes, *tie)
     return EvictionOption(rung, key, shelf, room, chosen, tuple(strangers))
 
 
 def list_evictable_occupants(
-    want: PlacementRequest, shelf: Bin, outlook: RestartCosts, now_s: float
+    want: PlacementRequest, shelf: Bin, restart_costs: RestartCosts, now_s: float
 ) -> tuple[Occupant, ...]:
     """List the replicas on it that may be evicted, cheapest first. All requests of one model, priority and eviction
     level have the same.
     """
-    return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], outlook)
+    return _ordered([one for one in shelf.incumbents if can_evict(want, one, now_s)], restart_costs)
 
 
 def choose_victims(
-    want: PlacementRequest, incumbents: Sequence[Occupant], lack: ResourceAmount, outlook: RestartCosts, now_s: float
+    want: PlacementRequest,
+    incumbents: Sequence[Occupant],
+    lack: ResourceAmount,
+    restart_costs: RestartCosts,
+    now_s: float,
 ) -> tuple[Occupant, ...]:
     """Choose the victims that free at least `lack`: the best single one, or the cheapest few. Empty: there are none."""
-    willing = [one for one in incumbents if can_evict(want, one, now_s)]
-    return choose_cheapest(willing, lambda some: sum_amounts(some).holds(lack), outlook)
+    evictable = [one for one in incumbents if can_evict(want, one, now_s)]
+    return choose_cheapest(evictable, lambda some: sum_amounts(some).holds(lack), restart_costs)
 
 
 def choose_cheapest(
-    willing: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], outlook: RestartCosts
+    evictable: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], restart_costs: RestartCosts
 ) -> tuple[Occupant, ...]:
     """Choose the best single replica that is `enough`, or the cheapest few. Empty: all together are not enough."""
-    return _first(_ordered(willing, outlook), enough, outlook)
+    return _first(_ordered(evictable, restart_costs), enough, restart_costs)
 
 
-def _ordered(those: Sequence[Occupant], outlook: RestartCosts) -> tuple[Occupant, ...]:
-    return tuple(sorted(those, key=lambda one: (*eviction_cost((one,), outlook), one.replica)))
+def _ordered(those: Sequence[Occupant], restart_costs: RestartCosts) -> tuple[Occupant, ...]:
+    return tuple(sorted(those, key=lambda one: (*eviction_cost((one,), restart_costs), one.replica)))
 
 
 def _first(
-    candidates: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], outlook: RestartCosts
+    candidates: Sequence[Occupant], enough: Callable[[Sequence[Occupant]], bool], restart_costs: RestartCosts
 ) -> tuple[Occupant, ...]:
     """Like `choose_cheapest`, for candidates that are sorted already."""
     if not enough(candidates):
@@ -135,17 +139,17 @@ def _first(
         if enough(fewer):
             few = fewer
     alone = next(([one] for one in candidates if enough([one])), few)
-    return tuple(alone if eviction_cost(alone, outlook) < eviction_cost(few, outlook) else few)
+    return tuple(alone if eviction_cost(alone, restart_costs) < eviction_cost(few, restart_costs) else few)
 
 
-def eviction_cost(chosen: Sequence[Occupant], outlook: RestartCosts) -> Key:
+def eviction_cost(chosen: Sequence[Occupant], restart_costs: RestartCosts) -> Key:
     """Return (number of busy ones, highest priority, total restart seconds, count)."""
     if len(chosen) == 1:
         one = chosen[0]
-        return (int(one.busy), one.priority, outlook.restart_s(one.model), 1)
+        return (int(one.busy), one.priority, restart_costs.restart_s(one.model), 1)
     if not chosen:
         return (0, 0, 0.0, 0)
-    restart_s = sum(outlook.restart_s(one.model) for one in chosen)
+    restart_s = sum(restart_costs.restart_s(one.model) for one in chosen)
     return (sum(one.busy for one in chosen), max(one.priority for one in chosen), restart_s, len(chosen))
 
 
@@ -223,7 +227,7 @@ def fit_options_to_host(
     host: HostResources,
     around: Iterable[Occupant],
     *,
-    outlook: RestartCosts,
+    restart_costs: RestartCosts,
     now_s: float,
 ) -> tuple[EvictionOption, ...] | None:
     """Adapt options, all of slices of one node, to the CPU and memory that the request needs there. None: there is no
@@ -233,10 +237,10 @@ def fit_options_to_host(
     if host.left.holds(want.kind.host_request):
         return tuple(team)
     if host.soon.plus(sum_host_requests(chosen.values())).holds(want.kind.host_request):
-        return tuple(_as(option, COMING, option.victims, outlook) for option in team)
+        return tuple(_as(option, COMING, option.victims, restart_costs) for option in team)
     must = {one.replica: one for option in team for one in option.strangers if one.replica in chosen}
     more = {one.replica: one for one in around if one.replica not in must and can_evict(want, one, now_s)}
-    useful = [one for one in more.values() if any(one.beside) or one.replica in chosen]
+    useful = [one for one in more.values() if any(one.host_usage) or one.replica in chosen]
     lacks = [(_here(option), _lack(option, must.values())) for option in team]
     short = host.soon.plus(sum_host_requests(must.values())).lack(want.kind.host_request)
 
@@ -245,16 +249,16 @@ def fit_options_to_host(
         rooms = (sum_amounts(room for id, room in here.items() if id in going).holds(lack) for here, lack in lacks)
         return sum_host_requests(some).holds(short) and all(rooms)
 
-    found = choose_cheapest(useful, enough, outlook)
+    found = choose_cheapest(useful, enough, restart_costs)
     victims = (*must.values(), *found)
-    return tuple(_as(option, EVICT, victims, outlook) for option in team) if found else None
+    return tuple(_as(option, EVICT, victims, restart_costs) for option in team) if found else None
 
 
 def sum_host_requests(incumbents: Iterable[Occupant]) -> HostAmount:
     """Return the sum of the CPU and memory that they hold on their node."""
     total = NOTHING
     for one in incumbents:
-        total = total.plus(one.beside)
+        total = total.plus(one.host_usage)
     return total
 
 
@@ -270,7 +274,9 @@ def _lack(option: EvictionOption, going: Iterable[Occupant]) -> ResourceAmount:
     return option.need.less(shelf.free.plus(shelf.coming).plus(gone))
 
 
-def _as(option: EvictionOption, rung: int, victims: tuple[Occupant, ...], outlook: RestartCosts) -> EvictionOption:
+def _as(
+    option: EvictionOption, rung: int, victims: tuple[Occupant, ...], restart_costs: RestartCosts
+) -> EvictionOption:
     rung = max(rung, EVICT if victims else rung)
-    key = (rung, *eviction_cost(victims, outlook), *option.key[COSTS:])
+    key = (rung, *eviction_cost(victims, restart_costs), *option.key[COSTS:])
     return option._replace(rung=rung, key=key, victims=victims, wide=True)

@@ -53,10 +53,10 @@ LOOKED_AT: Final = 2 * TIES_MAX
 class EvictionSearch:
     """The search of one packer call."""
 
-    def __init__(self, supposed: Overlay, outlook: RestartCosts, now_s: float) -> None:
-        self._supposed, self._yard = supposed, supposed.yard
+    def __init__(self, overlay: Overlay, restart_costs: RestartCosts, now_s: float) -> None:
+        self._overlay, self._index = overlay, overlay.index
         self._now_s = now_s
-        self._outlook = outlook
+        self._restart_costs = restart_costs
         self._known: dict[PlacementRequest, dict[SliceId, EvictionOption | None]] = {}
         """Options by the parts of a request that they depend on (`_alike`), also the key of `_searches`."""
         self._searches: dict[PlacementRequest, Search] = {}
@@ -64,7 +64,7 @@ class EvictionSearch:
         """By the parts of a request that decide who may be evicted (`_grade`); as of the start of the call, since
         replicas that leave later make nothing cheaper.
         """
-        self._willing: dict[tuple[ModelName, int, EvictionLevel], dict[SliceId, tuple[Occupant, ...]]] = {}
+        self._evictable: dict[tuple[ModelName, int, EvictionLevel], dict[SliceId, tuple[Occupant, ...]]] = {}
         self._could: dict[tuple[RequestShape, NodeConstraints], Flags] = {}
         self._none: set[PlacementRequest] = set()
         """Requests without any option, until something changes."""
@@ -72,7 +72,7 @@ class EvictionSearch:
         """[3, lanes]: see `EvictionCostIndex.soon`."""
         self._otherwise: set[SliceId] = set()
         """Slices that changed since `_soon` was computed."""
-        supposed.listeners.append(self)
+        overlay.listeners.append(self)
 
     def forget(self, ids: Iterable[SliceId]) -> None:
         """Drop what is known of these slices, which changed."""
@@ -99,7 +99,7 @@ class EvictionSearch:
         self, want: PlacementRequest, budget: Callable[[], ElasticBudget]
     ) -> tuple[EvictionOption, ...] | None:
         """Return the options to take, one per device. None: there is no way now. An elastic request is promised all
-        that it asks for, or its minimum if that costs other replicas less.
+        that it requests, or its minimum if that costs other replicas less.
         """
         if want.kind.devices > 1:
             return self._team(self._alike(want))
@@ -125,10 +125,10 @@ class EvictionSearch:
 
     def _any(self, want: PlacementRequest) -> EvictionOption | None:
         """Return the cheapest option on one slice; `want` stands for all equivalent requests (`_alike`)."""
-        yard, kind, choice = self._yard, want.kind, want.choice
-        soon = {*yard.soon(want.trust), *self._emptying(want)}
+        index, kind, choice = self._index, want.kind, want.choice
+        soon = {*index.soon(want.trust), *self._emptying(want)}
         coming = self._among(soon, want)
-        for rung, ids in ((LOCKED, yard.locked(kind, choice)), (COMING, coming)):
+        for rung, ids in ((LOCKED, index.locked(kind, choice)), (COMING, coming)):
             options = (one for one in self._options(want, ids) if one.rung <= rung)
             found = min(options, key=lambda one: one.key, default=None)
             if found is not None:
@@ -137,11 +137,11 @@ class EvictionSearch:
 
     def _emptying(self, want: PlacementRequest) -> Iterator[SliceId]:
         """Yield slices of nodes that lack CPU or memory for it and have a leaving replica that frees some."""
-        nodes = {*self._yard.emptying, *self._supposed.hosts} if self._yard.hosts else ()
+        nodes = {*self._index.emptying, *self._overlay.hosts} if self._index.hosts else ()
         for node in nodes:
-            host = self._supposed.host(node)
+            host = self._overlay.host(node)
             if host is not None and any(host.coming) and not host.left.holds(want.kind.host_request):
-                yield from self._yard.slices_of(node)
+                yield from self._index.slices_of(node)
 
     def _search(self, want: PlacementRequest) -> Search:
         """Return the search over all slices that could hold it if they were empty."""
@@ -153,54 +153,54 @@ class EvictionSearch:
         """Yield, for each slice on which it may have to evict, a lower bound of the `key` of any option with victims.
         Cheapest first; equal ones by size and id.
         """
-        yard, stock, ask, grade = self._yard, self._yard.stock, self._yard.ask(want.kind), self._graded(want)
-        at, lane_of, lacks = grade.lanes, stock.lane_of[grade.lanes], yard.locality.lacks(want.supplies)
-        there, held = self._at_most(want, grade)[at], stock.held[at]
-        away = np.zeros(len(at), np.int64) if lacks is None else lacks[stock.node_of[at]]
+        index, arrays, ask, grade = self._index, self._index.arrays, self._index.ask(want.kind), self._graded(want)
+        at, lane_of, lacks = grade.lanes, arrays.lane_of[grade.lanes], index.locality.lacks(want.supplies)
+        there, held = self._at_most(want, grade)[at], arrays.held[at]
+        away = np.zeros(len(at), np.int64) if lacks is None else lacks[arrays.node_of[at]]
         cost = ((2 * grade.cost + held) * len(ask.liking) + ask.liking[lane_of]) * LACKS + away
-        open_, numbers = self._possible(want), np.full(len(stock.node_of), NEVER, np.int64)
+        open_, numbers = self._possible(want), np.full(len(arrays.node_of), NEVER, np.int64)
         numbers[at] = np.where(there, cost, NEVER)
         numbers[self._odd(want)] = -1  # victims may be cheap, and on another slice
         numbers[~open_] = NEVER
         places = np.zeros(len(numbers), np.int64)
         places[at] = np.arange(len(at))
-        for number in _in_order(numbers, yard.by_size):
-            id = yard.id_of(number)
+        for number in _in_order(numbers, index.by_size):
+            id = index.id_of(number)
             if numbers[number] < 0:
                 yield (EVICT,), id
                 continue
-            one, lane = int(places[number]), stock.lanes[stock.lane_of[number]]
+            one, lane = int(places[number]), arrays.lanes[arrays.lane_of[number]]
             cost_s = int(grade.busy[one]), int(grade.priority[one]), float(grade.restart_s[one]), 1
             locked, rank = bool(held[one]), want.kind.rank(lane.product) or 0
             yield (EVICT, *cost_s, locked, rank, lane.price, int(away[one])), id
 
     def _odd(self, want: PlacementRequest) -> Flags:
         """[lanes]: where victims may be on another slice: for CPU or memory of the node, or for tenant isolation."""
-        yard = self._yard
-        odd = np.zeros(len(yard.stock.node_of), bool)
+        index = self._index
+        odd = np.zeros(len(index.arrays.node_of), bool)
         if any(want.kind.host_request):
-            short = yard.short(want.kind.host_request)
-            for node, host in self._supposed.hosts.items():
-                short[yard.number_of(node)] = not host.soon.holds(want.kind.host_request)
-            odd |= short[yard.stock.node_of]
-        return odd | yard.company.strange(want.trust) if want.trust else odd
+            short = index.short(want.kind.host_request)
+            for node, host in self._overlay.hosts.items():
+                short[index.number_of(node)] = not host.soon.holds(want.kind.host_request)
+            odd |= short[index.arrays.node_of]
+        return odd | index.occupancy.strange(want.trust) if want.trust else odd
 
     def _at_most(self, want: PlacementRequest, grade: EvictionCost) -> Flags:
         """[lanes]: where the room free or coming and that of all evictable replicas is enough together."""
-        yard, lane_of, ask = self._yard, self._yard.stock.lane_of, self._yard.ask(want.kind)
+        index, lane_of, ask = self._index, self._index.arrays.lane_of, self._index.ask(want.kind)
         room = self._room_soon().copy()
         room[:, grade.lanes] += grade.rooms
         there: Flags = (
-            (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= yard.roster.few)
+            (room[0] >= ask.memory[lane_of]) & (room[1] >= ask.compute[lane_of]) & (room[2] >= index.eviction_costs.few)
         )
         return there
 
     def _room_soon(self) -> Ints:
         """[3, lanes]: the room that is free or coming now."""
         if self._soon is None:
-            self._soon = self._yard.roster.soon.copy()
+            self._soon = self._index.eviction_costs.soon.copy()
         for id in self._otherwise:
-            shelf, at = self._supposed.shelf(id), self._yard.lane_at(id)
+            shelf, at = self._overlay.shelf(id), self._index.lane_at(id)
             if at is not None:
                 self._soon[:, at] = shelf.free.plus(shelf.coming)
         self._otherwise.clear()
@@ -210,27 +210,27 @@ class EvictionSearch:
         key = _grade(want)
         if key not in self._grades:
             if not self._grades:
-                self._yard.look(self._outlook)
-            self._grades[key] = self._yard.roster.grade(want, self._now_s, self._supposed.gone)
+                self._index.look(self._restart_costs)
+            self._grades[key] = self._index.eviction_costs.grade(want, self._now_s, self._overlay.gone)
         return self._grades[key]
 
     def _alike(self, want: PlacementRequest) -> PlacementRequest:
         """Reduce the request to a key that all requests with the same options share."""
-        model = want.model if self._yard.is_here(want.model) else ModelName("")
-        urgency, supplies = want.urgency._replace(unserved_since_s=0.0), self._yard.locality.known(want.supplies)
+        model = want.model if self._index.is_here(want.model) else ModelName("")
+        urgency, supplies = want.urgency._replace(unserved_since_s=0.0), self._index.locality.known(want.supplies)
         return want._replace(model=model, ordinal=0, urgency=urgency, supplies=supplies, spread=None, reason="")
 
     def _possible(self, want: PlacementRequest) -> Flags:
         """[lanes]: those that could hold it if they were empty."""
         key = want.kind, want.choice
         if key not in self._could:
-            self._could[key] = self._yard.possible(*key)
+            self._could[key] = self._index.possible(*key)
         return self._could[key]
 
     def _among(self, ids: Iterable[SliceId], want: PlacementRequest) -> list[SliceId]:
         """Return those of these slices that could hold it."""
         could = self._possible(want)
-        return [id for id in ids if (at := self._yard.lane_at(id)) is not None and could[at]]
+        return [id for id in ids if (at := self._index.lane_at(id)) is not None and could[at]]
 
     def _options(self, want: PlacementRequest, ids: Iterable[SliceId]) -> Iterator[EvictionOption]:
         """Yield the cheapest option of each of these slices that has one."""
@@ -257,30 +257,30 @@ class EvictionSearch:
 
     def _members(self, want: PlacementRequest) -> Iterator[SliceId]:
         """Yield the slices that may have an option, of nodes with enough of them; no other node has a team."""
-        yard = self._yard
+        index = self._index
         at = np.flatnonzero(self._at_most(want, self._graded(want)) & self._possible(want))
-        nodes = yard.stock.node_of[at]
-        return map(yard.id_of, at[np.bincount(nodes)[nodes] >= want.kind.devices].tolist())
+        nodes = index.arrays.node_of[at]
+        return map(index.id_of, at[np.bincount(nodes)[nodes] >= want.kind.devices].tolist())
 
     def _hosted(self, want: PlacementRequest, team: Sequence[EvictionOption]) -> tuple[EvictionOption, ...] | None:
         node = team[0].shelf.slice.node
-        host = self._supposed.host(node)
+        host = self._overlay.host(node)
         if host is None:
             return tuple(team)
         return fit_options_to_host(
-            want, team, host, self._supposed.around(node), outlook=self._outlook, now_s=self._now_s
+            want, team, host, self._overlay.around(node), restart_costs=self._restart_costs, now_s=self._now_s
         )
 
     def _option(self, want: PlacementRequest, id: SliceId) -> EvictionOption | None:
         """Return the cheapest way to use this slice. None: none now. For several devices, host needs are left out."""
-        shelf, yard = self._supposed.shelf(id), self._yard
-        if want.trust and yard.company.expects_stranger(domain_of(shelf.slice), want.trust):
+        shelf, index = self._overlay.shelf(id), self._index
+        if want.trust and index.occupancy.expects_stranger(domain_of(shelf.slice), want.trust):
             return None
-        strangers = self._supposed.strangers(want, shelf.slice) if want.trust else ()
-        away = yard.locality.lack(want.supplies, shelf.slice.node)
-        those = None if self._supposed.is_changed(id) else self._those(want, shelf)
+        strangers = self._overlay.strangers(want, shelf.slice) if want.trust else ()
+        away = index.locality.lack(want.supplies, shelf.slice.node)
+        those = None if self._overlay.is_changed(id) else self._those(want, shelf)
         found = find_eviction_option(
-            want, shelf, self._outlook, self._now_s, away=away, strangers=strangers, those=those
+            want, shelf, self._restart_costs, self._now_s, away=away, strangers=strangers, those=those
         )
         if found is None or want.kind.devices > 1:
             return found
@@ -289,9 +289,9 @@ class EvictionSearch:
 
     def _those(self, want: PlacementRequest, shelf: Bin) -> tuple[Occupant, ...]:
         """Return the evictable replicas on a slice that did not change since the start, cheapest first."""
-        known = self._willing.setdefault(_grade(want), {})
+        known = self._evictable.setdefault(_grade(want), {})
         if shelf.slice.id not in known:
-            known[shelf.slice.id] = list_evictable_occupants(want, shelf, self._outlook, self._now_s)
+            known[shelf.slice.id] = list_evictable_occupants(want, shelf, self._restart_costs, self._now_s)
         return known[shelf.slice.id]
 
 
@@ -302,7 +302,7 @@ def _grade(want: PlacementRequest) -> tuple[ModelName, int, EvictionLevel]:
 
 def _in_order(numbers: Ints, by_size: Ints) -> Iterator[int]:
     """[lanes] -> those that are not NEVER, the lowest first, equal ones in order of `by_size`. Sorts lazily, because
-    callers seldom read far.
+    callers rarely read far.
     """
     at = by_size[numbers[by_size] < NEVER]
     left, many = numbers[at], LOOKED_AT

@@ -1,19 +1,18 @@
-"""Growth: a replica about to start gets more memory than it asks for, if that is of no use to others.
+"""Growth: a starting replica is granted more memory than requested, if no other request can use that memory.
 
-This is the last decision of a packer call, applied to what is then left of each slice:
+This is the last step of a packer call. It applies to the memory that is then free on each slice:
 
-1. A slice that could hold a request which is not placed now gives nothing.
-2. Of what is left, now and once leaving replicas are gone, as much is kept as the replicas that may still be requested
-   (`autoscaler.placement.learning.expected_demand.PossibleStarts`) could fill at most: every set of them that would fit
-   without growth fits with it. Replicas evicted by the same plan, and replacements, count among them.
-3. If the value of room was learnt (`autoscaler.placement.index.residual_waste_tables`), enough is kept that others are
-   expected to use as much of the node as without growth.
+1. A slice on which an unplaced request fits gives nothing.
+2. Every set of replicas that may still be requested fits as without growth, now and after leaving replicas are gone
+   (`autoscaler.placement.learning.expected_demand.PossibleStarts`). This includes victims of the same plan and
+   replacements.
+3. If the value of room was learned (`autoscaler.placement.index.residual_waste_tables`), enough memory is kept that the
+   expected use of the node by others is as high as without growth.
 
-Growth is a whole number of the request's steps. All of a slice that is not shared is available to its replica. A
-request that was granted less than it asks for does not grow: what is left there is worth more to others. Nothing grows
-on slices of a DRA driver, which rounds amounts up or cuts the device by them, nor on overcommitted slices, whose memory
-is not all there. One replica at a time starts on a device, so no memory is given twice. Invariants: nothing is
-overcommitted, and placements stay where they are.
+Growth is a multiple of the request's step. A replica can use all of a slice that is not shared. A request that was
+granted less than requested does not grow. Nothing grows on slices of a DRA driver, which rounds amounts up or
+partitions the device by them, nor on overcommitted slices. Replicas start on a device one at a time, so no memory is
+granted twice. Invariants: nothing is overcommitted, and placements keep their slices.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from autoscaler.state.resources import NO_GROWTH, RequestShape, ResourceAmount, 
 MIB: Final = 1 << 20
 Selector: TypeAlias = tuple[tuple[str, str], ...]
 FILLS_MAX: Final = 512
-"""Distinct sums to track: with more, nearly every amount is one, and all that is left is kept."""
+"""Maximum number of tracked sums. With more, nearly every amount is possible, and all free memory is kept."""
 
 
 class Taker(NamedTuple):
-    """A shape that may still be requested: the least and most it takes of a slice, and how often it may come."""
+    """A shape that may still be requested: its minimum and maximum amount of a slice, and how often."""
 
     least_bytes: int
     most_bytes: int
@@ -66,7 +65,7 @@ class _Others:
         return any(has_matching_labels(selector, shelf.slice) for selector in self._where[lane])
 
     def takers(self, lane: SliceClass) -> list[Taker]:
-        """Return the shapes that may come there, the largest first, because the fewest of these fit."""
+        """Return the shapes that may still be placed there, the largest first, because the fewest of these fit."""
         if lane not in self._takers:
             rooms = ((kind, _room(kind, lane)) for kind in self._yet)
             self._takers[lane] = [
@@ -77,7 +76,7 @@ class _Others:
         return self._takers[lane]
 
     def unused(self, lane: SliceClass, left_bytes: int) -> int:
-        """Return how many of these bytes none of these requests could fill."""
+        """Return how many of these bytes these requests cannot fill."""
         key = lane, left_bytes
         if key not in self._filled:
             self._filled[key] = filled_bytes(left_bytes, self.takers(lane))
@@ -89,30 +88,30 @@ def validate_growth(wanted: Iterable[PlacementRequest]) -> None:
     for growth in {want.growth for want in wanted if want.growth is not NO_GROWTH}:
         for name, amount, least in (("most_bytes", growth.most_bytes, 0), ("step_bytes", growth.step_bytes, 1)):
             if not _counts(amount, least):
-                expected = f"expected a whole number, {least} to {SIZE_MAX}"
-                raise ValueError(f"growth.{name} of a request is {amount}: {expected}")
+                expected = f"expected an integer from {least} to {SIZE_MAX}"
+                raise ValueError(f"growth.{name} of a placement request is {amount}: {expected}")
 
 
 def grow_placements(
     placements: Sequence[Placement],
     waiting: Sequence[PlacementRequest],
     victims: Collection[ReplicaId],
-    supposed: Overlay,
+    overlay: Overlay,
 ) -> tuple[Placement, ...]:
     """Return the placements with their growth. `waiting`: unplaced requests that may be placed some day; `victims`:
-    replicas evicted for them, which may be requested again; `supposed`: what is left.
+    replicas evicted for them, which may be requested again; `overlay`: what is left.
     """
     if not any(one.want.growth.most_bytes for one in placements):
         return tuple(placements)
-    known = supposed.yard.yet(victims)
+    known = overlay.index.yet(victims)
     yet = Counter(known)
     yet.subtract({kind: many for kind, many in Counter(one.want.kind for one in placements).items() if kind in known})
     others = _Others(waiting, yet)
-    return tuple(_grown(one, others, supposed) for one in placements)
+    return tuple(_grown(one, others, overlay) for one in placements)
 
 
 def filled_bytes(left_bytes: int, takers: Iterable[Taker]) -> int:
-    """Return how many of these bytes they can fill together at most."""
+    """Return how many of these bytes the takers can fill together at most."""
     filled = {(0, 0)}
     """(least, most) that a set of them takes."""
     for least, most, many in takers:
@@ -127,28 +126,28 @@ def filled_bytes(left_bytes: int, takers: Iterable[Taker]) -> int:
     return max(min(high, left_bytes) for _, high in filled)
 
 
-def _grown(one: Placement, others: _Others, supposed: Overlay) -> Placement:
+def _grown(one: Placement, others: _Others, overlay: Overlay) -> Placement:
     want, growth = one.want, one.want.growth
     if not growth.most_bytes or len(one.slices) != 1 or one.memory_bytes < want.kind.memory_bytes:
         return one
-    shelf = supposed.shelf(one.slices[0])
+    shelf = overlay.shelf(one.slices[0])
     if shelf.slice.kind == "dra" or shelf.slice.overcommitted:
         return one
     shared = shelf.slice.shared
-    room_bytes = _unused(shelf, others, supposed) if shared else shelf.slice.memory_bytes - one.memory_bytes
+    room_bytes = _unused(shelf, others, overlay) if shared else shelf.slice.memory_bytes - one.memory_bytes
     room_bytes = (one.memory_bytes + room_bytes) // MIB * MIB - one.memory_bytes  # pods request whole MiB
     got_bytes = min(growth.most_bytes, room_bytes) // growth.step_bytes * growth.step_bytes
     return one._replace(memory_bytes=one.memory_bytes + max(0, got_bytes))
 
 
-def _unused(shelf: Bin, others: _Others, supposed: Overlay) -> int:
-    """Return the bytes that are of no use to others."""
+def _unused(shelf: Bin, others: _Others, overlay: Overlay) -> int:
+    """Return the bytes that no other request can use."""
     if others.could(shelf):
         return 0
     lane, left_bytes = shelf.lane, shelf.free.memory_bytes
     soon_bytes = left_bytes + shelf.coming.memory_bytes
     unused_bytes = min(others.unused(lane, left_bytes), others.unused(lane, soon_bytes))
-    return min(unused_bytes, left_bytes, supposed.yard.unneeded(shelf.slice.id))
+    return min(unused_bytes, left_bytes, overlay.index.unneeded(shelf.slice.id))
 
 
 def _counts(amount: object, least: int) -> bool:
@@ -156,5 +155,5 @@ def _counts(amount: object, least: int) -> bool:
 
 
 def _room(kind: RequestShape, lane: SliceClass) -> ResourceAmount | None:
-    """Return the least that it takes there. None: it can never be there, even if the slice is empty."""
+    """Return the minimum that it takes there. None: it does not fit even if the slice is empty."""
     return kind.least.takes(lane) if kind.rank(lane.product) is not None else None

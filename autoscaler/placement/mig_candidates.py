@@ -42,7 +42,7 @@ class RepartitionCandidate(NamedTuple):
     there: Counter[str]
     idle: bool
     host: HostResources | None
-    """What foreign pods leave of its host resources, which is all of them while it is idle. None: unknown."""
+    """Its host resources without those of pods of others, which are all free while it is idle. None: unknown."""
 
     @property
     def size(self) -> HostAmount | None:
@@ -51,7 +51,7 @@ class RepartitionCandidate(NamedTuple):
 
     @property
     def plain(self) -> list[MigProfile]:
-        """Its profiles, without those that hold what a GPU has only once, the smallest first."""
+        """Its profiles, the smallest first, without those with media engines, which a GPU has only once."""
         plain = (one for one in self.geometry.profiles if not one.media)
         return sorted(plain, key=lambda one: (one.size, one.compute))
 
@@ -185,7 +185,7 @@ class Sites:
         return any(not rejection_reason(want.least, shelf, self.now_s, {}) for shelf in self._free[name])
 
     def some_day(self, want: PlacementRequest) -> tuple[RepartitionCandidate, Slice] | None:
-        """Return a node that could hold it once free and open, with a slice of its. None: there is none."""
+        """Return a node where it fits once the node is free and open, and a slice there. None: there is none."""
         for many in self._alike.values():
             holding = self._holding(want.least.kind, many[0])
             for node in many if holding else ():

@@ -1,10 +1,9 @@
 """Exact search for a smaller victim set: which victims of a batch can stay if its requests are placed differently.
 
-For one victim after the other, over few slices, the search tests whether all requests that have room can be placed
-without it. Each must fare as before: a request that is placed now must be placed now; one with promised room must find
-it free, coming, or held by victims that it, or an earlier request there, may evict. The slice index supplies the state
-before the batch. If the bounds of the search are reached, the victim is evicted. `autoscaler.placement.packer` applies
-the result.
+For each victim the search tests, on a limited number of slices, whether all requests that have room can be placed
+without it. Each request must keep its outcome: placed now, or promised room that is free, coming, or held by victims
+that it or an earlier request there may evict. The slice index supplies the state before the batch. If the search
+reaches its bounds, the victim is evicted. `autoscaler.placement.packer` applies the result.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ STEPS_MAX: Final = 2000
 
 
 def find_fewer_victims(
-    held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float
+    held: Sequence[Assigned], victims: Sequence[Evictee], index: SliceIndex, now_s: float
 ) -> tuple[Assignment, ...] | None:
     """Return an assignment for each of `held` that spares victims. None: none was found within the search bounds.
 
     `held` is in order of precedence; `victims` has the most expensive first.
     """
-    ground = MinimalEvictionInput(held, victims, yard, now_s)
+    inputs = MinimalEvictionInput(held, victims, index, now_s)
     going, found, left = {one.victim.replica: one for one in victims}, None, STEPS_MAX
     for at, one in enumerate(victims):
         if one.victim.replica not in going:
             continue
         others = [other for id, other in going.items() if id != one.victim.replica]
-        search = _Search(ground, others, left // (len(victims) - at))
+        search = _Search(inputs, others, left // (len(victims) - at))
         puts = search.run()
         left -= search.steps
         if puts is not None:
@@ -60,23 +59,23 @@ def find_fewer_victims(
 class _Search:
     """Tests whether all requests fit with only these victims, the largest first, each at its old place if possible."""
 
-    def __init__(self, ground: MinimalEvictionInput, victims: Sequence[Evictee], steps_max: int) -> None:
-        self._ground, self._victims = ground, victims
+    def __init__(self, inputs: MinimalEvictionInput, victims: Sequence[Evictee], steps_max: int) -> None:
+        self._inputs, self._victims = inputs, victims
         self.steps, self._steps_max = 0, steps_max
         self._may_go = {one.victim.replica for one in victims}
-        self._rooms = _rooms(ground, victims)
-        self._now = [one.free for one in ground.shelves]
+        self._rooms = _rooms(inputs, victims)
+        self._now = [one.free for one in inputs.shelves]
         """Room left per slice for requests placed now; `_left`: for all requests, once all victims are gone."""
-        self._left = [one.free.plus(one.coming) for one in ground.shelves]
+        self._left = [one.free.plus(one.coming) for one in inputs.shelves]
         for at, rooms in enumerate(self._rooms):
             for room in rooms.values():
                 self._left[at] = self._left[at].plus(room)
-        self._hosts_now = {node: host.left for node, host in ground.hosts.items()}
-        self._hosts = {node: host.soon for node, host in ground.hosts.items()}
+        self._hosts_now = {node: host.left for node, host in inputs.hosts.items()}
+        self._hosts = {node: host.soon for node, host in inputs.hosts.items()}
         for one in victims:
-            node = ground.node_of(one)
+            node = inputs.node_of(one)
             if node in self._hosts:
-                self._hosts[node] = self._hosts[node].plus(one.victim.beside)
+                self._hosts[node] = self._hosts[node].plus(one.victim.host_usage)
         self._starts: set[DeviceId] = set()
         self._guests: dict[Domain, list[TenantSet]] = {}
         self._many: dict[NodeId, int] = {}
@@ -91,18 +90,18 @@ class _Search:
 
     def run(self) -> tuple[Assignment, ...] | None:
         """Return the assignments. None: none was found within the search bounds."""
-        ground = self._ground
-        for number, one in enumerate(ground.held):
-            if number in ground.movers:
+        inputs = self._inputs
+        for number, one in enumerate(inputs.held):
+            if number in inputs.movers:
                 continue
-            spots = tuple(ground.spots[number])
+            spots = tuple(inputs.spots[number])
             if len(spots) < one.want.kind.devices or not self._fit(number, spots):
                 return None
             self._take(number, spots)
-        sizes = {number: _size(ground.held[number].want, ground.spots[number]) for number in ground.movers}
-        self._order = sorted(ground.movers, key=lambda number: (-sizes[number], number))
+        sizes = {number: _size(inputs.held[number].want, inputs.spots[number]) for number in inputs.movers}
+        self._order = sorted(inputs.movers, key=lambda number: (-sizes[number], number))
         self._needs = [sum(sizes[number] for number in self._order[turn:]) for turn in range(len(self._order))]
-        useful = {spot.at for number in ground.movers for spot in ground.spots[number]}
+        useful = {spot.at for number in inputs.movers for spot in inputs.spots[number]}
         self._room_bytes = sum(self._left[at].memory_bytes for at in useful)
         return self._place(0)
 
@@ -130,7 +129,7 @@ class _Search:
         """Return a key of everything that decides whether the remaining requests can be placed."""
         taken = [(number, self._at[number]) for number in self._order[:turn]]
         left = frozenset((spot.at, self._left[spot.at], self._now[spot.at]) for _, spots in taken for spot in spots)
-        nodes = {self._ground.seat(number, spots) for number, spots in taken} - {None}
+        nodes = {self._inputs.seat(number, spots) for number, spots in taken} - {None}
         hosts = frozenset((node, self._hosts[node], self._hosts_now[node]) for node in nodes if node is not None)
         guests = frozenset((domain, frozenset(there)) for domain, there in self._guests.items())
         return turn, left, hosts, guests
@@ -139,12 +138,12 @@ class _Search:
 
     def _ways(self, number: int) -> Iterator[tuple[CandidateSlot, ...]]:
         """Yield the slot combinations to try, one of each group of equivalent ones."""
-        ground, devices, tried = self._ground, self._ground.held[number].want.kind.devices, set[Hashable]()
+        inputs, devices, tried = self._inputs, self._inputs.held[number].want.kind.devices, set[Hashable]()
         by_team: dict[Team, list[CandidateSlot]] = {}
-        for spot in ground.spots[number]:
+        for spot in inputs.spots[number]:
             if self._fits(number, spot):
-                one = ground.shelves[spot.at].slice
-                by_team.setdefault(team_of(one, ground.held[number].want.kind.link), []).append(spot)
+                one = inputs.shelves[spot.at].slice
+                by_team.setdefault(team_of(one, inputs.held[number].want.kind.link), []).append(spot)
         for spots in by_team.values():
             for some in combinations(spots, devices):
                 if self.steps >= self._steps_max:
@@ -157,30 +156,30 @@ class _Search:
 
     def _like(self, spot: CandidateSlot) -> Hashable:
         """Return a key that is equal for equally suitable slices."""
-        ground, at = self._ground, spot.at
-        node = ground.shelves[at].slice.node
-        there: Hashable = node if self._many.get(node) else ground.nodes_alike[node]
-        return there, ground.alike[at], self._left[at], self._now[at]  # a start here uses some of `_now`
+        inputs, at = self._inputs, spot.at
+        node = inputs.shelves[at].slice.node
+        there: Hashable = node if self._many.get(node) else inputs.nodes_alike[node]
+        return there, inputs.alike[at], self._left[at], self._now[at]  # a start here uses some of `_now`
 
     def _fit(self, number: int, spots: Sequence[CandidateSlot]) -> bool:
         return all(self._fits(number, spot) for spot in spots) and self._has_host(number, spots)
 
     def _fits(self, number: int, spot: CandidateSlot) -> bool:
-        ground, one = self._ground, self._ground.held[number]
+        inputs, one = self._inputs, self._inputs.held[number]
         if not self._left[spot.at].holds(spot.room):
             return False
         if one.now and (
-            not self._now[spot.at].holds(spot.room) or ground.shelves[spot.at].slice.device in self._starts
+            not self._now[spot.at].holds(spot.room) or inputs.shelves[spot.at].slice.device in self._starts
         ):
             return False
-        domain, trust = ground.domains[spot.at], one.want.trust
+        domain, trust = inputs.domains[spot.at], one.want.trust
         if domain is None or not trust:
             return True
-        gone = all(i.replica in self._may_go or i.leaving for i in ground.strangers(one.want, spot.at))
+        gone = all(i.replica in self._may_go or i.leaving for i in inputs.strangers(one.want, spot.at))
         return gone and not any(has_tenant_conflict(trust, other) for other in self._guests.get(domain, ()))
 
     def _has_host(self, number: int, spots: Sequence[CandidateSlot]) -> bool:
-        one, node = self._ground.held[number], self._ground.seat(number, spots)
+        one, node = self._inputs.held[number], self._inputs.seat(number, spots)
         if node is None:
             return True
         return self._hosts[node].holds(one.want.kind.host_request) and (
@@ -188,7 +187,7 @@ class _Search:
         )
 
     def _take(self, number: int, spots: tuple[CandidateSlot, ...]) -> None:
-        one = self._ground.held[number]
+        one = self._inputs.held[number]
         self._at[number] = spots
         for at, room in spots:
             self._left[at] = self._left[at].less(room)
@@ -198,7 +197,7 @@ class _Search:
         self._change(number, spots, 1)
 
     def _give_back(self, number: int, spots: tuple[CandidateSlot, ...]) -> None:
-        one = self._ground.held[number]
+        one = self._inputs.held[number]
         del self._at[number]
         for at, room in spots:
             self._left[at] = self._left[at].plus(room)
@@ -209,9 +208,9 @@ class _Search:
 
     def _change(self, number: int, spots: tuple[CandidateSlot, ...], sign: int) -> None:
         """Add what the request takes of devices, domains and its node, or remove it (`sign` is -1)."""
-        ground, one = self._ground, self._ground.held[number]
+        inputs, one = self._inputs, self._inputs.held[number]
         for at, _ in spots:
-            slice_, domain = ground.shelves[at].slice, ground.domains[at]
+            slice_, domain = inputs.shelves[at].slice, inputs.domains[at]
             self._many[slice_.node] = self._many.get(slice_.node, 0) + sign
             if one.now and sign > 0:
                 self._starts.add(slice_.device)
@@ -221,7 +220,7 @@ class _Search:
                 self._guests.setdefault(domain, []).append(one.want.trust)
             elif domain is not None and one.want.trust:
                 self._guests[domain].remove(one.want.trust)
-        node = ground.seat(number, spots)
+        node = inputs.seat(number, spots)
         if node is not None:
             for hosts in (self._hosts, self._hosts_now) if one.now else (self._hosts,):
                 more = one.want.kind.host_request
@@ -233,20 +232,20 @@ class _Search:
         """Give requests placed now the free room, then each other request, in order of precedence, free or coming room;
         where that is too little, evict all victims there that the request may evict.
         """
-        ground, after = self._ground, _After(self._ground, self._rooms, self._victims)
+        inputs, after = self._inputs, _After(self._inputs, self._rooms, self._victims)
         for number, spots in self._at.items():
-            if ground.held[number].now:
+            if inputs.held[number].now:
                 after.take(number, spots)
         gone: dict[int, tuple[Occupant, ...]] = {}
         for number in sorted(self._at):
-            if not ground.held[number].now:
+            if not inputs.held[number].now:
                 found = after.evicted(number, self._at[number])
                 if found is None:
                     return None
                 gone[number] = found
                 after.take(number, self._at[number])
         return tuple(
-            Assignment(tuple(ground.ids[spot.at] for spot in self._at[number]), gone.get(number, ()))
+            Assignment(tuple(inputs.ids[spot.at] for spot in self._at[number]), gone.get(number, ()))
             for number in sorted(self._at)
         )
 
@@ -256,70 +255,72 @@ class _After:
 
     def __init__(
         self,
-        ground: MinimalEvictionInput,
+        inputs: MinimalEvictionInput,
         rooms: Sequence[Mapping[ReplicaId, ResourceAmount]],
         victims: Sequence[Evictee],
     ) -> None:
-        self._ground, self._rooms = ground, rooms
-        self._left = [one.free.plus(one.coming) for one in ground.shelves]
-        self._hosts = {node: host.soon for node, host in ground.hosts.items()}
+        self._inputs, self._rooms = inputs, rooms
+        self._left = [one.free.plus(one.coming) for one in inputs.shelves]
+        self._hosts = {node: host.soon for node, host in inputs.hosts.items()}
         self._stay = {one.victim.replica: one for one in victims}
 
     def take(self, number: int, spots: Sequence[CandidateSlot]) -> None:
         """Subtract what the request takes there."""
         for at, room in spots:
             self._left[at] = self._left[at].less(room)
-        node = self._ground.seat(number, spots)
+        node = self._inputs.seat(number, spots)
         if node is not None:
-            self._hosts[node] = self._hosts[node].less(self._ground.held[number].want.kind.host_request)
+            self._hosts[node] = self._hosts[node].less(self._inputs.held[number].want.kind.host_request)
 
     def evicted(self, number: int, spots: Sequence[CandidateSlot]) -> tuple[Occupant, ...] | None:
         """Return the victims that the request evicts. None: it does not get its room this way."""
-        ground, want = self._ground, self._ground.held[number].want
+        inputs, want = self._inputs, self._inputs.held[number].want
         found: list[Occupant] = []
         for at, room in spots:
-            for one in ground.strangers(want, at):
+            for one in inputs.strangers(want, at):
                 if not one.leaving and one.replica in self._stay:
                     found += self._go(want, [one.replica])
             if not self._left[at].holds(room):
                 found += self._go(want, self._rooms[at])
-        node = ground.seat(number, spots)
+        node = inputs.seat(number, spots)
         if node is not None and not self._hosts[node].holds(want.kind.host_request):
-            found += self._go(want, self._beside(node))
+            found += self._go(want, self._host_users(node))
         rooms = all(self._left[at].holds(room) for at, room in spots)
-        alone = not any(i.replica in self._stay for at, _ in spots for i in ground.strangers(want, at))
+        alone = not any(i.replica in self._stay for at, _ in spots for i in inputs.strangers(want, at))
         return (
             tuple(found)
             if rooms and alone and (node is None or self._hosts[node].holds(want.kind.host_request))
             else None
         )
 
-    def _beside(self, node: NodeId) -> Iterator[ReplicaId]:
+    def _host_users(self, node: NodeId) -> Iterator[ReplicaId]:
         """Return the victims that use CPU or memory of the node."""
-        return (id for id, one in self._stay.items() if any(one.victim.beside) and self._ground.node_of(one) == node)
+        return (
+            id for id, one in self._stay.items() if any(one.victim.host_usage) and self._inputs.node_of(one) == node
+        )
 
     def _go(self, want: PlacementRequest, those: Iterable[ReplicaId]) -> Iterator[Occupant]:
         """Remove and yield those of these victims that the request may evict."""
         for id in [*those]:
             one = self._stay.get(id)
-            if one is None or not can_evict(want, one.victim, self._ground.now_s):
+            if one is None or not can_evict(want, one.victim, self._inputs.now_s):
                 continue
             del self._stay[id]
             for at, rooms in enumerate(self._rooms):
                 if id in rooms:
                     self._left[at] = self._left[at].plus(rooms[id])
-            node = self._ground.node_of(one)
+            node = self._inputs.node_of(one)
             if node in self._hosts:
-                self._hosts[node] = self._hosts[node].plus(one.victim.beside)
+                self._hosts[node] = self._hosts[node].plus(one.victim.host_usage)
             yield one.victim
 
 
-def _rooms(ground: MinimalEvictionInput, victims: Sequence[Evictee]) -> list[dict[ReplicaId, ResourceAmount]]:
+def _rooms(inputs: MinimalEvictionInput, victims: Sequence[Evictee]) -> list[dict[ReplicaId, ResourceAmount]]:
     """Return what each victim holds, per slice."""
-    found: list[dict[ReplicaId, ResourceAmount]] = [{} for _ in ground.ids]
+    found: list[dict[ReplicaId, ResourceAmount]] = [{} for _ in inputs.ids]
     for victim, ids in victims:
-        for at in map(ground.number.__getitem__, ids):
-            there = ground.shelves[at].incumbents
+        for at in map(inputs.number.__getitem__, ids):
+            there = inputs.shelves[at].incumbents
             found[at] |= {one.replica: one.room for one in there if one.replica == victim.replica}
     return found
 

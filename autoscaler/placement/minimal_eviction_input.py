@@ -20,9 +20,9 @@ from autoscaler.state.resources import Link, ResourceAmount
 from autoscaler.state.world import NodeId, SliceId
 
 MOVERS_MAX: Final = 24
-"""Requests that may be moved, those with promised room first; the others stay where they are."""
+"""Maximum number of requests that may be moved, those with promised room first; the others keep their slices."""
 PLACES_MAX: Final = 16
-"""Slices considered for each request besides those that the batch uses, the tightest first."""
+"""Maximum number of further slices per request, in addition to those that the batch uses, the tightest first."""
 
 
 class Assigned(NamedTuple):
@@ -52,7 +52,7 @@ class Evictee(NamedTuple):
 
 
 class CandidateSlot(NamedTuple):
-    """A slice, by its number, and what a request takes of it."""
+    """A slice, by its number, and the amount that a request takes of it."""
 
     at: int
     room: ResourceAmount
@@ -61,8 +61,8 @@ class CandidateSlot(NamedTuple):
 class MinimalEvictionInput:
     """The slices considered, as they were before the batch, and the candidate slots of each request."""
 
-    def __init__(self, held: Sequence[Assigned], victims: Sequence[Evictee], yard: SliceIndex, now_s: float) -> None:
-        self.held, self.yard, self.now_s = held, yard, now_s
+    def __init__(self, held: Sequence[Assigned], victims: Sequence[Evictee], index: SliceIndex, now_s: float) -> None:
+        self.held, self.index, self.now_s = held, index, now_s
         self._strangers: dict[tuple[TenantSet, int], tuple[Occupant, ...]] = {}
         promised = [at for at, one in enumerate(held) if not one.now]
         order = [*promised, *(at for at, one in enumerate(held) if one.now)]
@@ -71,11 +71,11 @@ class MinimalEvictionInput:
         may = [self._ids(one) if at in self.movers else [*one.slices] for at, one in enumerate(held)]
         self.ids = [*dict.fromkeys([*(id for ids in may for id in ids), *sorted(self._touched)])]
         self.number = {id: at for at, id in enumerate(self.ids)}
-        self.shelves = [yard.shelf(id) for id in self.ids]
+        self.shelves = [index.shelf(id) for id in self.ids]
         self.domains = [domain_of(one.slice) for one in self.shelves]
         self.spots = [self._spots(one, ids) for one, ids in zip(held, may, strict=True)]
         nodes = {one.slice.node for one in self.shelves}  # replicas on other nodes conflict with none of these requests
-        self.hosts = {node: yard.hosts[node] for node in nodes if node in yard.hosts}
+        self.hosts = {node: index.hosts[node] for node in nodes if node in index.hosts}
         self.alike = self._alike(victims)
         there: dict[NodeId, list[int]] = {}
         for at, shelf in enumerate(self.shelves):
@@ -88,23 +88,28 @@ class MinimalEvictionInput:
 
     def _ids(self, one: Assigned) -> list[SliceId]:
         """List its current slices, then the slices of the batch, then the tightest with room free or coming."""
-        want, yard, stock = one.want, self.yard, self.yard.stock
-        ask, soon = yard.ask(want.kind), yard.roster.soon
-        could = yard.possible(want.kind, want.choice)
-        memory = ask.memory[stock.lane_of]
-        fits = could & (soon[0] >= memory) & (soon[1] >= ask.compute[stock.lane_of]) & (soon[2] >= yard.roster.few)
+        want, index, arrays = one.want, self.index, self.index.arrays
+        ask, soon = index.ask(want.kind), index.eviction_costs.soon
+        could = index.possible(want.kind, want.choice)
+        memory = ask.memory[arrays.lane_of]
+        fits = (
+            could
+            & (soon[0] >= memory)
+            & (soon[1] >= ask.compute[arrays.lane_of])
+            & (soon[2] >= index.eviction_costs.few)
+        )
         if one.now:
-            fits &= (stock.left_bytes >= memory) & ~stock.held
-        lanes = {id: at for id in sorted(self._touched) if (at := yard.lane_at(id)) is not None and could[at]}
+            fits &= (arrays.left_bytes >= memory) & ~arrays.held
+        lanes = {id: at for id in sorted(self._touched) if (at := index.lane_at(id)) is not None and could[at]}
         fits[[*lanes.values()]] = False
         more = np.flatnonzero(fits)
         if want.kind.devices == 1:
             more = more[np.argsort(soon[0, more] - memory[more], kind="stable")]
         else:
-            teams = yard.teams(want.kind.link)
+            teams = index.teams(want.kind.link)
             many = np.bincount(teams[[*more, *lanes.values()]], minlength=len(fits))
             more = more[many[teams[more]] >= want.kind.devices]
-        return [*dict.fromkeys((*one.slices, *lanes, *map(yard.id_of, more[:PLACES_MAX].tolist())))]
+        return [*dict.fromkeys((*one.slices, *lanes, *map(index.id_of, more[:PLACES_MAX].tolist())))]
 
     def _spots(self, one: Assigned, ids: Iterable[SliceId]) -> list[CandidateSlot]:
         rooms = ((self.number[id], find_required_amount(one.want, self.shelves[self.number[id]])) for id in ids)
@@ -113,17 +118,17 @@ class MinimalEvictionInput:
     def _is_open(self, one: Assigned, at: int) -> bool:
         """Whether neither a replica that stays nor a start keeps the request off that slice."""
         if one.now:
-            strangers = self.yard.company.among_strangers(self.domains[at], one.want.trust)
+            strangers = self.index.occupancy.among_strangers(self.domains[at], one.want.trust)
             return not strangers and not self.shelves[at].locked
         return not any(stranger.stuck for stranger in self.strangers(one.want, at))
 
     def strangers(self, want: PlacementRequest, at: int) -> tuple[Occupant, ...]:
         """Return the replicas that must leave the slice's domain before the request can start there."""
-        if not want.trust or not self.yard.company.among_strangers(self.domains[at], want.trust):
+        if not want.trust or not self.index.occupancy.among_strangers(self.domains[at], want.trust):
             return ()
         key = want.trust, at
         if key not in self._strangers:
-            there = (i for id in self.yard.together(self.shelves[at].slice) for i in self.yard.shelf(id).incumbents)
+            there = (i for id in self.index.together(self.shelves[at].slice) for i in self.index.shelf(id).incumbents)
             self._strangers[key] = tuple(
                 {i.replica: i for i in there if has_tenant_conflict(want.trust, i.trust)}.values()
             )
@@ -148,7 +153,7 @@ class MinimalEvictionInput:
         known: dict[Hashable, int] = {}
         found: list[int] = []
         for at, shelf in enumerate(self.shelves):
-            alone = len(self.yard.beside(shelf.slice.device)) == 1 and shelf.slice.id not in odd
+            alone = len(self.index.slices_on(shelf.slice.device)) == 1 and shelf.slice.id not in odd
             like: Hashable = at
             if alone and not self.domains[at]:
                 link = name_device_link(shelf.slice, Link.PCIE_ROOT)

@@ -30,8 +30,8 @@ class SliceCache(Protocol):
 class Overlay:
     """`most`: the largest CPU and memory request of this call."""
 
-    def __init__(self, yard: SliceIndex, most: HostAmount) -> None:
-        self.yard = yard
+    def __init__(self, index: SliceIndex, most: HostAmount) -> None:
+        self.index = index
         self.listeners: list[SliceCache] = []
         self.hosts: dict[NodeId, HostResources] = {}
         """Current state of the hosts that changed."""
@@ -42,7 +42,7 @@ class Overlay:
 
     def shelf(self, id: SliceId) -> Bin:
         """Return the current state of a slice; the caller must not modify it."""
-        return self._changed.get(id) or self.yard.shelf(id)
+        return self._changed.get(id) or self.index.shelf(id)
 
     def is_changed(self, id: SliceId) -> bool:
         """Whether it may differ from the index."""
@@ -51,9 +51,9 @@ class Overlay:
     def change(self, id: SliceId) -> Bin:
         """Return a `Bin` that the caller may modify. Cached results of it, and of its whole domain, are dropped."""
         if id not in self._changed:
-            self._changed[id] = self.yard.shelf(id).copy()
+            self._changed[id] = self.index.shelf(id).copy()
         for listener in self.listeners:
-            listener.forget(self.yard.together(self._changed[id].slice))
+            listener.forget(self.index.together(self._changed[id].slice))
         return self._changed[id]
 
     def holds(self, id: SliceId, replica: ReplicaId) -> bool:
@@ -62,40 +62,40 @@ class Overlay:
 
     def lock(self, of: Slice) -> None:
         """Lock the slice's device: a replica is about to start, so no other may start on any slice of it."""
-        for id in self.yard.beside(of.device):
+        for id in self.index.slices_on(of.device):
             self.change(id).locked = True
-            self.yard.sync(self._changed[id])
+            self.index.sync(self._changed[id])
 
     # --- tenant isolation ---------------------------------------------------------------------------------------------
 
     def strangers(self, want: PlacementRequest, of: Slice) -> tuple[Occupant, ...]:
         """Return the replicas in its domain whose tenants conflict with the request's."""
-        if not self.yard.company.among_strangers(domain_of(of), want.trust):
+        if not self.index.occupancy.among_strangers(domain_of(of), want.trust):
             return ()
-        beside = (one for id in self.yard.together(of) for one in self.shelf(id).incumbents)
-        return tuple({one.replica: one for one in beside if has_tenant_conflict(want.trust, one.trust)}.values())
+        occupants = (one for id in self.index.together(of) for one in self.shelf(id).incumbents)
+        return tuple({one.replica: one for one in occupants if has_tenant_conflict(want.trust, one.trust)}.values())
 
     def promise(self, want: PlacementRequest, of: Slice) -> None:
         """Keep conflicting tenants out of its domain from now on."""
         domain = domain_of(of)
         if domain is not None:
-            self.yard.company.expect(domain, want.trust)
+            self.index.occupancy.expect(domain, want.trust)
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def host(self, node: NodeId) -> HostResources | None:
-        """Return the current state of a node's host resources. None: nothing is known of it, and any amount fits."""
-        return self.hosts.get(node) or self.yard.hosts.get(node)
+        """Return the current host resources of a node. None: they are unknown, and any amount fits."""
+        return self.hosts.get(node) or self.index.hosts.get(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
         """Set a node's host resources. Unless every request has enough there, cached results of its slices are
         recomputed.
         """
         self.hosts[node] = host
-        self.yard.suppose(node, host)
+        self.index.suppose(node, host)
         for listener in () if host.left.holds(self._most) else self.listeners:
-            listener.reconsider(self.yard.slices_of(node))
+            listener.reconsider(self.index.slices_of(node))
 
     def around(self, node: NodeId) -> Iterator[Occupant]:
         """Yield the replicas on a node."""
-        return (one for id in self.yard.slices_of(node) for one in self.shelf(id).incumbents)
+        return (one for id in self.index.slices_of(node) for one in self.shelf(id).incumbents)

@@ -1,9 +1,11 @@
 """GPUs that a DRA driver offers whole or in parts: waiting for whole GPUs, and sharing a GPU between starts. Pure.
 
-Covers two cases that slices alone do not show. A GPU with parts in use becomes whole again when these end, so a request
-that needs all of it waits instead of being reported as never placeable. And a request that needs a part of an idle GPU
-claims that part, after which the driver offers the rest; other requests that could use the rest wait for it instead of
-taking another GPU. `autoscaler.placement.packer` chooses slices; `autoscaler.slicing.dra` chooses the part.
+* A GPU with parts in use becomes whole again when these are freed. So a request for a whole GPU waits instead of being
+  reported as unplaceable.
+* A request for a part of an idle GPU claims that part; then the driver offers the rest. Other requests that can use the
+  rest wait for it instead of using another GPU.
+
+`autoscaler.placement.packer` chooses slices; `autoscaler.slicing.dra` chooses the part.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from autoscaler.state.resources import NO_ROOM, HostResources, ResourceAmount
 from autoscaler.state.world import Copy, DeviceId, NodeId, Slice, World
 
 REST_S = 5.0
-"""How long the rest of a GPU is awaited after a replica was ordered onto it: a claim takes well below a second."""
+"""Time limit for the rest of a GPU after a replica was ordered onto it. A claim takes well below a second."""
 
 
 def list_rejoinable_gpus(world: World) -> tuple[Bin, ...]:
-    """Return a `Bin` for each GPU with parts in use, as it will be when none is in use."""
+    """Return an empty `Bin` for each GPU with parts in use, as if no part were in use."""
     prices, found = Prices(world.settings.prices), dict[DeviceId, Bin]()
     for id in sorted(id for id, one in world.nodes.slices.items() if one.device_bytes):
         one = world.nodes.slices[id]
@@ -50,13 +52,13 @@ def mark_gpu_waits(unmet: tuple[Unplaced, ...], world: World) -> tuple[Unplaced,
         return unmet
     nodes = {one.slice.node for one in again}
     there = (one for one in build_empty_bins(world) if one.slice.node in nodes)
-    yard = SliceIndex((*there, *again), {node: host for node, host in world.nodes.hosts.items() if node in nodes})
-    return tuple(_some_day(one, yard, again) if one.never else one for one in unmet)
+    index = SliceIndex((*there, *again), {node: host for node, host in world.nodes.hosts.items() if node in nodes})
+    return tuple(_mark_gpu_wait(one, index, again) if one.never else one for one in unmet)
 
 
-def _some_day(missing: Unplaced, yard: SliceIndex, again: Iterable[Bin]) -> Unplaced:
+def _mark_gpu_wait(missing: Unplaced, index: SliceIndex, again: Iterable[Bin]) -> Unplaced:
     want = missing.want
-    if yard.why.never(want) is not None:
+    if index.why.never(want) is not None:
         return missing
     fits = (
         one.slice
@@ -64,7 +66,7 @@ def _some_day(missing: Unplaced, yard: SliceIndex, again: Iterable[Bin]) -> Unpl
         if want.kind.takes(one.lane) is not None and has_matching_labels(want.choice.selector, one.slice)
     )
     first = next((one for one in fits if want.kind.rank(one.product) is not None), None)
-    of = "" if first is None else f"; {first.id} is whole when those have ended who have parts of it"
+    of = "" if first is None else f"; {first.id} is whole again when all its parts are free"
     return missing._replace(reason=f"{missing.reason} now{of}", never=False)
 
 
@@ -84,7 +86,7 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
     opened = [gpu for gpu in _beginning(world, now_s) if parts]
     if not parts or (len(parts) == 1 and not opened):
         return Together(packing)
-    near = _Near(build_hosts(world, now_s), Prices(world.settings.prices), world.nodes.copies)
+    near = _GpuPreferences(build_hosts(world, now_s), Prices(world.settings.prices), world.nodes.copies)
     placed, back, next_s = list[Placement](), dict[Unplaced, Placement](), inf
     for at, one in enumerate(packing.placements):
         part = parts.get(at)
@@ -94,14 +96,14 @@ def share_split_gpus(packing: PackResult, world: World, now_s: float) -> Togethe
             placed.append(one)
             opened += [] if part is None else [_Gpu(part[0], part[1], one.want.model, now_s + REST_S)]
         else:
-            why = f"{gpu.first} starts on {gpu.slice.id} first: the rest of that is offered in a moment"
+            why = f"waits for the rest of {gpu.slice.id}, which is offered as soon as {gpu.first} has claimed its part"
             back[Unplaced(one.want, why, promised=True)] = one
             next_s = min(next_s, gpu.until_s)
     after = packing._replace(placements=tuple(placed), unmet=(*packing.unmet, *back))
     return Together(after, next_s, tuple(back.values()))
 
 
-class _Near(NamedTuple):
+class _GpuPreferences(NamedTuple):
     """Free host resources of nodes, and preferences among their GPUs."""
 
     left: Mapping[NodeId, HostResources]
@@ -124,7 +126,7 @@ class _Gpu:
             self._parts.add(slice_.device, geometry)
             self._parts.start(profile)
 
-    def takes(self, want: PlacementRequest, part: tuple[Slice, str], near: _Near) -> bool:
+    def takes(self, want: PlacementRequest, part: tuple[Slice, str], near: _GpuPreferences) -> bool:
         """Reserve another part for the request and return whether there is one. False for a request that would still
         prefer an idle GPU once the rest is offered, because that one is cheaper or has its weights.
         """
@@ -133,7 +135,7 @@ class _Gpu:
             return False
         if not has_matching_labels(want.choice.selector, self.slice) or node_exclusion_reason(want.choice, self.slice):
             return False
-        if host_shortage_reason(want, near.left.get(self.slice.node), "it"):
+        if host_shortage_reason(want, near.left.get(self.slice.node), "its node"):
             return False
         if near.liking(want, slice_) < near.liking(want, self.slice):
             return False

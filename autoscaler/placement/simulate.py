@@ -5,9 +5,9 @@ unplaced requests have room on orders in flight, and the fewest devices of an of
 that the plan has assigned already are left out.
 
 `SimulationCache` computes equivalent queries once per plan. Two are equivalent if they have the same requests in the
-same order, on the same devices of one node that has nothing else. Node and model names do not matter, nor do mere
-preferences among nodes (weight copies, images, spreading, nearness), since there is only one. Queries are not shared if
-more is known of the node than that it exists.
+same order, on the same devices of one node without other devices. Names of nodes and models do not matter, nor do
+preferences among nodes (weight copies, images, spreading, nearness), since there is only one node. Results are not
+reused if there are other facts about the node, such as cordons.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _same = attrgetter(*(name for name in Slice.__struct_fields__ if name not in _OW
 
 
 class SimulationCache:
-    """Query results of one world at one time, valid while what the plan does with it stays the same."""
+    """Query results for one world at one time and one state of the plan."""
 
     def __init__(self) -> None:
         self._known: dict[object, list[tuple[int, tuple[int, ...]]]] = {}
@@ -98,7 +98,7 @@ class SimulationContext(NamedTuple):
     """
 
     world: World
-    outlook: RestartCosts
+    restart_costs: RestartCosts
     now_s: float
     going: frozenset[ReplicaId] = frozenset()
     taken: frozenset[SliceId] = frozenset()
@@ -112,7 +112,7 @@ def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], nam
     node = NodeId(offer.node or name)
     known = next((one for one in world.nodes.slices.values() if offer.node and one.node == node), None)
     labels, taints = (offer.labels, offer.taints) if known is None else (known.labels, known.taints)
-    told = known.labels_known if known is not None else not offer.node or bool(offer.labels)
+    labels_known = known.labels_known if known is not None else not offer.node or bool(offer.labels)
     coming = PendingLabels.NODE if not offer.node else PendingLabels.DEVICES if known is None else PendingLabels.NOTHING
     return tuple(
         Slice(
@@ -124,7 +124,7 @@ def build_virtual_slices(world: World, offer: Offer, devices: Iterable[int], nam
             shared=offer.shared,
             product=offer.product,
             labels=labels,
-            labels_known=told,
+            labels_known=labels_known,
             labels_coming=coming,
             taints=taints,
         )
@@ -152,7 +152,7 @@ def list_missing_devices(world: World, lease: Lease) -> range:
 
 
 def match_requests_to_orders(
-    ground: SimulationContext, wants: Sequence[PlacementRequest], leases: Sequence[Lease]
+    context: SimulationContext, wants: Sequence[PlacementRequest], leases: Sequence[Lease]
 ) -> dict[PlacementRequest, LeaseId]:
     """Match unplaced requests, each once, to the capacity orders in flight on which they have room: on each order
     alone, in order; then the remaining requests on all unmatched orders together.
@@ -161,9 +161,9 @@ def match_requests_to_orders(
     had: set[LeaseId] = set()
     left = _Left(wants)
     for some in (*([one] for one in leases), leases if len(leases) > 1 else ()):
-        offered = {lease.id: _awaited(ground.world, lease) for lease in some if lease.id not in had} if left else {}
+        offered = {lease.id: _awaited(context.world, lease) for lease in some if lease.id not in had} if left else {}
         where = {one.id: lease for lease, there in offered.items() for one in there}
-        got = _packed(ground, left, [one for there in offered.values() for one in there]) if where else ()
+        got = _packed(context, left, [one for there in offered.values() for one in there]) if where else ()
         for want, ids in got:
             leased = [where[slice_] for slice_ in ids if slice_ in where]
             if leased:
@@ -178,11 +178,11 @@ def compute_min_devices(want: PlacementRequest, offer: Offer) -> int:
     return max(1, offer.devices_min if offer.node else max(offer.devices_min, want.kind.devices))
 
 
-def devices_for(ground: SimulationContext, want: PlacementRequest, offer: Offer) -> int | None:
+def devices_for(context: SimulationContext, want: PlacementRequest, offer: Offer) -> int | None:
     """Return the fewest devices of the offer with which the request has room. None: no number of them suffices."""
     for many in range(compute_min_devices(want, offer), offer.devices_max + 1):
-        added = build_virtual_slices(ground.world, offer, range(many), TRIAL)
-        got = _packed(ground, _Left([want]), added)
+        added = build_virtual_slices(context.world, offer, range(many), TRIAL)
+        got = _packed(context, _Left([want]), added)
         new = {one.id for one in added}
         if any(not new.isdisjoint(ids) for _, ids in got):
             return many
@@ -196,27 +196,27 @@ def _awaited(world: World, lease: Lease) -> tuple[Slice, ...]:
     return build_virtual_slices(world, offer, list_missing_devices(world, lease), lease.id.name)
 
 
-def _packed(ground: SimulationContext, wants: _Left, added: Sequence[Slice]) -> Got:
+def _packed(context: SimulationContext, wants: _Left, added: Sequence[Slice]) -> Got:
     """Return the requests that have room on these slices and the rest of their nodes."""
-    world, nodes = ground.world, {one.node for one in added}
-    there = [one for one in world.nodes.slices.values() if one.node in nodes and one.id not in ground.taken]
+    world, nodes = context.world, {one.node for one in added}
+    there = [one for one in world.nodes.slices.values() if one.node in nodes and one.id not in context.taken]
     few = wants.few((*there, *added))
-    if ground.answers is None or there:
-        return _asked(ground, few, (*there, *added))
-    return ground.answers.of(world, few, added, lambda: _asked(ground, few, added))
+    if context.answers is None or there:
+        return _asked(context, few, (*there, *added))
+    return context.answers.of(world, few, added, lambda: _asked(context, few, added))
 
 
-def _asked(ground: SimulationContext, wants: Sequence[PlacementRequest], there: Sequence[Slice]) -> Got:
+def _asked(context: SimulationContext, wants: Sequence[PlacementRequest], there: Sequence[Slice]) -> Got:
     """Run the packer on all slices of some nodes, without evictions."""
-    world, slices = ground.world, {one.id: one for one in there}
+    world, slices = context.world, {one.id: one for one in there}
     nodes = {one.node for one in there}
     hosts = {node: host for node, host in world.nodes.hosts.items() if node in nodes}
     trial = replace(world, nodes=replace(world.nodes, slices=slices, hosts=hosts))
-    yard = IndexCache().yard(trial, ground.now_s, ground.going)
-    meek = {want._replace(urgency=want.urgency._replace(force=EvictionLevel.NONE)): want for want in wants}
-    packing = pack([*meek], yard, world.nodes.copies, ground.outlook, ground.now_s, told=False)
-    found = [(meek[placed.want], placed.slices) for placed in packing.placements]
-    return [*found, *((meek[one.want], one.slices) for one in packing.unmet if one.promised)]
+    index = IndexCache().update(trial, context.now_s, context.going)
+    without_force = {want._replace(urgency=want.urgency._replace(force=EvictionLevel.NONE)): want for want in wants}
+    packing = pack([*without_force], index, world.nodes.copies, context.restart_costs, context.now_s, explain=False)
+    found = [(without_force[placed.want], placed.slices) for placed in packing.placements]
+    return [*found, *((without_force[one.want], one.slices) for one in packing.unmet if one.promised)]
 
 
 class _Left:
@@ -239,8 +239,8 @@ class _Left:
         del self._groups.pop(want)[want]
 
     def few(self, slices: Collection[Slice]) -> list[PlacementRequest]:
-        """Return, of each group of equivalent requests, no more than could ever have room: finding the reason for each
-        of the others would take longer than all else.
+        """Return, of each group of equivalent requests, at most as many as fit on these slices if they are empty. More
+        would only make the packer slower.
         """
         found: list[tuple[int, PlacementRequest]] = []
         for group in filter(None, self._alike.values()):

@@ -1,14 +1,20 @@
 """Computes the plan: turns a World into actions, each with a reason. The only module that decides. Pure.
 
-`plan(world, now_s)` reads one snapshot. In this order: overdue starts fail, and so do starts that cannot work, before
-they are tried; acknowledged drains stop; replicas wanted again are revived; unwanted replicas drain; victims are
-evicted; what fits starts. A partitioned GPU is vacated for a request that needs all of it
-(`autoscaler.rearrange.vacate_gpu`). A replica kept off its node drains if there is room elsewhere, and if free room is
-fragmented, one replica at a time moves (`autoscaler.rearrange.defragmentation`). An idle node is repartitioned for
-requests that fit no existing MIG slice (`autoscaler.rearrange.mig_repartition`). Capacity is ordered for unplaced
-requests, and released (`autoscaler.provisioning.provisioner`, `autoscaler.provisioning.release`). Invariants: after
-folding its actions, planning again at the same time adds none of the same kind; one replica at a time starts on a
-device. `next_s` is when time alone changes the answer, so that the loop can sleep.
+`plan(world, now_s)` reads one snapshot. It orders its actions as follows:
+
+1. Overdue starts fail, and so do starts with a known obstacle.
+2. Replicas with an acknowledged drain stop. Replicas that are wanted again are revived.
+3. Unwanted replicas and victims drain.
+4. Requests that fit are started.
+5. An idle node is repartitioned for requests that fit no MIG slice (`autoscaler.rearrange.mig_repartition`).
+6. Capacity is ordered for unplaced requests, or released (`autoscaler.provisioning`).
+
+A partitioned GPU is vacated for a request that needs all of it (`autoscaler.rearrange.vacate_gpu`). A replica whose pod
+the scheduler does not bind drains if there is room on another node. If free room is fragmented, one replica at a time
+moves (`autoscaler.rearrange.defragmentation`).
+
+Invariants: after folding its actions, planning again at the same time adds none of the same kind; one replica at a time
+starts on a device. `next_s` is when time alone changes the plan, so that the loop can sleep.
 
 `wind_down` plans the shutdown of a local autoscaler: it drains and stops every replica and starts none. On one machine
 the gateways have drained and exited before, so no drain needs an acknowledgement. In a cluster the autoscaler just
@@ -87,7 +93,7 @@ def plan(world: World, now_s: float) -> Plan:
 
 
 class Planner:
-    """Plans one World after the other, and examines only what changed. Results do not depend on earlier calls."""
+    """Plans one World after another, incrementally. A result does not depend on earlier calls."""
 
     def __init__(self) -> None:
         self._survey, self._resting = IndexCache(), SettledModels()
@@ -99,7 +105,7 @@ class Planner:
         try:
             return self._plan(world, now_s)
         except BaseException:
-            self._survey, self._resting = IndexCache(), SettledModels()  # they may hold half a plan
+            self._survey, self._resting = IndexCache(), SettledModels()  # they may be inconsistent after an error
             raise
 
     def _plan(self, world: World, now_s: float) -> Plan:
@@ -113,7 +119,7 @@ class Planner:
 
 
 def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None) -> dict[ModelName, DesiredReplicas]:
-    """Desired replicas of these models, by name; None: of every model that wants or has any."""
+    """Return the desired replicas of these models, by name; None: of every model that needs or has any."""
     if models is None:
         models = (model for model in world.models.values() if not desired_replicas.is_inactive(world, model))
     answers = [desired_replicas.compute_desired_replicas(world, model, now_s) for model in models]
@@ -123,7 +129,7 @@ def all_wanted(world: World, now_s: float, models: Iterable[Model] | None = None
 def count_missing_replicas(
     world: World, answers: dict[ModelName, DesiredReplicas], now_s: float
 ) -> dict[ModelName, int]:
-    """How many replicas each model lacks, if it may start some now or at the next try of this episode."""
+    """Return how many replicas each model lacks, if it may start some now or at the next attempt of this episode."""
     lacking: dict[ModelName, int] = {}
     learned = world.learned
     for name, answer in answers.items():
@@ -218,7 +224,7 @@ class PlanBuilder:
                 self._retire(retire_replica(self.world.replicas[id], ILL))
 
     def leave_crowded(self) -> None:
-        """Retire the youngest replicas on overcommitted slices; the next plan starts replacements elsewhere."""
+        """Retire the youngest replicas on overcommitted slices; the next plan starts replacements on other slices."""
         for id, reason in list_excess_replicas(self.world, self._going()).items():
             action = retire_replica(self.world.replicas[id], reason)
             self._retire(replace(action, crowded=True) if isinstance(action, DrainReplica) else action)
@@ -235,7 +241,7 @@ class PlanBuilder:
             if limit is not None and self.now_s >= limit:
                 self.fails.append(FailReplica(replica=id, reason=self._too_long(replica)))
             elif replica.state == S.FAILED:
-                reason = replica.failure or "it broke"
+                reason = replica.failure or "it failed, and no reason was reported"
                 self.stops.append(StopReplica(replica=id, grace_s=STOP_GRACE_S, reason=reason))
             elif replica.state == S.DRAINING:
                 answer = decide_stop(self.world, replica, self.now_s)
@@ -248,7 +254,7 @@ class PlanBuilder:
 
     def _too_long(self, replica: Replica) -> str:
         model = self.world.models[replica.model]
-        return f"not ready after {format_duration(model.spec.start.seconds_max)}, which is start.secondsMax"
+        return f"not ready after {format_duration(model.spec.start.seconds_max)} (start.secondsMax)"
 
     def place(self) -> None:
         """Call the packer, and turn its result into starts, evictions and reasons."""
@@ -257,14 +263,14 @@ class PlanBuilder:
         self.later(asked.next_s)
         moves = asked.by_want
         if not self.wants and not moves:
-            self._go_home()
-            self._settle(PackResult(), self.survey.outlook)
+            self._consolidate()
+            self._settle(PackResult(), self.survey.restart_costs)
             return
         wants = [*(add_spread_nodes(self.world, want, going) for want in self.wants), *moves]
-        staying, expected = {action.replica for action in self.revives}, self.survey.outlook
-        packing, yard, next_s = vacate_gpu.pack_vacating_gpus(
+        staying, expected = {action.replica for action in self.revives}, self.survey.restart_costs
+        packing, index, next_s = vacate_gpu.pack_vacating_gpus(
             wants,
-            lambda more, kept: self.survey.yard(self.world, self.now_s, going | more, staying, kept),
+            lambda more, kept: self.survey.update(self.world, self.now_s, going | more, staying, kept),
             vacate_gpu.VacateContext(self.world, expected, self.now_s),
             moves,
         )
@@ -282,17 +288,17 @@ class PlanBuilder:
         room = dict.fromkeys((*(one.want for one in packing.placements), *(one.want for one in packing.victims)))
         self.drains += [drain_stranded_replica(moves[want]) for want in room if want in moves]
         unmet = tuple(one for one in packing.unmet if one.want not in moves)
-        unmet = self._cut(self._defragment(mark_gpu_waits(unmet, self.world), packing, yard, expected), packing)
+        unmet = self._cut(self._defragment(mark_gpu_waits(unmet, self.world), packing, index, expected), packing)
         packing = packing._replace(unmet=unmet)
-        self._wait(packing._replace(unmet=self._settle(packing, expected)), yard, expected)
+        self._wait(packing._replace(unmet=self._settle(packing, expected)), index, expected)
 
-    def _go_home(self) -> None:
-        """Begin a move from paid capacity to owned devices; called only if no request lacks room."""
+    def _consolidate(self) -> None:
+        """Start to move one replica from paid capacity to an owned device; called only if no request lacks room."""
         if not self.world.rented.guests:
             return
         going = self._going()
-        yard = self.survey.yard(self.world, self.now_s, going, {action.replica for action in self.revives})
-        found = plan_consolidation(MigrationContext(self.world, yard, self.survey.outlook, self.now_s, going))
+        index = self.survey.update(self.world, self.now_s, going, {action.replica for action in self.revives})
+        found = plan_consolidation(MigrationContext(self.world, index, self.survey.restart_costs, self.now_s, going))
         self.later(found.next_s)
         if found.step is not None:
             self.starts.append(self._start(found.step.home, found.step.move))
@@ -308,7 +314,7 @@ class PlanBuilder:
         return found.unmet
 
     def _cut(self, unmet: tuple[Unplaced, ...], packing: PackResult) -> tuple[Unplaced, ...]:
-        """Repartition an idle node for unplaced requests, where that helps."""
+        """Repartition an idle node if that makes room for unplaced requests."""
         taken = [id for placement in packing.placements for id in placement.slices]
         taken += [id for start in self.starts for id in start.replica.resources.slices]
         found = plan_repartition(unmet, self.world, self.now_s, taken)
@@ -317,13 +323,13 @@ class PlanBuilder:
         return found.unmet
 
     def _defragment(
-        self, unmet: tuple[Unplaced, ...], packing: PackResult, yard: SliceIndex, expected: RestartCosts
+        self, unmet: tuple[Unplaced, ...], packing: PackResult, index: SliceIndex, expected: RestartCosts
     ) -> tuple[Unplaced, ...]:
-        """Explain which requests are unplaced only because of fragmentation; one replica may begin to move for them."""
+        """Explain which requests are unplaced because of fragmentation, and start at most one move for them."""
         ground = MigrationContext(
             world=self.world,
-            slice_index=yard,
-            outlook=expected,
+            slice_index=index,
+            restart_costs=expected,
             now_s=self.now_s,
             going=self._going(),
             changed_models={want.model for want in self.wants} | {action.replica.model for action in self.starts},
@@ -382,8 +388,8 @@ class PlanBuilder:
         reason = f"make room for {want.model}: {replica.model} {resident}, {why}"
         self._retire(retire_replica(replica, reason, victim_of=want.model))
 
-    def _wait(self, packing: PackResult, yard: SliceIndex, expected: RestartCosts) -> None:
-        """Report reasons of unplaced requests, drain for rollouts that need a slice, and note when time could help."""
+    def _wait(self, packing: PackResult, index: SliceIndex, expected: RestartCosts) -> None:
+        """Record why requests are unplaced, drain for rollouts that need a slice, and note when to plan again."""
         for missing in packing.unmet:
             name = missing.want.model
             where = missing.slices if missing.promised else ()
@@ -402,10 +408,10 @@ class PlanBuilder:
             *(one.until_s for one in self.world.nodes.mps_failures.values()),
         ):
             self.later(end_s)
-        yard.look(expected)
-        self.later(yard.roster.next_s(self.now_s))
+        index.look(expected)
+        self.later(index.eviction_costs.next_s(self.now_s))
         for replica in self.world.replicas.values():
-            if replica.state in ENDING and any(id in yard.shelves for id in replica.resources.slices):
+            if replica.state in ENDING and any(id in index.shelves for id in replica.resources.slices):
                 self.later(stuck_s(replica))
 
     def plan(self) -> Plan:
@@ -420,7 +426,7 @@ class PlanBuilder:
 
 
 def build_intent_key(installation: str, epoch: int, version: int, model: ModelName, ordinal: int) -> str:
-    """Idempotency key of a start: the same decision, repeated by the same leader, has the same key."""
+    """Return the idempotency key of a start: a decision repeated by the same leader has the same key."""
     decision = f"{epoch}/{version}/{model}/{ordinal}"
     key = f"{installation}/{decision}" if installation else decision
     return hashlib.sha256(key.encode()).hexdigest()[:10]
@@ -432,7 +438,7 @@ _STOPS = {ReplicaState.DRAINING, ReplicaState.PENDING, ReplicaState.FAILED}
 
 
 def wind_down(world: World, grace_s: float) -> Plan:
-    """The next actions of a shutdown; none when all stops are issued. `grace_s`: time for engines after SIGTERM."""
+    """Return the next actions of a shutdown; none once all stops are issued. `grace_s`: from SIGTERM to SIGKILL."""
     actions: list[Action] = []
     for replica in world.replicas.values():
         if replica.state in _RUNS:

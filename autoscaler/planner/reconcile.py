@@ -42,10 +42,10 @@ from autoscaler.text import format_duration
 WANTS_MAX = 32
 """Maximum placement requests for one model in one tick; the next tick makes more."""
 READ_S_MAX = 15.0
-"""How long a start waits for an agent to read the memory requirement from the artifact: agents report every few
-seconds, and reading takes little longer. After that, the model is counted with whole devices."""
-UNREAD = "an agent reads how much memory it takes, of its artifact"
-HOME = "where nothing has to be paid for"
+"""How long a start waits until an agent has read the memory requirement from the artifact: agents report every few
+seconds. After that, the model is counted with whole devices."""
+UNREAD = "waits until an agent has read its memory requirement from its artifact"
+HOME = "on owned devices"
 DRAINABLE = frozenset({S.STARTING, S.READY, S.UNREADY})
 DROPPABLE = frozenset({S.PENDING, S.WAKING, S.ASLEEP, S.FALLING_ASLEEP})
 
@@ -85,7 +85,7 @@ class ModelDiff(NamedTuple):
     fail: FailStart | None = None
     """Set if the model has no replica and none could start."""
     rollout: DrainReplica | None = None
-    """Drains an old replica if the packer finds no free slice for its successor."""
+    """Drain of an old replica, used if the packer finds no free slice for its successor."""
     next_s: float | None = None
 
 
@@ -95,7 +95,7 @@ NOTHING = ModelDiff()
 def retire_replica(
     replica: Replica, reason: str, victim_of: ModelName | None = None
 ) -> DrainReplica | StopReplica | None:
-    """Return the action that retires the replica; None if it is already going."""
+    """Return the action that retires the replica; None if it is already ending."""
     if replica.state in DRAINABLE:
         return DrainReplica(replica=replica.id, reason=reason, victim_of=victim_of)
     if replica.state in DROPPABLE:
@@ -104,13 +104,13 @@ def retire_replica(
 
 
 def model_absence_reason(replica: Replica) -> str:
-    """Why the replica's model is no longer known."""
+    """Return why the model of the replica no longer exists, as the predicate of a sentence."""
     adopted = replica.spec_hash == ADOPTED_HASH
     return "no longer annotated, or it was deleted" if adopted else "no longer in the documents"
 
 
 def reconcile_model(case: PlannedModel) -> ModelDiff:
-    """Return the changes that the model needs."""
+    """Return the changes that bring the model to its desired replica count."""
     supply = list_live_replicas(case.world, case.model.name)
     missing = case.answer.count - len(supply)
     if not missing and not any(_outdated(case, replica) for replica in supply):
@@ -142,7 +142,7 @@ def _forced_out(case: PlannedModel, replica: Replica) -> DrainReplica | StopRepl
 
 
 def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
-    """Draining replicas to revive, best first; not those whose slice another model still waits for."""
+    """Return draining replicas to revive, best first, without those that drain for another model that still waits."""
     hash = case.model.spec_hash()
     back: list[tuple[int, bool, float, ReplicaId]] = []
     for id in case.world.by_model.get(case.model.name, ()):
@@ -159,21 +159,21 @@ def _revive(case: PlannedModel) -> tuple[ReviveReplica, ...]:
 
 
 def _ask(case: PlannedModel, have: int, missing: int) -> ModelDiff:
-    """Placement requests for the missing replicas, unless a failed start must wait for its next try."""
+    """Return placement requests for the missing replicas, unless a failed start must wait for its next attempt."""
     history, answer, name = case.history, case.answer, case.model.name
     due_s = start_after_s(history)
     if case.now_s < due_s:
         why = history.failure or "its last start failed"
-        reason = f"{why}; next try in {format_duration(due_s - case.now_s)}"
+        reason = f"{why}; next attempt in {format_duration(due_s - case.now_s)}"
         return ModelDiff(unmet=(Unmet(model=name, reason=reason),), next_s=due_s)
     if case.obstacle:
         if not have:
             return ModelDiff(fail=FailStart(model=name, reason=case.obstacle))
-        return ModelDiff(unmet=(Unmet(model=name, reason=f"one more cannot start: {case.obstacle}"),))
+        return ModelDiff(unmet=(Unmet(model=name, reason=f"another replica cannot start: {case.obstacle}"),))
     read_by_s = compute_read_deadline_s(case)
     if case.now_s < read_by_s:
         return ModelDiff(unmet=(Unmet(model=name, reason=UNREAD),), next_s=read_by_s)
-    reason = f"wake {name}: {answer.reason}" if not have else f"one more {name}: {answer.reason}"
+    reason = f"wake {name}: {answer.reason}" if not have else f"scale up {name}: {answer.reason}"
     wants: list[PlacementRequest] = []
     avoids = list_avoided_nodes(case.world, name, case.now_s)
     first = build_placement_request(case.model, 0, inf, EvictionLevel.NONE, reason, case.world.settings.pod, avoids)
@@ -187,14 +187,14 @@ def _ask(case: PlannedModel, have: int, missing: int) -> ModelDiff:
 
 
 def choose_eviction_level(answer: DesiredReplicas, before: int) -> EvictionLevel:
-    """Which replicas one more replica may evict, given that `before` replicas exist."""
+    """Return which replicas one more replica may evict, if `before` replicas exist already."""
     if not answer.urgent:
         return EvictionLevel.LOWER
     return EvictionLevel.IDLE if before else EvictionLevel.BUSY
 
 
 def start_after_s(history: History) -> float:
-    """Earliest time of the next start: the next try of an episode, or the end of a back-off."""
+    """Return the earliest time of the next start: the next attempt of an episode, or the end of a back-off."""
     return max(history.retry_at_s, history.refused_until_s)
 
 
@@ -217,7 +217,7 @@ def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelD
     answer, spec, moves = case.answer, case.model.spec, _moves(supply)
     many -= _surging(case, supply) if answer.count else 0
     resident_s = residency_s(case.model, case.history) if 0 < answer.count < spec.replicas.max else 0.0
-    reason = answer.reason if answer.count == 0 else f"{answer.count} suffice: {answer.reason}"
+    reason = answer.reason if answer.count == 0 else f"scale down to {answer.count}: {answer.reason}"
     retires: list[DrainReplica | StopReplica] = []
     next_s: float | None = None
     for replica in sorted(supply, key=lambda one: (one.id not in moves, *_going_order(case, one))):
@@ -227,17 +227,17 @@ def _surplus(case: PlannedModel, supply: Sequence[Replica], many: int) -> ModelD
         if replica.state not in BEGINNING and case.now_s < end_s:
             next_s = end_s if next_s is None else min(next_s, end_s)
             if replica.runtime.rank:
-                break  # no other can go before it
+                break  # no other replica may retire before it
             continue
         cordon = find_drain_cordon(case.world, replica) if answer.count else None
         move = moves.get(replica.id) if answer.count and cordon is None else None
         if move is not None and replica.id in case.world.nodes.undisturbed:
             many -= 1  # both serve until a PodDisruptionBudget allows draining the old one
             continue
-        told = reason if cordon is None else explain_drain(cordon)
+        why = reason if cordon is None else explain_drain(cordon)
         if move is not None:
-            told = f"another has taken its place, {f'to make room for {move.room_for}' if move.room_for else HOME}"
-        action = retire_replica(replica, told, victim_of=None if move is None else move.room_for or None)
+            why = f"replaced by another replica {f'to make room for {move.room_for}' if move.room_for else HOME}"
+        action = retire_replica(replica, why, victim_of=None if move is None else move.room_for or None)
         retires += [action] if action is not None else []
     return ModelDiff(retires=tuple(retires), next_s=next_s)
 
@@ -248,7 +248,7 @@ def _moves(supply: Sequence[Replica]) -> dict[ReplicaId, Move]:
 
 
 def _surging(case: PlannedModel, supply: Sequence[Replica]) -> int:
-    """How many extra replicas are expected: new ones that start next to the replicas they replace."""
+    """Return the number of new replicas that start while the replicas that they replace still run."""
     begin = sum(replica.state in BEGINNING and not _outdated(case, replica) for replica in supply)
     moves = _moves(supply)
     old = sum(replica.id in moves or _outdated(case, replica) for replica in supply)
@@ -279,13 +279,13 @@ def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
         return NOTHING
     first, due_s = min(old, key=lambda replica: _going_order(case, replica)), start_after_s(history)
     cordon = find_drain_cordon(case.world, first)
-    who = "its changed spec" if cordon is None else "the one that is to take its place"
+    who = "a replica with the changed spec" if cordon is None else "its replacement"
     if case.now_s < due_s:
         wait = format_duration(due_s - case.now_s)
-        reason = f"{who} fails to start, the old one serves; next try in {wait}: {history.failure}"
+        reason = f"{who} failed to start, and the old one keeps serving; next attempt in {wait}: {history.failure}"
         return ModelDiff(unmet=(Unmet(model=case.model.name, reason=reason),), next_s=due_s)
     if case.obstacle:
-        reason = f"{who} cannot start, the old one serves: {case.obstacle}"
+        reason = f"{who} cannot start, and the old one keeps serving: {case.obstacle}"
         return ModelDiff(unmet=(Unmet(model=case.model.name, reason=reason),))
     if case.now_s < (read_by_s := compute_read_deadline_s(case)):
         return ModelDiff(unmet=(Unmet(model=case.model.name, reason=UNREAD),), next_s=read_by_s)
@@ -293,16 +293,16 @@ def _roll(case: PlannedModel, supply: Sequence[Replica]) -> ModelDiff:
     if not surge and cordon is None:
         action = None if history.episodes else retire_replica(first, f"{why}, and rollout.surge is 0")
         return ModelDiff(retires=() if action is None else (action,))
-    drain = retire_replica(first, f"{why} and no Slice is free beside it")
+    drain = retire_replica(first, f"{why}, and no slice is free for its replacement")
     gives_way = drain if isinstance(drain, DrainReplica) and not history.episodes and not begin else None
     force = EvictionLevel.NONE
     if cordon is not None and cordon.why:  # it drains at its deadline; until then it is re-placed, or capacity ordered
         gives_way, force = None, EvictionLevel.LOWER
-    told = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
+    reason = f"roll out the changed spec of {case.model.name}" if cordon is None else f"move {case.model.name}: {why}"
     many = min(max(1, surge), len(old)) - begin
     defaults, avoids = case.world.settings.pod, list_avoided_nodes(case.world, case.model.name, case.now_s)
     wants = tuple(
-        build_placement_request(case.model, ordinal, inf, force, told, defaults, avoids) for ordinal in range(many)
+        build_placement_request(case.model, ordinal, inf, force, reason, defaults, avoids) for ordinal in range(many)
     )
     return ModelDiff(wants=wants, rollout=gives_way)
 
@@ -316,7 +316,7 @@ class SettledModel(NamedTuple):
     replicas: tuple[Replica, ...]
     since_s: float
     next_s: float | None
-    """When time alone ends it."""
+    """When time alone unsettles it."""
 
 
 class SettledModels:
@@ -328,7 +328,7 @@ class SettledModels:
 
     def look(self, world: World, now_s: float) -> None:
         """Forget all models if something changed that could unsettle any of them."""
-        where = world.nodes.slices if world.nodes.cordons else None  # slices tell which replicas are on a cordoned node
+        where = world.nodes.slices if world.nodes.cordons else None  # slices show which replicas are on a cordoned node
         leader = world.leadership.leading_since_s, world.epoch
         of_all = (is_demand_complete(world, now_s), world.stops, world.nodes.cordons, where, world.rented, *leader)
         if of_all != self._of_all:

@@ -1,10 +1,8 @@
-"""Simulates where Models would start for an assumed demand, on empty devices or in a running World. Pure; no side
-effects.
+"""Simulates where Models would start for an assumed demand, on empty devices or in a running World. Pure.
 
-The answer comes from the planner itself: it plans repeatedly, as if every start became ready at once, served its
-requests, and every stop completed at once. The plans are thus real ones; only time does not pass. In a running World
-(`simulate_world`), operations in progress count as completed, and existing requests continue; requests that already
-wait have precedence. Invariant: the simulation terminates.
+Runs the planner repeatedly, as if every start became ready and every stop completed at once. In a running World
+(`simulate_world`), operations in progress count as completed and existing requests continue; queued requests have
+precedence over assumed ones. Invariant: the simulation terminates.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ Calls = Annotated[int, msgspec.Meta(ge=0, le=CALLS_MAX)]
 GATEWAY = GatewayId("what-if")
 TENANT = TenantName("default")
 BEGIN_S, STEP_S = 10_000.0, 0.001
-"""Hardly any time passes between two steps: started replicas are within their residency, so none is stopped."""
+"""So little time passes between two steps that no started replica reaches the end of its residency."""
 WAITED_S = 3600.0
-"""The assumed waiting time of all requests: the planner delays nothing to wait longer."""
+"""Assumed waiting time of all requests, so long that the planner delays no start."""
 ROUNDS_MAX = 10_000
-"""The maximum number of steps. Each step does something, or it is the last."""
+"""Maximum number of steps. A step without actions is the last."""
 AHEAD_ROUNDS_MAX = 64
 """The same limit for a running World, because the leader has other work."""
 ENDED = frozenset({S.STOPPING, S.SCRUBBING})
@@ -105,7 +103,7 @@ class Order(Fact, frozen=True):
 
 
 class Left(Fact, frozen=True):
-    """The memory of a slice that would be free at the end."""
+    """The free memory of a slice at the end."""
 
     slice: SliceId
     memory_bytes: int
@@ -125,28 +123,28 @@ class Answer(Fact, frozen=True):
 
 
 def what_if(documents: Documents, slices: Sequence[Slice], asked: Mapping[ModelName, AssumedDemand]) -> Answer:
-    """Simulate on empty devices. Every Model of `asked` is in the documents."""
+    """Simulate on empty devices. Every Model of `asked` must be in the documents."""
     seen = DocumentsSeen(models=documents.models, tenants=documents.tenants, settings=documents.settings)
     world, _ = advance(World(epoch=1), (seen, SlicesSeen(slices=tuple(slices)), Synced()), BEGIN_S)
     return _Case(world, asked, cold_wait_s=WAITED_S).answer(BEGIN_S, ROUNDS_MAX)
 
 
 def simulate_world(world: World, asked: Mapping[ModelName, AssumedDemand], now_s: float) -> Answer:
-    """Simulate in a running World whose leader has listed its replicas. Every Model of `asked` is in the World."""
+    """Simulate in a running World whose leader has listed its replicas. It must have every Model of `asked`."""
     return _Case(world, asked, cold_wait_s=0.0).answer(now_s, AHEAD_ROUNDS_MAX)
 
 
 class _Case:
     """One simulation.
 
-    `cold_wait_s`: how long requests of Models without a replica have waited. If they find no place, they wait until a
-    node would be repartitioned for them.
+    `cold_wait_s`: how long requests of Models without a replica have waited. If nothing else happens, it is raised to
+    the time after which a node is repartitioned for them.
     """
 
     def __init__(self, world: World, asked: Mapping[ModelName, AssumedDemand], cold_wait_s: float) -> None:
         self._asked, self._cold_wait_s = asked, cold_wait_s
         self._waiting = {name: world.loads.get(name, NO_LOAD).waiting for name in asked}
-        """The number of existing requests that wait. They have precedence."""
+        """The number of existing queued requests. They have precedence."""
         self._world, self._sequence = world, 0
         self._starts, self._stops, self._orders = list[Start](), list[Stop](), list[Order]()
 

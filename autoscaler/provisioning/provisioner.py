@@ -162,7 +162,7 @@ class Provisioner:
         return remaining_delivery_s(self.capacity, lease, self.now_s)
 
     def _start_s(self, model: ModelName) -> float:
-        return self.ground.outlook.restart_s(model)
+        return self.ground.restart_costs.restart_s(model)
 
     def _match_queued_orders(self, queued: Sequence[Lease]) -> dict[PlacementRequest, LeaseId]:
         """Match queued orders to requests.
@@ -307,7 +307,9 @@ class Provisioner:
         return None if many is None else one._replace(devices=many)
 
     def _rung(self, want: PlacementRequest, offer: Offer, devices: int, deadline_s: float) -> RatedOffer:
-        return rate_offer(offer, devices, self._expected(offer), deadline_s, self.ground.outlook.restart_s(want.model))
+        return rate_offer(
+            offer, devices, self._expected(offer), deadline_s, self.ground.restart_costs.restart_s(want.model)
+        )
 
     def _open(self, want: PlacementRequest) -> Iterator[tuple[Offer, Offer | str]]:
         """Every offer, with its remaining part or why nothing remains."""

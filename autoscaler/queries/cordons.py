@@ -2,9 +2,9 @@
 
 A cordon closes a device or node to new replicas. A drain also moves the replicas there, as a rollout does: a successor
 starts elsewhere first if there is room. A stop ends every replica that a model has now. A forced order waits only
-FORCE_S for running requests, and what a fabric attached there is released, eventually even if its node does not let go
-of it. Orders are folded by `autoscaler.fold.operator_orders`, and made of what people request by
-`autoscaler.server.operator_orders`.
+FORCE_S for running requests, and releases devices that a fabric attached there, even if the node does not detach them.
+`autoscaler.server.operator_orders` creates the orders from requests of operators; `autoscaler.fold.operator_orders`
+folds them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ STILL_THERE = frozenset({S.PENDING, S.STARTING, S.READY, S.UNREADY, S.WAKING, S.
 
 
 def cordons_on(world: World, slice_: Slice) -> Iterator[Cordon]:
-    """The orders that cover a slice's device or node."""
+    """Yield the orders that cover a slice's device or node."""
     for place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
         if place in world.nodes.cordons:
             yield world.nodes.cordons[place]
 
 
 def explain_closed_slice(world: World, slice_: Slice) -> str:
-    """Why nothing new is placed on a slice; empty if it is open.
+    """Explain why nothing new is placed on a slice; empty: it is open.
 
     Its driver or an operator closed it, or its node is being repartitioned.
     """
@@ -47,7 +47,7 @@ def explain_closed_slice(world: World, slice_: Slice) -> str:
 
 
 def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
-    """The order by which a replica leaves its slices, most urgent first; None if there is none."""
+    """Return the most urgent drain order for the slices of a replica; None: there is none."""
     if not world.nodes.cordons:
         return None
     slices = (world.nodes.slices[id] for id in replica.resources.slices if id in world.nodes.slices)
@@ -56,12 +56,12 @@ def find_drain_cordon(world: World, replica: Replica) -> Cordon | None:
 
 
 def explain_drain(cordon: Cordon) -> str:
-    """Reason of a drain: `node n1 is drained by an operator`."""
+    """Return the reason of a drain: `node n1 is drained by an operator`."""
     return cordon.why or f"{_named(cordon.place)} is drained by an operator"
 
 
 def is_stop_ordered(world: World, replica: Replica) -> bool:
-    """Whether an operator ends this replica: it is not revived, and its end says nothing about idleness."""
+    """Whether an operator ends this replica. Then it is not revived, and its end does not count as an idle stop."""
     stop = world.stops.get(replica.model)
     return (stop is not None and replica.times.created_s <= stop.since_s) or find_drain_cordon(
         world, replica
@@ -69,7 +69,7 @@ def is_stop_ordered(world: World, replica: Replica) -> bool:
 
 
 def forced_stop_deadline_s(world: World, replica: Replica) -> float:
-    """When a draining replica is stopped despite running requests since an operator forces it; infinite if not."""
+    """Return when a forced order stops a draining replica despite running requests; infinite: never."""
     since_s = replica.since_s if replica.drain is None else replica.drain.since_s
     stop, cordon, limit = world.stops.get(replica.model), find_drain_cordon(world, replica), inf
     if stop is not None and stop.force and replica.times.created_s <= stop.since_s:
@@ -90,7 +90,7 @@ def is_force_drained(world: World, lease: Lease) -> bool:
 
 
 def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ...]:
-    """Replicas on the device or node, in order of ids."""
+    """Return the replicas on the device or node, in order of ids."""
     found: dict[ReplicaId, None] = {}
     for slice_ in world.nodes.slices.values():
         if place in (CordonTarget("device", slice_.device), CordonTarget("node", slice_.node)):
@@ -99,7 +99,7 @@ def list_target_replicas(world: World, place: CordonTarget) -> tuple[Replica, ..
 
 
 def list_cordon_targets(world: World) -> set[CordonTarget]:
-    """Every device and node that an order can name."""
+    """Return every device and node that an order can name."""
     slices = world.nodes.slices.values()
     devices = {CordonTarget("device", slice_.device) for slice_ in slices}
     return devices | {CordonTarget("node", slice_.node) for slice_ in slices} | world.nodes.cordons.keys()

@@ -1,8 +1,8 @@
 """Detects slices overcommitted by others, and selects the replicas that must go. Pure.
 
-Defines what of a slice is ours, what a replica holds of it, and when it is overcommitted. Replicas are placed so that
-they fit; but a scheduler may give a pod another device than was chosen, and pods of others arrive anywhere. What they
-really did counts. Nothing new is placed on an overcommitted slice; the oldest replicas stay, as far as there is room.
+The planner never overcommits a slice. But a scheduler may allocate another device to a pod than the planner chose, and
+pods of others may use any device. Then the actual allocation counts: nothing new is placed on an overcommitted slice,
+and the oldest replicas stay, as far as there is room.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from autoscaler.state.lifecycle import LEAVING
 from autoscaler.state.resources import ResourceAmount
 from autoscaler.state.world import Replica, Slice, SliceId, World
 
-CROWDED = "more is on it than it has: {} there, and not by our choice"
+CROWDED = "it is overcommitted: {} on it, placed by another scheduler"
 
 
 def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
-    """What it holds of one of its slices."""
+    """Return the amount that it holds of one of its slices."""
     place = 1 if slice_.holders_max else 0
     if _alone(replica, slice_):
         return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, place)
@@ -26,12 +26,12 @@ def room_of(replica: Replica, slice_: Slice) -> ResourceAmount:
 
 
 def compute_usable_resources(slice_: Slice) -> ResourceAmount:
-    """What of a slice is ours: its sizes already exclude pods of others."""
+    """Return the amount of a slice that replicas may use. Its sizes already exclude pods of others."""
     return ResourceAmount(slice_.memory_bytes, slice_.compute_percent, max(0, slice_.holders_max - slice_.theirs))
 
 
 def list_crowded_slices(world: World) -> dict[SliceId, str]:
-    """Overcommitted slices -> why nothing is placed there."""
+    """Return the overcommitted slices -> why nothing is placed there."""
     found: dict[SliceId, str] = {}
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ())]
@@ -43,7 +43,7 @@ def list_crowded_slices(world: World) -> dict[SliceId, str]:
 
 
 def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> dict[ReplicaId, str]:
-    """Replicas that must go, youngest first -> why; in order of slices. `anyway`: those that go for other reasons."""
+    """Return replicas to drain, youngest first -> why; in order of slices. `anyway`: those that end anyway."""
     going: dict[ReplicaId, str] = {}
     for id in _suspects(world):
         there = [world.replicas[one] for one in world.by_slice.get(id, ()) if one not in anyway]
@@ -55,9 +55,10 @@ def list_excess_replicas(world: World, anyway: Collection[ReplicaId] = ()) -> di
 
 
 def explain_misplacement(replica: Replica) -> str:
-    """Where it is instead of where it was placed; empty if it is there."""
-    actual, chosen = replica.resources.slices, replica.resources.chosen
-    return f"it was given {', '.join(actual)}, and not {', '.join(chosen)}, which was chosen" if chosen else ""
+    """Explain that it is on other slices than chosen; empty if it is on the chosen ones."""
+    if not replica.resources.chosen:
+        return ""
+    return f"it was allocated {', '.join(replica.resources.slices)} instead of {', '.join(replica.resources.chosen)}"
 
 
 def is_on_chosen_devices(world: World, replica: Replica) -> bool:
@@ -76,7 +77,7 @@ def is_on_chosen_devices(world: World, replica: Replica) -> bool:
 
 
 def _suspects(world: World) -> list[SliceId]:
-    """Slices on which other programs than the planner placed something, in order."""
+    """Return the slices with pods or replicas that the planner did not place there, in order."""
     given = {
         id
         for one in world.replicas.values()
@@ -89,7 +90,7 @@ def _suspects(world: World) -> list[SliceId]:
 
 
 def _over(slice_: Slice, holders: Sequence[Replica]) -> bool:
-    """Whether they hold more than there is. The size of a shared slice already excludes pods of others."""
+    """Whether they hold more than the slice has. The size of a shared slice already excludes pods of others."""
     if not holders:
         return False
     many = len(holders) + slice_.theirs
@@ -112,6 +113,6 @@ def _age(replica: Replica) -> tuple[float, ReplicaId]:
 
 def _reason(slice_: Slice, replica: Replica, stay: Iterable[Replica]) -> str:
     others = [*sorted({one.model for one in stay}), *(["pods of others"] if slice_.theirs else [])]
-    beside = f"{' and '.join(others)} {'are' if len(others) > 1 or slice_.theirs else 'is'} there" if others else ""
-    little = f"{slice_.id} has no room for it" + (f": {beside}" if beside else "")
-    return "; ".join(filter(None, (explain_misplacement(replica), little)))
+    occupied = f"{' and '.join(others)} {'are' if len(others) > 1 or slice_.theirs else 'is'} there" if others else ""
+    no_room = f"{slice_.id} has no room for it" + (f": {occupied}" if occupied else "")
+    return "; ".join(filter(None, (explain_misplacement(replica), no_room)))

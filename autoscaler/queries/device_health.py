@@ -1,9 +1,9 @@
 """Evaluates agents' reports: freshness, device health, which replica has which devices, and freed memory. Pure.
 
-A report that is too old is no measurement, and no report does not mean zero. In a cluster a slice only counts the GPUs
-of its node (NODE/gpuN), and the kubelet chooses which of them a pod gets. So a slice's device is known from the replica
-on it, whose pod the report lists with its devices. As many free slices are closed as there are unhealthy devices that
-no pod has, and devices that pods of others have.
+An expired report is ignored, and a missing report does not mean zero. In a cluster a slice only counts the GPUs of its
+node (NODE/gpuN), and the kubelet chooses the GPU of a pod. So the device of a slice is known only through the pod of
+the replica on it, which the report lists with its devices. One free slice is closed for each unhealthy device without a
+pod, and for each device that pods of others use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ IDLE_BYTES_MAX = 1 << 30
 """Upper bound of what a driver and its daemons keep of an unused device: about 0.6 GiB of an H100."""
 NOTICED_BYTES = 64 << 20
 """Smaller changes of a device's use are ignored."""
-ILL = "a device of its node is unhealthy, its agent says"
-OTHERS = "pods of others have a device of its node"
+ILL = "the agent of its node reports an unhealthy device"
+OTHERS = "pods of others use a device of its node"
 STUCK_S = 60.0
 """Memory of a replica that stops or scrubs for longer than this is no longer expected: a request may take another
 victim, and nothing new is placed on the device."""
@@ -37,20 +37,20 @@ def is_report_fresh(node: NodeAgentStatus, now_s: float) -> bool:
 
 
 def is_redundant_node_report(known: NodeReport, report: NodeReport) -> bool:
-    """Whether a later report of the same agent has no news but that the agent is alive."""
-    return _at_rest(known) == _at_rest(report) and all(
+    """Whether a later report of the same agent contains no change, apart from its time."""
+    return _without_usage(known) == _without_usage(report) and all(
         abs(before.used_bytes - after.used_bytes) < NOTICED_BYTES
         for before, after in zip(known.devices, report.devices, strict=True)
     )
 
 
-def _at_rest(report: NodeReport) -> NodeReport:
+def _without_usage(report: NodeReport) -> NodeReport:
     devices = tuple(replace(device, used_bytes=0) for device in report.devices)
     return replace(report, sequence=0, age_s=0.0, devices=devices, uses=())
 
 
 def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
-    """Ids of its unhealthy devices."""
+    """Return the ids of its unhealthy devices."""
     return tuple(device.id for device in report.devices if not device.healthy)
 
 
@@ -58,7 +58,7 @@ def list_unhealthy_devices(report: NodeReport) -> tuple[str, ...]:
 
 
 def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceReport, ...]:
-    """The devices of a replica's pod, in order of ids, as its node's agent reports now; empty if it does not."""
+    """Return the devices of a replica's pod by the last report of its agent, in order of ids; empty: unknown."""
     node = _node_of(world, replica, now_s)
     if node is None or replica.runtime.pod is None:
         return ()
@@ -66,7 +66,7 @@ def devices_of(world: World, replica: Replica, now_s: float) -> tuple[DeviceRepo
 
 
 def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceReport | None:
-    """What the agent of its node measured recently of a slice's device; None if nothing counts."""
+    """Return the last report of a slice's device by the agent of its node; None: there is none, or it has expired."""
     node = world.nodes.agents.get(slice_.node)
     if node is None or not is_report_fresh(node, now_s):
         return None
@@ -83,8 +83,8 @@ def find_device_report(world: World, slice_: Slice, now_s: float) -> DeviceRepor
 def is_device_memory_free(world: World, id: ReplicaId, since_s: float, now_s: float) -> bool:
     """Whether the memory of a replica's devices was measured to be free again, later than `since_s`.
 
-    Its pod is gone since then. Nothing is proven of devices that no report listed for it, of shared ones, and while the
-    kubelet, or a process that holds memory, still names the pod.
+    Its pod is gone since then. False for devices that no report listed for it, for shared ones, and while the kubelet
+    or a process that holds memory still names the pod.
     """
     replica = world.replicas.get(id)
     if replica is None or replica.runtime.pod is None:
@@ -111,7 +111,7 @@ def _reported(node: NodeAgentStatus, ids: Iterable[str]) -> tuple[DeviceReport, 
 
 
 def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
-    """The devices of a pod in a table of pods; by its uid, or by its name if only that is known."""
+    """Return the devices of a pod, found by its uid, or by its name if only that is known."""
     for one in pods:
         if one.pod_uid == pod.uid if one.pod_uid else (one.namespace, one.name) == (pod.namespace, pod.name):
             return one.devices
@@ -122,7 +122,7 @@ def _listed(pods: Iterable[PodDevices], pod: PodRef) -> tuple[str, ...]:
 
 
 def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is placed because of their node or device -> why."""
+    """Return the slices on which nothing new is placed because of their node or device -> why."""
     sick = {
         **list_crowded_slices(world),
         **mps_failures.list_mps_failed_slices(world, now_s),
@@ -141,9 +141,9 @@ def list_closed_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices of devices that an ended replica still holds -> why.
+    """Return the slices of devices that an ended replica still holds -> why.
 
-    Host memory is left out: what is stuck there takes only its own room.
+    Host memory is left out: a stuck replica there holds only its own part.
     """
     devices: dict[DeviceId, str] = {}
     for replica in world.replicas.values():
@@ -152,12 +152,12 @@ def list_stuck_slices(world: World, now_s: float) -> dict[SliceId, str]:
             devices.update((one.device, replica.model) for one in held if one.product or one.kind)
     if not devices:
         return {}
-    why = "{} ended on its device long ago and still holds it"
+    why = "{} has stopped but still holds memory of its device"
     return {id: why.format(devices[one.device]) for id, one in world.nodes.slices.items() if one.device in devices}
 
 
 def list_unhealthy_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is placed because agents report unhealthy devices -> why."""
+    """Return the slices on which nothing new is placed because agents report unhealthy devices -> why."""
     sick = {name: node for name, node in world.nodes.agents.items() if node.unhealthy and is_report_fresh(node, now_s)}
     if not sick:
         return {}
@@ -169,7 +169,7 @@ def list_unhealthy_slices(world: World, now_s: float) -> dict[SliceId, str]:
 
 
 def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
-    """Replicas on a lost device, in order of ids."""
+    """Return the replicas on a lost device, in order of ids."""
     if not any(node.unhealthy for node in world.nodes.agents.values()):
         return ()
     return tuple(id for id in sorted(world.replicas) if is_lost(world, world.replicas[id], now_s))
@@ -178,7 +178,7 @@ def list_lost_replicas(world: World, now_s: float) -> tuple[ReplicaId, ...]:
 def is_lost(world: World, replica: Replica, now_s: float) -> bool:
     """Whether one of its devices is unhealthy while another of its node is not.
 
-    If all are, the measurement itself may have failed: then its engine shows its state.
+    If all are unhealthy, the measurement itself may have failed; then the readiness of the engine counts.
     """
     node = _node_of(world, replica, now_s)
     if node is None or not 0 < len(node.unhealthy) < len(node.report.devices):
@@ -189,11 +189,11 @@ def is_lost(world: World, replica: Replica, now_s: float) -> bool:
 
 
 def _ill_of(world: World, node: NodeAgentStatus, slices: list[Slice], now_s: float) -> Iterable[SliceId]:
-    """Slices known by their device, and as many of the last free ones as unhealthy devices have shares without a known
-    pod.
+    """Yield the slices of unhealthy devices, and one of the last free slices for each share of such a device that no
+    known pod has.
 
-    A device is a fault domain: where it is shared, all its shares are out. A device plug-in that has noticed takes a
-    device out of the node's count: then there are fewer slices than devices.
+    All shares of an unhealthy device are closed. If the device plug-in has detected the fault, the node has fewer
+    slices than devices.
     """
     known = {one.id: report for one in slices if (report := find_device_report(world, one, now_s)) is not None}
     yield from (id for id, report in known.items() if not report.healthy)
@@ -202,6 +202,6 @@ def _ill_of(world: World, node: NodeAgentStatus, slices: list[Slice], now_s: flo
     if shares == 1:  # the slice may be the device, by name
         taken |= Counter({report.id: 1 for report in known.values()})
     left_out = max(0, len(node.report.devices) * shares - len(slices))
-    nobodys = max(0, sum(max(0, shares - taken[id]) for id in node.unhealthy) - left_out)
+    unassigned = max(0, sum(max(0, shares - taken[id]) for id in node.unhealthy) - left_out)
     free = [one.id for one in slices if one.id not in known and not world.by_slice.get(one.id)]
-    yield from free[len(free) - min(nobodys, len(free)) :]
+    yield from free[len(free) - min(unassigned, len(free)) :]

@@ -1,9 +1,9 @@
 """Evaluates gateway reports: whether demand is complete, what runs where, and whether a drain is acknowledged.
 
 Defines the rules of acknowledged drain (interfaces, section 6): a stop waits until every known gateway has applied
-routes in which the replica drains and has no request on it, or until the grace is over. Unknown is never zero: a
-gateway that is silent and not proven gone may have requests. Decides nothing itself; `autoscaler.planner.plan` uses the
-answers.
+routes in which the replica drains and has no request on it, or until the grace period has ended. Unknown is never zero:
+a gateway that is silent and not proven gone may have requests. Decides nothing itself; `autoscaler.planner.plan` uses
+the answers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autoscaler.text import format_duration
 LEADER_WAIT_S = 10.0
 """A new leader stops nothing until every known gateway has reported to it, or for this long."""
 DRAIN_SECONDS_MAX = ModelSpec(engine="command").drain_seconds_max
-"""The grace of a replica whose model has no document any more."""
+"""The grace period of a replica whose model was deleted."""
 
 
 class Verdict(NamedTuple):
-    """Whether to stop a draining replica now and why, or what it waits for, and when time alone ends that."""
+    """Whether to stop a draining replica now, and why; and when time alone changes that."""
 
     stop: bool
     reason: str
@@ -32,12 +32,12 @@ class Verdict(NamedTuple):
 
 
 def list_known_gateways(world: World) -> Iterator[Gateway]:
-    """Every gateway that reported or exists, and is not proven gone."""
+    """Return every gateway that reported or exists, and is not proven gone."""
     return (gateway for gateway in world.gateways.values() if not gateway.gone)
 
 
 def list_silent_gateways(world: World, now_s: float) -> tuple[GatewayId, ...]:
-    """Known gateways whose demand is unknown: no report in this epoch, or one that has expired."""
+    """Return known gateways whose demand is unknown: no report in this epoch, or an expired one."""
     return tuple(g.id for g in list_known_gateways(world) if not g.in_epoch or now_s >= g.seen_s + REPORT_EXPIRY_S)
 
 
@@ -49,14 +49,14 @@ def is_demand_complete(world: World, now_s: float) -> bool:
 
 
 def next_change_s(world: World, now_s: float) -> float | None:
-    """When `is_demand_complete`, or the sum of demand, next changes by time alone."""
+    """Return when `is_demand_complete`, or the sum of demand, next changes by time alone."""
     ends = [g.seen_s + REPORT_EXPIRY_S for g in list_known_gateways(world) if g.report is not None]
     ends.append(world.leadership.leading_since_s + LEADER_WAIT_S)
     return min((end for end in ends if end > now_s), default=None)
 
 
 def count_running_calls(world: World) -> dict[ReplicaId, int]:
-    """Requests on each replica that has any, as gateways last reported."""
+    """Return the number of requests on each replica that has any, as last reported by gateways."""
     calls: dict[ReplicaId, int] = {}
     for gateway in list_known_gateways(world):
         for replica, use in gateway.uses.items():
@@ -74,9 +74,9 @@ def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
     end_s = min(end_s, forced_stop_deadline_s(world, replica))
     lead_s = world.leadership.leading_since_s + LEADER_WAIT_S
     if now_s < lead_s and (not world.gateways or any(not g.in_epoch for g in list_known_gateways(world))):
-        return Verdict(False, "this leader is new and not every gateway has reported to it", lead_s)
+        return Verdict(False, "the leader is new, and some gateways have not reported to it", lead_s)
     if now_s >= end_s:
-        return Verdict(True, f"drained for {format_duration(now_s - since_s)}, its grace is over")
+        return Verdict(True, f"drained for {format_duration(now_s - since_s)}; its grace period has ended")
     waits = [why for gateway in list_known_gateways(world) if (why := _holds(gateway, replica))]
     if waits:
         return Verdict(False, "; ".join(waits), end_s)
@@ -84,7 +84,7 @@ def decide_stop(world: World, replica: Replica, now_s: float) -> Verdict:
 
 
 def _holds(gateway: Gateway, replica: Replica) -> str:
-    """Why the gateway keeps the replica from being stopped; empty if it does not."""
+    """Return why the gateway delays the stop of the replica; empty: it does not."""
     report, drain = gateway.report, replica.drain
     if report is None or (drain is not None and (report.epoch, report.version) < (drain.epoch, drain.version)):
         return f"gateway {gateway.id} has not acknowledged"

@@ -1,14 +1,13 @@
 """Corrects memory estimates by measurements, and computes what replicas do with less or more memory. Pure.
 
-Estimates are corrected upwards at once: the plan never counts less than a replica was seen to use. They are corrected
-downwards only after one has served for a while, and only to a margin above the maximum seen, since caches fill as
-requests come. A size in `gpu.memory` is never corrected, nor is a whole device. Running replicas keep what they were
-placed with, and none restarts for it: memory is in a spec's hash only if the document requests it.
+Estimates are corrected upwards at once: the plan never counts less than the measured use of a replica. They are
+corrected downwards only after a replica has served for some time, and only to a margin above the maximum, since caches
+fill over time. A size in `gpu.memory` and a whole device are never corrected. A correction does not affect running
+replicas: memory is in a spec's hash only if the document requests it.
 
-Granted bytes become a smaller or larger cache: a share of the device for engines that page their cache; fewer or more
-slots of llama.cpp if the document sets the context of each, else less or more context for all of them together.
-Invariant: what an engine is told fits what was granted, from the least to the most that is offered here.
-`autoscaler.placement.index.elastic` and `autoscaler.placement.growth` grant it.
+Granted memory changes the size of the cache: the share of the device for engines with a paged cache, and the number of
+slots of llama.cpp if the document sets the context per slot, else the total context. Invariant: the limits passed to an
+engine fit the granted memory. `autoscaler.placement.index.elastic` and `autoscaler.placement.growth` grant it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from autoscaler.state.world import History, Replica, Used
 from autoscaler.text import format_size
 
 SERVED_S = 600.0
-"""A replica ready for this long, with requests in that time, uses about what it ever will."""
+"""A replica that was ready for this long, with requests in that time, has about reached its maximum use."""
 MARGIN = 1.25
-"""Factor above the maximum seen."""
+"""Factor above the measured maximum."""
 NOTICED_BYTES = 16 << 20
 """Smaller increases are ignored."""
 
 
 def find_measured_memory(history: History, model: Model) -> Used | None:
-    """What was measured of the model's current spec."""
+    """Return the measurement for the model's current spec; None: there is none."""
     used = history.used
     if used is None or used.estimated_bytes != model.estimated_bytes or used.spec_hash != model.spec_hash():
         return None
@@ -40,7 +39,7 @@ def find_measured_memory(history: History, model: Model) -> Used | None:
 
 
 def record_measured_memory(history: History, model: Model, used_bytes: int, *, served: bool) -> History:
-    """A replica of the current spec uses `used_bytes`; `served`: and has served for a while."""
+    """Record that a replica of the current spec uses `used_bytes`. `served`: it has served for SERVED_S."""
     before = find_measured_memory(history, model)
     if before is None:
         before = Used(spec_hash=model.spec_hash(), estimated_bytes=model.estimated_bytes, bytes=0)
@@ -52,7 +51,7 @@ def record_measured_memory(history: History, model: Model, used_bytes: int, *, s
 
 
 def correct_memory_estimate(model: Model, history: History) -> Model:
-    """The model with the memory that the plan counts for its next replica."""
+    """Return the model with the memory that the plan counts for its next replica."""
     if model.estimated_bytes == 0:
         return model
     memory_bytes, used = model.estimated_bytes, find_measured_memory(history, model)
@@ -65,15 +64,15 @@ def correct_memory_estimate(model: Model, history: History) -> Model:
 CELLS: Final = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
 MIB: Final = 1 << 20
-"""Step of growth for engines that page their cache, and for those that get it by a placeholder."""
+"""Step of growth for engines with a paged cache or a memory placeholder in their command."""
 PAGED: Final = frozenset({"vllm", "sglang"})
-"""Engines that page their cache: they use all memory that they are given."""
+"""Engines with a paged cache: they use all memory up to their limit."""
 SLOTS_MAX: Final = 100_000
 """Maximum for one replica, as in a document."""
 
 
 class Given(NamedTuple):
-    """What one replica has of what its document requests; defaults mean as in the document."""
+    """The limits passed to one engine; the defaults mean as in its document."""
 
     memory_fraction: float | None = None
     """Fraction of each device that its engine may use, if nothing else limits it."""
@@ -87,7 +86,7 @@ AS_ASKED: Final = Given()
 
 
 def spare_bytes(model: Model) -> int:
-    """How much less than requested a replica can run with; 0 if none."""
+    """Return by how many bytes the memory of a replica can be reduced; 0: not at all."""
     percent, asked = model.spec.gpu.elastic_percent, model.memory_bytes
     if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None or is_memory_minimum(model):
         return 0
@@ -95,7 +94,7 @@ def spare_bytes(model: Model) -> int:
 
 
 def explain_rigid_memory(model: Model) -> str:
-    """Why a model that is to be elastic is not; empty if it is, or is not to be."""
+    """Explain why a model with `gpu.elastic` cannot be reduced; empty: it can, or it has no `gpu.elastic`."""
     if not model.spec.gpu.elastic_percent or spare_bytes(model):
         return ""
     if not model.memory_bytes:
@@ -110,7 +109,7 @@ def explain_rigid_memory(model: Model) -> str:
 
 
 def compute_growth(model: Model) -> Growth:
-    """How much more than requested a replica can use."""
+    """Return how much more than requested a replica can use."""
     percent, asked, cache = model.spec.gpu.growth_percent, model.memory_bytes, model.cache
     if not percent or not asked or model.spec.gpu.count != 1 or model.adopted is not None:
         return NO_GROWTH
@@ -122,7 +121,7 @@ def compute_growth(model: Model) -> Growth:
 
 
 def explain_no_growth(model: Model) -> str:
-    """Why a model that may have more never does; empty if it does, or may not."""
+    """Explain why a model with `gpu.growth` never grows; empty: it can, or it has no `gpu.growth`."""
     if not model.spec.gpu.growth_percent or compute_growth(model).most_bytes:
         return ""
     if not model.memory_bytes:
@@ -135,7 +134,7 @@ def explain_no_growth(model: Model) -> str:
 
 
 def has_variable_memory(model: Model) -> bool:
-    """Whether its replicas may be granted other amounts than it requests, so that engines must be told."""
+    """Whether its replicas may be granted other amounts than requested, so that engines need explicit limits."""
     return (is_memory_minimum(model) and model.spec.gpu.count == 1) or bool(
         spare_bytes(model) or compute_growth(model).most_bytes
     )
@@ -147,12 +146,12 @@ def is_memory_minimum(model: Model) -> bool:
 
 
 def _outside(model: Model) -> int:
-    """What a paging engine was seen to use beyond its limit: its limit is lowered by that much."""
+    """Return the measured use of a paged engine beyond its limit, by which its limit is lowered."""
     return max(0, model.memory_bytes - model.estimated_bytes) if is_memory_minimum(model) else 0
 
 
 def compute_engine_limits(model: Model, replica: Replica, memory_fraction: float | None = None) -> Given:
-    """The limits for its engine."""
+    """Return the limits for the engine of a replica."""
     if not has_variable_memory(model):
         return Given(memory_fraction)
     memory_bytes = min(model.memory_bytes + compute_growth(model).most_bytes, replica.resources.memory_bytes)
@@ -162,7 +161,7 @@ def compute_engine_limits(model: Model, replica: Replica, memory_fraction: float
 
 
 def compute_slots(model: Model, granted_bytes: int) -> int:
-    """Slots of a replica that was granted this much."""
+    """Return the number of slots of a replica that was granted this much."""
     cache = model.cache
     if cache is None or not cache.slot_bytes or not _by_slots(model):
         return model.slots
@@ -194,14 +193,14 @@ def _estimated(model: Model) -> int:
 
 
 def _within(offered_bytes: int) -> int:
-    """Minimum difference that counts: more than pods round it by, if the document offers nothing."""
+    """Return the minimum difference that counts: above rounding of pods, if the document allows no difference."""
     return 1 if offered_bytes else MIB
 
 
 def describe_granted_memory(model: Model, replica: Replica) -> str:
     """Describe memory that differs from the request; empty if it does not.
 
-    `granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi where it asks for 10Gi, with 6 slots instead of 4`.
+    `granted 9Gi of 10Gi, with 3 of 4 slots`, or `granted 14Gi instead of 10Gi, with 6 slots instead of 4`.
     """
     if has_grown(model, replica):
         return _grown(model, replica)
@@ -215,7 +214,7 @@ def describe_granted_memory(model: Model, replica: Replica) -> str:
 
 
 def _grown(model: Model, replica: Replica) -> str:
-    words = f"granted {format_size(replica.resources.memory_bytes)} where it asks for {format_size(model.memory_bytes)}"
+    words = f"granted {format_size(replica.resources.memory_bytes)} instead of {format_size(model.memory_bytes)}"
     tokens = compute_engine_limits(model, replica).shared_context_tokens
     if tokens and model.cache is not None:
         return f"{words}, with {tokens} tokens of context instead of {model.cache.context_tokens}"
@@ -235,7 +234,7 @@ def _by_slots(model: Model) -> bool:
 
 
 def _more(model: Model) -> int:
-    """How much more llama.cpp can use: for as many slots as allowed, or for the model's full context in each."""
+    """Return how much more llama.cpp can use: for SLOTS_MAX slots, or for the full context in each slot."""
     cache = model.cache
     if cache is None:
         return 0
@@ -245,7 +244,7 @@ def _more(model: Model) -> int:
 
 
 def _most(model: Model) -> int:
-    """How much its engine can do without."""
+    """Return by how much the memory of its engine can be reduced at most."""
     cache = model.cache
     if model.spec.engine != "llama.cpp":
         return model.memory_bytes
@@ -259,14 +258,14 @@ def _most(model: Model) -> int:
 
 
 def _needed(model: Model) -> int:
-    """What it needs of what it requests."""
+    """Return the part of its request that it needs."""
     if model.estimated_bytes or model.cache is None:
         return model.memory_bytes
     return min(model.memory_bytes, model.cache.total_bytes)
 
 
 def _beyond(model: Model, granted_bytes: int) -> int:
-    """How much more than it requests it may use; below 0: how much less it has than it needs."""
+    """Return the usable bytes above the request; below 0: the bytes missing from its need."""
     if granted_bytes > model.memory_bytes:
         return min(granted_bytes - model.memory_bytes, compute_growth(model).most_bytes)
     return min(0, granted_bytes - _needed(model)) if spare_bytes(model) else 0

@@ -1,10 +1,10 @@
-"""Repartitioning status of a MIG node: at rest, in progress, failed, or given up. Pure.
+"""Repartitioning status of a MIG node: idle, in progress, failed, or abandoned. Pure.
 
 Defines the state machine and its texts. An order is decided (`World.nodes.cutting`), then recorded on its node (label
-and annotation, so that any leader knows it); then mig-manager reports pending, rebooting, and success or failed; the
-slices exist when the device plug-in shows them. A failed order is tried TRIES_MAX times, then the node is out until a
-person sets its label to something else. `autoscaler.rearrange.mig_repartition` decides by this; nothing is placed on a
-node in progress or failed.
+and annotation, so that any leader can read it). Then mig-manager reports pending, rebooting, and success or failed. The
+slices exist when the device plug-in lists them. An order is tried TRIES_MAX times; then the node is abandoned until
+someone changes its label. `autoscaler.rearrange.mig_repartition` decides by this. Nothing is placed on a node while it
+is repartitioned, or after a failure.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TRIES_MAX = 3
 RETRY_S = (120.0, 600.0)
 """Time from one order to the next, after this many failures."""
 CUT_S_MAX = 1800.0
-"""What is not done by then has failed: mig-manager itself waits five times 5 minutes, and a node may reboot."""
+"""An order that is incomplete by then has failed. mig-manager itself waits 5 times 5 minutes, and a node may reboot."""
 CONFIGS = 3
-"""Names of one layout: mig-manager ignores a label value that it was given before."""
+"""Number of names of one layout: mig-manager ignores a label value that it has applied before."""
 PREFIX = "pilotlight-"
 LABEL = "nvidia.com/mig.config"
-"""Label that sets a node's layout. If anybody sets it to something else, recorded failures are dropped."""
+"""Label that sets a node's layout. If another component changes it, recorded failures are dropped."""
 
 
 class RepartitionStage(Enum):
@@ -36,11 +36,11 @@ class RepartitionStage(Enum):
     REST = "rest"
     ON_ITS_WAY = "on its way"
     FAILED = "failed"
-    """It is retried."""
+    """It failed and is retried."""
     OUT = "out"
-    """It was tried often enough."""
+    """It failed TRIES_MAX times."""
     FOREIGN = "foreign"
-    """Somebody else manages its layout, or no mig-manager is there."""
+    """Another component manages its layout, or no mig-manager runs."""
 
 
 class RepartitionStatus(NamedTuple):
@@ -75,7 +75,7 @@ def determine_repartition_status(
 
 
 def list_profiles(cuts: Iterable[Iterable[str]]) -> list[str]:
-    """Profiles of all GPUs of a node together."""
+    """Return the profiles of all GPUs of a node together."""
     return [profile for gpu in cuts for profile in gpu]
 
 
@@ -89,43 +89,43 @@ def count_shown_profiles(world: World) -> dict[str, Counter[str]]:
 
 
 def profile_of(slice_: Slice) -> str:
-    """Name of its profile."""
+    """Return the name of its profile."""
     return slice_.id.rpartition("/mig-")[2].rpartition("-")[0]
 
 
 def explain_closed_node(world: World, node: NodeId) -> str:
-    """Why nothing new is placed on a node that may be repartitioned; empty if that does not prevent it."""
+    """Explain why nothing new is placed on a node that may be repartitioned; empty: this does not prevent it."""
     seen, intent = world.nodes.cuttable.get(node), world.nodes.cutting.get(node)
     if seen is None:
         return ""
     if intent is not None and not intent.refused:
-        return "its node is being cut anew"
+        return "its node is being repartitioned"
     if seen.order is None or seen.state == SUCCESS:
         return ""
     return (
         f"its node {describe_repartition_failure(seen)}"
         if seen.state == FAILED
-        else f"its node is being cut anew: {seen.state}"
+        else f"its node is being repartitioned: {seen.state}"
     )
 
 
 def describe_repartition_failure(node: MigNode) -> str:
-    """Describe the failure, with what to do after the last try."""
+    """Describe the failure, and after the last attempt how to fix it."""
     tries = 1 if node.order is None else node.order.tries
-    head = f"could not be cut anew, at try {tries} of {TRIES_MAX}"
+    head = f"could not be repartitioned (attempt {tries} of {TRIES_MAX})"
     return head if tries < TRIES_MAX else (
-        f"could not be cut anew in {tries} tries: see the log of its mig-manager, "
-        f"then set its label {LABEL} to what it can be"
+        f"could not be repartitioned in {tries} attempts: see the log of its mig-manager, "
+        f"then set its label {LABEL} to a layout that it supports"
     )  # fmt: skip
 
 
-def config_of(cuts: tuple[tuple[str, ...], ...], told: str) -> str:
-    """A name of the layout, other than the one that its node was given last."""
+def config_of(cuts: tuple[tuple[str, ...], ...], last: str) -> str:
+    """Return a name of the layout that differs from the last one of its node."""
     names = configs_of(cuts)
-    return names[(names.index(told) + 1) % CONFIGS] if told in names else names[0]
+    return names[(names.index(last) + 1) % CONFIGS] if last in names else names[0]
 
 
 def configs_of(cuts: tuple[tuple[str, ...], ...]) -> list[str]:
-    """All names of a layout."""
+    """Return all names of a layout."""
     digest = hashlib.sha256(repr(cuts).encode()).hexdigest()[:10]
     return [f"{PREFIX}{digest}-{number}" for number in range(1, CONFIGS + 1)]

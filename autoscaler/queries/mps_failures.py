@@ -1,9 +1,9 @@
 """Detects failed MPS servers: all replicas on one end at once, while its devices may stay healthy. Pure.
 
-Defines what counts as such a failure, and how long nothing new is placed there: for a pause, then one start is tried;
-one that fails doubles the pause, one that becomes ready ends it. With NVIDIA's device plug-in all MPS slices of a node
-are one domain, since the kubelet chooses among them; with a DRA driver those of one device. A leader knows the failures
-that it saw.
+After such a failure nothing new is placed there for a pause; then one trial start is allowed. If it fails, the pause
+doubles; if it becomes ready, the pause ends. With NVIDIA's device plug-in all MPS slices of a node are one domain,
+since the kubelet chooses among them; with a DRA driver those of one device. A new leader does not know earlier
+failures.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from autoscaler.state.resources import Isolation
 from autoscaler.state.world import DeviceId, MpsServerFailure, NodeId, Replica, Slice, SliceId, World
 
 TOGETHER_S = 5.0
-"""A replica that ends within this time of the first one ended with it."""
+"""A replica that fails within this time after the first one failed with it."""
 TOGETHER = 2
-"""Minimum number of replicas: one that ends alone ended for its own reason."""
+"""Minimum number of replicas: a single failure has another cause."""
 PAUSE_S, PAUSE_S_MAX = 5.0, 300.0
-"""Pause after the first failure and each failed start there since: the first value, doubled up to the second."""
-FELL = "all replicas on its MPS server ended at once"
+"""Pause after the first failure, doubled with each failed trial start; and its maximum."""
+FELL = "all replicas on its MPS server failed at once"
 _BEGINNING = frozenset({S.PENDING, S.STARTING})
 _LIVING = frozenset({S.STARTING, S.READY, S.UNREADY, S.WAKING, S.DRAINING})
 Falls = dict[tuple[NodeId, DeviceId | None], MpsServerFailure]
 
 
 def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
-    """The domain of its MPS server: its node and device, or with None all MPS slices of its node. None: it has none."""
+    """Return the domain of its MPS server: (node, device), or (node, None) for all MPS slices of it. None: no MPS."""
     if slice_.kind == MPS:
         return slice_.node, None
     if slice_.kind == "dra" and slice_.shared and slice_.isolation is Isolation.MEMORY:
@@ -37,7 +37,7 @@ def find_mps_domain(slice_: Slice) -> tuple[NodeId, DeviceId | None] | None:
 
 
 def record_replica_failure(world: World, others: Iterable[Replica], replica: Replica, now_s: float) -> Falls:
-    """All failures, now that this replica failed and `others` exist; old ones of single replicas are dropped."""
+    """Return all failures after this replica failed; `others`: the other replicas. Old single failures expire."""
     falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times or now_s < one.first_s + TOGETHER_S}
     for at in _domains(world, replica):
         fall = falls.get(at, MpsServerFailure(first_s=now_s))
@@ -54,14 +54,14 @@ def record_replica_failure(world: World, others: Iterable[Replica], replica: Rep
 
 
 def record_replica_ready(world: World, replica: Replica) -> Falls:
-    """All failures but those where this replica, which was ordered since, became ready."""
+    """Return the failures without those that this replica ended: it was ordered later, and became ready."""
     there = _domains(world, replica)
     known = world.nodes.mps_failures
     return {at: one for at, one in known.items() if at not in there or replica.times.created_s < one.first_s}
 
 
 def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
-    """Slices on which nothing new is placed since their MPS server failed -> why."""
+    """Return the slices on which nothing new is placed because their MPS server failed -> why."""
     falls = {at: one for at, one in world.nodes.mps_failures.items() if one.times}
     if not falls:
         return {}
@@ -73,13 +73,13 @@ def list_mps_failed_slices(world: World, now_s: float) -> dict[SliceId, str]:
     for id, one in world.nodes.slices.items():
         at = find_mps_domain(one)
         if at in tried:
-            found[id] = f"{FELL}: another start there is being tried first"
+            found[id] = f"{FELL}, and a trial start there is in progress"
         elif at in falls and now_s < falls[at].until_s:
-            found[id] = f"{FELL}: a start there is tried later"
+            found[id] = f"{FELL}, and starts there are paused"
     return found
 
 
 def _domains(world: World, replica: Replica) -> set[tuple[NodeId, DeviceId | None]]:
-    """Its MPS domains; most replicas have none or one."""
+    """Return its MPS domains; most replicas have none or one."""
     there = (find_mps_domain(world.nodes.slices[id]) for id in replica.resources.slices if id in world.nodes.slices)
     return {at for at in there if at is not None}

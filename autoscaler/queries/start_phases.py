@@ -1,9 +1,8 @@
 """Phases of a start: decide, pull, place, image and load, as far as they were observed.
 
-Defines the names and bounds of these phases; routes carry them to gateways (Server-Timing), and metrics sum them up.
-The gateway adds `ready`, which only it can observe: from the engine's readiness to the request on its way there. Parts
-of `place` have names of their own, `place.write` and so on; they are reported next to it, and never to gateways, which
-add phases up.
+Defines the names and bounds of these phases. Routes carry them to gateways (Server-Timing), and metrics sum them. The
+gateway adds `ready`: from the readiness of the engine to the dispatch of the request. The parts of `place`, such as
+`place.write`, are reported in addition to it, but not to gateways, which add up phases.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ PARTS = ("place.write", "place.schedule", "place.kubelet")
 def phases_s(replica: Replica) -> dict[str, float]:
     """Seconds per phase of a replica that became ready; empty if its start was not observed.
 
-    decide: from the arrival of the first request to the order, including making room; only if a request was the reason.
-    pull: from the order until its weights are on the node; only if a registry has them. place: from there, or from the
-    order, to the running process, or until its node lacked nothing but its image; image: from there to the running
-    process, only if that was observed. load: from there to readiness.
+    * decide: from the arrival of the first request to the order, including evictions. Only if a request caused it.
+    * pull: from the order until its weights are on the node. Only if they are pulled from a registry.
+    * place: from the end of the pull, or from the order, to the running process, or until only its image was missing.
+    * image: from the end of `place` to the running process. Only if that was observed.
+    * load: from the running process to readiness.
     """
     created_s, started_s = replica.times.created_s, replica.times.started_s
     if replica.runtime.found or replica.times.ready_s is None or started_s is None or created_s > started_s:
@@ -55,16 +55,16 @@ def parts_s(replica: Replica) -> dict[str, float]:
 
 def phases_with_parts_s(replica: Replica) -> dict[str, float]:
     """Phases, with the parts of `place` after it; empty if no phase is known."""
-    told: dict[str, float] = {}
+    found: dict[str, float] = {}
     for name, took_s in phases_s(replica).items():
-        told[name] = took_s
+        found[name] = took_s
         if name == "place":
-            told |= parts_s(replica)
-    return told
+            found |= parts_s(replica)
+    return found
 
 
 def last_start(replicas: Iterable[Replica]) -> Replica | None:
-    """The replica whose start ended last, of those with an observed start."""
+    """Return the replica whose start ended last, of those with an observed start."""
     seen = (replica for replica in replicas if phases_s(replica))
     return max(seen, key=lambda replica: (replica.times.ready_s or 0.0, replica.id), default=None)
 
@@ -76,7 +76,7 @@ def last_phases_ms(replicas: Iterable[Replica]) -> dict[str, float]:
 
 
 def _pulled_s(replica: Replica) -> float | None:
-    """When its weights were there; None: no registry has them, or that was not observed before all was ready."""
+    """Return when its weights were on the node; None: they are not pulled, or that was not observed in time."""
     pulled_s, ends_s = replica.times.placing.pulled_s, _prepared_s(replica) or replica.times.started_s
     if pulled_s is None or ends_s is None or not replica.times.created_s <= pulled_s <= ends_s:
         return None
@@ -84,7 +84,7 @@ def _pulled_s(replica: Replica) -> float | None:
 
 
 def _prepared_s(replica: Replica) -> float | None:
-    """When its node had everything ready but its image; None: not observed before its process."""
+    """Return when only its image was missing on the node; None: that was not observed before its process ran."""
     prepared_s, started_s = replica.times.placing.prepared_s, replica.times.started_s
     if prepared_s is None or started_s is None or not replica.times.created_s <= prepared_s <= started_s:
         return None

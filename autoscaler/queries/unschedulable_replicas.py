@@ -1,8 +1,9 @@
-"""Detects replicas that a scheduler keeps off the chosen node, and which nodes models avoid for that. Pure.
+"""Detects replicas whose pod the scheduler does not bind to the chosen node, and which nodes models avoid therefore.
+Pure.
 
-Defines how this is recognized, how long it may last while there is room elsewhere, and for how long the node is then
-avoided: by that model only, since another may fit there. It is not a failure: the model can start, only not there. If
-there is no room elsewhere either, the pod keeps waiting where it is, for capacity.
+After STRANDED_S the replica is placed on another node, if one has room; otherwise its pod keeps waiting. The model then
+avoids the node for a back-off time; other models do not, since they may fit there. This does not count as a failed
+start.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ UNSCHEDULABLE = frozenset({"Unschedulable", "SchedulingGated"})
 """Beginnings of `waits` while a scheduler finds no node, or a queue (Kueue) does not let it search (a pod's condition
 PodScheduled)."""
 STRANDED_S = 5.0
-"""A scheduler answers within milliseconds, and again as soon as a pod on that node is gone: if a pod is still kept off
-after this time, the plan is wrong about that node. Being sure costs a request no more than this."""
+"""A scheduler decides within milliseconds, and again as soon as a pod on that node is gone. If a pod is still unbound
+after this time, the plan is wrong about that node."""
 SHUN_S, SHUN_S_MAX = 120.0, 1800.0
-"""Back-off of a node: the first value, doubled each time that the model is kept off again, up to the second. The first
-is longer than most clouds take to add a node, so that no replica leaves one that is being created for it."""
+"""Back-off of a node: the first value, doubled with each repetition, up to the second. The first is longer than most
+clouds take to add a node, so that no replica leaves a node that is being created for it."""
 
 FORGET_S = 2.0 * SHUN_S_MAX
-"""This long after the end of a back-off, the next one is a first one again."""
+"""A back-off that ended this long ago is forgotten."""
 
 
 def is_unschedulable(waits: str) -> bool:
@@ -32,33 +33,33 @@ def is_unschedulable(waits: str) -> bool:
 
 
 def relocate_after_s(replica: Replica) -> float | None:
-    """When it may relocate, if there is room elsewhere; None: nothing keeps it off."""
+    """Return when it may be placed on another node; None: its pod is not rejected."""
     if replica.runtime.stranded_s is None or not replica.resources.slices or replica.state is not ReplicaState.STARTING:
         return None
     return replica.runtime.stranded_s + STRANDED_S
 
 
 def nodes_of(world: World, replica: Replica) -> set[NodeId]:
-    """Nodes where it was placed."""
+    """Return the nodes of its slices."""
     return {world.nodes.slices[id].node for id in replica.resources.slices if id in world.nodes.slices}
 
 
 def list_avoided_nodes(world: World, model: ModelName, now_s: float) -> tuple[NodeId, ...]:
-    """The nodes that the model avoids now, in order."""
+    """Return the nodes that the model avoids now, in order."""
     backoffs = world.nodes.backoffs
     return tuple(sorted(node for (name, node), one in backoffs.items() if name == model and now_s < one.until_s))
 
 
 def is_drain_final(replica: Replica) -> bool:
-    """Whether it drains because it cannot stay where it is: reviving it would not help."""
+    """Whether it drains because it cannot stay on its slices, so that it must not be revived."""
     drain = replica.drain
     return drain is not None and (drain.stranded or drain.crowded or drain.taken)
 
 
 def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
-    """All back-offs, now that it is given up; those that are long over are dropped.
+    """Return all back-offs, with those of the nodes of this replica added or extended; forgotten ones are dropped.
 
-    A node that gave it other devices than chosen is tried again at once, the first time.
+    The first time that a node allocated other devices than chosen, it is retried at once.
     """
     after = {key: shun for key, shun in world.nodes.backoffs.items() if now_s < shun.until_s + FORGET_S}
     for node in nodes_of(world, replica):
@@ -70,6 +71,6 @@ def add_node_backoffs(world: World, replica: Replica, now_s: float) -> dict[tupl
 
 
 def clear_node_backoffs(world: World, replica: Replica) -> dict[tuple[ModelName, NodeId], NodeBackoff]:
-    """The back-offs without those of a replica's nodes: it was scheduled there."""
+    """Return the back-offs without those of the replica's nodes, because it was scheduled there."""
     nodes = nodes_of(world, replica)
     return {key: shun for key, shun in world.nodes.backoffs.items() if key[0] != replica.model or key[1] not in nodes}

@@ -30,7 +30,7 @@ class Row(Fact, frozen=True):
     why: str = ""
     adapters: tuple[str, ...] = ()
     weights: str = ""
-    """Weights that are pulled to nodes: here, absent or failed. Empty: the Model has none."""
+    """State of its pulled weights: here, absent or failed. Empty: none are pulled."""
 
 
 class DemandView(Fact, frozen=True):
@@ -64,9 +64,7 @@ class ModelView(Fact, frozen=True):
     idle_auto: bool = False
     """Whether `idleSeconds` is `auto`: the window doubles each time a request follows soon after the scale to zero."""
     weights: str = ""
-    """Weights that are pulled to nodes: here, absent or failed, as in a row of the status. Empty:
-    the Model has none.
-    """
+    """State of its pulled weights: here, absent or failed. Empty: none are pulled."""
     faulty: str = ""
     """The exception that quarantined the Model. Empty: it is not quarantined."""
 
@@ -99,7 +97,7 @@ class DeviceView(Fact, frozen=True):
     closed: str = ""
     """Why nothing new is placed on it. Empty: it is open."""
     drains: bool = False
-    """Whether its replicas are moved away."""
+    """Whether its replicas are being moved to other slices."""
     used_bytes: int | None = None
     """The used memory of the device, as the node's agent last measured it. None: unknown."""
 
@@ -158,7 +156,7 @@ class OffView(Fact, frozen=True):
     sentences: tuple[str, ...]
     """Functions that this mode of operation does not support."""
     degraded: str = ""
-    """Parts that fail because of an internal error that no Model explains, with their exceptions. Empty: none."""
+    """Parts that fail because of an internal error that no Model causes, with their exceptions. Empty: none."""
 
 
 class DocumentsView(Fact, frozen=True):

@@ -114,7 +114,7 @@ def _find_unpaid_places(ground: MigrationContext, lease: Lease, guests: Iterable
     steps: list[MigrationStep] = []
     paid = list_paid_slices(world)
     nodes = {world.nodes.slices[id].node for id in paid}
-    index.stock.mark()
+    index.arrays.mark()
     try:
         index.set_aside(id for node in nodes for id in index.slices_of(node) if id in paid)
         for guest in sorted(guests, key=lambda one: (-len(one.resources.slices), -one.resources.memory_bytes, one.id)):
@@ -127,5 +127,5 @@ def _find_unpaid_places(ground: MigrationContext, lease: Lease, guests: Iterable
                 return ()
             steps.append(MigrationStep(Move(replica=guest.id), there))
     finally:
-        index.stock.rewind()
+        index.arrays.rewind()
     return tuple(steps)

@@ -262,7 +262,7 @@ class _Search:
         world = self._ground.world
         sizes = [world.nodes.slices[id].memory_bytes for id in replica.resources.slices if id in world.nodes.slices]
         share = 1.0 if incumbent.others else min(1.0, incumbent.room.memory_bytes / max(1, *sizes))
-        restart_s = max(1.0, self._ground.outlook.restart_s(replica.model))
+        restart_s = max(1.0, self._ground.restart_costs.restart_s(replica.model))
         return restart_s * share * len(replica.resources.slices) * (BUSY if incumbent.busy else 1.0)
 
     def _is_stable(self, replica: Replica) -> bool:
@@ -284,7 +284,7 @@ class _Search:
         """Find a new place for each replica, largest first, then room for the request; empty if that fails."""
         index, world = self._ground.slice_index, self._ground.world
         steps: list[MigrationStep] = []
-        index.stock.mark()
+        index.arrays.mark()
         try:
             for node in self._restless:
                 index.set_aside(index.slices_of(node))
@@ -304,7 +304,7 @@ class _Search:
             index.gain(world.nodes.slices[way.slices[0]].node, self._amounts(way.leave))
             return tuple(steps) if index.choose(want.kind, want.choice, want.supplies, want.trust) is not None else ()
         finally:
-            index.stock.rewind()
+            index.arrays.rewind()
 
 
 def _fits(want: PlacementRequest, whole: Bin) -> bool:

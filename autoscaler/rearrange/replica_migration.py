@@ -77,7 +77,7 @@ class MigrationContext(NamedTuple):
 
     world: World
     slice_index: SliceIndex
-    outlook: RestartCosts
+    restart_costs: RestartCosts
     now_s: float
     going: Collection[ReplicaId] = ()
     """Replicas that this plan drains."""

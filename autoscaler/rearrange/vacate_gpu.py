@@ -49,7 +49,7 @@ class VacateContext(NamedTuple):
     """Inputs other than the slice index."""
 
     world: World
-    outlook: RestartCosts
+    restart_costs: RestartCosts
     now_s: float
 
 
@@ -101,9 +101,9 @@ def _emptied(
     ground: VacateContext,
     still: Collection[PlacementRequest],
 ) -> Packed:
-    world, outlook, now_s = ground
+    world, restart_costs, now_s = ground
     index = build_index(frozenset(), NOTHING_KEPT)
-    packing = pack(wants, index, world.nodes.copies, outlook, now_s)
+    packing = pack(wants, index, world.nodes.copies, restart_costs, now_s)
     going, kept, found = set[ReplicaId](), dict[SliceId, str](), list[_Emptying]()
     while len(found) < EMPTYING_MAX:
         one = _Search(index, *ground).next(packing, still)
@@ -116,7 +116,7 @@ def _emptied(
         )
         settled = {each.missing.want for each in found}
         index = build_index(going, kept)
-        packing = pack([want for want in wants if want not in settled], index, world.nodes.copies, outlook, now_s)
+        packing = pack([want for want in wants if want not in settled], index, world.nodes.copies, restart_costs, now_s)
     more = (Victim(victim.replica, victim.model, one.missing.want) for one in found for victim in one.victims)
     unmet = (*packing.unmet, *(one.missing for one in found))
     return Packed(packing._replace(victims=(*packing.victims, *more), unmet=unmet), index)
@@ -127,7 +127,7 @@ class _Search(NamedTuple):
 
     slice_index: SliceIndex
     world: World
-    outlook: RestartCosts
+    restart_costs: RestartCosts
     now_s: float
 
     def next(self, packing: PackResult, still: Collection[PlacementRequest]) -> _Emptying | None:
@@ -147,7 +147,7 @@ class _Search(NamedTuple):
                 whole = way.shelf.slice
                 there = self._around(whole) if way.wide else way.shelf.incumbents
                 missing = Unplaced(want, wait_reason(way, there), promised=True, slices=(whole.id,))
-                return _Emptying(missing, way.victims, tuple(self.slice_index.beside(whole.device)))
+                return _Emptying(missing, way.victims, tuple(self.slice_index.slices_on(whole.device)))
         return None
 
     def _others(self, packing: PackResult) -> dict[PlacementRequest, Key]:
@@ -157,7 +157,7 @@ class _Search(NamedTuple):
             on = (id for id in self.world.replicas[victim.replica].resources.slices if id in self.slice_index.shelves)
             there = (one for id in on for one in self.slice_index.shelf(id).incumbents if one.replica == victim.replica)
             going.setdefault(victim.want, []).extend([*there][:1])
-        return {want: (EVICT, *eviction_cost(those, self.outlook)) for want, those in going.items()}
+        return {want: (EVICT, *eviction_cost(those, self.restart_costs)) for want, those in going.items()}
 
     def _way(self, want: PlacementRequest, shelf: Bin) -> EvictionOption | None:
         """The evictions that vacate the GPU for the request; None if it cannot be vacated now."""
@@ -165,12 +165,16 @@ class _Search(NamedTuple):
         if node_exclusion_reason(want.choice, shelf.slice):
             return None
         away = index.locality.lack(want.supplies, node)
-        found = find_eviction_option(want.granted(want.kind.memory_bytes), shelf, self.outlook, self.now_s, away=away)
+        found = find_eviction_option(
+            want.granted(want.kind.memory_bytes), shelf, self.restart_costs, self.now_s, away=away
+        )
         host = index.hosts.get(node)
         if found is None or host is None:
             return found
         around = self._around(shelf.slice)
-        with_host = fit_options_to_host(want, (found,), host, around, outlook=self.outlook, now_s=self.now_s)
+        with_host = fit_options_to_host(
+            want, (found,), host, around, restart_costs=self.restart_costs, now_s=self.now_s
+        )
         return None if with_host is None else with_host[0]
 
     def _around(self, of: Slice) -> list[Occupant]:
@@ -182,7 +186,7 @@ def group_parts_by_gpu(world: World, index: SliceIndex) -> dict[tuple[SliceId, .
     """Map the parts of each GPU that becomes whole without its replicas to the whole GPU, with its occupants."""
     found: dict[tuple[SliceId, ...], Bin] = {}
     for whole in list_rejoinable_gpus(world):
-        parts = tuple(index.beside(whole.slice.device))
+        parts = tuple(index.slices_on(whole.slice.device))
         shelves = [index.shelf(id) for id in parts]
         if not any(one.closed or one.slice.theirs or not one.slice.healthy for one in shelves):
             there = {one.replica: one for shelf in shelves for one in shelf.incumbents}

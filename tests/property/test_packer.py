@@ -207,7 +207,7 @@ def test_victim_made_redundant_by_a_later_victim_is_not_evicted() -> None:
     )
     assert victims(answer) == ["late"]
     assert [missing.reason for missing in answer.unmet] == [
-        "waits on gpu0 until late has left", "makes room on gpu0: late is to leave",
+        "waits on gpu0 until late has stopped", "waits on gpu0 for the eviction of late",
     ]  # fmt: skip
 
 
@@ -219,7 +219,9 @@ NOT_AMOUNTS = [nan, inf, -inf, -1, -0.5, 0.5, 1 << 101]
 @pytest.mark.parametrize("field", ["devices", "memory_bytes", "compute_percent", "cpu_milli", "host_bytes"])
 @pytest.mark.parametrize("amount", NOT_AMOUNTS)
 def test_invalid_resource_amount_raises_an_error_that_names_the_field(field: str, amount: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{field} of a request is .*: expected a whole number, 0 to [0-9]+$"):
+    with pytest.raises(
+        ValueError, match=f"^{field} of a placement request is .*: expected an integer from 0 to [0-9]+$"
+    ):
         run([change_request(want("a"), **{field: amount})], [shelf(device())])
 
 
@@ -229,10 +231,10 @@ def test_invalid_growth_amount_raises_an_error_that_names_the_field(amount: Any)
         for memory_gi in (10, 90):
             odd = want("a", memory_gi)._replace(growth=Growth(**{"most_bytes": 1 << 30, field: amount}))
             with pytest.raises(
-                ValueError, match=f"^growth.{field} of a request is .*: expected a whole number, {least} "
+                ValueError, match=f"^growth.{field} of a placement request is .*: expected an integer from {least} "
             ):
                 run([odd], [shelf(device())])
-    with pytest.raises(ValueError, match=r"^growth.step_bytes of a request is 0"):
+    with pytest.raises(ValueError, match=r"^growth.step_bytes of a placement request is 0"):
         run([want("a")._replace(growth=Growth(1 << 30, 0))], [shelf(device())])
 
 
@@ -240,12 +242,12 @@ def test_invalid_growth_amount_raises_an_error_that_names_the_field(amount: Any)
 def test_nan_priority_or_wait_time_raises_an_error_that_names_the_field(field: str) -> None:
     """NaN would sort anywhere, so that the result would depend on the input order."""
     never: dict[str, Any] = {field: nan}
-    with pytest.raises(ValueError, match=f"^{field} of a request is nan: expected a number$"):
+    with pytest.raises(ValueError, match=f"^{field} of a placement request is nan: expected a number$"):
         run([want("a"), change_request(want("b"), **never)], [shelf(device())])
 
 
 def test_replica_without_a_model_name_raises_value_error() -> None:
-    with pytest.raises(ValueError, match=r"^model of a request is empty: expected the name of a Model$"):
+    with pytest.raises(ValueError, match=r"^model of a placement request is empty: expected the name of a Model$"):
         run([want("a"), want("")], [shelf(device())])
 
 
@@ -259,7 +261,9 @@ def test_nan_as_the_current_time_raises_value_error() -> None:
 def test_two_replicas_of_a_model_with_one_ordinal_raise_value_error(second_gi: int) -> None:
     both = [want("a", 10), want("b"), want("a", second_gi)]
     for wants in (both, both[::-1]):
-        with pytest.raises(ValueError, match=r"^ordinal of a request is 0 twice for a: expected each once$"):
+        with pytest.raises(
+            ValueError, match=r"^two placement requests of a have ordinal 0: expected distinct ordinals$"
+        ):
             run(wants, [shelf(device("g0"))])
     numbered = [want("a", ordinal=0), want("a", second_gi, ordinal=1)]
     assert len(run(numbered, [shelf(device("g0")), shelf(device("g1"))]).placements) == 2
@@ -267,7 +271,7 @@ def test_two_replicas_of_a_model_with_one_ordinal_raise_value_error(second_gi: i
 
 @pytest.mark.parametrize("price", [nan, inf, -inf, -1.0])
 def test_invalid_price_raises_an_error_that_names_the_node(price: float) -> None:
-    with pytest.raises(ValueError, match=r"^node n0: .* at a price from 0"):
+    with pytest.raises(ValueError, match=r"^node n0 is out of bounds: .* at a price of at least 0"):
         run([want("a")], [dataclasses.replace(shelf(device("g0")), price=price), shelf(device("g1"))])
 
 

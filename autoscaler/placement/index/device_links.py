@@ -1,8 +1,8 @@
-"""Ranks nodes by the other replicas of a model nearby, and chooses the lanes of a request for several devices. Pure.
+"""Ranks nodes by the other replicas of a model in their domain, and chooses lanes for several devices. Pure.
 
 `SpreadCounts` ranks nodes, lowest preferred, by the replicas in their domain (nodes with one value of a label), for
-requests to be placed apart from these or near them. If both are requested, nearness comes first: hosts apart within one
-rack. Domains are cached until labels change.
+requests to be placed apart from these or near them. If both are requested, nearness has precedence: separate hosts in
+one rack. Domains are cached until labels change.
 
 `choose_best_lanes` picks several lanes of one node. The tier counts most; within a tier, lanes of one link precede
 others, whatever their scores; then the highest node score, then the first node. Of a team, the lanes of the lowest

@@ -1,10 +1,9 @@
-"""Elastic requests: requests that can do with a little less memory get less if that gives a tighter fit. No I/O.
+"""Elastic requests: a request that can run with less memory is granted less if that gives a tighter fit. Pure.
 
-`ElasticBudget` sums what all running elastic requests asked for and were granted. `place_elastic` takes the place and
-grant that are best by the `NodeArrays`; if the budget does not allow that grant, it looks for a place with the full
-amount. So a request that fits in full is never refused. Invariants: no request gets less than its minimum, and none
-gets less than it asked for if the mean of all grants would then fall below MEAN, by request or by byte. A grant does
-not change later.
+`place_elastic` uses the place and grant that are best by the `NodeArrays`. If the budget does not allow that grant, it
+searches for a place with the full amount, so a request that fits in full is always placed. Invariants: no grant is
+below the minimum of its request. A grant is reduced only if the mean of all grants stays at or above MEAN, by request
+and by byte. A grant does not change later.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PlacedRequest(NamedTuple):
 
 
 class ElasticBudget:
-    """What elastic requests asked for and were granted, in total."""
+    """Total memory requested by, and granted to, elastic requests."""
 
     def __init__(self) -> None:
         self.asked_bytes = self.granted_bytes = self.count = self._parts = 0
@@ -86,31 +85,31 @@ def place_elastic(
 class Elastic:
     """Places requests on a `NodeArrays`, elastic ones with reduced grants."""
 
-    def __init__(self, stock: NodeArrays) -> None:
-        self.stock = stock
+    def __init__(self, arrays: NodeArrays) -> None:
+        self.arrays = arrays
         self.budget = ElasticBudget()
         self._asks: dict[RequestShape, EncodedRequest] = {}
 
     def start(self, kind: RequestShape) -> PlacedRequest | None:
         """Choose a place and take it. None: see `place_elastic`."""
-        stock = self.stock
+        arrays = self.arrays
 
         def choose(one: RequestShape) -> LaneAssignment | None:
-            return stock.choose(self._ask(one))
+            return arrays.choose(self._ask(one))
 
         found = place_elastic(
-            kind, lambda: self.budget, choose, lambda one, place: stock.granted(self._ask(one), place)
+            kind, lambda: self.budget, choose, lambda one, place: arrays.granted(self._ask(one), place)
         )
         if found is None:
             return None
         place, got = found
-        load = compute_request_usage(got, stock.nodes[place.node], place.lanes)
-        stock.take(place, load)
+        load = compute_request_usage(got, arrays.nodes[place.node], place.lanes)
+        arrays.take(place, load)
         return PlacedRequest(place, load, *((kind.memory_bytes, got.memory_bytes) if kind.spare_bytes else (0, 0)))
 
     def stop(self, one: PlacedRequest) -> None:
         """Give back what `start` took."""
-        self.stock.give_back(one.place, one.load)
+        self.arrays.give_back(one.place, one.load)
         if one.asked_bytes:
             self.budget.add(one.asked_bytes, one.granted_bytes, -1)
 
@@ -119,5 +118,5 @@ class Elastic:
         if ask is None:
             if len(self._asks) >= KINDS_MAX:
                 self._asks.clear()
-            ask = self._asks[kind] = encode_request(kind, self.stock.lanes)
+            ask = self._asks[kind] = encode_request(kind, self.arrays.lanes)
         return ask

@@ -1,9 +1,8 @@
-"""Array index of evictable replicas: for many slices at once, the least that victims cost there and the room they free.
+"""Array index of evictable replicas: for many slices at once, a lower bound of the eviction cost and the freed room.
 
-Keeps a row for each replica on each slice that may ever be evicted, and the room free or coming on each slice. It is
-reused between packer calls: only slices reported as changed are read again, on demand. Invariant: results equal those
-of a check of every slice. The rules are those of `autoscaler.placement.model.predicates.can_evict`, applied to all rows
-at once. Selects no victims.
+Has a row for each evictable replica on each slice, and the room free or coming on each slice. It is reused between
+packer calls: only changed slices are read again, on demand. Invariant: results equal those of
+`autoscaler.placement.model.predicates.can_evict` for every replica.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ _FIELDS: Final = _ROOM + 3
 
 
 class EvictionCost(NamedTuple):
-    """For the slices on which a request may evict: [lanes there], in order."""
+    """Eviction costs for the slices on which a request may evict, as arrays over these lanes, in order."""
 
     lanes: Ints
     rooms: Ints
-    """[3, lanes there]: memory, compute and places held by all evictable replicas together."""
+    """[3, lanes]: memory, compute and places held by all evictable replicas together."""
     busy: Ints
     priority: Ints
     restart_s: Floats
-    """The least cost of one of them, field by field; see `autoscaler.placement.eviction.eviction_cost`."""
+    """`busy`, `priority`, `restart_s`: minimum over the replicas (`autoscaler.placement.eviction.eviction_cost`)."""
     cost: Ints
-    """A rank in the order of these three, compared one after the other."""
+    """Rank in lexicographic order of these three."""
 
 
 class EvictionCostIndex:
@@ -46,9 +45,9 @@ class EvictionCostIndex:
         self.soon: Ints = np.zeros((3, lanes), np.int64)
         """[3, lanes]: memory, compute and places free or coming."""
         self.few: Ints = np.zeros(lanes, np.int64)
-        """[lanes]: places that a replica takes there, 1 or 0."""
+        """[lanes]: number of places that a replica takes there, 1 or 0."""
         self._stale = set(range(lanes))
-        self._outlook: RestartCosts | None = None
+        self._restart_costs: RestartCosts | None = None
         self._rows: Ints = np.full((_FIELDS, 0), -1, np.int64)
         self._until_s: Floats = np.zeros(0)
         self._restart_s: Floats = np.zeros(0)
@@ -82,11 +81,11 @@ class EvictionCostIndex:
         """Mark the occupants of these lanes as possibly changed."""
         self._stale.update(lanes)
 
-    def look(self, shelf: Callable[[int], Bin], outlook: RestartCosts) -> None:
-        """Read the slices that changed. If `outlook` is another one, restart costs are computed again first."""
-        if outlook is not self._outlook:
-            self._outlook = outlook
-            known = {one.model: outlook.restart_s(one.model) for one in self._who if one is not None}
+    def look(self, shelf: Callable[[int], Bin], restart_costs: RestartCosts) -> None:
+        """Read the slices that changed. If `restart_costs` is another one, restart costs are computed again first."""
+        if restart_costs is not self._restart_costs:
+            self._restart_costs = restart_costs
+            known = {one.model: restart_costs.restart_s(one.model) for one in self._who if one is not None}
             self._restart_s[:] = [0.0 if one is None else known[one.model] for one in self._who]
         elif not self._stale:
             return
@@ -94,13 +93,13 @@ class EvictionCostIndex:
         for lane in lanes:
             self._clear(lane)
         found = [(lane, one) for lane in lanes for one in shelf(lane).incumbents if not one.leaving]
-        self._write(self._take(len(found)), found, outlook)
+        self._write(self._take(len(found)), found, restart_costs)
         used = np.flatnonzero(self._rows[_LANE] >= 0)
         self._order = used[np.argsort(self._rows[_LANE, used], kind="stable")]
         self._at = np.zeros(len(self._who), np.int64)
         self._at[self._order] = np.arange(len(self._order))
-        told = self._rows[_PRIORITY, self._order], self._restart_s[self._order]
-        self._ranks = np.array([np.unique(one, return_inverse=True)[1] for one in told], np.int64).reshape(2, -1)
+        values = self._rows[_PRIORITY, self._order], self._restart_s[self._order]
+        self._ranks = np.array([np.unique(one, return_inverse=True)[1] for one in values], np.int64).reshape(2, -1)
 
     def next_s(self, now_s: float) -> float | None:
         """Return when the next residency after `now_s` ends."""
@@ -157,13 +156,13 @@ class EvictionCostIndex:
             self._until_s, self._restart_s = np.pad(self._until_s, (0, more)), np.pad(self._restart_s, (0, more))
         return [self._unused.pop() for _ in range(many)]
 
-    def _write(self, rows: list[int], found: Sequence[tuple[int, Occupant]], outlook: RestartCosts) -> None:
+    def _write(self, rows: list[int], found: Sequence[tuple[int, Occupant]], restart_costs: RestartCosts) -> None:
         if not rows:
             return
-        told = [(lane, one.priority, one.busy, one.kept, *one.room) for lane, one in found]
-        self._rows[:, rows] = np.array(told, np.int64).T
+        values = [(lane, one.priority, one.busy, one.kept, *one.room) for lane, one in found]
+        self._rows[:, rows] = np.array(values, np.int64).T
         self._until_s[rows] = [one.evictable_s for _, one in found]
-        self._restart_s[rows] = [outlook.restart_s(one.model) for _, one in found]
+        self._restart_s[rows] = [restart_costs.restart_s(one.model) for _, one in found]
         for row, (lane, one) in zip(rows, found, strict=True):
             self._who[row] = one
             self._on.setdefault(lane, []).append(row)

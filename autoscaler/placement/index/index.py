@@ -1,8 +1,8 @@
 """Incremental search index over all slices, reused between packer calls; the caller reports what changed.
 
-Maps slices to lanes of `NodeArrays` and back, and holds what is known of nodes: where a request may be placed, which
-nodes have weights and images, and their CPU and memory. Invariants: queries return what a new index of the same bins
-would, and a packer call leaves the index unchanged. `autoscaler.placement.packer` makes the decisions.
+Maps slices to lanes of `NodeArrays` and back, and stores facts about nodes: admission by labels and taints, weights and
+images, CPU and memory. Invariants: queries return the same results as a new index of the same bins, and a packer call
+leaves the index unchanged.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from autoscaler.state.world import DeviceId, NodeId, Slice, SliceId
 ASKS_MAX: Final = 4096
 """Request shapes whose encoding is cached."""
 GONE_MAX: Final = 256
-"""Removed nodes that are kept in case they come back."""
+"""Removed nodes that are kept in case they reappear."""
 ANY_SIZE: Final = dict.fromkeys(range(50, 1001, 50), 1.0)
 """Request sizes assumed while demand is unknown, in milli."""
 
 
-def _told(slice_: Slice) -> tuple[object, ...]:
-    """Return what is known of its node."""
+def _node_facts(slice_: Slice) -> tuple[object, ...]:
+    """Return the labels and taints of its node."""
     return slice_.labels, slice_.labels_known, slice_.labels_coming, slice_.taints
 
 
@@ -66,14 +66,15 @@ def _can_be(slice_: Slice) -> bool:
 
 @cache
 def build_default_estimate() -> Taught:
-    """Return the value of room before anything is known of demand."""
+    """Return the values of room that are used while demand is unknown."""
     return build_untrained_estimate(ANY_SIZE)
 
 
 class SliceIndex:
-    """Index of bins by slice. An invalid slice (without memory, or with impossibly much) is left out, so nothing is
-    placed there. Raises ValueError if two slices have one id. `full` returns a `Bin` with its occupants if the given
-    bins have none: occupants only matter when there is no room.
+    """Index of bins by slice. An invalid slice (no memory, or out of bounds) is left out, so nothing is placed there.
+
+    `full` returns a `Bin` with its occupants if the given bins have none, since occupants only matter when there is no
+    room. Raises ValueError if two slices have the same id.
     """
 
     def __init__(
@@ -86,17 +87,17 @@ class SliceIndex:
         ordered = sorted((one for one in shelves if _can_be(one.slice)), key=lambda shelf: shelf.slice.id)
         self.shelves: dict[SliceId, Bin] = {shelf.slice.id: shelf for shelf in ordered}
         if len(self.shelves) < len(ordered):
-            raise ValueError("two Slices have one id")
+            raise ValueError("two slices have the same id")
         self.full = full
         self.hosts = dict(hosts or {})
         self.budget: Callable[[], ElasticBudget] = ElasticBudget
-        """Returns what running elastic replicas have of what they asked for; computed on demand."""
+        """Returns the budget of running elastic replicas; computed on demand."""
         self.yet: Callable[[Collection[ReplicaId]], Mapping[RequestShape, int]] = lambda _: {}
-        """Returns the shapes that may still be requested, and how often, if these replicas left; computed on demand."""
+        """Returns the shapes that may still be requested, and how often, once these replicas are gone; on demand."""
         self.judges = taught is not None
-        """Whether the value of room was learnt; else all sizes are assumed to be equally frequent."""
+        """Whether the value of room was learned; else all sizes are assumed to be equally frequent."""
         self.coming: set[SliceId] = set()
-        """Slices with leaving replicas, and possibly some that they have left."""
+        """Slices with leaving replicas, and possibly some without them any more."""
         self.emptying: set[NodeId] = set()
         """Nodes with leaving replicas that hold CPU or memory."""
         self.held: Callable[[ReplicaId], Iterable[SliceId]] | None = None
@@ -114,20 +115,20 @@ class SliceIndex:
         self._where = {
             id: LaneAssignment(node, (at,)) for node, ids in enumerate(self._ids) for at, id in enumerate(ids)
         }
-        self.stock = NodeArrays(
+        self.arrays = NodeArrays(
             [self._node(node, by_node[node]) for node in self.nodes], taught or build_default_estimate()
         )
         self._soon: Ints = np.full((2, len(self.nodes)), BYTES_MAX, np.int64)
         """[2, nodes]: CPU and memory left or coming; more than any request needs if unknown."""
-        self._tell_hosts()
+        self._set_hosts()
         self._domains = group_slices_by_domain(shelf.slice for shelf in ordered)
-        self._lane_at = numbers = {id: int(self.stock.first[at.node]) + at.lanes[0] for id, at in self._where.items()}
+        self._lane_at = numbers = {id: int(self.arrays.first[at.node]) + at.lanes[0] for id, at in self._where.items()}
         lanes = {domain: [numbers[id] for id in ids if id in numbers] for domain, ids in self._domains.items()}
-        self.company = DomainOccupancy(lanes, len(numbers))
+        self.occupancy = DomainOccupancy(lanes, len(numbers))
         by_id = np.array([numbers[id] for id in self.shelves if id in numbers], np.int64)
-        self.by_size: Ints = by_id[np.argsort(self.stock.size_bytes[by_id], kind="stable")]
+        self.by_size: Ints = by_id[np.argsort(self.arrays.size_bytes[by_id], kind="stable")]
         """Lanes, the smallest first, equal ones in order of slice ids."""
-        self.roster = EvictionCostIndex(len(numbers))
+        self.eviction_costs = EvictionCostIndex(len(numbers))
         self._settle(ordered)
         self._asks: dict[RequestShape, EncodedRequest] = {}
         self._may: dict[NodeConstraints, Flags | None] = {}
@@ -136,20 +137,20 @@ class SliceIndex:
         self._admitting: Admitting | None = None
         self.why = UnschedulableReasons(self)
         self._gone: set[NodeId] = set()
-        """Removed nodes without slices, which may come back."""
+        """Removed nodes without slices, which may reappear."""
         self.locality = ArtifactLocality(self.nodes, self._gone)
 
-    def _tell_hosts(self) -> None:
+    def _set_hosts(self) -> None:
         for number, node in enumerate(self.nodes):
             if node in self.hosts:
-                self._tell_host(number, self.hosts[node])
+                self._set_host(number, self.hosts[node])
 
     def _settle(self, shelves: Iterable[Bin]) -> None:
         for shelf in shelves:
             self.sync(shelf)
             self._meet(shelf)
             if shelf.slice.id in self._lane_at:
-                self.roster.put(self._lane_at[shelf.slice.id], shelf)
+                self.eviction_costs.put(self._lane_at[shelf.slice.id], shelf)
 
     def _node(self, node: NodeId, shelves: list[Bin]) -> NodeCapacity:
         host = self.hosts.get(node, HostResources())
@@ -165,7 +166,7 @@ class SliceIndex:
             return
         self.shelves[shelf.slice.id] = shelf
         self.models = None
-        if _told(before.slice) != _told(shelf.slice):
+        if _node_facts(before.slice) != _node_facts(shelf.slice):
             self._may.clear()
             self._crowds.forget()
             self._teams.clear()
@@ -177,27 +178,27 @@ class SliceIndex:
             self._meet(shelf)
         at = self.lane_at(shelf.slice.id)
         if at is not None:
-            self.roster.put(at, shelf)
+            self.eviction_costs.put(at, shelf)
 
     def stir(self, ids: Iterable[SliceId]) -> None:
         """Mark the occupants of these slices as possibly changed, with the same amounts held."""
-        self.roster.stir(self._lane_at[id] for id in ids if id in self._lane_at)
+        self.eviction_costs.stir(self._lane_at[id] for id in ids if id in self._lane_at)
 
-    def look(self, outlook: RestartCosts) -> None:
-        """Bring `roster` up to date with the slices."""
-        self.roster.look(lambda at: self.shelf(self.id_of(at)), outlook)
+    def look(self, restart_costs: RestartCosts) -> None:
+        """Bring `eviction_costs` up to date with the slices."""
+        self.eviction_costs.look(lambda at: self.shelf(self.id_of(at)), restart_costs)
 
     def teach(self, taught: Taught | None) -> None:
         """Set the value of room from now on. None: unknown."""
         self.judges = taught is not None
-        self.stock.teach(taught or build_default_estimate())
+        self.arrays.teach(taught or build_default_estimate())
 
     def admits(self, node: NodeId, host: HostResources | None) -> bool:
         """Whether a node can change to this without a new index. `host` None: the node is gone or unknown."""
         at = bisect_left(self.nodes, node)
         if at == len(self.nodes) or self.nodes[at] != node:
             return False
-        of = self.stock.nodes[at]
+        of = self.arrays.nodes[at]
         if host is None:
             return not of.lanes and len(self._gone) < GONE_MAX
         return (of.cpu_milli, of.host_bytes) == (host.cores_milli, host.host_bytes)
@@ -207,24 +208,24 @@ class SliceIndex:
         at, there = bisect_left(self.nodes, node), host is not None
         if there == (node in self._gone):
             (self._gone.discard if there else self._gone.add)(node)
-            self.stock.set_there(at, there=there)
+            self.arrays.set_there(at, there=there)
             self.locality.forget()
             self.why.forget()
         if host is not None:
             self.hosts[node] = host
-            self._tell_host(at, host)
+            self._set_host(at, host)
         else:
             self.hosts.pop(node, None)
             self.emptying.discard(node)
 
     def suppose(self, node: NodeId, host: HostResources) -> None:
         """Like `put_host`, until the `NodeArrays` is rewound."""
-        self.stock.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
+        self.arrays.set_host(bisect_left(self.nodes, node), *host.left.most(NOTHING))
 
-    def _tell_host(self, number: int, host: HostResources) -> None:
+    def _set_host(self, number: int, host: HostResources) -> None:
         node = self.nodes[number]
         self._soon[:, number] = host.soon
-        self.stock.set_host(number, *host.left.most(NOTHING))
+        self.arrays.set_host(number, *host.left.most(NOTHING))
         if any(host.coming):
             self.emptying.add(node)
         else:
@@ -235,26 +236,26 @@ class SliceIndex:
         if shelf.slice.id not in self._where:
             return
         shut = bool(shelf.closed) or not shelf.slice.healthy
-        self._tell(shelf.slice, shelf.free, shut=shut, held=shelf.locked)
+        self._set_lane(shelf.slice, shelf.free, shut=shut, held=shelf.locked)
         if any(shelf.coming):
             self.coming.add(shelf.slice.id)
 
-    def _tell(self, slice_: Slice, free: ResourceAmount, *, shut: bool, held: bool) -> None:
+    def _set_lane(self, slice_: Slice, free: ResourceAmount, *, shut: bool, held: bool) -> None:
         """Update a lane. A slice that takes no more replicas counts as having nothing free."""
         node, (lane,) = self._where[slice_.id]
         full = slice_.holders_max and not free.places
-        self.stock.set(node, lane, NO_ROOM if full else free, shut=shut, held=held)
+        self.arrays.set(node, lane, NO_ROOM if full else free, shut=shut, held=held)
 
     def rewind(self) -> None:
         """Restore the state at the mark of the `NodeArrays`."""
-        self.stock.rewind()
-        self.company.forget()
+        self.arrays.rewind()
+        self.occupancy.forget()
 
     def _meet(self, shelf: Bin) -> None:
         """Update which tenants are in the slice's domain."""
         domain = domain_of(shelf.slice)
         if domain is not None:
-            self.company.put(domain, {one for id in self._domains[domain] for one in self.shelves[id].trusts})
+            self.occupancy.put(domain, {one for id in self._domains[domain] for one in self.shelves[id].trusts})
 
     # --- queries ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class SliceIndex:
         if kind not in self._asks:
             if len(self._asks) >= ASKS_MAX:
                 self._asks.clear()
-            self._asks[kind] = encode_request(kind, self.stock.lanes)
+            self._asks[kind] = encode_request(kind, self.arrays.lanes)
         return self._asks[kind]
 
     def slices(self, place: LaneAssignment) -> tuple[SliceId, ...]:
@@ -279,10 +280,10 @@ class SliceIndex:
         if not trust or not self.coming:
             return self.coming
         left = {domain_of(self.shelves[id].slice) for id in self.coming}
-        strange = (one for one in left if one and self.company.among_strangers(one, trust))
+        strange = (one for one in left if one and self.occupancy.among_strangers(one, trust))
         return self.coming.union(*(self._domains[one] for one in strange))
 
-    def beside(self, device: DeviceId) -> list[SliceId]:
+    def slices_on(self, device: DeviceId) -> list[SliceId]:
         """Return all slices of a device."""
         return self._devices[device]
 
@@ -300,45 +301,45 @@ class SliceIndex:
         spread: Spread | None = None,
     ) -> LaneAssignment | None:
         """Return the best place with room now. None: there is none."""
-        lacks, free = self.locality.lacks(of), self.company.free(trust) if trust else None
+        lacks, free = self.locality.lacks(of), self.occupancy.free(trust) if trust else None
         crowd = None if spread is None or not spread.nodes else self._crowds.of(spread)
         must = self.teams(kind.link) if kind.link else None
-        return self.stock.choose(self.ask(kind), self.where_it_may(choice), lacks, free, crowd, must=must)
+        return self.arrays.choose(self.ask(kind), self.where_it_may(choice), lacks, free, crowd, must=must)
 
     def teams(self, link: Link) -> Ints:
-        """[lanes]: number of the group that `link`, or better, joins; in order of nodes. -1: none is known."""
+        """[lanes]: number of the group connected by `link` or a better one, in order of nodes. -1: none is known."""
         if link is Link.NODE:
-            return self.stock.node_of
+            return self.arrays.node_of
         if link not in self._teams:
             names = [[name_device_link(self.shelves[id].slice, link) for id in ids] for ids in self._ids]
-            self._teams[link] = number_links(names, self.stock.counts.tolist())
+            self._teams[link] = number_links(names, self.arrays.counts.tolist())
         return self._teams[link]
 
     def granted(self, kind: RequestShape, place: LaneAssignment) -> int:
         """Return how many bytes are best for an elastic request whose place was just chosen."""
-        return self.stock.granted(self.ask(kind), place)
+        return self.arrays.granted(self.ask(kind), place)
 
     def unneeded(self, id: SliceId) -> int:
-        """Return how many bytes left on a slice others are not expected to use; all of them if unknown."""
+        """Return how many free bytes of a slice others are not expected to use; all of them if unknown."""
         place = self._where.get(id)
         if place is None or not self.judges:
             return BYTES_MAX
-        return self.stock.unneeded(place)
+        return self.arrays.unneeded(place)
 
     def locked(self, kind: RequestShape, choice: NodeConstraints) -> Iterator[SliceId]:
         """Return slices with room now on which another replica is starting."""
-        may, stock = self.where_it_may(choice), self.stock
-        fits = stock.fitting(self.ask(kind), held=True)
-        fits = fits if may is None else fits & may[stock.node_of]
+        may, arrays = self.where_it_may(choice), self.arrays
+        fits = arrays.fitting(self.ask(kind), held=True)
+        fits = fits if may is None else fits & may[arrays.node_of]
         return (self.id_of(int(at)) for at in np.flatnonzero(fits))
 
     def possible(self, kind: RequestShape, choice: NodeConstraints) -> Flags:
-        """[lanes]: those that could hold it if they were empty."""
-        may, ask, stock = self.where_it_may(choice), self.ask(kind), self.stock
-        fits: Flags = (ask.memory[stock.lane_of] <= stock.size_bytes) & ~stock.shut
+        """[lanes]: those where it fits if they are empty."""
+        may, ask, arrays = self.where_it_may(choice), self.ask(kind), self.arrays
+        fits: Flags = (ask.memory[arrays.lane_of] <= arrays.size_bytes) & ~arrays.shut
         if kind.link:
             fits &= self.teams(kind.link) >= 0
-        return fits if may is None else fits & may[stock.node_of]
+        return fits if may is None else fits & may[arrays.node_of]
 
     # --- what-if changes, until the NodeArrays is rewound -------------------------------------------------------------
 
@@ -346,23 +347,23 @@ class SliceIndex:
         """Exclude these slices."""
         for id in ids:
             shelf = self.shelves[id]
-            self._tell(shelf.slice, shelf.free, shut=True, held=shelf.locked)
+            self._set_lane(shelf.slice, shelf.free, shut=True, held=shelf.locked)
 
     def set_free(self, id: SliceId, left: ResourceAmount) -> None:
         """Open a slice with this much room."""
-        self._tell(self.shelves[id].slice, left, shut=False, held=False)
+        self._set_lane(self.shelves[id].slice, left, shut=False, held=False)
 
     def gain(self, node: NodeId, amounts: HostAmount) -> None:
         """Add the host resources of a replica that leaves."""
         if node in self.hosts:
-            at, stock = bisect_left(self.nodes, node), self.stock
-            most = self.stock.nodes[at]
-            cpu_milli = min(most.cpu_milli, int(stock.cpu[at]) + amounts.cpu_milli)
-            stock.set_host(at, cpu_milli, min(most.host_bytes, int(stock.host_bytes[at]) + amounts.host_bytes))
+            at, arrays = bisect_left(self.nodes, node), self.arrays
+            most = self.arrays.nodes[at]
+            cpu_milli = min(most.cpu_milli, int(arrays.cpu[at]) + amounts.cpu_milli)
+            arrays.set_host(at, cpu_milli, min(most.host_bytes, int(arrays.host_bytes[at]) + amounts.host_bytes))
 
     def take(self, kind: RequestShape, place: LaneAssignment) -> None:
         """Place a request. Raises ValueError if there is no room."""
-        self.stock.take(place, compute_request_usage(kind, self.stock.nodes[place.node], place.lanes))
+        self.arrays.take(place, compute_request_usage(kind, self.arrays.nodes[place.node], place.lanes))
 
     def slices_of(self, node: NodeId) -> tuple[SliceId, ...]:
         """Return a node's slices; empty if the node is unknown."""
@@ -397,8 +398,8 @@ class SliceIndex:
 
     def id_of(self, at: int) -> SliceId:
         """Return the slice of a lane, by its number in the `NodeArrays`."""
-        node = int(self.stock.node_of[at])
-        return self._ids[node][at - int(self.stock.first[node])]
+        node = int(self.arrays.node_of[at])
+        return self._ids[node][at - int(self.arrays.first[node])]
 
     def lane_at(self, id: SliceId) -> int | None:
         """Return the lane of a slice. None: the slice is left out."""
@@ -411,7 +412,7 @@ class SliceIndex:
                 self._may.clear()
             if self._admitting is None:
                 lanes = [self.shelves[id].slice for ids in self._ids for id in ids]
-                self._admitting = Admitting(lanes, self.stock.node_of, self.nodes)
+                self._admitting = Admitting(lanes, self.arrays.node_of, self.nodes)
             may = self._admitting.nodes(choice)
             self._may[choice] = None if may.all() else may
         return self._may[choice]

@@ -1,7 +1,8 @@
 """Artifact locality: which nodes have a replica's weights and its engine image.
 
-Ranks what each node lacks: the larger of the two counts more, and both together count most. Weights are assumed to be
-as large as the memory requested, images as large as nodes report. An artifact that no node has makes no difference.
+Ranks nodes by their missing artifacts: the larger of the two counts more, and both together count most. Weights are
+assumed to be as large as the requested memory, images as large as nodes report. An artifact that no node has is
+ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ IMAGES_MAX: Final = 1024
 
 
 class ArtifactLocality:
-    """Locality on these sorted nodes. `gone`: those that are absent now, a set that the caller updates."""
+    """Locality on these sorted nodes. `gone`: the removed ones, a set that the caller updates."""
 
     def __init__(self, nodes: Sequence[NodeId], gone: Set[NodeId]) -> None:
         self._nodes = nodes
@@ -36,7 +37,7 @@ class ArtifactLocality:
         self._version = 0
         self._stocked: dict[str, Flags | None] = {}
 
-    def tell(self, copies: Set[Copy]) -> None:
+    def set_copies(self, copies: Set[Copy]) -> None:
         """Set all weight copies that exist now."""
         if copies is self._copies or copies == self._copies:
             return
@@ -47,22 +48,22 @@ class ArtifactLocality:
                 near = self._near.setdefault(copy.artifact, np.zeros(len(self._nodes), bool))
                 near[numbers[copy.node]] = True
 
-    def see(self, images: Whereabouts) -> None:
+    def set_images(self, images: Whereabouts) -> None:
         """Set the locations of images, which the caller keeps up to date."""
         if images is not self._images or images.version != self._version:
             self._images, self._version, self._stocked = images, images.version, {}
 
     def forget(self) -> None:
-        """Drop everything because a node was added or removed; `tell` and `see` must be called again."""
+        """Drop everything because a node was added or removed; `set_copies` and `set_images` must be called again."""
         self._copies, self._near, self._stocked = frozenset(), {}, {}
 
     def known(self, of: RequiredArtifacts) -> RequiredArtifacts:
-        """Return the artifacts that any node has; the others make no difference."""
+        """Return the artifacts that any node has; the others are ignored."""
         artifact = of.artifact if of.artifact in self._near else ""
         return of._replace(artifact=artifact, image=of.image if self._with(of.image) is not None else "")
 
     def lacks(self, of: RequiredArtifacts) -> Ints | None:
-        """[nodes]: the rank of what each lacks, below LACKS. None: all nodes are equal."""
+        """[nodes]: rank of the missing artifacts, below LACKS. None: all nodes are equal."""
         near, stocked = self._near.get(of.artifact), self._with(of.image)
         if near is None and stocked is None:
             return None
@@ -73,7 +74,7 @@ class ArtifactLocality:
         return found
 
     def lack(self, of: RequiredArtifacts, node: NodeId) -> int:
-        """Return the rank of what the node lacks."""
+        """Return the rank of the missing artifacts of one node."""
         near, stocked = self._near.get(of.artifact), self._with(of.image)
         if near is None and stocked is None:
             return 0
@@ -81,7 +82,7 @@ class ArtifactLocality:
         return weights * _lacked(near, at) + image * _lacked(stocked, at)
 
     def _ranks(self, of: RequiredArtifacts) -> tuple[int, int]:
-        """Return the ranks of lacking the weights, and the image."""
+        """Return the rank of missing weights, and of a missing image."""
         image_bytes = self._images.size_bytes(of.image) or IMAGE_BYTES
         return (1, 2) if 0 < of.weights_bytes < image_bytes else (2, 1)
 

@@ -1,9 +1,9 @@
-"""Learned residual waste (LRV): the score of a request on a node is the reduction of the room expected to stay unused,
-less the value of the place to other requests.
+"""Learned residual waste (LRV): scores a request on a node by the expected reduction of unused room, less the value of
+the place to other requests.
 
-Implements the formula (research/packing 1.4b) in integers, for many nodes at once. Scores are rounded down to BUCKET:
-among nearly equal nodes the first in order wins, which keeps the last ones free for large requests; exact scores
-perform worse. Whether a request fits is checked in `autoscaler.placement.index.node_arrays`.
+Implements the formula (research/packing 1.4b) in integers, for many nodes at once. Scores are rounded down to BUCKET,
+so that the first of nearly equal nodes is chosen and the last ones stay free for large requests; exact scores perform
+worse. `autoscaler.placement.index.node_arrays` checks whether a request fits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autoscaler.placement.index.residual_waste_tables import (
 )
 
 GAIN: Final = 18
-"""Weight of reduced waste, and PRICE that of the place's price, before rounding."""
+"""Weight of reduced waste before rounding; PRICE: weight of the price of the place."""
 PRICE: Final = 10
 BUCKET: Final = 1000
 
@@ -80,7 +80,7 @@ def score_lanes(
 ) -> Ints:
     """[lanes] -> the score of taking `milli` [lanes] of one lane, which is about `taken` [nodes] of its node.
 
-    `forgone` [lanes]: milli that the request asked for and goes without.
+    `forgone` [lanes]: requested milli that are not granted.
     """
     total = part.sums(np.maximum(part.left, 0))
     before = _values(tables, part, part.cpu, total, part.level)
@@ -105,8 +105,8 @@ def score_nodes(tables: Tables, part: NodeSubset, lanes: Ints, cpu_milli: int) -
 
 
 def compute_needed_milli(tables: Tables, node: NodeSubset, lane: int) -> int:
-    """Return the least milli of a lane with which others are expected to use as much of the node as with all that is
-    left of it. Tables are by levels, so a difference of up to GRAIN does not count.
+    """Return the least free milli of a lane with which the expected use of the node by others is as high as with all
+    free milli. Tables are by levels, so a difference of up to GRAIN does not count.
     """
     left = max(0, int(node.left[lane]))
     lefts = np.repeat(np.maximum(node.left, -1)[None, :], left + 1, axis=0)
@@ -125,7 +125,7 @@ def _cut(less: Ints, price: Ints) -> Ints:
 
 
 def _price(tables: Tables, part: NodeSubset, taken: Ints, cpu_milli: int) -> Ints:
-    """Return the price of the place. CPU counts too: taking much of it keeps others off the devices."""
+    """Return the price of the place. CPU counts too, because devices without CPU cannot be used."""
     by_cpu = WHOLE * part.counts * cpu_milli // np.maximum(part.cpu_size, 1)
     found: Ints = PRICE * tables.prices[part.classes] * np.maximum(taken, by_cpu)
     return found

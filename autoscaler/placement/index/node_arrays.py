@@ -1,10 +1,11 @@
-"""All nodes and what is left on them, as arrays; selects the best node and lanes for each request. Pure.
+"""All nodes and their free amounts, as arrays; selects the best node and lanes for each request. Pure.
 
-For each `ScoreKey` a row of scores is cached, and only nodes that changed since are scored again. Invariants: nothing
-is overcommitted (amounts are exact; milli are used for scores only); a cached row equals a new one; the lowest tier
-wins, then the highest score (`autoscaler.placement.index.lrv`), then the first node in order, so that free room is not
-fragmented, then the tightest lane. Also defines nodes with their lanes and what a request takes there, with the upper
-bounds that keep sums and keys from overflowing. Replicas and models do not occur here.
+A *lane* is one slice of a node. For each `ScoreKey` a row of scores is cached, and only nodes that changed since are
+scored again. The choice is by the lowest tier, the highest score (`autoscaler.placement.index.lrv`), the first node in
+order, which limits fragmentation, and the tightest lane.
+
+Invariants: nothing is overcommitted (amounts are exact; milli are used for scores only). A cached row equals a new one.
+Upper bounds of the amounts prevent overflows of sums and keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autoscaler.placement.index.residual_waste_tables import IDLE, WHOLE, Face, 
 from autoscaler.state.resources import BYTES_MAX, CPU_MAX, RequestShape, ResourceAmount, SliceClass
 
 PERCENT_MAX: Final = 1 << 20
-"""Maximum compute of a lane: some drivers scale what they give out, by no more than this."""
+"""Maximum compute of a lane: some drivers scale compute above 100 %."""
 LANES_MAX: Final = 4000
 """Maximum per node."""
 
@@ -36,7 +37,7 @@ class NodeCapacity(NamedTuple):
     cpu_milli: int = CPU_MAX
     host_bytes: int = BYTES_MAX
     links: tuple[str, ...] = ()
-    """Per lane: lanes with the same name are joined more closely than by the node; empty: nothing is known."""
+    """Per lane, the name of its link: lanes with the same name are connected. Empty: unknown."""
 
     @property
     def face(self) -> Face:
@@ -52,7 +53,7 @@ class LaneAssignment(NamedTuple):
 
 
 class RequestUsage(NamedTuple):
-    """What a request takes of its place."""
+    """The amounts that a request takes of its place."""
 
     rooms: tuple[ResourceAmount, ...]
     """Per lane."""
@@ -61,10 +62,10 @@ class RequestUsage(NamedTuple):
 
 
 def compute_request_usage(kind: RequestShape, node: NodeCapacity, lanes: Sequence[int]) -> RequestUsage:
-    """Return what a request takes there. Raises ValueError if it can never be there."""
+    """Return the amounts that a request takes there. Raises ValueError if it never fits there."""
     rooms = [room for lane in lanes if (room := kind.takes(node.lanes[lane])) is not None]
     if len(rooms) < len(lanes):
-        raise ValueError(f"{kind} can never be on node {node.name}")
+        raise ValueError(f"{kind} does not fit on node {node.name}, even if it is empty")
     return RequestUsage(tuple(rooms), kind.cpu_milli, kind.host_bytes)
 
 
@@ -74,8 +75,9 @@ def validate_node(node: NodeCapacity) -> None:
     lanes = lanes and len(node.lanes) <= LANES_MAX and all(0 <= lane.price < inf for lane in node.lanes)
     if not lanes or not 0 <= node.cpu_milli <= CPU_MAX or not 0 <= node.host_bytes <= BYTES_MAX:
         raise ValueError(
-            f"node {node.name}: lanes are 1 to {BYTES_MAX} bytes, 0 to {PERCENT_MAX} percent of compute, at a price "
-            f"from 0, and at most {LANES_MAX}, CPU at most {CPU_MAX} milli, memory at most {BYTES_MAX} bytes"
+            f"node {node.name} is out of bounds: at most {LANES_MAX} slices, each of 1 to {BYTES_MAX} bytes and 0 to "
+            f"{PERCENT_MAX} % of compute at a price of at least 0; CPU at most {CPU_MAX} milli, memory at most "
+            f"{BYTES_MAX} bytes"
         )
 
 
@@ -110,12 +112,12 @@ class NodeArrays:
         self.left_bytes: Ints = self.size_bytes.copy()
         self.left_percent: Ints = np.array([lane.compute_percent for lane in all_lanes], np.int64)
         self.shut: Flags = np.zeros(len(all_lanes), bool)
-        """Closed until further notice: what is left there has no value."""
+        """Closed for an unknown time: free room there has no value."""
         self.held: Flags = np.zeros(len(all_lanes), bool)
-        """Closed for the moment only."""
+        """Closed temporarily, by a start."""
         self._open: Flags = np.ones(len(all_lanes), bool)
         self.milli: Ints = np.full(len(all_lanes), WHOLE, np.int64)
-        """What is left; -1 if the lane is shut."""
+        """Free milli; -1 if the lane is shut."""
         self.level: Ints = np.full(len(all_lanes), IDLE, np.int64)
         """Level of the lane in the tables."""
         self.cpu: Ints = np.array([node.cpu_milli for node in self.nodes], np.int64)
@@ -134,7 +136,7 @@ class NodeArrays:
         self.teach(taught)
 
     def teach(self, taught: Taught) -> None:
-        """Set the value of room from now on."""
+        """Replace the learned values of room."""
         self._tables = taught.tables
         known = {face: number for number, face in enumerate(taught.faces)}
         self.classes: Ints = np.array([known.get(node.face, len(known)) for node in self.nodes], np.int64)
@@ -185,7 +187,7 @@ class NodeArrays:
         return LaneAssignment(node, (int(keys[here].argmax()),))
 
     def granted(self, ask: EncodedRequest, place: LaneAssignment) -> int:
-        """Return how many bytes to grant a request whose place was just chosen: all that it asked for, its minimum, or
+        """Return how many bytes to grant a request whose place was just chosen: all that it requests, its minimum, or
         all that is left if that is in between.
         """
         at = int(self.first[place.node]) + place.lanes[0]
@@ -236,14 +238,14 @@ class NodeArrays:
     def set(self, node: int, lane: int, left: ResourceAmount, *, shut: bool, held: bool) -> None:
         """Set the state of one lane."""
         at = int(self.first[node]) + lane
-        told = left.memory_bytes, left.compute_percent, shut, held
+        state = left.memory_bytes, left.compute_percent, shut, held
         before = self.left_bytes[at], self.left_percent[at], self.shut[at], self.held[at]
-        if before == told:
+        if before == state:
             return
         self._remember(node)
-        self.left_bytes[at], self.left_percent[at], self.shut[at], self.held[at] = told
+        self.left_bytes[at], self.left_percent[at], self.shut[at], self.held[at] = state
         self._open[at] = not shut and not held
-        if before[:3] != told[:3]:
+        if before[:3] != state[:3]:
             self._settle(node)
 
     def set_host(self, node: int, cpu_milli: int, host_bytes: int) -> None:
@@ -279,7 +281,7 @@ class NodeArrays:
         lanes = self.nodes[node].lanes
         once = many == len(set(place.lanes)) == len(load.rooms)
         if not once or not all(0 <= lane < len(lanes) for lane in place.lanes):
-            raise ValueError(f"{place} is no place for {load} on node {self.nodes[node].name}")
+            raise ValueError(f"{place} is not a valid assignment of {load} on node {self.nodes[node].name}")
         here = self._span(node)
         memory, percent = self.left_bytes[here].copy(), self.left_percent[here].copy()
         for lane, room in zip(place.lanes, load.rooms, strict=True):
@@ -306,7 +308,7 @@ class NodeArrays:
         self._before[node] = _Before(*left, shut, self.held[here].copy(), *hosts)
 
     def _settle(self, node: int) -> None:
-        """Update what is derived from the room left on a node."""
+        """Update the values derived from the free room of a node."""
         here = self._span(node)
         milli = WHOLE * self.left_bytes[here] // self.size_bytes[here]
         self.milli[here] = left = np.where(self.shut[here], -1, milli)
@@ -369,7 +371,7 @@ class NodeArrays:
         row.scores[nodes] = scores << _SCORE
 
     def _elastic(self, row: _Row, part: NodeSubset, milli: Ints, nodes: Ints) -> Ints:
-        """[lanes] -> the score with all that it asked for (or all that is left, if less), or with its minimum if that
+        """[lanes] -> the score with the full request (or all that is left, if less), or with its minimum if that
         is better.
         """
         cpu_milli, lanes, leading = row.form.cpu_milli, self.lane_of[part.at], self._leading[nodes]
@@ -396,9 +398,9 @@ class _Before(NamedTuple):
 class _Row:
     """The scores of one `ScoreKey`, and the version of the `NodeArrays` that they are for."""
 
-    def __init__(self, stock: NodeArrays, form: ScoreKey) -> None:
+    def __init__(self, arrays: NodeArrays, form: ScoreKey) -> None:
         self.form = form
-        self.scores: Ints = np.zeros(len(stock.node_of if form.devices == 1 else stock.nodes), np.int64)
+        self.scores: Ints = np.zeros(len(arrays.node_of if form.devices == 1 else arrays.nodes), np.int64)
         """[lanes], or [nodes] for requests for several devices or none."""
         self.less: Flags = np.zeros(len(self.scores) if form.least else 0, bool)
         """[lanes]: where an elastic request is better off with its minimum."""

@@ -55,7 +55,7 @@ class Admitting:
         return may
 
     def _may_have(self, key: str) -> Flags:
-        """[lanes]: those whose node may have the label though it is not reported."""
+        """[lanes]: those whose node may have the label although it is not reported."""
         may = ~self._known
         for what, there in self._coming.items():
             if can_label_appear(key, what):

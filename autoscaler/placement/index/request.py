@@ -1,9 +1,15 @@
-"""Encodes a request as arrays over the distinct lanes: what it takes of each, and how much it prefers it.
+"""Encodes a request as arrays over the distinct lanes: the amount that it takes of each, and its preference.
 
-Defines the tiers: a lane of a lower tier is always chosen before one of a higher tier, whatever their scores. Tiers
-follow, in this order: the products in the order that the request names them; the device price; if requested, nearness
-to other replicas of the model, or few of them in one fault domain; the node's weights and image; and the smallest
-sufficient lane. Expensive and large lanes thus stay free for requests that need them.
+A lane of a lower tier is always chosen before one of a higher tier, regardless of scores. The tier depends on, in order
+of precedence:
+
+1. the position of the product in the request
+2. the device price
+3. nearness to other replicas of the model, or few of them in one fault domain, if requested
+4. weights and image on the node
+5. the size of the lane
+
+So expensive and large lanes stay free for requests that need them.
 """
 
 from __future__ import annotations
@@ -20,9 +26,9 @@ from autoscaler.state.resources import RequestShape, ResourceAmount, SliceClass
 ALIKE: Final = 20
 """Sizes that differ by at most this fraction (one twentieth) count as equal."""
 CROWD_MAX: Final = 3
-"""Replicas of a model in one domain beyond which more make no difference."""
+"""Maximum number of replicas of a model that is counted per domain."""
 LACKS: Final = 4
-"""Ranks of what a node lacks of weights and image: nothing, the smaller of the two, the larger, both."""
+"""Number of ranks of missing artifacts: none, the smaller of weights and image, the larger, both."""
 CROWDS: Final = (CROWD_MAX + 1) ** 2
 """Combined ranks of a domain to be near in and one to be apart in."""
 TIERS_MAX: Final = 1 << 20
@@ -58,7 +64,7 @@ class EncodedRequest(NamedTuple):
     """Bytes wanted."""
     compute: Ints
     computes: bool
-    """Whether it asks for compute on any lane."""
+    """Whether it requests compute on any lane."""
     host_bytes: int
     liking: Ints
     """Combined rank of product and price."""
@@ -88,9 +94,11 @@ def encode_request(kind: RequestShape, lanes: Sequence[SliceClass]) -> EncodedRe
     """
     wrong = next((name for name, most in MOST.items() if not _counts(getattr(kind, name), most)), None)
     if wrong is not None:
-        raise ValueError(f"{wrong} of a request is {getattr(kind, wrong)}: expected a whole number, 0 to {MOST[wrong]}")
+        raise ValueError(
+            f"{wrong} of a placement request is {getattr(kind, wrong)}: expected an integer from 0 to {MOST[wrong]}"
+        )
     if kind.spare_bytes and (kind.devices != 1 or not 0 < kind.spare_bytes < kind.memory_bytes):
-        raise ValueError(f"{kind} can not spare that: name less than its memory, of one Device")
+        raise ValueError(f"spare_bytes of {kind} is invalid: expected less than its memory, and one device")
     rooms = _rooms(kind.least, lanes)
     milli = _milli(lanes, rooms)
     least = tuple(milli)

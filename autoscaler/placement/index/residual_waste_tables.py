@@ -1,11 +1,16 @@
-"""The value of room: how much of what a device has left will stay unused, by how full the device and its node are.
+"""Tables of learned residual waste (LRV): the part of a device's free room that is expected to stay unused, by how full
+the device and its node are.
 
-Contains the tables of learned residual waste (LRV) and their initial values: the residual recursion, which only knows
-how often each size is requested. Tables are integers, so that rounding does not differ between machines.
-`autoscaler.placement.learning.learner` does the learning.
+The initial values use only the frequency of each request size (residual recursion);
+`autoscaler.placement.learning.learner` improves them. Tables contain integers, so that rounding does not differ between
+machines.
 
-Terms: *milli* are thousandths of a device; a *lane* is one slice of a node; a *class* is a set of nodes that are alike
-when empty; a *bin* is a range of CPU left on a node per milli left.
+Terms:
+
+* *milli*: thousandths of a device
+* *lane*: one slice of a node
+* *class*: a set of nodes that are equal when empty
+* *bin*: a range of free CPU per free milli of a node
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ Floats = NDArray[np.float64]
 WHOLE: Final = 1000
 """Milli of a whole device."""
 GRAIN: Final = 10
-"""Table step in milli: finer cells would learn too little each."""
+"""Table step in milli: finer cells would have too few samples."""
 IDLE: Final = WHOLE // GRAIN + 1
 """The level of an idle lane on an idle node: taking a part of it excludes requests for the whole node. Without this
 level, learning oscillates if many requests take whole nodes, because it cannot distinguish the two cases.
@@ -34,19 +39,19 @@ ABSENT: Final = LEVELS
 UNITS: Final = 64
 """Fractions of a milli that tables count in."""
 CPU_EDGES: Final = np.array([1000, 3152, 4000])
-"""Millicores below which a node has a bin of its own, whatever it has left: few requests find room."""
+"""Millicores below which a node has a separate bin, regardless of its free milli: few requests fit there."""
 RATIO_EDGES: Final = np.array([2, 4, 6, 8, 9.5, 11, 12, 14, 18, 26, 40])
 """Millicores per milli left, between bins: most requests ask for 4 to 12."""
 FULL_BIN: Final = len(CPU_EDGES) + len(RATIO_EDGES) + 1
 BINS: Final = FULL_BIN + 1
 EAGER: Final = 30.0
-"""How often requests consider room before it counts as left for good."""
+"""Mean number of requests that consider free room before it counts as unused."""
 FORGONE: Final = UNITS // 2
-"""Cost of a milli that an elastic request goes without, in UNITS of one that does not stay unused."""
+"""Cost of a milli that an elastic request is not granted, in UNITS of a used milli."""
 
 
 class Face(NamedTuple):
-    """What nodes of one class have in common. Host memory is left out: few requests are short of it."""
+    """The common properties of the nodes of one class. Host memory is left out, because it is rarely scarce."""
 
     lanes: tuple[tuple[str, int], ...]
     """(product, bytes) per lane, in order."""
@@ -70,10 +75,10 @@ class Taught(NamedTuple):
 
 
 def compute_residual_waste(sizes: Mapping[int, float], least: Mapping[int, int] | None = None) -> Floats:
-    """[0 to WHOLE] -> expected unused milli of a device with this much left, if requests of these sizes (milli ->
-    weight) arrive at random: w(r) = (1 - e) r + e E[w(r - s) | s <= r], where e = 1 - exp(-EAGER P(s <= r)).
+    """Return [0 to WHOLE] -> expected unused milli of a device with this many milli free.
 
-    `least`: size -> its elastic minimum; each request takes the best amount.
+    Requests of these sizes (milli -> weight) arrive at random: w(r) = (1 - e) r + e E[w(r - s) | s <= r], where
+    e = 1 - exp(-EAGER P(s <= r)). `least`: size -> its elastic minimum; each request takes the best amount.
     """
     enough = {size: size if least is None else least.get(size, size) for size in sizes}
     total = sum(sizes.values())
@@ -91,7 +96,7 @@ def compute_residual_waste(sizes: Mapping[int, float], least: Mapping[int, int] 
 
 
 def _after(waste: Floats, left: int, size: int, least: int) -> float:
-    """Return what stays unused after the best grant, less the value of what was forgone."""
+    """Return the unused milli after the best grant, less the value of the milli that were not granted."""
     return min(
         float(waste[left - granted]) - (size - granted) * FORGONE / UNITS
         for granted in range(least, min(size, left) + 1)
@@ -111,7 +116,7 @@ def build_tables(values: Floats, prices: Floats) -> Tables:
 
 
 def build_untrained_estimate(sizes: Mapping[int, float]) -> Taught:
-    """Return what is used until something has been learnt."""
+    """Return the values that are used before the first training."""
     values = np.broadcast_to(sample_levels(compute_residual_waste(sizes)), (1, BINS, LEVELS))
     return Taught((), build_tables(values, np.zeros(1)))
 

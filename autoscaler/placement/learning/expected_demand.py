@@ -77,8 +77,8 @@ def build_demand_histogram(world: World, now_s: float) -> tuple[RequestFrequency
 
 
 class PossibleStarts:
-    """The replicas that may still be requested, and how often: each model's up to its maximum, whether it was called
-    lately or not. Requests for several or whole devices and models with their own pods are left out.
+    """The replicas that may still be requested, and how often: of each model up to its maximum, even without recent
+    requests. Requests for several or whole devices and adopted workloads are left out.
 
     Updated from one world to the next: only changed models are counted again, on demand.
     """

@@ -1,9 +1,8 @@
-"""Learns the value of room by simulating the expected demand on the existing nodes, again and again.
+"""Learns the value of room by repeated simulation of the expected demand on the existing nodes.
 
-Runs the replays of LRV with the values learnt so far, records what became of each lane that was sampled, and raises
-prices of nodes that are needed by requests that fit nowhere else. Equal nodes, demand and random draws give equal
-tables. Only the frequency of each shape matters, not the order of requests. Randomness is an input; time does not
-occur. Source: research/packing 1.4b.
+Each iteration replays the demand with the current values, records the final use of each sampled lane, and raises the
+prices of nodes that are the only ones for some requests. Deterministic for equal nodes, demand and random draws. Only
+the frequency of each shape matters, not the order of requests. Source: research/packing 1.4b.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ JUDGED: Final = {95: 0.5, 100: 1.0, 130: 1.0}
 
 
 class _Looks:
-    """Samples of lanes: [classes, BINS, LEVELS] sums of what was left of them in the end, and counts."""
+    """Samples of lanes: [classes, BINS, LEVELS] sums of their milli left at the end, and counts."""
 
     def __init__(self, classes: int) -> None:
         self.sums: Floats = np.zeros((classes, BINS, LEVELS))
@@ -102,12 +101,12 @@ class _Replay:
     """One simulated run: records samples, refused requests and utilization."""
 
     def __init__(self, nodes: Sequence[NodeCapacity], made: Taught, capacity: int) -> None:
-        self.stock = NodeArrays(nodes, made)
-        self._elastic = Elastic(self.stock)
+        self.arrays = NodeArrays(nodes, made)
+        self._elastic = Elastic(self.arrays)
         self._capacity = capacity
         self._looks: list[tuple[Ints, Ints, Ints]] = []
-        self._forgone: Ints = np.zeros(len(self.stock.milli), np.int64)
-        """[lanes]: milli that elastic requests on the lane asked for and go without."""
+        self._forgone: Ints = np.zeros(len(self.arrays.milli), np.int64)
+        """[lanes]: requested milli that elastic requests on the lane are not granted."""
         self._half_left: Ints | None = None
         self._arrived = self._used = self._looked = 0
         self._judged = dict.fromkeys(JUDGED, 0.0)
@@ -118,25 +117,25 @@ class _Replay:
         """Simulate the arrival of a request that takes `milli` of the capacity."""
         if self._arrived + milli > self._looked * LOOK_EVERY * self._capacity:
             self._looked += 1
-            self._look(np.arange(len(self.stock.nodes)))
+            self._look(np.arange(len(self.arrays.nodes)))
         one = self._elastic.start(kind)
         self._arrived += milli
         if one is not None:
             if one.asked_bytes:
-                at = self.stock.first[one.place.node] + one.place.lanes[0]
-                self._forgone[at] += WHOLE * (one.asked_bytes - one.granted_bytes) // self.stock.size_bytes[at]
+                at = self.arrays.first[one.place.node] + one.place.lanes[0]
+                self._forgone[at] += WHOLE * (one.asked_bytes - one.granted_bytes) // self.arrays.size_bytes[at]
             self._used += milli
             self._look(np.array([one.place.node]))
         elif kind.devices and self._arrived < EARLY * self._capacity:
             self.refused.append(kind)
         if self._half_left is None and self._arrived >= self._capacity:
-            self._half_left = self.stock.milli.copy()
+            self._half_left = self.arrays.milli.copy()
         for percent in JUDGED:
             if 100 * self._arrived <= percent * self._capacity:
                 self._judged[percent] = 100 * self._used / self._capacity
 
     def _look(self, nodes: Ints) -> None:
-        part = self.stock.part(nodes)
+        part = self.arrays.part(nodes)
         rows = part.classes * BINS + bin_of(part.cpu, part.sums(part.left))
         cells = rows[part.seat] * (LEVELS + 1) + part.level
         self._looks.append((part.at, cells, self._forgone[part.at]))
@@ -145,14 +144,14 @@ class _Replay:
         """Add the samples of this run, each with the mean of what was left of its lane at 100 % arrived and at the end
         (weighted by `halfway`), less the value of what was forgone there since.
         """
-        end = self.stock.milli
+        end = self.arrays.milli
         half = end if self._half_left is None else self._half_left
         at, cells, forgone = (np.concatenate(found) for found in zip(*self._looks, strict=True))
         lefts = halfway * half[at] + (1 - halfway) * end[at] - (self._forgone[at] - forgone) * FORGONE / UNITS
         looks.add(cells, lefts)
 
     def score(self) -> float:
-        """Return how good the run was."""
+        """Return the weighted utilization of the run; higher is better."""
         return sum(weight * self._judged[percent] for percent, weight in JUDGED.items())
 
 
@@ -178,7 +177,7 @@ class Learner:
         self._chance, self._seed = chance, seed
         sizes = count_request_sizes(self._alike.values(), demand)
         if not self._capacity or not sizes:
-            raise ValueError("there is nothing to learn from: no device, or nobody who asks for one")
+            raise ValueError("there is nothing to learn from: no device, or no demand for devices")
         self._demand = [(kind, self._milli(kind)) for kind, weight in _bounded(demand) for _ in range(weight)]
         least: dict[int, int] = {}
         for kind, milli in self._demand:

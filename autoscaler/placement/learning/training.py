@@ -1,4 +1,4 @@
-"""Training of placement values: when to learn what room is worth, from which input, and how to decode the result.
+"""Training of placement values: when to learn them, from which input, and how to decode the result.
 
 Converts a `World` to a `TrainingInput` (its nodes grouped by equality, its recent demand by shape), decides by drift
 when to learn again, and decodes `PlacementValues` to tables. A `TrainingInput` is bounded, and does not depend on the
@@ -34,9 +34,9 @@ from autoscaler.state.resources import HostResources, RequestFrequency, RequestS
 from autoscaler.state.world import NodeId, Slice, World
 
 AGAIN_S: Final = 600.0
-"""Minimum time from one training to the next."""
+"""Minimum time between two trainings."""
 FAILED_S: Final = 3600.0
-"""The same after a failure: it may fail again, and took its time."""
+"""The same after a failure, which may repeat."""
 DRIFT_MAX: Final = 0.1
 """Fraction of the demand, by capacity, that may change before training is repeated."""
 GROWN_MAX: Final = 0.2
@@ -88,20 +88,20 @@ def training_reason(now: TrainingInput, last: PlacementValues | None, tried: Tri
     if tried is not None and now_s < tried.at_s + (FAILED_S if tried.failed else AGAIN_S):
         return ""
     if last is None or not last.learnt:
-        return "nothing was learnt yet"
+        return "no training has succeeded yet"
     of = last.exercise
     before, after = _lanes(of), _lanes(now)
     if after.keys() - before.keys():
-        return "there are nodes of another kind"
+        return "a new kind of node was added"
     moved = sum(abs(before[one] - after[one]) for one in before.keys() | after.keys())
     if moved > GROWN_MAX * sum(before.values()):
-        return "there are more or fewer nodes"
+        return "the number of nodes changed"
     samples = _samples(now.nodes)
-    return "what is asked for has changed" if _distance(samples, of.demand, now.demand) > DRIFT_MAX else ""
+    return "the demand changed" if _distance(samples, of.demand, now.demand) > DRIFT_MAX else ""
 
 
 def build_initial_values(now: TrainingInput) -> PlacementValues:
-    """Return what is known without training: how often each size is requested."""
+    """Return the values without training: from the frequency of each request size."""
     return _lesson(now, build_untrained_estimate(count_request_sizes(_samples(now.nodes), now.demand)), learnt=False)
 
 
@@ -127,16 +127,16 @@ def decode_placement_values(lesson: PlacementValues) -> Taught:
     faces = tuple(sorted({node.face for node in _samples(lesson.exercise.nodes)})) if lesson.learnt else ()
     classes = len(faces) + 1
     if (len(lesson.values), len(lesson.prices)) != (4 * classes * BINS * (LEVELS + 1), 4 * classes):
-        raise ValueError("a lesson of other nodes")
+        raise ValueError("placement values do not match their training input")
     values, prices = (np.frombuffer(text, _FOUR).astype(np.int64) for text in (lesson.values, lesson.prices))
     if min(values.min(), prices.min()) < 0 or max(values.max(), prices.max()) > TABLE_MAX:
-        raise ValueError(f"a lesson with numbers that are not in 0 to {TABLE_MAX}")
+        raise ValueError(f"placement values have an entry outside 0 to {TABLE_MAX}")
     return Taught(faces, Tables(values.reshape(classes, BINS, LEVELS + 1), prices))
 
 
 def describe_training_input(of: TrainingInput) -> str:
-    """Describe the input for a log."""
-    return f"{len(of.demand)} kinds, {sum(alike.many for alike in of.nodes)} nodes, seed {of.seed}"
+    """Describe the input for logs and explanations."""
+    return f"{len(of.demand)} request shapes, {sum(alike.many for alike in of.nodes)} nodes, seed {of.seed}"
 
 
 def _lesson(of: TrainingInput, known: Taught, *, learnt: bool) -> PlacementValues:

@@ -1,8 +1,8 @@
 """Converts the `World` into the packer's types: a `Bin` per slice with its occupants, host resources, the start locks
 of devices, and placement requests.
 
-Also computes what is free and when each replica may be evicted. Invariants: a slice not known to be clean is not free,
-and a replica of unknown load is busy. `autoscaler.placement.packer` makes the decisions.
+Also computes the free amounts, and when each replica may be evicted. Invariants: a slice not known to be clean is not
+free, and a replica of unknown load is busy.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from autoscaler.state.resources import NO_ROOM, HostAmount, HostResources, Isola
 from autoscaler.state.world import DeviceId, NodeId, Replica, Slice, SliceId, World
 
 SERVE_FIRST_S = 1.0
-"""Seconds that a new replica stays until a waiting request is seen on it, even if its residency is shorter."""
+"""Seconds that a new replica is protected while requests wait and none is seen on it, even after its residency."""
 EXCLUSIVE_S = Start().exclusive_seconds
 """The start lock of a replica whose model document was deleted."""
 ISOLATION = {"any": Isolation.NONE, "memory": Isolation.MEMORY, "hardware": Isolation.HARDWARE}
@@ -166,7 +166,7 @@ class BinContext(NamedTuple):
     world: World
     now_s: float
     calls: Mapping[ReplicaId, int]
-    told: bool
+    demand_complete: bool
     whole: Collection[DeviceId]
     locked: Collection[DeviceId]
     leaving: Collection[ReplicaId]
@@ -191,7 +191,7 @@ def build_bin_context(
         world=world,
         now_s=now_s,
         calls=count_running_calls(world),
-        told=is_demand_complete(world, now_s),
+        demand_complete=is_demand_complete(world, now_s),
         whole=list_whole_devices(world.nodes.slices.values()) if whole is None else whole,
         locked=list_start_locks(world, now_s),
         leaving=leaving,
@@ -205,16 +205,16 @@ def build_bins(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
 ) -> tuple[Bin, ...]:
     """Build a `Bin` for each slice, in order of ids; see `build_bin_context`."""
-    look = build_bin_context(world, now_s, leaving, staying)
-    return tuple(build_occupied_bin(look, world.nodes.slices[id]) for id in sorted(world.nodes.slices))
+    context = build_bin_context(world, now_s, leaving, staying)
+    return tuple(build_occupied_bin(context, world.nodes.slices[id]) for id in sorted(world.nodes.slices))
 
 
 def build_hosts(
     world: World, now_s: float, leaving: Collection[ReplicaId] = (), staying: Collection[ReplicaId] = ()
 ) -> dict[NodeId, HostResources]:
     """Return the host resources left on each node; see `build_bin_context`."""
-    look, ids = build_bin_context(world, now_s, leaving, staying, whole=()), slices_by_node(world)
-    return {node: build_host(look, node, ids.get(node, ())) for node in world.nodes.hosts}
+    context, ids = build_bin_context(world, now_s, leaving, staying, whole=()), slices_by_node(world)
+    return {node: build_host(context, node, ids.get(node, ())) for node in world.nodes.hosts}
 
 
 def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
@@ -225,14 +225,14 @@ def slices_by_node(world: World) -> dict[NodeId, list[SliceId]]:
     return found
 
 
-def build_host(look: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
+def build_host(context: BinContext, node: NodeId, slices: Collection[SliceId]) -> HostResources:
     """Return the resources of a known node with what is left of them. `slices`: all slices of the node."""
-    world = look.world
+    world = context.world
     host, coming = world.nodes.hosts[node], HostAmount()
     for id in {one for slice_ in slices for one in world.by_slice.get(slice_, ())}:
         replica = world.replicas[id]
         host = host.without(replica.resources.host_request)
-        if _leaves(look, replica) and look.now_s < stuck_s(replica):
+        if _leaves(context, replica) and context.now_s < stuck_s(replica):
             coming = coming.plus(replica.resources.host_request)
     return host._replace(coming=coming)
 
@@ -253,55 +253,55 @@ def build_empty_bins(world: World) -> tuple[Bin, ...]:
     )
 
 
-def build_occupied_bin(look: BinContext, slice_: Slice) -> Bin:
+def build_occupied_bin(context: BinContext, slice_: Slice) -> Bin:
     """Build the `Bin` of a slice with its occupants."""
-    shelf = build_bare_bin(look, slice_)
-    on_it = (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ()))
-    shelf.incumbents = tuple(_incumbent(look, replica, slice_) for replica in on_it)
+    shelf = build_bare_bin(context, slice_)
+    on_it = (context.world.replicas[id] for id in context.world.by_slice.get(slice_.id, ()))
+    shelf.incumbents = tuple(_incumbent(context, replica, slice_) for replica in on_it)
     return shelf
 
 
-def build_bare_bin(look: BinContext, slice_: Slice) -> Bin:
+def build_bare_bin(context: BinContext, slice_: Slice) -> Bin:
     """Build the `Bin` of a slice with its free and coming room, but without listing its occupants."""
     free, coming = compute_usable_resources(slice_), NO_ROOM
     trusts, common = set[TenantSet](), domain_of(slice_) is not None
-    for replica in (look.world.replicas[id] for id in look.world.by_slice.get(slice_.id, ())):
+    for replica in (context.world.replicas[id] for id in context.world.by_slice.get(slice_.id, ())):
         if common:
-            trusts.add(tenant_set_of(look.world.models.get(replica.model)))
+            trusts.add(tenant_set_of(context.world.models.get(replica.model)))
         room = room_of(replica, slice_)
         free = free.less(room)
-        if _leaves(look, replica) and look.now_s < stuck_s(replica):
+        if _leaves(context, replica) and context.now_s < stuck_s(replica):
             coming = coming.plus(room)
     return Bin(
         slice=slice_,
-        whole=slice_.device in look.whole,
+        whole=slice_.device in context.whole,
         incumbents=(),
         free=free,
         coming=coming,
-        locked=slice_.device in look.locked,
-        closed=explain_closed_slice(look.world, slice_) or look.shut.get(slice_.id, ""),
-        price=look.prices.of(slice_),
+        locked=slice_.device in context.locked,
+        closed=explain_closed_slice(context.world, slice_) or context.shut.get(slice_.id, ""),
+        price=context.prices.of(slice_),
         trusts=frozenset(trust for trust in trusts if trust),
     )
 
 
-def _leaves(look: BinContext, replica: Replica) -> bool:
+def _leaves(context: BinContext, replica: Replica) -> bool:
     """Whether the replica's room is coming."""
-    if replica.id in look.staying:
+    if replica.id in context.staying:
         return False
-    return replica.state in LEAVING or replica.model not in look.world.models or replica.id in look.leaving
+    return replica.state in LEAVING or replica.model not in context.world.models or replica.id in context.leaving
 
 
-def compute_elastic_budget(look: BinContext) -> ElasticBudget:
-    """Sum what elastic replicas of the current model documents asked for and got. Leaving ones do not count, so that
-    those that stay have enough without them.
+def compute_elastic_budget(context: BinContext) -> ElasticBudget:
+    """Sum the requested and granted memory of elastic replicas with the current spec. Leaving replicas do not count, so
+    that the remaining ones meet the budget without them.
     """
-    found, world = ElasticBudget(), look.world
+    found, world = ElasticBudget(), context.world
     for name, model in world.models.items():
         for id in world.by_model.get(name, ()) if model.spec.gpu.elastic_percent and spare_bytes(model) else ():
             replica = world.replicas[id]
             same = replica.spec_hash == model.spec_hash() and replica.resources.memory_bytes > 0
-            if same and not _leaves(look, replica):
+            if same and not _leaves(context, replica):
                 found.add(model.memory_bytes, min(model.memory_bytes, replica.resources.memory_bytes))
     return found
 
@@ -315,11 +315,11 @@ def list_whole_devices(slices: Collection[Slice]) -> set[DeviceId]:
     return {device for device, count in counts.items() if count == 1}
 
 
-def _incumbent(look: BinContext, replica: Replica, slice_: Slice) -> Occupant:
-    world, model = look.world, look.world.models.get(replica.model)
+def _incumbent(context: BinContext, replica: Replica, slice_: Slice) -> Occupant:
+    world, model = context.world, context.world.models.get(replica.model)
     load = world.loads.get(replica.model, NO_LOAD)
-    calls = look.calls.get(replica.id, 0)
-    leaving = _leaves(look, replica)
+    calls = context.calls.get(replica.id, 0)
+    leaving = _leaves(context, replica)
     stays = model is None or leaving or replica.state not in LIVE
     return Occupant(
         replica=replica.id,
@@ -327,15 +327,15 @@ def _incumbent(look: BinContext, replica: Replica, slice_: Slice) -> Occupant:
         state=replica.state,
         room=room_of(replica, slice_),
         priority=0 if model is None else model.spec.priority,
-        busy=not look.told or load.waiting > 0 or calls > 0,
+        busy=not context.demand_complete or load.waiting > 0 or calls > 0,
         kept=model is not None
         and 0
-        < compute_replica_floor(world, model, look.now_s).least
+        < compute_replica_floor(world, model, context.now_s).least
         >= len(exclude_replaced_replicas(list_live_replicas(world, model.name))),
         evictable_s=inf if model is None or stays else evictable_s(world, replica, model, calls),
         leaving=leaving,
-        stuck=look.now_s >= stuck_s(replica),
+        stuck=context.now_s >= stuck_s(replica),
         others=len(replica.resources.slices) - 1,
         trust=tenant_set_of(model),
-        beside=replica.resources.host_request,
+        host_usage=replica.resources.host_request,
     )

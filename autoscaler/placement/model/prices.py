@@ -1,8 +1,8 @@
 """Hourly device prices from the `prices` of the Settings. Pure.
 
-A node's capacity type is read from its labels. The price of a device is the first entry that names its product and has
-that type, else one for on-demand (a spot market without a price costs no less), else the first of any type. A device
-that no entry names is owned: it has no marginal cost. All amounts are in one currency.
+A node's capacity type is read from its labels. The price of a device is the first entry for its product and that type,
+else the on-demand entry, as an upper bound, else the first entry of any type. A device without an entry is owned: it
+has no marginal cost. All amounts are in one currency.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tenant isolation: which models may share a device that only a cluster's sharing mode partitions.
 
 Two models conflict if both list tenants and have none in common; a model without a tenant list conflicts with no other.
-Conflicting models never share a device by time-slicing, MPS or the like, because a process there can stop all others
-and read what they left. They may share hardware partitions, and the devices of a single machine, where one person
-decides. This module tracks tenants per domain, not room.
+Conflicting models never share a device by time-slicing, MPS or similar modes, because a process there can stop all
+others and read memory that they left. They may share hardware partitions, and the devices of a single machine, which
+has one administrator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOBODY: Final[TenantSet] = (TenantName(""),)
 TRUSTS_MAX: Final = 256
 """Tenant sets with a cached mask of free lanes."""
 Domain = tuple[NodeId, DeviceId | None]
-"""All slices that may end up on one device. None: any device of the node, since its kubelet or KAI chooses."""
+"""All slices that may use one device. None: any device of the node, since its kubelet or KAI chooses."""
 
 
 def has_tenant_conflict(one: TenantSet, other: TenantSet) -> bool:

@@ -1,12 +1,12 @@
 """Device links and replica spreading. Pure.
 
-Links: what joins devices of one node more closely than the node, as far as their slices show. NVLink is known by a node
-label or by product; a better link satisfies a request for a worse one. The PCIe root is unknown for devices that a
-device plug-in only counts, which does not matter where NVLink joins all devices of a node.
+Links connect devices within a node: NVLink, or a common PCIe root. NVLink is detected by a node label or by product; a
+better link satisfies a request for a worse one. The PCIe root of devices from a device plug-in is unknown, which does
+not matter where NVLink connects all devices of a node.
 
-Spreading: on which nodes the other replicas of a model are, for a request to be placed apart from them or near them, by
-a node label (its domain). This is a preference (`autoscaler.placement.index.request`): if no other domain has room, two
-replicas share one, and if a near one has none, another is used.
+Spreading places a replica apart from or near the other replicas of its model, by a node label; nodes with the same
+value form a domain. It is a preference (`autoscaler.placement.index.request`): if no suitable domain has room, another
+is used.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ NVLINKED: Final = (
     "tesla-v100-sxm3-*", "nvidia-a100-sxm4-*", "nvidia-a800-sxm4-*", "nvidia-h100-80gb-hbm3", "nvidia-h800",
     "nvidia-h20", "nvidia-h20-3e", "nvidia-h200", "nvidia-b200", "nvidia-b300-sxm6-*", "nvidia-gb200", "nvidia-gb300",
 )  # fmt: skip
-"""Products whose devices on a node are all joined by NVLink, through NVSwitch or, on boards of four, directly: globs
+"""Products of which NVLink connects all devices of a node, through NVSwitch or, on boards of four, directly: globs
 over the lower-case name with `-` for spaces. Source: "GPU Baseboard Topologies" in NVIDIA's guide to NVSwitch systems
-(HGX-2, HGX A100, H100, B200; docs.nvidia.com) and their kin. V100 SXM2 is excluded (a mesh that does not join all), as
-are cards (`-PCIe`, `-NVL`): bridges join two or four of them, and nothing reports which."""
-WORDS: Final = {Link.PCIE_ROOT: "of one PCIe root", Link.NVLINK: "joined by NVLink"}
+(HGX-2, HGX A100, H100, B200; docs.nvidia.com), and their variants. V100 SXM2 is excluded because its mesh does
+not connect all pairs, and cards (`-PCIe`, `-NVL`) because nothing reports which of them are bridged."""
+WORDS: Final = {Link.PCIE_ROOT: "on one PCIe root", Link.NVLINK: "connected by NVLink"}
 UNKNOWN: Final = {
-    Link.PCIE_ROOT: "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
-    Link.NVLINK: f"it is not known to have NVLink (by its product, or by the label {CLIQUE} of its node)",
+    Link.PCIE_ROOT: "its PCIe root is unknown (a DRA driver may report it, a device plug-in does not)",
+    Link.NVLINK: f"neither its product nor the label {CLIQUE} of its node indicates NVLink",
 }
 
 Team = tuple[NodeId, str]
-"""Devices that a link joins: the node and the name of the link."""
+"""Devices connected by a link: the node and the name of the link."""
 
 
 def name_device_link(slice_: Slice, link: Link) -> str:
-    """Name what joins its device to others of its node at least as well as `link`; empty: nothing known."""
+    """Name the link of its device to others of its node that is at least as good as `link`; empty: none is known."""
     if link is Link.NODE:
         return "node"
     if slice_.labels.get(CLIQUE) or _nvlinked(slice_.product):
@@ -73,8 +73,8 @@ def link_shortage_reason(slice_: Slice, link: Link, many: Mapping[Team, int], de
         return UNKNOWN[link]
     size = many.get(team_of(slice_, link), 0)
     if link is Link.NODE:
-        return "" if size >= devices else f"of its node only {size} could hold it, not {devices}"
-    return "" if size >= devices else f"of its node only {size} are {WORDS[link]} with it, not {devices}"
+        return "" if size >= devices else f"its node has {size} suitable devices of {devices} needed"
+    return "" if size >= devices else f"its node has {size} devices {WORDS[link]} with it, of {devices} needed"
 
 
 @cache

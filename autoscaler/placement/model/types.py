@@ -1,9 +1,8 @@
-"""Types of the packer: placement requests in; placements, victims and unplaced requests out; and `Bin`, one slice with
-its occupants.
+"""Types of the packer: placement requests as input; placements, victims and unplaced requests as output; and `Bin`, one
+slice with its occupants.
 
-Includes the arithmetic of a `Bin`. Models, demand and time appear as plain numbers only:
-`autoscaler.placement.model.bins` fills these types from the `World`, and what-if queries can fill them from elsewhere.
-Memory is in bytes, compute in percent of one device.
+Independent of the `World`: `autoscaler.placement.model.bins` converts one to these types. Memory is in bytes, compute
+in percent of one device.
 """
 
 from __future__ import annotations
@@ -48,25 +47,25 @@ class EvictionLevel(IntEnum):
 
 
 class NodeConstraints(NamedTuple):
-    """What restricts the nodes of a request."""
+    """Constraints on the nodes of a request."""
 
     selector: tuple[tuple[str, str], ...] = ()
     """Labels that its node must have, sorted."""
     tolerations: tuple[Toleration, ...] = ()
     """Node taints that do not exclude it."""
     avoids: tuple[NodeId, ...] = ()
-    """Nodes that rejected it lately, sorted."""
+    """Nodes that its model avoids after a failed binding, sorted."""
 
 
 class Urgency(NamedTuple):
-    """What decides the turn of a request, and which replicas it may evict."""
+    """The precedence of a request, and which replicas it may evict."""
 
     priority: int = 0
     unserved_since_s: float = 0.0
-    """Of two requests of equal priority, the longer unserved one goes first, so that none starves."""
+    """Of two requests of equal priority, the longer unserved one is placed first, so that none starves."""
     force: EvictionLevel = EvictionLevel.NONE
     begins_s: float = 0.0
-    """When it is first needed."""
+    """The time from which it is needed."""
 
 
 class Spread(NamedTuple):
@@ -83,10 +82,10 @@ class Spread(NamedTuple):
 
 
 class RequiredArtifacts(NamedTuple):
-    """What its node must have, or fetch, before a replica runs."""
+    """Artifacts that its node needs before a replica runs."""
 
     artifact: str = ""
-    """Its weights; empty: none that nodes keep."""
+    """Its weights; empty: nodes store none."""
     image: str = ""
     """Its engine image; empty: it needs none."""
     weights_bytes: int = 0
@@ -100,7 +99,7 @@ class PlacementRequest(NamedTuple):
     ordinal: int = 0
     """Distinguishes the requests of one model."""
     kind: RequestShape = RequestShape()
-    """What decides where it fits."""
+    """The properties that decide where it fits."""
     urgency: Urgency = Urgency()
     choice: NodeConstraints = NodeConstraints()
     supplies: RequiredArtifacts = RequiredArtifacts()
@@ -130,22 +129,22 @@ class Occupant(NamedTuple):
     model: ModelName
     state: ReplicaState
     room: ResourceAmount
-    """What it holds of the slice: everything if it has the slice to itself."""
+    """The amount that it holds of the slice: everything if the slice is exclusive."""
     priority: int = 0
     busy: bool = False
     """Requests run on it or wait for its model."""
     kept: bool = False
-    """Its model is at its minimum (`replicas.min`): only a higher priority may evict it."""
+    """Its model is at its minimum (`replicas.min`), so only a request of higher priority may evict it."""
     evictable_s: float = 0.0
-    """When its residency ends; infinite: never (its start is awaited)."""
+    """When its residency ends; infinite: requests wait for its start."""
     leaving: bool = False
-    """It drains, stops or is scrubbed: its room is coming."""
+    """It drains, stops or is scrubbed, so its room counts as coming."""
     stuck: bool = False
-    """It should have left long ago: its room is not counted as coming."""
+    """Its stop is overdue, so its room does not count as coming."""
     others: int = 0
-    """Number of other slices that it is on."""
+    """Number of its other slices."""
     trust: TenantSet = ()
-    beside: HostAmount = NOTHING
+    host_usage: HostAmount = NOTHING
     """CPU and memory that it holds on its node."""
 
 
@@ -155,18 +154,18 @@ class Bin:
 
     slice: Slice
     whole: bool
-    """It is all of its device, so a replica alone on it has a device of its own."""
+    """It is a whole device."""
     incumbents: tuple[Occupant, ...]
     free: ResourceAmount
     """Neither held nor promised."""
     coming: ResourceAmount
-    """Held by replicas that leave, and not promised."""
+    """Held by leaving replicas, and not promised."""
     locked: bool
     """A replica is starting on its device, so no other may start there now."""
     closed: str = ""
     """Why nothing new is placed here; empty: it is open."""
     price: float = 0.0
-    """Of its device, per hour; 0: no marginal cost, or unknown."""
+    """Price of its device per hour; 0: no marginal cost, or unknown."""
     trusts: frozenset[TenantSet] = frozenset()
     """Tenant sets of its occupants that are limited to some tenants, if conflicting tenants may not share its device
     (`autoscaler.placement.model.tenant_isolation`).
@@ -174,7 +173,7 @@ class Bin:
 
     @property
     def lane(self) -> SliceClass:
-        """The class that it shares with equivalent slices."""
+        """Its slice class, common to equivalent slices."""
         return slice_class_of(self.slice, whole=self.whole, price=self.price)
 
     def copy(self) -> Bin:
@@ -198,7 +197,7 @@ class Bin:
         self.coming = self.coming.less(rest)
 
     def evict(self, replica: ReplicaId) -> None:
-        """Mark a replica as leaving: its room is coming from now on."""
+        """Mark a replica as leaving, so that its room counts as coming."""
         after: list[Occupant] = []
         for incumbent in self.incumbents:
             if incumbent.replica == replica and not incumbent.leaving:
@@ -209,7 +208,7 @@ class Bin:
         self.incumbents = tuple(after)
 
     def keep(self, victim: Occupant) -> None:
-        """Undo the eviction of a victim: its room is neither coming nor free."""
+        """Undo the eviction of a victim, so that its room is neither coming nor free."""
         rest = victim.room.less(self.coming)
         self.coming = self.coming.less(victim.room)
         self.free = self.free.less(rest)
@@ -226,7 +225,7 @@ UNKNOWN_START_S = 60.0
 
 
 class RestartCosts(NamedTuple):
-    """What restarting each model costs."""
+    """The cost of restarting each model."""
 
     start_s: Mapping[ModelName, float] = {}
     """Start time of each model in seconds: the cost of evicting it."""
@@ -243,13 +242,13 @@ class Placement(NamedTuple):
     slices: tuple[SliceId, ...]
     memory_bytes: int
     node: NodeId | None = None
-    """Its node, if the host resources of nodes are known; else None, as for a request without devices that fits on no
-    known node: it may still be placed on another.
+    """Its node. None: the host resources of nodes are unknown, or a request without devices fits on no known node; it
+    may still be placed on another one.
     """
 
 
 class Victim(NamedTuple):
-    """A replica that is evicted, and the request that it makes room for."""
+    """A replica to evict, and the request that needs its room."""
 
     replica: ReplicaId
     model: ModelName
@@ -263,7 +262,7 @@ class Unplaced(NamedTuple):
     reason: str
     never: bool = False
     promised: bool = False
-    """Room for it is coming, or is being made."""
+    """Room for it is coming, or victims are being evicted."""
     slices: tuple[SliceId, ...] = ()
     """The slices with the promised room, if known."""
     ready_s: float | None = None

@@ -125,4 +125,4 @@ async def test_devices_of_a_force_deleted_pod_are_free_only_after_measurement(sc
 async def test_device_reported_unhealthy_by_the_agent_is_unschedulable(scene: Scene) -> None:
     await scene.agent.says(70 * GI, runs=True, healthy=False)
     (first, second) = await scene.ops("devices")
-    assert (first["closed"], second["closed"]) == ("", "a device of its node is unhealthy, its agent says")
+    assert (first["closed"], second["closed"]) == ("", "the agent of its node reports an unhealthy device")

@@ -361,7 +361,7 @@ async def test_hanging_detach_is_requested_only_once(
         (after,) = await rack.requests()
         for written in ("generation", "annotations"):
             assert after["metadata"][written] == before["metadata"][written], "nobody asks again"
-        assert "it is being given back" in await rack.explained("bob")
+        assert "being released" in await rack.explained("bob")
         async with rack.house.session.get(f"http://127.0.0.1:{rack.house.ops}/metrics") as answer:
             assert 'pilotlight_leases{provider="rack0",state="leaving"} 1.0' in await answer.text()
         await rack.answered("ada")

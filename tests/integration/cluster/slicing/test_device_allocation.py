@@ -280,7 +280,7 @@ async def test_growing_model_requests_only_memory_unused_by_other_models(
             await bound(api, pods, first, node, "GPU-aaaa")
             assert (await house.call("ada"))[0] == 200
             assert (tmp_path / f"{65 << 30}.jsonl").exists()
-            assert "granted 65Gi where it asks for 50Gi" in await explained(house, "ada")
+            assert "granted 65Gi instead of 50Gi" in await explained(house, "ada")
 
             calling = asyncio.create_task(house.call("bob"))
             second = await waiting(api, pods, known)
@@ -327,7 +327,7 @@ async def test_pod_bound_to_the_wrong_gpu_is_restarted_on_the_chosen_gpu(
             assert (await house.call(younger))[0] == 200
             assert (await house.call(older))[0] == 200
             moves = await explained(house, younger)
-            assert f"it was given {node.name}/{uuid}, and not {node.name}/{chosen}, which was chosen" in moves
+            assert f"it was allocated {node.name}/{uuid} instead of {node.name}/{chosen}" in moves
             names = {pod["metadata"]["name"] for pod in (await api.get(pods))["items"]}
             assert first["metadata"]["name"] in names, "the older stays"
             assert len(known) == 3

@@ -99,7 +99,7 @@ async def test_partitioned_gpu_is_drained_for_a_model_that_needs_all_of_it(
                 while '"running":1' not in await (await house.session.get(row)).text():
                     await asyncio.sleep(0.05)
                 asked = asyncio.create_task(house.call("whole"))
-                while "until busy has left" not in (said := await explained(house, "whole")):
+                while "until busy has stopped" not in (said := await explained(house, "whole")):
                     await asyncio.sleep(0.05)
                 assert f"{node.name}/gpu-0" in said
                 late = kept("late", node, "30Gi")

@@ -115,7 +115,7 @@ async def test_failing_node_is_skipped_after_max_repartition_attempts(
             assert good(f"small-{at}", await house.call(f"small-{at}"))
         waits = asyncio.create_task(house.call("half"))
         async with house.calling("small-1", "g1") as answers:
-            await told(house, "half", f"could not be cut anew in {TRIES_MAX} tries")
+            await told(house, "half", f"could not be repartitioned in {TRIES_MAX} attempts")
             await asyncio.sleep(2 * (short_mig_delays.RETRY_S[-1] + short_mig_delays.EVERY_S))
         assert good("small-1", *answers)
         assert len(bad.orders) == len({*bad.orders}) == TRIES_MAX, "told the same it does nothing"

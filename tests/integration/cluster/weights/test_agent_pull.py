@@ -330,7 +330,7 @@ async def test_weights_image_is_mounted_by_digest_without_a_pull_by_the_agent(
         house.write(plain, weights=IMAGES)
         async with house.running(), scene.agent(), asyncio.timeout(180):
             while (
-                "nobody has seen yet" in (said := str(await scene.ops("explain/model/ada")))
+                "has not been inspected yet" in (said := str(await scene.ops("explain/model/ada")))
                 or "as an image" not in said
             ):
                 await asyncio.sleep(0.1)  # an agent checks before any request
@@ -371,4 +371,4 @@ async def test_memory_need_is_read_from_the_gguf_header_before_any_request(
     assert isinstance(found, Model)
     there = fill_memory_estimate(found, gpus=True)
     assert fit["memory_bytes"] == there.memory_bytes
-    assert f"ada is counted with {format_size(there.memory_bytes)}, by its artifact." in fit["sentences"][0]
+    assert f"ada is counted with {format_size(there.memory_bytes)}, estimated from its artifact." in fit["sentences"][0]

@@ -117,9 +117,9 @@ async def test_explain_fit_shows_estimated_and_later_measured_memory(tmp_path: P
         assert told.stdout.splitlines()[-1].startswith("host: ")
         share = run("explain", "fit", "paged", "--ops", one.ops).stdout
         assert share.startswith(
-            "paged is counted with the whole of each of its Devices. Its GGUF header (gemma3) says:"
+            "paged is counted with all memory of each of its devices. Its GGUF header (gemma3) gives this estimate:"
         )
-        assert "\nvllm takes 90% of its Devices" in share
+        assert "\nvllm always reserves 90% of its devices" in share
         assert (await one.call("ada")).ending is Ending.COMPLETED
 
         def fit() -> dict[str, int]:  # the numbers in its output

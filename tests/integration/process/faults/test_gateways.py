@@ -56,7 +56,7 @@ async def test_gateway_disconnected_during_a_drain_loses_only_running_streams(tm
         (cut,) = await stream
         assert (cut.ending, cut.errors, cut.code, cut.saw_done) == (Ending.FAILED, 1, "upstream_error", False)
         (stopped,) = (move for move in one.moves("ada") if move.state == "stopping")
-        assert stopped.reason.endswith("its grace is over")
+        assert stopped.reason.endswith("its grace period has ended")
         waiting = gateway.begin(*(shot("ada", stream=n % 2 == 0) for n in range(4)))
         assert all(move.state != "failed" for move in one.moves("ada"))
         gateway.mend()

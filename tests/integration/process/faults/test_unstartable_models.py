@@ -54,7 +54,9 @@ async def test_model_that_cannot_start_is_reported_and_evicts_no_other(tmp_path:
     async with serving(tmp_path, bad, good) as one:
         line = f"pilotlight: Model bad cannot start: {why}; its requests get 503 model_start_failed"
         await until("it is said at the start", lambda: line in one.said().splitlines())
-        assert f"It cannot start: {why}. Its Calls are" in pilotlight(one, "explain", "model", "bad"), "before any Call"
+        assert f"It cannot start: {why}. Its requests are" in pilotlight(one, "explain", "model", "bad"), (
+            "before any Call"
+        )
         assert f"cannot start: {why}" in pilotlight(one, "status", "bad")
         assert (await one.call("good")).ending is Ending.COMPLETED
         engines = one.engines()
@@ -112,4 +114,4 @@ async def test_reload_with_a_missing_program_keeps_the_running_engine_serving(tm
         await until("it is said", lambda: "Model ada cannot start: program /nowhere/python was not found" in one.said())
         assert (await one.call("ada")).ending is Ending.COMPLETED
         assert one.engines() == engines
-        assert "One more cannot start: program " in pilotlight(one, "explain", "model", "ada")
+        assert "Another replica cannot start: there is no program" in pilotlight(one, "explain", "model", "ada")

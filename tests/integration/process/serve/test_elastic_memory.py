@@ -112,7 +112,7 @@ async def test_model_grows_into_spare_memory_except_what_another_model_needs(tmp
             (log,) = one.state.glob("logs/ada-*")
             assert f"({told})" in log.read_text(), "which its engine has"
             words = f"with {told} tokens of context instead of {CONTEXT_TOKENS}"
-        asks = f"granted {format_size(record.memory_bytes)} where it asks for {format_size(asked)}, {words}"
+        asks = f"granted {format_size(record.memory_bytes)} instead of {format_size(asked)}, {words}"
         explained = one.get("/api/v1/explain/model/ada")
         assert isinstance(explained, dict)
         assert any(asks in line for line in explained["sentences"]), explained

@@ -58,7 +58,7 @@ async def test_learning_process_gives_the_same_values_as_an_in_process_run(tmp_p
     await asyncio.wait_for(looking, 300)
     expected = lessons.learn_placement_values(exercise, lambda seed: random.Random(seed).randrange)
     assert house.lessons[1:] == [expected]
-    assert house.said == ["learnt: 2 kinds, 2 nodes, seed 5000 (nothing was learnt yet)"]
+    assert house.said == ["learnt: 2 request shapes, 2 nodes, seed 5000 (no training has succeeded yet)"]
     assert house.file.load() == (expected, "")
     house.stepped.step()
     assert house.stepped.loop.world.learned.lesson == expected
@@ -125,7 +125,9 @@ async def test_serve_restores_learned_placement_values_after_a_restart(tmp_path:
     async with serving(tmp_path, ada, bob, {**settings(), "devices": GPUS}) as one:
         for name, _ in SIZES:
             assert (await one.call(name)).ending is Ending.COMPLETED
-        await until("it is learnt", lambda: "pilotlight: learnt: 2 kinds, 1 nodes, seed 5000" in one.said(), 480)
+        await until(
+            "it is learnt", lambda: "pilotlight: learnt: 2 request shapes, 1 nodes, seed 5000" in one.said(), 480
+        )
         await until("it is in force", lambda: gauge(one, "replays"))
         before = (one.state / "lesson.json").read_bytes()
         await one.stop()

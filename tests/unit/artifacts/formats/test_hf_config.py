@@ -192,7 +192,10 @@ def test_vllm_model_is_counted_with_all_memory_of_its_device(folder: Path) -> No
     of = Model(name=ModelName("big"), spec=spec, slots=64)
     assert fill_memory_estimate(of).memory_bytes == 0
     told = explain_fit(world([of], [device("gpu0", 24)]), of, load_memory_needs(of), T0)
-    assert told.sentences[0] == "big is counted with the whole of each of its Devices. Its config.json (llama) says:"
+    assert (
+        told.sentences[0]
+        == "big is counted with all memory of each of its devices. Its config.json (llama) gives this estimate:"
+    )
     rest = int(0.9 * (24 << 30)) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
     assert told.places[0].calls == rest // (8192 * (128 << 10)) > 10
     half = replace(of, spec=replace(spec, args=("--kv-cache-dtype=fp8",)))

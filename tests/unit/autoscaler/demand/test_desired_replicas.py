@@ -82,7 +82,7 @@ def test_backlog_that_ends_before_a_start_would_finish_starts_no_replica() -> No
     done = Total(model=ModelName("a"), tenant=TenantName("acme"), finished=100, busy_slot_us=100_000_000)
     quick = gateway(levels=[level("a", 20, 4, wait_s=5)], totals={(a.name, TenantName("acme")): done})
     answer = ask(a, replicas=[replica(a, "r1")], gateways=[quick])
-    assert (answer.count, "done in about 5 s, a start takes 8 s" in answer.reason) == (1, True)
+    assert (answer.count, "the queue drains in about 5 s, a start takes 8 s" in answer.reason) == (1, True)
 
 
 def test_scale_down_waits_until_fewer_replicas_cover_the_recent_peak() -> None:

@@ -44,7 +44,7 @@ def first(of: World, now_s: float = T0) -> Step:
 def test_chosen_eviction_names_victim_and_cost_and_adds_no_capacity() -> None:
     begin = offered(held(), *MORE)
     step = first(begin)
-    assert step.says == "Eviction of a (r on gpu0), which takes 4 s to start again"
+    assert step.says == "Eviction of a (r on gpu0), restart takes 4 s"
     assert (step.chosen, step.under_way, step.why_not, step.cost) == (True, True, "", 0.0)
     (victim,) = step.victims
     assert (victim.replica, victim.model, victim.slices, victim.restart_seconds) == ("r", "a", ("gpu0",), 4.0)
@@ -54,7 +54,7 @@ def test_chosen_eviction_names_victim_and_cost_and_adds_no_capacity() -> None:
     assert not orders(done), "the plan says the same"
     assert after.replicas[victim.replica].state is S.DRAINING
     assert first(after, T0 + 1).under_way, "it is told until it has left"
-    said = "Eviction of a (r on gpu0), which takes 4 s to start again: chosen, and under way."
+    said = "Eviction of a (r on gpu0), restart takes 4 s: chosen, in progress."
     assert said in told(after, T0 + 1).sentences
 
 
@@ -64,7 +64,7 @@ def test_chosen_eviction_names_victim_and_cost_and_adds_no_capacity() -> None:
         (held(ready_s=10, busy=1), "a is busy, residency ends in 2 s", 2.0),
         (held(holder=replace(A, spec=replace(A.spec, priority=5))), "a is idle, higher priority", None),
         (held(holder=model("a", 20, low=1)), "a is idle, kept by replicas.min", None),
-        (held(waiting=0, waiter=model("b", 20, low=1)), "a is idle, and no Call waits for b", None),
+        (held(waiting=0, waiter=model("b", 20, low=1)), "a is idle, and no request waits for b", None),
     ],
 )
 def test_rejected_eviction_names_its_victim_and_the_reason(begin: World, why_not: str, wait_s: float | None) -> None:
@@ -75,7 +75,7 @@ def test_rejected_eviction_names_its_victim_and_the_reason(begin: World, why_not
     assert told(begin).ladder[1].chosen, "then capacity is added"
     _, done = acted(begin)
     assert [provider for provider, _ in orders(done)] == ["rack"]
-    assert f"Eviction of a (r on gpu0), which takes 4 s to start again: {why_not}." in told(begin).sentences
+    assert f"Eviction of a (r on gpu0), restart takes 4 s: {why_not}." in told(begin).sentences
 
 
 def test_busy_replica_is_not_evicted_for_a_model_with_a_ready_replica() -> None:
@@ -83,7 +83,7 @@ def test_busy_replica_is_not_evicted_for_a_model_with_a_ready_replica() -> None:
     calls = [gateway(levels=[level("a", 0, 1), level("b", 1, 1, wait_s=3)], uses=[use("r", 1), use("s", 1)])]
     on = [replica(A, "r", ready_s=T0 - 100), replica(several, "s", ["gpu1"], ready_s=T0 - 100)]
     begin = world([A, several], [device(), device("gpu1")], on, calls, KNOWN, leading_since_s=T0 - 500)
-    assert first(begin).why_not == "a is busy, and b is served"
+    assert first(begin).why_not == "a is busy, and b already has a replica"
 
 
 def test_eviction_step_without_victims_gives_the_missing_memory() -> None:
@@ -96,11 +96,11 @@ def test_eviction_step_without_victims_gives_the_missing_memory() -> None:
 def test_no_eviction_or_offer_is_chosen_if_a_device_is_or_becomes_free() -> None:
     calls = [gateway(levels=[level("b", 1)])]
     roomy = offered(world([B], [device()], gateways=calls, leading_since_s=T0 - 500), *MORE)
-    assert first(roomy).why_not == "there is room for it"
+    assert first(roomy).why_not == "it fits on free capacity"
     assert not any(one.chosen for one in told(roomy).ladder)
     leaves = replica(A, "r", state=S.STOPPING, ready_s=T0 - 100, since_s=T0 - 1)
     soon = offered(world([A, B], [device()], [leaves], calls, leading_since_s=T0 - 500), *MORE)
-    assert first(soon).why_not == "it waits on gpu0 until a has left"
+    assert first(soon).why_not == "it waits on gpu0 until a has stopped"
     assert not any(one.chosen for one in told(soon).ladder)
 
 

@@ -40,16 +40,16 @@ def test_offer_steps_show_time_cost_and_the_reason_for_rejection() -> None:
     assert first.cost is not None
     assert second.cost is not None
     assert first.cost < second.cost
-    assert second.why_not == "another comes surely enough and costs less, or comes more surely"
-    assert (third.why_not, third.expected_seconds) == ("insufficient room on this offer", None)
+    assert second.why_not == "another offer is more reliable, or reliable enough and cheaper"
+    assert (third.why_not, third.expected_seconds) == ("it would not have room there", None)
 
 
 def test_explain_describes_the_state_of_an_undelivered_order() -> None:
     after, _ = acted(surge(offer()))
     (said,) = [one for one in explained(after, T0 + 12) if one.startswith("Ordered")]
-    assert said == "Ordered of rack 12 s ago: 1 x A100 on w1; its provider has not shown it yet."
+    assert said == "Ordered from rack 12 s ago: 1 x A100 on w1; not listed by the provider yet."
     seen = shown(after, T0 + 13, says="the fabric is slow")
-    assert any("it is coming (the fabric is slow)." in one for one in explained(seen, T0 + 14))
+    assert any("phase coming (the fabric is slow)." in one for one in explained(seen, T0 + 14))
 
 
 def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
@@ -57,7 +57,7 @@ def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
     (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
-    assert said == "Offer of rack: A100 on w1: the pool is empty; the next attempt is in 50 s."
+    assert said == "Offer from rack: A100 on w1: the pool is empty; it is left alone for 50 s."
 
 
 def test_explain_shows_the_error_of_a_silent_provider() -> None:
@@ -96,9 +96,13 @@ def test_explain_chooses_no_other_offer_while_an_order_is_undelivered() -> None:
     first, second = rungs(after, now_s=T0 + 12)
     assert (first.says, first.chosen, first.under_way) == ("rack: 1 x A100 on w1, ordered 12 s ago", True, True)
     assert (first.expected_seconds, first.why_not) == (18.0, "")
-    assert (second.provider, second.chosen, second.why_not) == ("cloud", False, "rack brings it already")
+    assert (second.provider, second.chosen, second.why_not) == (
+        "cloud",
+        False,
+        "capacity was already ordered from rack",
+    )
     told_ = explained(after, T0 + 12)
-    assert "Offer of rack: 1 x A100 on w1, ordered 12 s ago: chosen, and under way." in told_
+    assert "Offer from rack: 1 x A100 on w1, ordered 12 s ago: chosen, in progress." in told_
     assert not any(one.endswith(": chosen.") for one in told_)
 
 

@@ -35,10 +35,10 @@ def test_explain_names_the_model_on_a_slice_and_its_residency_end() -> None:
     held = "4Gi free of 24Gi, held by a (busy, residency ends in 2 s)"
     assert told.state == "waiting"
     assert told.sentences == (
-        "1 Replica is needed: 2 waiting, tenant acme, for 3 s.",
+        "1 replica is needed: 2 waiting, tenant acme, for 3 s.",
         f"Not placed: needs 20Gi on one device; the largest has {held}.",
         f"gpu0: {held}.",
-        "Eviction of a (r on gpu0), which takes 4 s to start again: a is busy, residency ends in 2 s.",
+        "Eviction of a (r on gpu0), restart takes 4 s: a is busy, residency ends in 2 s.",
     )
     assert [candidate.slice for candidate in told.candidates] == ["gpu0"]
 
@@ -49,9 +49,9 @@ def test_explain_describes_how_pods_mount_weights() -> None:
         return [one for one in tell(world([there], [device()], mounting=facts)).sentences if "weights" in one]
 
     oci, may, may_not = "oci://r.io/a:1", ClusterFacts(volumes=True), ClusterFacts(server=(1, 30))
-    absent = f"Its weights ({oci}) are on no node yet: they come for a start."
-    assert weights(oci, may) == [absent, "Its weights are mounted as a read-only volume of their node's store."]
-    assert weights(oci, may_not)[1].startswith("Its weights cannot be mounted in its pods: Pilotlight may not create")
+    absent = f"Its weights ({oci}) are on no node yet; the next start pulls them."
+    assert weights(oci, may) == [absent, "Its weights are seen as a read-only volume of their node's store."]
+    assert weights(oci, may_not)[1].startswith("Its weights cannot be seen in its pods: no right is there to make")
     assert weights("pvc://shared/a", may_not) == ["Its weights are in the claim shared, which is mounted as it is."]
     assert weights(oci, None) == [absent]
     assert weights("file:///a", may) == []
@@ -61,7 +61,9 @@ def test_explain_describes_how_pods_mount_weights() -> None:
 def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
     at, calls = cluster(), [gateway(levels=[level("b", 1)])]
     known = exercise_of(at)
-    chosen = "Among places of one price and size the choice is by what was learnt from 2 kinds, 3 nodes, seed 7."
+    chosen = (
+        "Among slices of equal price and size, the choice uses values learned from 2 request shapes, 3 nodes, seed 7."
+    )
     waits = world(
         at.models.values(), at.nodes.slices.values(), gateways=calls, lesson=lesson(replace(known, seed=7), 1)
     )
@@ -83,8 +85,8 @@ def test_explain_gives_the_start_reason_and_start_times_of_a_replica() -> None:
     told = tell(world([B], [device()], [runs], histories=known))
     assert told.state == "ready"
     assert told.sentences == (
-        "1 Replica is needed: last used 12 s ago, idle window 60 s.",
-        "r is ready since 100 s on gpu0: wake b: 3 waiting, tenant acme.",
+        "1 replica is needed: last used 12 s ago, idle window 60 s.",
+        "r has been ready for 100 s on gpu0: wake b: 3 waiting, tenant acme.",
         "Its last start took 5 s, the median is 5 s.",
     )
 
@@ -95,7 +97,7 @@ def test_explain_gives_the_soonest_deadline_of_queued_requests() -> None:
         gateway("g2", [replace(level("b", 1, tenant="lab"), soonest_deadline_s=14.0), level("b", 0, 3)], seen_s=T0 - 1),
     ]
     told = tell(world([B], [device()], gateways=calls))
-    assert told.sentences[1] == "The soonest of 3 waiting must be answered within 13 s."
+    assert told.sentences[1] == "The earliest deadline of 3 queued requests is in 13 s."
 
 
 def test_explain_reports_an_engine_that_sends_nothing_during_a_request() -> None:
@@ -104,7 +106,7 @@ def test_explain_reports_an_engine_that_sends_nothing_during_a_request() -> None
         calls = [gateway(f"g{n}", [level("b", 0, 1)], [each], T0 - 2) for n, each in enumerate(uses)]
         return tell(world([B], [device()], [replica(B, "r")], calls)).sentences
 
-    quiet = "Calls run on r; its engine last sent something 12 s ago."
+    quiet = "Requests run on r, but its engine has sent no output for 12 s."
     assert quiet in sentences(10.0)
     assert quiet in sentences(40.0, 10.0, None), "the newest counts"
     assert not [line for line in sentences(3.0) if "sent" in line], "5 s ago: it may just think"
@@ -116,8 +118,8 @@ def test_explain_names_the_gateway_that_a_drain_waits_for() -> None:
     going = replica(B, "r", state=S.DRAINING, drain=drain, since_s=T0 - 1)
     told = tell(world([B], [device()], [going]))
     assert told.sentences[:2] == (
-        "No Replica is needed now: nobody calls it.",
-        "r is draining since 1 s on gpu0: idle for 60 s; gateway g1 has not acknowledged.",
+        "No replica is needed now: it has no requests.",
+        "r has been draining for 1 s on gpu0: idle for 60 s; gateway g1 has not acknowledged.",
     )
 
 
@@ -126,7 +128,8 @@ def test_explain_reports_the_last_start_failure_and_the_next_try() -> None:
     told = tell(world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed))
     assert told.state == "failed"
     sentence = (
-        "Its last start failed: exit status 1. 2 failed in a row. Calls are refused and nothing is started for 90 s."
+        "Its last start failed: exit status 1. 2 starts failed in a row. "
+        "Its requests are rejected and no start is attempted for 90 s."
     )
     assert sentence in told.sentences
 
@@ -139,16 +142,16 @@ def test_obstacle_to_a_start_is_explained_before_and_after_requests() -> None:
     told, (row,) = tell(idle), list_status_rows(idle, Plan(), T0)
     assert (told.state, row.state, row.why) == ("zero", "zero", f"cannot start: {GONE}")
     assert told.sentences == (
-        "No Replica is needed now: nobody calls it.",
-        f"It cannot start: {GONE}. Its Calls are refused with model_start_failed.",
+        "No replica is needed now: it has no requests.",
+        f"It cannot start: {GONE}. Its requests are rejected with model_start_failed.",
     )
     failed = {"b": History(failure=GONE, refused_until_s=T0 + 50, retry_at_s=T0 + 50)}
     called = world([B], [device()], obstacles={"b": GONE}, histories=failed)
     told, (row,) = tell(called), list_status_rows(called, Plan(), T0)
     assert (told.state, row.state, row.why) == ("failed", "failed", f"cannot start: {GONE}")
     assert told.sentences[1:] == (
-        f"It cannot start: {GONE}. Its Calls are refused with model_start_failed.",
-        "Calls are refused and nothing is started for 50 s.",
+        f"It cannot start: {GONE}. Its requests are rejected with model_start_failed.",
+        "Its requests are rejected and no start is attempted for 50 s.",
     )
 
 
@@ -156,7 +159,7 @@ def test_running_model_that_cannot_start_again_is_explained() -> None:
     made = world(
         [B], [device()], [replica(B, "r")], obstacles={"b": GONE}, histories={"b": History(last_activity_s=T0)}
     )
-    assert f"One more cannot start: {GONE}." in tell(made).sentences
+    assert f"Another replica cannot start: {GONE}." in tell(made).sentences
     (row,) = list_status_rows(made, Plan(), T0)
     assert (row.state, row.why) == ("ready", "last used 0 s ago, idle window 60 s")
 
@@ -164,12 +167,12 @@ def test_running_model_that_cannot_start_again_is_explained() -> None:
 def test_explain_gives_the_needed_and_the_maximum_replica_count() -> None:
     many = model("b", 1, slots=1, high=4)
     waiting = world([many], [device()], gateways=[gateway(levels=[level("b", 3, wait_s=60)])])
-    assert tell(waiting).sentences[0].startswith("3 Replicas are needed (of at most 4): 3 waiting, tenant acme: 3 x 1 ")
+    assert tell(waiting).sentences[0].startswith("3 replicas are needed (of at most 4): 3 waiting, tenant acme: 3 x 1 ")
 
 
 def test_explain_names_gateways_that_prevent_scale_down() -> None:
     told = tell(world([B], [device()], [replica(B, "r")], [gateway("g7", seen_s=T0 - 60)]))
-    assert told.sentences[-1] == "Nothing is scaled down while these gateways have not reported: g7."
+    assert told.sentences[-1] == "Nothing is scaled down until these gateways report: g7."
 
 
 def test_last_transitions_are_listed_newest_first() -> None:
@@ -230,17 +233,17 @@ def test_stop_reason_is_explained_until_the_model_serves_again() -> None:
 def test_model_failure_is_explained_with_its_reason_and_time() -> None:
     broke = (8.0, S.READY, S.FAILED, "was killed by SIGKILL")
     told = tell(world([B], [device()]), log=moves(broke, (7.0, S.SCRUBBING, S.GONE, "nothing of it is left")))
-    assert told.sentences[-2] == "It broke 8 s ago: was killed by SIGKILL."
+    assert told.sentences[-2] == "It failed 8 s ago: was killed by SIGKILL."
     draining = replica(B, "r", state=S.FAILED, failure="was killed by SIGKILL", since_s=T0 - 8)
     told = tell(world([B], [device()], [draining]), log=moves(broke))
-    assert not [line for line in told.sentences if line.startswith("It broke")], "its last move says it already"
+    assert not [line for line in told.sentences if line.startswith("It failed")], "its last move says it already"
 
 
 def test_status_gives_the_failure_reason_and_the_next_try_time() -> None:
     failed = {"b": History(episodes=1, failure="exit status 1", refused_until_s=T0 + 60, retry_at_s=T0 + 60)}
     made = world([B], [device()], gateways=[gateway(levels=[level("b", 1)])], histories=failed)
     (row,) = list_status_rows(made, plan(made, T0), T0)
-    assert (row.state, row.why) == ("failed", "exit status 1; the next try is due in 60 s")
+    assert (row.state, row.why) == ("failed", "exit status 1; the next attempt is in 60 s")
 
 
 def test_model_that_fits_no_device_is_explained_with_or_without_demand() -> None:
@@ -249,8 +252,8 @@ def test_model_that_fits_no_device_is_explained_with_or_without_demand() -> None
         made = world([huge], [device()], gateways=[gateway(levels=[level("huge", waiting)] if waiting else [])])
         told = tell(made, "huge")
         assert told.sentences[-2:] == (
-            f"It fits on no device: {never}. Its Calls are refused with no_capacity.",
-            "gpu0: it has 24Gi in all, which cannot be 30Gi on one device.",
+            f"It fits on no device: {never}. Its requests are rejected with no_capacity.",
+            "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device.",
         )
         (row,) = list_status_rows(made, plan(made, T0), T0)
         assert row.why == f"fits on no device: {never}"
@@ -267,7 +270,7 @@ def test_running_model_is_not_reported_as_fitting_no_device() -> None:
 def test_rejection_for_lack_of_a_device_is_listed_as_a_recent_decision() -> None:
     log = Log()
     log.refuse([Unmet(model=ModelName("huge"), reason="needs 30Gi on one device", never=True)], T0 - 3)
-    said = "its Calls were refused, 3 s ago: it fits on no device: needs 30Gi on one device"
+    said = "its requests were rejected, 3 s ago: it fits on no device: needs 30Gi on one device"
     assert list_recent_decisions(log, T0) == (f"huge: {said}",)
     assert tell(world([model("huge")], [device()]), "huge", log).sentences[-1] == f"Last: {said}."
 
@@ -287,7 +290,7 @@ def test_status_has_a_row_for_every_model_and_for_leftover_replicas() -> None:
         ("gpu0",),
         100,
     )
-    assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "nobody calls it")
+    assert (rows[ModelName("b")].state, rows[ModelName("b")].why) == ("zero", "it has no requests")
     assert rows[ModelName("gone")].why == "no longer in the documents"
     (row,) = list_status_rows(world([], [device()], [replace(left, spec_hash=ADOPTED_HASH)]), Plan(), T0)
     assert row.why == "no longer annotated, or it was deleted"
@@ -302,7 +305,7 @@ def test_status_prefers_the_reason_of_live_replicas_over_ending_ones() -> None:
     assert row.why == "stopped by an operator"
 
 
-@pytest.mark.parametrize(("held", "begins"), [(0, "No Replica is needed now"), (2, "2 Replicas are needed")])
+@pytest.mark.parametrize(("held", "begins"), [(0, "No replica is needed now"), (2, "2 replicas are needed")])
 def test_manual_scale_is_explained_exactly_once(held: int, begins: str) -> None:
     said = f"scaled to {held} by kubectl; holds until then"
     by_hand = Adopted(kind="Deployment", namespace="default", name="a", held=True, reason="ScaledByHand", message=said)

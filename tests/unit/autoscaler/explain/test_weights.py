@@ -29,14 +29,14 @@ def at(*copies: tuple[str, str], why: str = "") -> World:
 
 def test_explain_describes_weights_as_present_absent_or_failed() -> None:
     assert describe_weights(at(), M) == [
-        f"Its weights ({OWN}) are on no node yet: they come for a start.",
-        f"The weights of its adapter x ({LORA}) are on no node yet: they come for a start.",
+        f"Its weights ({OWN}) are on no node yet; the next start pulls them.",
+        f"The weights of its adapter x ({LORA}) are on no node yet; the next start pulls them.",
     ]
     assert weights_state(at(), M) == "absent"
     failed = at((OWN, "n2"), (OWN, "n1"), why="b: there is no lora.gguf")
     assert describe_weights(failed, M) == [
         f"Its weights ({OWN}) are on n1, n2.",
-        f"The weights of its adapter x ({LORA}) did not come, and it is tried again: b: there is no lora.gguf.",
+        f"The weights of its adapter x ({LORA}) could not be pulled (retrying): b: there is no lora.gguf.",
     ]
     assert weights_state(failed, M) == "failed"
     here = at((OWN, "n1"), (LORA, "n1"), why="it is here all the same")
@@ -52,7 +52,7 @@ def test_image_mounted_weights_are_described_by_their_inspection() -> None:
     as_image = "are mounted by the node's container runtime as an image, as Settings require (weights.mount: image)"
     mounted = f"Its weights {as_image}"
     assert describe_weights(before, one) == [
-        f"Its weights ({OWN}) are brought to no node.", f"{mounted}, if they are one, which nobody has seen yet.",
+        f"Its weights ({OWN}) are not pulled to nodes.", f"{mounted} (the artifact has not been inspected yet).",
     ]  # fmt: skip
     seen = WeightsReport(artifact=OWN, look=True, digest="sha256:aa", image="")
     assert describe_weights(replace_fields(before, looked={read_weights_request(seen): seen}), one)[1] == f"{mounted}."

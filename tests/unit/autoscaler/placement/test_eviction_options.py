@@ -28,7 +28,8 @@ def drawn(rng: Random, node: int, at: int) -> Bin:
     there = [
         on(rng.choice("abcd"), rng.randrange(1, 9), replica=ReplicaId(f"{name}-{number}"),
            priority=rng.randrange(-1, 3), busy=rng.random() < 0.5, kept=rng.random() < 0.3,
-           leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)), beside=hosts.cores(rng.randrange(3)),
+           leaving=rng.random() < 0.3, evictable_s=rng.choice((0.0, T0, T0 + 1)),
+           host_usage=hosts.cores(rng.randrange(3)),
            trust=rng.choice((TenantSet(), ACME, ZETA)))
         for number in range(rng.choice((0, 0, 1, 1, 2)))
     ]  # fmt: skip
@@ -37,7 +38,7 @@ def drawn(rng: Random, node: int, at: int) -> Bin:
 
 def everywhere(ways: EvictionSearch, asked: PlacementRequest) -> Iterator[SliceId]:
     """All Slices that could hold one of its devices if they were empty."""
-    return map(ways._yard.id_of, np.flatnonzero(ways._possible(asked)).tolist())
+    return map(ways._index.id_of, np.flatnonzero(ways._possible(asked)).tolist())
 
 
 def test_multi_device_eviction_search_matches_a_search_of_all_slices() -> None:

@@ -253,14 +253,14 @@ def test_explain_reports_memory_and_slots_of_a_grown_replica() -> None:
     runs = replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
     then = world([a], [device("gpu0", 17.5)], [runs])
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
-    assert any("granted 16Gi where it asks for 10Gi, with 7 slots instead of 4" in line for line in log)
+    assert any("granted 16Gi instead of 10Gi, with 7 slots instead of 4" in line for line in log)
     fit = explain_fit(then, a, load_memory_needs(a), T0)
     assert fit.most_bytes == 20 * GI
     assert (
-        "It is granted up to 20Gi where nobody else could use that (gpu.growth): its engine is given more slots, 9 at "
-        "most." in fit.sentences
+        "It is granted up to 20Gi where no other Model can use that memory (gpu.growth): its engine is started with "
+        "more slots, at most 9." in fit.sentences
     )
-    assert f"{one.id} was granted 16Gi where it asks for 10Gi, with 7 slots instead of 4." in fit.sentences
+    assert f"{one.id} was granted 16Gi instead of 10Gi, with 7 slots instead of 4." in fit.sentences
     assert plan(then, T0).actions == ()
 
 
@@ -307,7 +307,7 @@ def test_growth_extends_the_context_if_the_model_sets_no_length() -> None:
     grown = replica(a, "r", memory_bytes=12 * GI)
     then = world([a], [device()], [grown])
     told = " ".join(explain_model(then, plan(then, T0), Log(), a.name, T0).sentences)
-    assert "granted 12Gi where it asks for 10Gi, with 16384 tokens of context instead of 8192" in told
+    assert "granted 12Gi instead of 10Gi, with 16384 tokens of context instead of 8192" in told
     less = launched(a, told_of(a, grown), "llama-server").argv
     assert after(less, "--ctx-size") == "16384"
 

@@ -251,7 +251,7 @@ def _there(yard: SliceIndex) -> list[int]:
 
 def state(yard: SliceIndex) -> list[object]:
     """Everything that a placement decision depends on."""
-    stock, shelves = yard.stock, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
+    stock, shelves = yard.arrays, (replace_(shelf, incumbents=()) for shelf in yard.shelves.values())
     there = _there(yard)
     of_nodes = (stock.classes, stock.cpu, stock.host_bytes, stock.cpu_size, stock.host_size)
     arrays = (
@@ -263,7 +263,7 @@ def state(yard: SliceIndex) -> list[object]:
         *(one[there] for one in of_nodes),
     )
     left = [*sorted(yard.hosts.items()), *sorted(yard.emptying)]
-    free = [yard.company.free(trust or ()) for trust in TRUSTS]
+    free = [yard.occupancy.free(trust or ()) for trust in TRUSTS]
     return [
         *shelves,
         *left,
@@ -275,14 +275,20 @@ def state(yard: SliceIndex) -> list[object]:
 def grades(yard: SliceIndex, expected: RestartCosts, asked: Sequence[PlacementRequest], now_s: float) -> list[object]:
     """Eviction candidates, their costs, and the time of the next change."""
     yard.look(expected)
-    found = [yard.roster.grade(change_request(one, priority=priority), now_s) for one in asked for priority in (0, 1)]
+    found = [
+        yard.eviction_costs.grade(change_request(one, priority=priority), now_s) for one in asked for priority in (0, 1)
+    ]
     return [
         *([part.tolist() for part in one] for one in found),
         *(
             part.tolist()
-            for part in (yard.roster.soon, yard.roster.few, yard.short(HostAmount(2000, GI))[_there(yard)])
+            for part in (
+                yard.eviction_costs.soon,
+                yard.eviction_costs.few,
+                yard.short(HostAmount(2000, GI))[_there(yard)],
+            )
         ),
-        yard.roster.next_s(now_s),
+        yard.eviction_costs.next_s(now_s),
     ]
 
 
@@ -296,12 +302,12 @@ def test_updated_slice_index_gives_the_same_packing_as_a_rebuilt_one(seed: int) 
         now_s += rng.choice((0.0, 0.5, 30.0, 90.0))
         one = turned(one, rng, now_s)
         leaving, staying = some(rng, sorted(one.replicas)), some(rng, sorted(one.replicas))
-        yard = survey.yard(one, now_s, leaving, staying)
+        yard = survey.update(one, now_s, leaving, staying)
         known = None if one.learned.lesson is None else decode_placement_values(one.learned.lesson)
         anew = SliceIndex(build_bins(one, now_s, leaving, staying), build_hosts(one, now_s, leaving, staying), known)
         asked = wants(rng)
         assert state(yard) == state(anew)
-        assert grades(yard, survey.outlook, asked, now_s) == grades(anew, build_restart_costs(one), asked, now_s)
+        assert grades(yard, survey.restart_costs, asked, now_s) == grades(anew, build_restart_costs(one), asked, now_s)
         assert pack(asked, yard, copies, RestartCosts(), now_s) == pack(asked, anew, copies, RestartCosts(), now_s)
 
 
@@ -329,21 +335,21 @@ def test_slice_index_is_kept_when_a_node_without_devices_returns() -> None:
     one = world(MODELS, at_n, hosts={NodeId("n0"): full, NodeId("n4"): small, NodeId("n5"): small})
     gone = replace_fields(one, hosts={NodeId("n0"): full, NodeId("n5"): small})
     copies = frozenset({Copy(artifact="oci://r.io/a", node=NodeId("n4"))})
-    yard = survey.yard(one, T0)
-    yard.locality.tell(copies)
+    yard = survey.update(one, T0)
+    yard.locality.set_copies(copies)
     assert yard.locality.known(RequiredArtifacts("oci://r.io/a")).artifact
     for at, nodes in ((gone, {"n5"}), (one, {"n4", "n5"}), (gone, {"n5"})):
-        assert survey.yard(at, T0) is yard
-        yard.locality.tell(copies)
+        assert survey.update(at, T0) is yard
+        yard.locality.set_copies(copies)
         assert bool(yard.locality.known(RequiredArtifacts("oci://r.io/a")).artifact) == ("n4" in nodes)
         packed = pack([cpu_only], yard, copies, RestartCosts(), T0)
         assert packed == pack(
             [cpu_only], SliceIndex(build_bins(at, T0), build_hosts(at, T0)), copies, RestartCosts(), T0
         )
-    assert survey.yard(replace_fields(one, hosts={**one.nodes.hosts, NodeId("n4"): large}), T0) is not yard, (
+    assert survey.update(replace_fields(one, hosts={**one.nodes.hosts, NodeId("n4"): large}), T0) is not yard, (
         "it has another size"
     )
-    assert survey.yard(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
+    assert survey.update(replace_fields(one, hosts={NodeId("n4"): small}), T0) is not yard, "nobody knows what n0 has"
 
 
 def test_node_drain_takes_effect_after_the_slice_is_reported_again() -> None:

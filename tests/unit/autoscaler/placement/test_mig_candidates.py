@@ -40,14 +40,14 @@ def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
     short = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 4), **asks)
     for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
         assert order(short, T0 + later_s) is None
-    assert "has not CPU enough beside its devices: 4 cores left of 8" in why(short)
+    assert "has too little CPU: 4 cores left of 8" in why(short)
     assert "cut anew" not in why(short), "that would not help"
     other = replace_fields(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
     assert order(replace_fields(other, hosts=beside(8, 8))) is None, "it gets what is there"
     hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
     bare = world(cuttable={"n1": cuttable()}, hosts=beside(8, 4), **hard)
     assert order(bare) is None
-    assert "could be repartitioned for it, but it has not CPU enough beside its devices" in why(bare)
+    assert "could be cut anew for it, but it has too little CPU" in why(bare)
     assert order(replace_fields(bare, hosts=beside(8, 8))) is not None
 
 

@@ -89,7 +89,7 @@ class Every:
                     self._leave(self._willing(one, stay, at.incumbents), stay)
             node = some[0].slice.node
             if node in self.hosts and not self.hosts_left[node].holds(one.kind.host_request):
-                around = [i for at in self.shelves if at.slice.node == node for i in at.incumbents if any(i.beside)]
+                around = [i for at in self.shelves if at.slice.node == node for i in at.incumbents if any(i.host_usage)]
                 self._leave(self._willing(one, stay, around), stay)
             if not self._take(one, some):
                 return False
@@ -112,7 +112,7 @@ class Every:
                         self.left[at.slice.id] = self.left[at.slice.id].plus(i.room)
                         node = at.slice.node
             if node in self.hosts_left:
-                self.hosts_left[node] = self.hosts_left[node].plus(one.beside)
+                self.hosts_left[node] = self.hosts_left[node].plus(one.host_usage)
 
     def _take(self, one: PlacementRequest, some: tuple[Bin, ...]) -> bool:
         for other, there in self.came:
@@ -187,7 +187,7 @@ def filled(rng: Random, slice_: Slice, most: int, *, trusty: bool, hosted: bool)
                 f"x{slice_.id}{at}", room, rng.choice((0, 0, 30)), priority=rng.choice((0, 0, 1, 2)),
                 busy=rng.random() < 0.3, kept=rng.random() < 0.1, evictable_s=rng.choice((0.0, 0.0, T0, T0 + 1)),
                 leaving=leaving, stuck=leaving and rng.random() < 0.3,
-                trust=rng.choice(TRUSTS) if trusty else (), beside=cores(rng.randint(0, 2) if hosted else 0),
+                trust=rng.choice(TRUSTS) if trusty else (), host_usage=cores(rng.randint(0, 2) if hosted else 0),
             )
         )  # fmt: skip
     made = shelf(slice_, *there, locked=rng.random() < 0.1)
@@ -408,7 +408,7 @@ def test_result_names_the_replica_each_victim_is_evicted_for() -> None:
     answer = run([wants[0], wants[1], change_request(wants[2], unserved_since_s=1.0)], shelves)
     assert placed(answer) == [("d", "g1"), ("a", "g2")]
     assert [(one.model, one.want.model) for one in answer.victims] == [("x", "b")]
-    assert [(one.reason, one.promised) for one in answer.unmet] == [("makes room on g0: x is to leave", True)]
+    assert [(one.reason, one.promised) for one in answer.unmet] == [("waits on g0 for the eviction of x", True)]
 
 
 def test_two_device_victim_is_evicted_alone_for_a_two_device_replica() -> None:

@@ -37,12 +37,12 @@ def scarce(seed: int) -> Batch:
             there = [
                 on(
                     f"x{node}{at}{number}", rng.choice((2, 4, 9)), busy=rng.random() < 0.3,
-                    priority=rng.choice((0, 0, 0, 1)), leaving=rng.random() < 0.2, beside=cores(rng.randint(0, 3)),
+                    priority=rng.choice((0, 0, 0, 1)), leaving=rng.random() < 0.2, host_usage=cores(rng.randint(0, 3)),
                 )
                 for number in range(rng.choice((0, 1, 1, 2)))
             ]  # fmt: skip
             here.append(shelf(device(f"g{node}{at}", 24, node), *there))
-        held = sum(i.beside.cpu_milli for one in here for i in one.incumbents) // CORES
+        held = sum(i.host_usage.cpu_milli for one in here for i in one.incumbents) // CORES
         hosts[node] = host_of(here, held + rng.choice((0, 1, 2, 3, 4)))
         shelves += here
     wants = [
@@ -86,7 +86,7 @@ def test_cpu_of_a_node_is_never_exceeded_now_or_after_evictions(seed: int) -> No
     there = {i.replica: (one.slice.node, i) for one in found.shelves for i in one.incumbents}
     for node, host in found.hosts.items():
         gone = [there[one.replica][1] for one in answer.victims if there[one.replica][0] == node]
-        soon = host.soon.plus(HostAmount(sum(i.beside.cpu_milli for i in gone), 0))
+        soon = host.soon.plus(HostAmount(sum(i.host_usage.cpu_milli for i in gone), 0))
         assert host.left.holds(now[node])
         assert soon.holds(all_[node])
 
@@ -126,7 +126,7 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> lis
 def test_immediate_placements_use_only_cpu_that_is_free_now() -> None:
     """On n0, 2 cores are free, and 2 more after y has left: a and b cannot both start there now."""
     for left in (2, 4):
-        leaving = on("y", 1, leaving=True, beside=cores(2))
+        leaving = on("y", 1, leaving=True, host_usage=cores(2))
         shelves = [
             shelf(device("g0", 12, "n0")), shelf(device("h0", 12, "n0")), shelf(device("i0", 12, "n0"), leaving),
             shelf(device("q", 24, "q")), shelf(device("r", 24, "q")), shelf(device("p", 24, "p"), on("x", 20)),
@@ -144,7 +144,7 @@ def test_search_distinguishes_cpu_free_now_from_cpu_free_later() -> None:
     shelves = [
         *(shelf(device(f"g{at}", 8, f"n{at}")) for at in range(2)),
         *(shelf(device(f"h{at}", 6, f"n{at}")) for at in range(2)),
-        shelf(device("q0", 4, "n0")), shelf(device("y", 3, "n0"), on("y", 3, leaving=True, beside=cores(3))),
+        shelf(device("q0", 4, "n0")), shelf(device("y", 3, "n0"), on("y", 3, leaving=True, host_usage=cores(3))),
         shelf(device("q", 24, "q")), shelf(device("p", 24, "p"), on("x", 24)),
     ]  # fmt: skip
     held = [
@@ -171,7 +171,7 @@ def all_going(shelves: list[Bin], *ids: str) -> list[Evictee]:
 
 def test_waiting_replica_cannot_use_cpu_that_a_later_replica_frees() -> None:
     """On n0 are 4 cores: a takes 2 and x has 2. Only c may evict x, so b fits there only if it is served after c."""
-    x, y = on("x", 20, beside=cores(2), kept=True, priority=1), on("y", 20)
+    x, y = on("x", 20, host_usage=cores(2), kept=True, priority=1), on("y", 20)
     shelves = [shelf(device("g0", 24, "n0")), shelf(device("g1", 24, "n0"), x), shelf(device("p", 24, "p"), y)]
     hosts = {NodeId("n0"): host_of(shelves[:2], 4)}
     a, b = (asks("a", 2, avoids=away("p")), "g0"), (asks("b", 2), "p")
@@ -183,7 +183,7 @@ def test_waiting_replica_cannot_use_cpu_that_a_later_replica_frees() -> None:
 
 def test_eviction_for_cpu_is_assigned_to_the_replica_that_lacks_cpu() -> None:
     """On q is f, so x stays. y is evicted for b and not for a, which is first; evicting z or w would help neither."""
-    y, z, w, x = on("y", 2, beside=cores(2)), on("z", 20), on("w", 10, beside=cores(2)), on("x", 20)
+    y, z, w, x = on("y", 2, host_usage=cores(2)), on("z", 20), on("w", 10, host_usage=cores(2)), on("x", 20)
     shelves = [
         shelf(device("g0", 24, "n0"), y), shelf(device("g1", 24, "n0"), z), shelf(device("g2", 24, "n1"), w),
         shelf(device("q", 24, "q")), shelf(device("p", 24, "p"), x),
@@ -201,7 +201,7 @@ def test_eviction_for_cpu_is_assigned_to_the_replica_that_lacks_cpu() -> None:
 
 def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
     """After x has left, n0 has CPU for both; but a is first and may evict only y."""
-    x = on("x", 4, beside=cores(3), kept=True, priority=1)
+    x = on("x", 4, host_usage=cores(3), kept=True, priority=1)
     shelves = [
         shelf(device("g0", 24, "n0")),
         shelf(device("g1", 24, "n0"), x),
@@ -217,7 +217,7 @@ def test_replica_cannot_move_to_a_node_whose_cpu_is_freed_only_later() -> None:
 
 def test_search_is_skipped_if_a_replica_that_stays_needs_victim_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minimal_eviction_input, "MOVERS_MAX", 1)
-    shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, beside=cores(2)))]
+    shelves = [shelf(device("g0", 12, "n0")), shelf(device("g1", 24, "n1"), on("x", 2, host_usage=cores(2)))]
     held = [
         Assigned(asks("a", 1, 8), (SliceId("g0"),), now=False),
         Assigned(asks("b", 4, 8), (SliceId("g1"),), now=False),

@@ -87,7 +87,7 @@ def test_first_product_glob_that_matches_a_free_device_is_preferred() -> None:
     assert placed(run([want("a", products=("*l40s*",))], slices)) == [("a", "g0")]
     nowhere = run([want("a", products=("*mi300*",))], slices).unmet[0]
     assert nowhere.never
-    assert nowhere.reason == "needs a device named like *mi300*; there are: NVIDIA H100 80GB, NVIDIA L40S"
+    assert nowhere.reason == "needs a device of product *mi300*; existing products: NVIDIA H100 80GB, NVIDIA L40S"
 
 
 def test_replica_exceeding_the_free_compute_percent_is_not_placed() -> None:
@@ -109,7 +109,7 @@ def test_hardware_isolation_needs_an_isolated_slice_or_an_empty_device() -> None
 def test_multi_device_replica_gets_whole_free_devices_of_one_node() -> None:
     spread = [shelf(device("g0", node="n0")), shelf(device("g1", node="n1"))]
     big = want("a", 20, devices=2)
-    assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi of one node; the largest node has 1"
+    assert run([big], spread).unmet[0].reason == "needs 2 whole devices of 20Gi on one node; the largest node has 1"
     beside = [shelf(device("g2", node="n1"), on("x", 1)), shelf(device("g3", node="n1"))]
     assert placed(run([change_request(big, force=EvictionLevel.NONE)], [*spread, *beside])) == [("a", "g1", "g3")]
     assert victims(run([big], [spread[0], *beside])) == ["x"]
@@ -121,7 +121,7 @@ def test_cpu_only_replica_is_placed_without_a_slice() -> None:
 
 def test_unhealthy_slices_are_never_used() -> None:
     answer = run([want("a")], [shelf(device(healthy=False))])
-    assert answer.unmet[0].reason == "needs 10Gi on one device; no device that has it is healthy"
+    assert answer.unmet[0].reason == "needs 10Gi on one device; no suitable device is healthy"
     assert not answer.unmet[0].never
 
 
@@ -171,7 +171,7 @@ def test_no_eviction_while_a_draining_replica_frees_enough_memory() -> None:
     leaving = shelf(device("g0"), on("x", 20, state=S.DRAINING, leaving=True))
     idle = shelf(device("g1"), on("y", 20))
     answer = run([want("a")], [leaving, idle])
-    assert (victims(answer), answer.unmet[0].reason) == ([], "waits on g0 until x has left")
+    assert (victims(answer), answer.unmet[0].reason) == ([], "waits on g0 until x has stopped")
     assert victims(run([want("a", 20), want("b", 20)], [leaving, idle])) == ["y"]
 
 
@@ -184,7 +184,7 @@ def test_one_replica_at_a_time_starts_on_a_device() -> None:
     answer = run([want("a", 4), want("b", 4)], [shelf(device())])
     assert placed(answer) == [("a", "gpu0")]
     assert answer.unmet[0].reason == (
-        "waits on gpu0 until the Replica that is starting there is ready: one starts at a time"
+        "waits on gpu0 until the replica that is starting there is ready; replicas start one at a time"
     )
     assert placed(run([want("a", 4)], [shelf(device("g0", 8), locked=True), shelf(device("g1", 80))])) == [("a", "g1")]
 
@@ -362,7 +362,7 @@ def test_invalid_slices_do_not_prevent_placement_on_valid_ones() -> None:
     )
     many = [shelf(device(f"g{number:05}", 1)) for number in range(LANES_MAX + 1)]
     assert placed(run([want("a", 1)], many)) == [("a", "g00000")]
-    with pytest.raises(ValueError, match="two Slices have one id"):
+    with pytest.raises(ValueError, match="two slices have the same id"):
         SliceIndex([shelf(device("g0")), shelf(device("g0"))])
 
 
@@ -389,7 +389,7 @@ def test_both_devices_of_a_two_device_victim_count_as_freed() -> None:
     answer = run([want("a", 20), want("b", 20, force=EvictionLevel.NONE)], slices)
     assert victims(answer) == ["cheap"]
     assert [one.reason for one in answer.unmet] == [
-        "makes room on g0: cheap is to leave", "waits on g1 until cheap has left",
+        "waits on g0 for the eviction of cheap", "waits on g1 until cheap has stopped",
     ]  # fmt: skip
 
 

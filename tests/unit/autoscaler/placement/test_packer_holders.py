@@ -57,7 +57,7 @@ def planned(memory_gi: float, *there: str) -> Plan:
 def test_one_replica_is_evicted_if_only_the_device_pod_limit_is_reached(memory_gi: float) -> None:
     made = planned(memory_gi, "low0", "low1")
     assert kinds(made) == ["drain low0"], "the other may stay, and all that nobody has is there for who comes"
-    assert [one.reason for one in made.unmet] == ["makes room on n0/g: low0 is to leave"]
+    assert [one.reason for one in made.unmet] == ["waits on n0/g for the eviction of low0"]
     starts = [one.replica.model for one in planned(memory_gi, "low1").actions if isinstance(one, StartReplica)]
     assert starts[:1] == ["high"], "it is placed beside the other"
 
@@ -72,15 +72,15 @@ def test_pod_slot_freed_by_an_eviction_is_promised_to_one_replica() -> None:
     three = run([want("a", 3), want("b", 3), want("c", 3)], [card])
     assert [one.promised for one in three.unmet] == [True, True, False]
     assert three.unmet[2].reason == (
-        "needs 3Gi on one device; the largest has 70Gi free of 80Gi, held by x (leaves soon), y (leaves soon), and "
-        "takes no more than 2 at once"
+        "needs 3Gi on one device; the largest has 70Gi free of 80Gi, held by x (to be drained), y (to be drained); "
+        "at most 2 pods share it"
     )
 
 
 def test_replica_waiting_for_a_draining_one_evicts_no_other_replica() -> None:
     leaving = on("x", 2, state=S.DRAINING, leaving=True)
     answer = run([want("a", 20)], [taken(CARD, leaving, on("y", 2))])
-    assert (victims(answer), answer.unmet[0].reason) == ([], "waits on n0/g until x has left")
+    assert (victims(answer), answer.unmet[0].reason) == ([], "waits on n0/g until x has stopped")
 
 
 def test_second_replica_evicts_if_the_first_takes_the_last_pod_slot() -> None:

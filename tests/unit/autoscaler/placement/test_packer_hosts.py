@@ -32,8 +32,8 @@ def host_of(shelves: Iterable[Bin], cores: int, memory_gi: int = 64) -> HostReso
     size = HostAmount(cores * CORES, memory_gi * GI)
     host, coming = HostResources(*size, *size), NOTHING
     for one in {i.replica: i for each in shelves for i in each.incumbents}.values():
-        host = host.without(one.beside)
-        coming = coming.plus(one.beside) if one.leaving and not one.stuck else coming
+        host = host.without(one.host_usage)
+        coming = coming.plus(one.host_usage) if one.leaving and not one.stuck else coming
     return host._replace(coming=coming)
 
 
@@ -57,16 +57,15 @@ def test_node_without_enough_cpu_is_skipped() -> None:
 
 
 def test_reason_names_the_missing_cpu_and_memory() -> None:
-    slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(3), kept=True))]
+    slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(3), kept=True))]
     answer = run([asks("a", 2)], slices, {N0: 4}).unmet[0]
     assert not answer.never
     assert answer.reason == (
-        "needs 10Gi on one device and 2 cores of its node; node n0 has not CPU enough beside its devices: "
-        "1 cores left of 4 cores"
+        "needs 10Gi on one device and 2 cores on its node; node n0 has too little CPU: 1 cores left of 4 cores"
     )
     both = want("a", cpu_milli=2 * CORES, host_bytes=63 * GI)
-    kept = on("x", 1, beside=cores(3, 60), kept=True)
-    assert "has not CPU and memory enough beside its devices: 1 cores left of 4 cores, 4Gi left of 64Gi" in (
+    kept = on("x", 1, host_usage=cores(3, 60), kept=True)
+    assert "has too little CPU and memory: 1 cores left of 4 cores, 4Gi left of 64Gi" in (
         run([both], [shelf(device("g0"), kept)], {N0: 4}).unmet[0].reason
     )
 
@@ -74,24 +73,26 @@ def test_reason_names_the_missing_cpu_and_memory() -> None:
 def test_replica_exceeding_cpu_of_every_node_is_reported_as_never_fitting() -> None:
     answer = run([asks("a", 9)], [shelf(device("g0"))], {N0: 8}).unmet[0]
     assert (answer.reason, answer.never) == (
-        "needs 9 cores of one node beside 10Gi on one device; none that has such devices has more than 8 cores",
+        "needs 10Gi on one device and 9 cores on its node; no node with such devices has more than 8 cores",
         True,
     )
 
 
 def test_cpu_shortage_evicts_a_replica_on_another_device_of_the_node() -> None:
     slices = [
-        shelf(device("g0", node="n0"), on("idle", 1, beside=cores(2)), on("busy", 1, beside=cores(2), busy=True)),
+        shelf(
+            device("g0", node="n0"), on("idle", 1, host_usage=cores(2)), on("busy", 1, host_usage=cores(2), busy=True)
+        ),
         shelf(device("g1", node="n0")),
     ]
     answer = run([asks("a", 3, 24)], slices, {N0: 5})
     assert victims(answer) == ["idle"]
-    assert answer.unmet[0].reason == "makes room on g1: idle is to leave"
+    assert answer.unmet[0].reason == "waits on g1 for the eviction of idle"
 
 
 def test_eviction_for_cpu_picks_only_the_replica_that_frees_enough() -> None:
     slices = [
-        shelf(device("g0", node="n0"), on("a1", 1), on("a2", 1, beside=cores(1)), on("a3", 1, beside=cores(4))),
+        shelf(device("g0", node="n0"), on("a1", 1), on("a2", 1, host_usage=cores(1)), on("a3", 1, host_usage=cores(4))),
         shelf(device("g1", node="n0")),
     ]
     assert victims(run([asks("z", 4, 24)], slices, {N0: 5})) == ["a3"]
@@ -100,7 +101,10 @@ def test_eviction_for_cpu_picks_only_the_replica_that_frees_enough() -> None:
 def test_cpu_victim_is_spared_if_a_later_victim_frees_enough() -> None:
     slices = [
         shelf(
-            device("g0", node="n0"), on("k", 20, kept=True), on("x", 1, beside=cores(2)), on("y", 1, beside=cores(5))
+            device("g0", node="n0"),
+            on("k", 20, kept=True),
+            on("x", 1, host_usage=cores(2)),
+            on("y", 1, host_usage=cores(5)),
         ),
         shelf(device("g1", node="n0")),
     ]
@@ -108,14 +112,17 @@ def test_cpu_victim_is_spared_if_a_later_victim_frees_enough() -> None:
 
 
 def test_new_replica_waits_for_the_cpu_of_a_draining_replica() -> None:
-    slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), leaving=True)), shelf(device("g1", node="n0"))]
+    slices = [
+        shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(4), leaving=True)),
+        shelf(device("g1", node="n0")),
+    ]
     answer = run([asks("a", 3, 24)], slices, {N0: 4})
     assert victims(answer) == []
-    assert (answer.unmet[0].reason, answer.unmet[0].promised) == ("waits on g0 until x has left", True)
+    assert (answer.unmet[0].reason, answer.unmet[0].promised) == ("waits on g0 until x has stopped", True)
 
 
 def test_cpu_of_a_draining_replica_is_promised_only_once() -> None:
-    leaver = on("x", 1, beside=cores(4), leaving=True)
+    leaver = on("x", 1, host_usage=cores(4), leaving=True)
     slices = [
         shelf(device("g0", node="n0"), leaver), shelf(device("g1", node="n0")), shelf(device("g2", node="n0")),
     ]  # fmt: skip
@@ -127,14 +134,14 @@ def test_cpu_of_a_draining_replica_is_promised_only_once() -> None:
 
 def test_multi_device_replica_needs_its_cpu_once_not_per_device() -> None:
     slices = [shelf(device(f"g{n}", node="n0")) for n in range(2)]
-    slices.append(shelf(device("g2", node="n0"), on("x", 1, beside=cores(3)), on("y", 1, beside=cores(3))))
+    slices.append(shelf(device("g2", node="n0"), on("x", 1, host_usage=cores(3)), on("y", 1, host_usage=cores(3))))
     answer = run([asks("a", 4, 24, devices=2)], slices, {N0: 8})
     assert len(victims(answer)) == 1, answer
     assert placed(run([asks("a", 2, 24, devices=2)], slices, {N0: 8})) == [("a", "g0", "g1")]
 
 
 def test_replica_without_cpu_request_fits_a_node_with_overcommitted_cpu() -> None:
-    slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(9)))]
+    slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(9)))]
     assert placed(run([want("a", 2)], slices, {N0: 8})) == [("a", "g0")]
 
 
@@ -158,7 +165,7 @@ def benches(draw: st.DrawFn) -> list[Bin]:
         there: list[Occupant] = []
         for at in range(draw(st.integers(0, 3))):
             beside = cores(draw(st.integers(0, 4)), draw(st.sampled_from([0, 10])))
-            one = on(f"x{number}{at}", draw(st.sampled_from([2, 8])), beside=beside)
+            one = on(f"x{number}{at}", draw(st.sampled_from([2, 8])), host_usage=beside)
             there.append(
                 one._replace(
                     leaving=draw(st.integers(0, 4)) == 0, stuck=draw(st.integers(0, 9)) == 0,
@@ -192,7 +199,7 @@ def test_host_resources_are_never_overcommitted_or_promised_twice(
     at = {i.replica: one.slice.node for one in shelves for i in one.incumbents}
     for victim in answer.victims:
         assert can_evict(victim.want, known[victim.replica], T0)
-        soon[at[victim.replica]] = soon[at[victim.replica]].plus(known[victim.replica].beside)
+        soon[at[victim.replica]] = soon[at[victim.replica]].plus(known[victim.replica].host_usage)
     need_at: dict[NodeId, HostAmount] = defaultdict(lambda: NOTHING)
     for missing in answer.unmet:
         if missing.promised:
@@ -234,7 +241,7 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
             gone, amounts = ResourceAmount(0, 0), NOTHING
             for id in some:
                 gone = gone.plus(willing[id].room) if id in here else gone
-                amounts = amounts.plus(willing[id].beside)
+                amounts = amounts.plus(willing[id].host_usage)
             on_slice = on_it.free.plus(on_it.coming).plus(gone).holds(room)
             if on_slice and host.soon.plus(amounts).holds(one.kind.host_request):
                 found.append(some)
@@ -243,5 +250,5 @@ def _ways(one: PlacementRequest, on_it: Bin, shelves: list[Bin], size: dict[Node
 
 @pytest.mark.parametrize("force", [EvictionLevel.NONE, EvictionLevel.IDLE])
 def test_replica_that_may_not_evict_busy_replicas_evicts_none(force: EvictionLevel) -> None:
-    slices = [shelf(device("g0", node="n0"), on("x", 1, beside=cores(4), busy=True))]
+    slices = [shelf(device("g0", node="n0"), on("x", 1, host_usage=cores(4), busy=True))]
     assert victims(run([change_request(asks("a", 3), force=force)], slices, {N0: 4})) == []

@@ -77,7 +77,7 @@ def test_whole_gpu_replica_waits_until_all_partitions_are_released() -> None:
     at = world([large, small], slices, [on], gateways=[gateway(levels=[level("large", 1)])])
     (unmet,) = plan(at, T0).unmet
     assert (unmet.model, unmet.never) == ("large", False)
-    assert f"{NODE}/gpu-0 is whole when those have ended who have parts of it" in unmet.reason
+    assert f"{NODE}/gpu-0 is whole again when all its parts are free" in unmet.reason
     assert list_unplaceable_models(at) == {}
     assert list_unplaceable_models(asked(slices, model("two", 70, gpu=Gpu(count=2)))).keys() == {"two"}
     assert list_unplaceable_models(asked(slices, model("huge", 90))).keys() == {"huge"}, "more than all of it"
@@ -103,7 +103,7 @@ def test_two_small_replicas_start_in_turn_on_one_gpu() -> None:
     begun = starts(at)
     assert len(begun) == 1
     (unmet,) = plan(at, T0).unmet
-    assert "the rest of that is offered in a moment" in unmet.reason
+    assert "waits for the rest of" in unmet.reason
     assert not unmet.never
     ((first, gpu),) = begun.items()
     on = replica(a if first == "a" else b, "r", (f"{NODE}/{gpu}",), S.STARTING, created_s=T0)
@@ -171,7 +171,7 @@ def waits_for_first(at: World) -> bool:
     """Whether `b` waits for the rest of the GPU on which `first` starts, instead of starting at once."""
     (told,) = [one for one in [*plan(at, T0).unmet, None] if one is None or one.model == "b"][:1]
     assert (told is None) == (starts(at).get("b") is not None)
-    return told is not None and "starts on x/gpu-0 first" in told.reason
+    return told is not None and "waits for the rest of x/gpu-0" in told.reason
 
 
 def test_replica_waits_for_the_rest_of_a_gpu_to_keep_another_gpu_whole() -> None:

@@ -31,21 +31,21 @@ NOW = [
         TWO,
         [shelf(device("g0")), shelf(device("g1"), KEPT), shelf(device("g2", node="n1"))],
         (
-            "needs 2 whole devices of 20Gi of one node; the node with the most has 1 free, g1 is held by x "
+            "needs 2 whole devices of 20Gi on one node; the node with the most free devices has 1: g1 is held by x "
             "(idle, kept by replicas.min)"
         ),
     ),
     (
         change_request(TWO, devices=5),
         [shelf(device(f"g{number}"), *[KEPT] * (number > 0)) for number in range(6)],
-        "needs 5 whole devices of 20Gi of one node; the node with the most has 1 free, "
+        "needs 5 whole devices of 20Gi on one node; the node with the most free devices has 1: "
         + ", ".join(f"g{number} is held by x (idle, kept by replicas.min)" for number in (1, 2, 3))
-        + " and 2 more are not free",
+        + ", 2 more are not free",
     ),
     (
         TWO,
         [shelf(device("g0")), shelf(device("g1", healthy=False))],
-        "needs 2 whole devices of 20Gi of one node; no node has as many that are healthy",
+        "needs 2 whole devices of 20Gi on one node; no node has that many healthy devices",
     ),
     (
         want("a", 4, compute_percent=60),
@@ -62,18 +62,18 @@ NEVER = [
         [part("g0", 8)],
         "needs 4Gi and 60 % of compute on one device; the largest has 8Gi and 50 % of compute",
     ),
-    (want("a", 0), [part("g0", 8)], "needs a whole device; what is large enough is only a part of a device"),
+    (want("a", 0), [part("g0", 8)], "needs a whole device; every slice of that size is a part of a device"),
     (
         change_request(TWO, memory_bytes=4 * GI),
         [part("g0", 8), part("g1", 8)],
-        "needs 2 whole devices of 4Gi; what is large enough is only a part of a device",
+        "needs 2 whole devices of 4Gi; every slice of that size is a part of a device",
     ),
     (
         want("a", 4, isolation=Isolation.HARDWARE),
         [part("g0", 8, Isolation.MEMORY)],
         (
-            "needs 4Gi on one device with hardware isolation; what is large enough is only a part of a device, and not "
-            "kept apart so"
+            "needs 4Gi on one device with hardware isolation; every slice of that size is a part of a device without "
+            "this isolation"
         ),
     ),
     (
@@ -106,6 +106,5 @@ def test_reason_names_the_cpu_shortage_of_a_node_with_free_devices() -> None:
     )
     (missing,) = pack([change_request(TWO, cpu_milli=4000)], yard, frozenset(), RestartCosts(), T0).unmet
     assert missing.reason == (
-        "needs 2 whole devices of 20Gi of one node and 4 cores beside them; "
-        "node n0 has not CPU enough beside its devices: 2 cores left of 8 cores"
+        "needs 2 whole devices of 20Gi on one node, with 4 cores; node n0 has too little CPU: 2 cores left of 8 cores"
     )

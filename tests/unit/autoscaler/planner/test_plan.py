@@ -91,7 +91,7 @@ def test_replicas_on_one_device_start_one_after_the_other() -> None:
     after = folded(begin, first.actions)
     assert plan(after, T0).actions == ()
     waits = plan(after, T0 + 1).unmet[0].reason
-    assert waits == "waits on gpu0 until the Replica that is starting there is ready: one starts at a time"
+    assert waits == "waits on gpu0 until the replica that is starting there is ready; replicas start one at a time"
 
 
 def test_hanging_start_locks_its_device_for_a_limited_time() -> None:
@@ -171,7 +171,7 @@ def test_start_over_its_time_limit_fails_and_is_stopped() -> None:
     assert (kinds(plan(made, T0)), plan(made, T0).next_s) == ([], T0 + 1)
     failed = plan(made, T0 + 1)
     assert kinds(failed) == ["fail r"]
-    assert failed.actions[0].reason == "not ready after 30 s, which is start.secondsMax"
+    assert failed.actions[0].reason == "not ready after 30 s (start.secondsMax)"
     after = folded(made, failed.actions, T0 + 1)
     assert kinds(plan(after, T0 + 1)) == ["stop r"]
 
@@ -189,7 +189,7 @@ def test_backoff_delays_the_start_and_reports_the_next_try() -> None:
     failing = {"a": History(refused_until_s=T0 + 60, retry_at_s=T0 + 60, episodes=1, failure="exit status 1")}
     made = world([A], [device()], gateways=calls, histories=failing)
     answer = plan(made, T0)
-    assert (answer.actions, answer.unmet[0].reason) == ((), "exit status 1; next try in 60 s")
+    assert (answer.actions, answer.unmet[0].reason) == ((), "exit status 1; next attempt in 60 s")
     assert kinds(plan(made, T0 + 60)) == ["start a"]
 
 
@@ -289,7 +289,7 @@ def test_old_replica_stays_if_replicas_of_the_changed_spec_fail() -> None:
     calls = [gateway(levels=[level("a", 0, 1)], uses=[use("old", 1)])]
     made = world([A], [device()], [old], calls, failed)
     assert kinds(plan(made, T0)) == []
-    assert "the old one serves" in plan(made, T0).unmet[0].reason
+    assert "the old one keeps serving" in plan(made, T0).unmet[0].reason
     assert kinds(plan(made, T0 + 9)) == []
 
 

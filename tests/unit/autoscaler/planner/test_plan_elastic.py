@@ -77,11 +77,13 @@ def test_elastic_replica_with_less_memory_gets_fewer_slots() -> None:
     runs = replace(one, state=S.READY, since_s=T0, times=replace(one.times, ready_s=T0))
     then = world([a, b, full], at.nodes.slices.values(), [*held, runs], histories=None)
     log = explain_model(then, plan(then, T0), Log(), a.name, T0).sentences
-    assert any(f"{one.id} is ready since 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log)
+    assert any(
+        f"{one.id} has been ready for 0 s on gpu0, granted 9.5Gi of 10Gi, with 3 of 4 slots" in line for line in log
+    )
     fit = explain_fit(then, a, load_memory_needs(a), T0)
     assert fit.least_bytes == 8 * GI
     assert (
-        "It makes do with 8Gi where that fills a hole (gpu.elastic): its engine is given fewer slots, 3 at least."
+        "It can run with 8Gi for a tighter fit (gpu.elastic): its engine is started with fewer slots, at least 3."
         in (fit.sentences)
     )
     assert f"{one.id} was granted 9.5Gi of 10Gi, with 3 of 4 slots." in fit.sentences

@@ -91,7 +91,7 @@ def test_misplaced_replica_counts_as_usage_of_its_actual_slice() -> None:
 def test_misplacement_is_reported_by_one_event_and_by_explain() -> None:
     at = world((A, B), BIG, [replica(B, "b", ["n/x"])])
     now, moves = fold(at, [held_by("b", ("n/y",))], T0)
-    why = "it was given n/y, and not n/x, which was chosen"
+    why = "it was allocated n/y instead of n/x"
     assert list(derive_step_events(moves, (), at, now)) == [ModelEvent(B.name, "Misplaced", f"b: {why}", "Warning")]
     told = explain_model(now, plan(now, T0), Log(), B.name, T0)
     assert f"on n/y ({why})" in " ".join(told.sentences)
@@ -131,8 +131,8 @@ def test_discovered_replica_is_recorded_on_its_actual_slice() -> None:
 @pytest.mark.case("23")
 def test_younger_replica_of_an_overcommitted_slice_restarts_elsewhere() -> None:
     there = both(("n/x", ()), ("n/x", ("n/y",)))
-    assert goes(there) == {"b": "it was given n/x, and not n/y, which was chosen; n/x has no room for it: a is there"}
-    assert list_crowded_slices(there) == {"n/x": "more is on it than it has: a, b are there, and not by our choice"}
+    assert goes(there) == {"b": "it was allocated n/x instead of n/y; n/x has no room for it: a is there"}
+    assert list_crowded_slices(there) == {"n/x": "it is overcommitted: a, b are on it, placed by another scheduler"}
     now, _ = after(there, *plan(there, T0).actions)
     assert not goes(now), "once"
     asks = gateway(levels=[level("a", running=1), level("b", waiting=1)])
@@ -173,7 +173,7 @@ def test_no_replica_starts_on_a_slice_while_it_is_overcommitted() -> None:
     asks = [gateway(levels=[level("a", running=1), level("b", running=1), level("c", waiting=1)])]
     there = world((A, B, c), BIG[:1], there.replicas.values(), gateways=asks)
     (unmet,) = plan(there, T0).unmet
-    assert unmet.reason == "needs 5Gi on one device; more is on it than it has: a, b are there, and not by our choice"
+    assert unmet.reason == "needs 5Gi on one device; it is overcommitted: a, b are on it, placed by another scheduler"
     gone = world((A, B, c), BIG[:1], [there.replicas[ReplicaId("a")]], gateways=asks)
     assert [one.replica.model for one in plan(gone, T0).actions if isinstance(one, StartReplica)] == ["c"]
 
@@ -236,7 +236,7 @@ def test_hami_card_pod_limit_includes_foreign_pods() -> None:
     assert not [one for one in answer.actions if isinstance(one, StartReplica)]
     (unmet,) = answer.unmet
     assert "the largest has 75Gi free of 79Gi, held by m0 (" in unmet.reason
-    assert unmet.reason.endswith(", pods of others (1), and takes no more than 3 at once")
+    assert unmet.reason.endswith(", pods of others (1); at most 3 pods share it")
     fewer = world(of, slices, known[:1], gateways=[gateway(levels=[level("m0", running=1), level("m2", waiting=1)])])
     assert [one.replica.model for one in plan(fewer, T0).actions if isinstance(one, StartReplica)] == ["m2"]
 

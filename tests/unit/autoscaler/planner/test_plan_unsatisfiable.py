@@ -77,7 +77,7 @@ def test_clients_get_model_start_failed_if_the_model_cannot_start() -> None:
     assert (route.refusal.code, route.refusal.retry_after_s) == ("model_start_failed", EPISODE_AFTER_S)
     again = plan(after, T0)
     assert again.actions == ()
-    assert again.unmet[0].reason == f"{WHY}; next try in 60 s"
+    assert again.unmet[0].reason == f"{WHY}; next attempt in 60 s"
 
 
 def test_retry_delay_of_a_model_that_cannot_start_does_not_grow() -> None:
@@ -103,7 +103,7 @@ def test_serving_replica_stays_if_a_second_one_cannot_start() -> None:
     assert kinds(plan(made, T0)) == ["start b"]
     blocked = plan(replace_fields(made, obstacles=BLOCKED), T0)
     assert blocked.actions == ()
-    assert blocked.unmet[0].reason == f"one more cannot start: {WHY}"
+    assert blocked.unmet[0].reason == f"another replica cannot start: {WHY}"
 
 
 def test_old_replica_keeps_serving_while_the_changed_spec_cannot_start() -> None:
@@ -114,7 +114,7 @@ def test_old_replica_keeps_serving_while_the_changed_spec_cannot_start() -> None
     assert (kinds(replaced), replaced.tries) == (["drain r"], ("b",))
     kept = plan(replace_fields(made, obstacles=BLOCKED), T0)
     assert kept.actions == ()
-    assert kept.unmet[0].reason == f"its changed spec cannot start, the old one serves: {WHY}"
+    assert kept.unmet[0].reason == f"a replica with the changed spec cannot start, and the old one keeps serving: {WHY}"
 
 
 def test_minimum_replica_that_cannot_start_fails_without_an_attempt() -> None:

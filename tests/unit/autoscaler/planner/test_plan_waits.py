@@ -63,7 +63,8 @@ def test_wait_reason_is_shown_in_explain_and_status() -> None:
     at = waiting()
     told = explain_model(at, Plan(), Log(), M, T0 + 5)
     assert (
-        f"{R} is starting since 5 s on gpu0: wake m: 3 waiting; its engine is not started yet: {WHY}." in told.sentences
+        f"{R} has been starting for 5 s on gpu0: wake m: 3 waiting; its engine is not started yet: {WHY}."
+        in told.sentences
     )
     (row,) = list_status_rows(at, Plan(), T0)
     assert (row.state, row.why) == ("starting", WHY)

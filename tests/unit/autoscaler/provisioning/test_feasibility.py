@@ -26,7 +26,7 @@ def test_reason_for_a_model_too_large_for_every_device_names_the_largest() -> No
     made = world([model("huge", 30), model("fits", 24), model("two", 2, gpu=TWO)], [device(memory_gi=24)])
     assert list_unplaceable_models(made) == {
         "huge": "needs 30Gi on one device; the largest has 24Gi",
-        "two": "needs 2 whole devices of 2Gi of one node; the largest node has 1",
+        "two": "needs 2 whole devices of 2Gi on one node; the largest node has 1",
     }
 
 

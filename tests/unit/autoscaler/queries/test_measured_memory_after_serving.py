@@ -164,7 +164,7 @@ def test_node_agent_report_measures_the_memory_of_a_pod() -> None:
     assert (upon.replicas, plan(upon, T0).actions) == (early.replicas, ())
     told = explain_fit(upon, upon.models[A.name], Needs(), T0)
     assert (told.basis, told.used_bytes) == ("measured", 9 * GI)
-    assert told.sentences[1].endswith("is 9Gi, so far; it has not served for long.")
+    assert told.sentences[1].endswith("at most 9Gi of a device, before it had served for some time.")
     less = reported(in_pod(running(long_s, T0 - 5)), T0, ("u1", "GPU-a", 4))
     assert less.models[A.name].memory_bytes == 4 * GI * MARGIN, "it had served for a while"
     full = reported(early, T0, ("u1", "GPU-a", 1000))
@@ -205,10 +205,11 @@ def test_explain_fit_describes_the_measured_memory() -> None:
     upon = served(T0, 4, running(T0 - SERVED_S, T0 - 5))
     told = explain_fit(upon, upon.models[A.name], Needs(source="It", token_bytes=1), T0)
     assert (told.basis, told.used_bytes) == ("measured", 4 * GI)
-    assert told.sentences[0] == "a is counted with 5Gi, as measured; 8Gi by its artifact. It says:"
     assert (
-        "The most that a Replica was seen to use of a Device is 4Gi, after it had served for a while." in told.sentences
+        told.sentences[0]
+        == "a is counted with 5Gi, as measured; the estimate from its artifact is 8Gi. It gives this estimate:"
     )
+    assert "Measured: a replica uses at most 4Gi of a device, after it had served for some time." in told.sentences
     early = served(T0, 4, running(T0 - 10, T0 - 5))
     told = explain_fit(early, early.models[A.name], Needs(), T0)
-    assert told.sentences[1].endswith("is 4Gi, so far; it has not served for long.")
+    assert told.sentences[1].endswith("at most 4Gi of a device, before it had served for some time.")

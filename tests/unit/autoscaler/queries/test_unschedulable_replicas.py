@@ -290,7 +290,7 @@ def test_avoided_node_is_explained_and_used_again_after_its_backoff() -> None:
     answer = plan(there, T0)
     (unmet,) = answer.unmet
     assert not unmet.never
-    assert "kept the last pod of the Model off its node" in unmet.reason
+    assert "did not bind the last pod of the Model to its node" in unmet.reason
     (told,) = explain_model(there, answer, Log(), a.name, T0).candidates
     assert told.ruled_out in unmet.reason
     assert answer.next_s is not None
@@ -398,4 +398,4 @@ def test_gpu_held_by_an_ended_replica_for_a_minute_gets_no_new_replica(state: S)
         freed = world([model("a"), small], [device(product=product)], [], waits)
         assert kinds(plan(freed, T0 + 60)) == ["start b"]
     stuck = world([model("a"), small], [device(product="H100")], [ended], waits)
-    assert "a ended on its device long ago and still holds it" in plan(stuck, T0 + 60).unmet[0].reason
+    assert "a has stopped but still holds memory of its device" in plan(stuck, T0 + 60).unmet[0].reason

@@ -107,7 +107,7 @@ def test_order_is_released_after_its_replica_moves_to_an_owned_device() -> None:
     scene = Scene(rents(home()), demand)
     scene.run(30)
     (left,) = [one for _, one in scene.verbs("drain") if isinstance(one, DrainReplica)]
-    assert left.reason == "another has taken its place, where nothing has to be paid for"
+    assert left.reason == "replaced by another replica on owned devices"
     assert [one.resources.slices for one in scene.world.replicas.values()] == [("own0",)]
     assert not scene.world.rented.guests
     scene.run(300)
@@ -206,7 +206,7 @@ def test_idle_timeout_is_shorter_if_a_paid_replica_could_use_the_device() -> Non
     assert kinds(plan(begin, T0)) == ["drain b1"]
     assert (
         compute_desired_replicas(begin, B, T0 - 6).reason
-        == "last used 49 s ago, idle window 50 s while its place lets capacity cost"
+        == "last used 49 s ago, idle window 50 s (shortened because it uses paid capacity)"
     )
     owned = rents(home(), others=(replica(B, "b1", on=["own0"]),), histories=idle, of=offer(price_per_hour=0.0))
     assert not plan(owned, T0).actions, "else its idle window is longer"

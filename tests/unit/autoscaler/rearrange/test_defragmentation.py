@@ -82,7 +82,7 @@ def test_move_starts_the_successor_before_draining_the_old_replica() -> None:
     drain = scene.actions[1][1]
     assert isinstance(drain, DrainReplica)
     assert (drain.replica, drain.victim_of) == ("n0-a-r", "big")
-    assert drain.reason == "another has taken its place, to make room for big"
+    assert drain.reason == "replaced by another replica to make room for big"
     assert scene.ready("big")
     scene.run(3 * AGAIN_S, 60)
     assert len(moved(scene)) == 1, "and that was all"

@@ -180,8 +180,10 @@ def test_node_is_excluded_after_three_failed_repartitions() -> None:
         )
     at = town(cuttable(state="failed", **asked(TRIES_MAX)))
     assert order(at, T0 + 10 * CUT_S_MAX) is None
-    assert "could not be cut anew in 3 tries" in plan(at, T0).unmet[0].reason
-    assert all("could not be cut anew in 3 tries" in explain_closed_slice(at, one) for one in at.nodes.slices.values())
+    assert "could not be repartitioned in 3 attempts" in plan(at, T0).unmet[0].reason
+    assert all(
+        "could not be repartitioned in 3 attempts" in explain_closed_slice(at, one) for one in at.nodes.slices.values()
+    )
     both = town(cuttable(state="failed", **asked(TRIES_MAX)), cuttable("n2"))
     action = order(both, T0 + EVERY_S)
     assert action is not None

@@ -61,7 +61,7 @@ def test_idle_replicas_on_parts_are_evicted_for_a_whole_gpu_replica() -> None:
     made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b)), T0)
     assert leave(made) == {"a", "b"}
     assert {one.victim_of for one in made.actions if isinstance(one, DrainReplica)} == {"large"}
-    assert why(made) == f"makes room on {NODE}/gpu-0: a, b are to leave"
+    assert why(made) == f"waits on {NODE}/gpu-0 for the eviction of a, b"
 
 
 def test_no_replica_is_evicted_if_one_on_the_gpu_must_stay() -> None:
@@ -74,7 +74,7 @@ def test_no_replica_is_evicted_if_one_on_the_gpu_must_stay() -> None:
     ):
         made = plan(asked(parts(A, B), ("large",), on(a, A), on(b, B), models=(a, b), **more), T0)
         assert leave(made) == set(), b
-        assert "is whole when those have ended who have parts of it" in why(made)
+        assert "is whole again when all its parts are free" in why(made)
     b = model("b", 30)
     starting = on(b, B, state=S.STARTING, started_s=T0 - 1, since_s=T0 - 1, created_s=T0 - 1)
     assert leave(plan(asked(parts(A, B), ("large", "b"), on(a, A), starting, models=(a, b)), T0)) == set()
@@ -113,8 +113,8 @@ def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
     leaving = on(a, A, state=S.DRAINING, since_s=T0 - 1, drain=drain(T0 - 1, victim_of="large"))
     made = plan(asked(parts(A), ("large", "b"), leaving, models=(a, b)), T0)
     assert start(made) == {}
-    assert "its GPU is being vacated for large, which needs a whole GPU" in why(made, "b")
-    assert why(made).startswith(f"waits on {NODE}/gpu-0 until a has left")
+    assert "its GPU empties for large, which needs all of it" in why(made, "b")
+    assert why(made).startswith(f"waits on {NODE}/gpu-0 until a has stopped")
     two = asked(parts(A, gpus=2), ("large", "b"), leaving, models=(a, b))
     assert start(plan(two, T0)) == {"large": "gpu-1", "b": B}, "which has the other GPU, so that nothing empties"
 
@@ -140,8 +140,8 @@ def test_two_whole_gpu_replicas_empty_two_different_gpus() -> None:
     at = asked(parts(first, second, gpus=2), ("large", "other"), on(a, first), on(b, second), models=(a, b, other))
     made = plan(at, T0)
     assert leave(made) == {"a", "b"}
-    assert {why(made).split(":")[0], why(made, "other").split(":")[0]} == {
-        f"makes room on {NODE}/gpu-{at}" for at in range(2)
+    assert {why(made).split(" of ")[0], why(made, "other").split(" of ")[0]} == {
+        f"waits on {NODE}/gpu-{at} for the eviction" for at in range(2)
     }
 
 
@@ -153,9 +153,7 @@ def test_next_plan_keeps_the_chosen_gpu_and_evicts_no_more_replicas() -> None:
     (gone,) = leave(made)
     again = plan(folded(at, made.actions), T0)
     assert leave(again) == set()
-    assert why(again) == why(made).replace("makes room on", "waits on").replace(
-        f": {gone} is to leave", f" until {gone} has left"
-    )
+    assert why(again) == why(made).replace(f"for the eviction of {gone}", f"until {gone} has stopped")
 
 
 def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
@@ -170,7 +168,7 @@ def test_gpu_with_idle_replicas_is_emptied_before_a_busy_one() -> None:
     assert leave(made) == {"a"}
     again = plan(folded(at, made.actions), T0)
     assert leave(again) == set()
-    assert why(again) == f"waits on {NODE}/gpu-0 until a has left"
+    assert why(again) == f"waits on {NODE}/gpu-0 until a has stopped"
 
 
 def test_protected_replica_moves_to_parts_of_another_gpu() -> None:

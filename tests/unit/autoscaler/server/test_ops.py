@@ -100,7 +100,7 @@ async def test_api_returns_models_tenants_devices_plan_and_explanations(aiohttp_
     assert [sentence.partition(",")[0] for sentence in told["sentences"]] == ["a: r1 starting -> ready"]
     why = await get("explain/model/org/b")
     assert isinstance(why, dict)
-    assert why["sentences"][0].startswith("1 Replica is needed: 3 waiting")
+    assert why["sentences"][0].startswith("1 replica is needed: 3 waiting")
 
 
 def test_encoded_plan_contains_the_kind_of_each_action() -> None:

@@ -197,7 +197,7 @@ def test_drained_device_is_vacated_even_without_a_replacement_device() -> None:
     scene = Scene(after(at, cordon(drain=True)), nobody)
     scene.run(3)
     assert [type(action).__name__ for _, action in scene.actions] == ["DrainReplica", "StopReplica"]
-    assert "no Slice is free beside it" in scene.actions[0][1].reason
+    assert "no slice is free for its replacement" in scene.actions[0][1].reason
     assert not scene.world.by_slice
 
 
@@ -212,7 +212,7 @@ def test_failing_replacement_keeps_the_old_replica_unless_drain_is_forced() -> N
     at = world([A], [device("gpu0"), device("gpu1")], [replica(A, "r1")], histories={"a": fails})
     made = plan(after(at, cordon(drain=True)), T0)
     assert kinds(made) == []
-    assert made.unmet[0].reason.startswith("the one that is to take its place fails to start, the old one serves")
+    assert made.unmet[0].reason.startswith("its replacement failed to start, and the old one keeps serving")
     assert kinds(plan(after(at, cordon(drain=True, force=True)), T0)) == ["drain r1"]
 
 

@@ -170,10 +170,10 @@ def test_explain_reports_the_missing_cpu_of_each_candidate() -> None:
     answer = plan(there, T0)
     told = explain_model(there, answer, Log(), there.models[asking("a", "4").name].name, T0)
     assert [one.ruled_out for one in told.candidates] == [
-        "its node has not CPU enough beside its devices: 3 cores left of 8 cores",
-        "its node has not CPU enough beside its devices: 0 cores left of 8 cores",
+        "its node has too little CPU: 3 cores left of 8 cores",
+        "its node has too little CPU: 0 cores left of 8 cores",
     ]
-    assert "node n0 has not CPU enough beside its devices" in answer.unmet[0].reason
+    assert "node n0 has too little CPU" in answer.unmet[0].reason
 
 
 def test_training_input_groups_nodes_of_nearly_equal_cpu() -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.standard
 ROWS = (
     Row(model=ModelName("ada"), state="ready", replicas={"ready": 2, "draining": 1}, waiting=3, running=4,
         devices=("gpu0", "gpu1"), since_s=125.0, why="last used 2 s ago, idle window 60 s"),
-    Row(model=ModelName("bob"), state="zero", replicas={}, why="nobody calls it"),
+    Row(model=ModelName("bob"), state="zero", replicas={}, why="it has no requests"),
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_status_columns_are_filled_from_api_rows() -> None:
         "0",
         "",
         "",
-        "nobody calls it",
+        "it has no requests",
     ]
 
 

@@ -144,9 +144,9 @@ def test_memory_auto_sets_the_memory_fraction_of_the_engine(tmp_path: Path) -> N
     ).memory_fraction == pytest.approx(0.25)
     told = explained(of)
     assert told.basis == "artifact"
-    assert told.sentences[0].endswith("by its artifact. Its config.json (llama) says:")
+    assert told.sentences[0].endswith("estimated from its artifact. Its config.json (llama) gives this estimate:")
     assert any(line.startswith("  reserve ") for line in told.sentences)
-    assert any(line.startswith("vllm is told to take that where others share its Device; ") for line in told.sentences)
+    assert any(line.startswith("On a shared device, vllm is limited to that amount; ") for line in told.sentences)
     assert (told.places[0].fits, told.places[0].calls) == (True, 1)
     assert not explained(of, gib=2).places[0].fits
 
@@ -171,14 +171,12 @@ def test_fit_explanation_lists_memory_parts_and_devices(file: Path) -> None:
     told = explained(fill_memory_estimate(model(file, context_tokens=1024)))
     assert (told.basis, told.needs.share) == ("artifact", 0.0)
     assert told.sentences[0].startswith("ada is counted with ")
-    assert told.sentences[0].endswith(", by its artifact. Its GGUF header (gemma3) says:")
-    assert any(
-        line.startswith("  checkpoints ") and line.endswith(", in the host's memory.") for line in told.sentences
-    )
+    assert told.sentences[0].endswith(", estimated from its artifact. Its GGUF header (gemma3) gives this estimate:")
+    assert any(line.startswith("  checkpoints ") and line.endswith(", in host memory.") for line in told.sentences)
     assert "  cache 38Mi: 1 layer keeps all of 4 x 1024 tokens, 5 the last 256." in told.sentences
     assert told.sentences[-2:] == (
-        "llama.cpp takes its memory at its start, for all slots.",
-        "gpu0: nothing stands in the way.",
+        "llama.cpp allocates its memory at its start, for all slots.",
+        "gpu0: nothing prevents a placement.",
     )
     assert sum(one.bytes for one in told.needs.parts) == told.memory_bytes
     assert (told.places[0].fits, told.places[0].calls) == (True, None)
@@ -189,22 +187,22 @@ def test_fit_explanation_names_devices_smaller_than_the_set_memory(file: Path) -
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, memory_bytes=BytesOrAuto(30 << 30))))
     told = explained(of)
     assert told.basis == "document"
-    assert told.sentences[0].startswith("ada is counted with 30Gi: its document says so (gpu.memory). Its GGUF header")
-    assert told.sentences[-1] == "gpu0: it has 24Gi in all, which cannot be 30Gi on one device."
+    assert told.sentences[0].startswith("ada is counted with 30Gi, from its document (gpu.memory). Its GGUF header")
+    assert told.sentences[-1] == "gpu0: it has 24Gi in total, which does not satisfy 30Gi on one device."
     assert not told.places[0].fits
 
 
 def test_fit_explanation_of_paged_engine_shows_request_capacity(file: Path) -> None:
     told = explained(model(file, "vllm", context_tokens=4096, args=("--gpu-memory-utilization", "0.5")))
     assert told.basis == "device"
-    assert told.sentences[0].startswith("ada is counted with the whole of each of its Devices. ")
-    assert any(line.startswith("vllm takes 50% of its Devices at its start") for line in told.sentences)
+    assert told.sentences[0].startswith("ada is counted with all memory of each of its devices. ")
+    assert any(line.startswith("vllm always reserves 50% of its devices at its start") for line in told.sentences)
     (place,) = told.places
     rest = (12 << 30) - sum(one.bytes for one in told.needs.parts if one.name != "cache")
     assert place.calls == rest // (told.needs.token_bytes * 4096) > 0
     small = explained(model(file, "vllm", context_tokens=4096), gib=1).places[0]
     assert (small.fits, small.calls) == (False, 0)
-    assert "too little for one Call" in small.words
+    assert "too little for one request" in small.words
 
 
 def test_unreadable_artifact_is_explained_in_one_sentence(tmp_path: Path) -> None:
@@ -225,7 +223,7 @@ def test_fit_of_a_model_that_needs_no_device_lists_no_placement(file: Path) -> N
     of = replace(of, spec=replace(of.spec, gpu=replace(of.spec.gpu, count=0)))
     told = explained(of)
     assert told.places == ()
-    assert told.sentences[0].startswith("ada wants no Device (gpu.count is 0). ")
+    assert told.sentences[0].startswith("ada requests no device (gpu.count is 0). ")
 
 
 @pytest.mark.parametrize(

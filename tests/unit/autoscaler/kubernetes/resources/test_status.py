@@ -66,7 +66,7 @@ SITUATIONS = {
     "WaitingForRoom": (case(unmet=unmet("gpu0 is full"), load=ModelLoad(waiting=1)), "False"),
     "NoDeviceFits": (case(unmet=unmet("needs 90Gi; the largest has 80Gi", never=True)), "False"),
     "CannotStart": (case(obstacle="no engine vllm"), "False"),
-    "StartFailed": (case(history=History(failure="not ready after 900 s, which is start.secondsMax")), "False"),
+    "StartFailed": (case(history=History(failure="not ready after 900 s (start.secondsMax)")), "False"),
     "CrashLoop": (case(history=History(failure=EXITED, tries=2)), "False"),
     "OOMKilled": (case(history=History(failure="was killed for lack of memory (OOMKilled)")), "False"),
     "ImagePullBackOff": (starting(waits="ErrImagePull: not found"), "False"),

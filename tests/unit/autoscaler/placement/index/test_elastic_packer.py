@@ -57,8 +57,10 @@ def test_elastic_replica_gets_its_full_memory_if_no_budget_remains() -> None:
     small, large = shelf(device("g0", 20), on("x", 11)), shelf(device("g1", 24))
     assert grants(run([want("a")], [small, large])) == [("a", 10)], "alone with nine tenths all would have too little"
     alone = run([want("a")], [small]).unmet[0]
-    assert alone.reason.startswith("needs 10Gi or 9Gi at least on one device; the largest has 9Gi free of 20Gi")
-    assert alone.reason.endswith("; all elastic Replicas together are to have 95 % of what they ask for")
+    assert alone.reason.startswith("needs 10Gi (at least 9Gi) on one device; the largest has 9Gi free of 20Gi")
+    assert alone.reason.endswith(
+        "; its minimum is refused, so that elastic replicas keep 95 % of their requests in total"
+    )
     assert grants(run([want("a")], [small], generous=1)) == [("a", 9)]
 
 

@@ -370,13 +370,13 @@ def test_allocation_or_release_beyond_node_capacity_is_rejected() -> None:
         with pytest.raises(ValueError, match="does not fit on node a"):
             one.take(LaneAssignment(0, (0,)), negative)
     for at in ((), (1,), (-1,), (0, 0)):
-        with pytest.raises(ValueError, match="is no place for"):
+        with pytest.raises(ValueError, match="is not a valid assignment of"):
             one.take(LaneAssignment(0, at), RequestUsage((half,)))
     assert choose(one, RequestShape()) == LaneAssignment(0, (0,)), "and changes nothing"
 
 
 def test_node_with_a_zero_size_device_is_rejected_with_its_name() -> None:
-    with pytest.raises(ValueError, match=r"^node b: lanes are 1 to "):
+    with pytest.raises(ValueError, match=r"^node b is out of bounds: "):
         stock(NodeCapacity("a", lanes(1)), NodeCapacity("b", lanes(0)))
 
 

@@ -32,7 +32,7 @@ from tests.support.builders.worlds import GI, T0, device, model, world
 
 LANE = SliceClass(24 * GI)
 AGAIN_S = training.AGAIN_S
-CHANGED = "what is asked for has changed"
+CHANGED = "the demand changed"
 
 
 def test_training_input_lists_equal_nodes_once_with_their_count() -> None:
@@ -138,8 +138,8 @@ def learnt(one: World | None = None) -> PlacementValues:
 
 def test_training_is_due_until_values_are_learned() -> None:
     now = exercise_of(cluster())
-    assert training_reason(now, None, None, T0) == "nothing was learnt yet"
-    assert training_reason(now, training.build_initial_values(now), None, T0) == "nothing was learnt yet"
+    assert training_reason(now, None, None, T0) == "no training has succeeded yet"
+    assert training_reason(now, training.build_initial_values(now), None, T0) == "no training has succeeded yet"
     assert training_reason(now, learnt(), None, T0) == ""
 
 
@@ -163,16 +163,16 @@ def test_training_is_due_again_after_node_kinds_or_counts_change() -> None:
     ten = learnt(cluster(10))
     assert training_reason(exercise_of(cluster(9)), ten, None, T0) == ""
     assert training_reason(exercise_of(cluster(12)), ten, None, T0) == ""
-    assert training_reason(exercise_of(cluster(13)), ten, None, T0) == "there are more or fewer nodes"
-    assert training_reason(exercise_of(cluster(7)), ten, None, T0) == "there are more or fewer nodes"
-    assert training_reason(exercise_of(cluster(10, gi=48)), ten, None, T0) == "there are nodes of another kind"
+    assert training_reason(exercise_of(cluster(13)), ten, None, T0) == "the number of nodes changed"
+    assert training_reason(exercise_of(cluster(7)), ten, None, T0) == "the number of nodes changed"
+    assert training_reason(exercise_of(cluster(10, gi=48)), ten, None, T0) == "a new kind of node was added"
 
 
 @pytest.mark.parametrize(("failed", "wait_s"), [(False, AGAIN_S), (True, FAILED_S)])
 def test_training_is_not_repeated_before_its_retry_delay_ends(failed: bool, wait_s: float) -> None:
     now, tried = exercise_of(cluster()), Tried(T0, failed)
     assert training_reason(now, None, tried, T0 + wait_s - 1) == ""
-    assert training_reason(now, None, tried, T0 + wait_s) == "nothing was learnt yet"
+    assert training_reason(now, None, tried, T0 + wait_s) == "no training has succeeded yet"
 
 
 # --- training results -------------------------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ def test_invalid_placement_values_are_rejected() -> None:
         replace(made, learnt=False),
         replace(made, exercise=replace(made.exercise, nodes=())),
     ):
-        with pytest.raises(ValueError, match="a lesson of other nodes"):
+        with pytest.raises(ValueError, match="placement values do not match"):
             training.decode_placement_values(wrong)
     for number in (-1, WHOLE * 64 + 1):
         prices = np.array([0, number], np.dtype("<i4")).tobytes()
-        with pytest.raises(ValueError, match="a lesson with numbers that are not in 0 to 64000"):
+        with pytest.raises(ValueError, match="placement values have an entry outside 0 to 64000"):
             training.decode_placement_values(replace(made, prices=prices))

@@ -40,7 +40,7 @@ from tests.support.example_budget import examples
 ACME, BOLT = TenantName("acme"), TenantName("bolt")
 TRUSTS: tuple[TenantSet, ...] = ((), (ACME,), (BOLT,), (ACME, BOLT), NOBODY)
 APART = {"mps": Isolation.MEMORY, "hami": Isolation.MEMORY, "mig": Isolation.HARDWARE}
-FOR_OTHERS = "a is on a shared device of its node for other tenants"
+FOR_OTHERS = "a shared device of its node is in use for other tenants (a)"
 
 
 def share(device: str, at: int, kind: str = "timeslice", *, shared: bool = False, node: str = "") -> Slice:
@@ -82,7 +82,7 @@ def test_models_for_different_tenants_never_share_a_device(kind: str) -> None:
     full = calls([A, B], slices, here, "b")
     assert kinds(plan(full, T0)) == []
     where = "its device" if kind == "hami" else "a shared device of its node"
-    assert unmet(full) == [f"needs 6Gi on one device; a is on {where} for other tenants"]
+    assert unmet(full) == [f"needs 6Gi on one device; {where} is in use for other tenants (a)"]
     other = share("g1", 0, kind)
     start = plan(calls([A, B], [*slices, other], here, "b"), T0)
     assert kinds(start) == ["start b"]
@@ -114,7 +114,7 @@ def test_all_idle_replicas_of_another_tenant_on_a_device_are_evicted() -> None:
     """Although another share of the device is free."""
     answer = packed([FOR_BOLT], [taken(0), taken(1), shelf(share("g0", 2), [])])
     assert [one.replica for one in answer.victims] == ["r0", "r1"]
-    assert [one.reason for one in answer.unmet] == ["makes room on g0/s0: a is to leave"]
+    assert [one.reason for one in answer.unmet] == ["waits on g0/s0 for the eviction of a"]
 
 
 def test_nothing_is_evicted_if_one_replica_of_another_tenant_must_stay() -> None:
@@ -135,7 +135,7 @@ def test_device_of_a_draining_replica_is_closed_to_other_tenants() -> None:
     going = on(A, TWO[0], state=S.DRAINING, drain=drain())
     made = calls([A, B], TWO, [going], "b")
     assert kinds(plan(made, T0)) == []
-    assert unmet(made) == ["waits on g0/s0 until a has left"]
+    assert unmet(made) == ["waits on g0/s0 until a has stopped"]
     gone = replace(made, replicas={}, by_slice={}, by_model={})
     assert kinds(plan(gone, T0)) == ["start b"]
 
@@ -151,7 +151,7 @@ def test_first_of_two_models_of_different_tenants_gets_the_device() -> None:
     made = calls([A, B], TWO, [], "a", "b")
     assert kinds(plan(made, T0)) == ["start a"]
     assert unmet(made) == [
-        "needs 6Gi on one device; a Model that waits longer is to be on a shared device of its node for other tenants"
+        "needs 6Gi on one device; a shared device of its node is reserved for other tenants, whose Model waits longer"
     ]
 
 

@@ -119,7 +119,7 @@ def test_new_replica_waits_until_a_draining_one_frees_a_linked_device() -> None:
     going = on("x", 20, leaving=True)
     there = [shelf(one, *who) for one, who in zip(rooted("r1", "r2", "r2"), ([], [], [going]), strict=True)]
     (waits,) = run([TWO_OF_A_ROOT], there).unmet
-    assert (waits.promised, waits.reason) == (True, "waits on n0-g2 until x has left")
+    assert (waits.promised, waits.reason) == (True, "waits on n0-g2 until x has stopped")
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
@@ -130,15 +130,15 @@ def test_new_replica_waits_until_a_draining_one_frees_a_linked_device() -> None:
     [
         (
             TWO_OF_A_ROOT, rooted("", ""),
-            f"needs 2 whole devices of 20Gi of one PCIe root; of each {UNKNOWN[Link.PCIE_ROOT]}",
+            f"needs 2 whole devices of 20Gi on one PCIe root; for every device, {UNKNOWN[Link.PCIE_ROOT]}",
         ),
         (
             TWO_BY_NVLINK, rooted("r1", "r1", product=L40S),
-            f"needs 2 whole devices of 20Gi joined by NVLink; of each {UNKNOWN[Link.NVLINK]}",
+            f"needs 2 whole devices of 20Gi connected by NVLink; for every device, {UNKNOWN[Link.NVLINK]}",
         ),
         (
             change_request(TWO_OF_A_ROOT, devices=3), rooted("r1", "r1", "r2", "r2", ""),
-            "needs 3 whole devices of 20Gi of one PCIe root; at most 2 are joined so",
+            "needs 3 whole devices of 20Gi on one PCIe root; at most 2 have this link",
         ),
     ],
 )  # fmt: skip
@@ -155,8 +155,8 @@ def test_reason_names_the_model_that_occupies_a_linked_device() -> None:
     (missing,) = run([TWO_OF_A_ROOT], there).unmet
     assert not missing.never
     assert missing.reason == (
-        "needs 2 whole devices of 20Gi of one PCIe root; the root with the most has 1 free, n0-g1 is held by x (idle, "
-        "kept by replicas.min)"
+        "needs 2 whole devices of 20Gi on one PCIe root; the PCIe root with the most free devices has 1: n0-g1 is held "
+        "by x (idle, kept by replicas.min)"
     )
 
 
@@ -166,8 +166,8 @@ def test_cpu_shortage_is_reported_only_for_nodes_with_linked_devices() -> None:
     asked = change_request(TWO_OF_A_ROOT, cpu_milli=4000)
     (missing,) = pack([asked], SliceIndex(there, hosts), frozenset(), RestartCosts(), T0).unmet
     assert missing.reason == (
-        "needs 2 whole devices of 20Gi of one PCIe root and 4 cores beside them; node n1 has not CPU enough beside its "
-        "devices: 1 cores left of 8 cores"
+        "needs 2 whole devices of 20Gi on one PCIe root, with 4 cores; node n1 has too little CPU: 1 cores left of "
+        "8 cores"
     )
     small = {NodeId(node): HostResources(most, 64 * GI, most, 64 * GI) for node, most in (("n0", 9000), ("n1", 3000))}
     (never,) = pack([asked], SliceIndex(there, small), frozenset(), RestartCosts(), T0).unmet
@@ -182,10 +182,10 @@ def test_explain_reports_the_link_shortage_of_each_candidate_device() -> None:
     at = world([wanting("pcieRoot")], rooted("r1", "r2", ""))
     told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
     assert [one.ruled_out for one in told.candidates] == [
-        *["of its node only 1 are of one PCIe root with it, not 2"] * 2,
-        "its PCIe root is not known (a DRA driver may tell it, a device plug-in does not)",
+        *["its node has 1 devices on one PCIe root with it, of 2 needed"] * 2,
+        "its PCIe root is unknown (a DRA driver may report it, a device plug-in does not)",
     ]
-    assert any("at most 1 are joined so" in line for line in told.sentences)
+    assert any("at most 1 have this link" in line for line in told.sentences)
 
 
 def test_explain_rules_out_a_node_with_too_few_devices() -> None:
@@ -194,7 +194,7 @@ def test_explain_rules_out_a_node_with_too_few_devices() -> None:
     here = [replica(busy, f"r{at}", on=(f"g{at}",)) for at in range(2)]
     made = world([wants, busy], slices, here, [gateway(levels=[level("b", 1)])])
     told = {one.slice: one.ruled_out for one in explain_model(made, plan(made, T0), Log(), wants.name, T0).candidates}
-    assert told[SliceId("h0")] == "of its node only 1 could hold it, not 2"
+    assert told[SliceId("h0")] == "its node has 1 suitable devices of 2 needed"
     assert "held by a" in told[SliceId("g0")]
 
 
@@ -205,7 +205,7 @@ def test_explain_counts_only_linked_devices_that_fit_the_model() -> None:
     )
     told = explain_model(at, plan(at, T0), Log(), at.models[ModelName("a")].name, T0)
     assert [one.ruled_out for one in told.candidates] == [
-        "of its node only 1 are of one PCIe root with it, not 2", "it is L4, not *l40s*",
+        "its node has 1 devices on one PCIe root with it, of 2 needed", "its product is L4, not *l40s*",
     ]  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def test_defragmentation_frees_enough_devices_on_one_pcie_root() -> None:
     found = looked(linked, T0, change_request(asked, link=Link.PCIE_ROOT))
     assert names(found) == ["n0-a"]
     assert found.unmet[0].reason == (
-        "needs 3 whole devices of 70Gi of one PCIe root; 4 are free, at most 2 of one PCIe root; moves n0-a from n0-g0 "
+        "needs 3 whole devices of 70Gi on one PCIe root; 4 are free, at most 2 on one PCIe root; moves n0-a from n0-g0 "
         "to n0-g8 first"
     )
 

@@ -193,12 +193,12 @@ def test_default_node_selector_applies_unless_overridden_by_model() -> None:
 
 def test_model_without_matching_node_is_unplaceable_with_a_reason() -> None:
     there = called(choosy(zone="z9"), slices=(on("n1", zone="z1"), on("n2")))
-    reason = "needs a node labelled zone=z9; none that has such a device is"
+    reason = "needs a node with labels zone=z9; no node with a suitable device has them"
     assert list_unplaceable_models(there) == {"a": reason}
     answer = plan(there, T0)
     assert [(unmet.reason, unmet.never) for unmet in answer.unmet] == [(reason, True)]
     told = explain_model(there, answer, Log(), there.models[choosy().name].name, T0)
-    assert [one.ruled_out for one in told.candidates] == ["its node is not labelled zone=z9"] * 2
+    assert [one.ruled_out for one in told.candidates] == ["its node does not have the labels zone=z9"] * 2
 
 
 def test_node_with_incomplete_labels_matches_unless_a_known_label_differs() -> None:

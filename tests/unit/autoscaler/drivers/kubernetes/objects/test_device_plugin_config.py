@@ -141,10 +141,10 @@ def test_gpu_time_sliced_for_three_gets_three_replicas_and_no_fourth(
     ("wants", "reason"),
     [
         (model("a", 6), "needs 6Gi on one device; the largest has 5.3Gi"),
-        (model("a", 0), "needs a whole device; what is large enough is only a part of a device"),
+        (model("a", 0), "needs a whole device; every slice of that size is a part of a device"),
         (model("a", 5, gpu=Gpu(isolation="memory")), (
-            "needs 5Gi on one device with memory isolation; what is large enough is only a part of a device, and not "
-            "kept apart so"
+            "needs 5Gi on one device with memory isolation; every slice of that size is a part of a device without "
+            "this isolation"
         )),
         (model("a", 5, gpu=Gpu(compute_percent=50)),
          "needs 5Gi and 50 % of compute on one device; the largest has 5.3Gi and 33 % of compute"),
