@@ -1,8 +1,8 @@
 """A checker of prose for `make check`: words of docs/style-words.txt, free relative clauses and long sentences.
 
-Run `python -m scripts.prose [FILE ...]`; without files it checks all documentation. In modules it checks docstrings,
-comments and strings. Exit status 1 and one line per finding, or nothing. Code, tables of generated content, headings
-and links are not prose.
+Run `python -m scripts.prose [FILE ...]`; without files it checks the documentation and the product. In modules it
+checks docstrings, comments and strings. Exit status 1 and one line per finding, or nothing. Code, tables of generated
+content, headings and links are not prose.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPENING = re.compile(r"(?:Who(?:ever)?|What(?:ever)?|Whichever|That which|Those 
 """A sentence that opens with a free relative clause ("What is late is ended"); questions may."""
 EXCLUDED = ("docs/development/fault-cases.md", "docs/reference/chart-values.md")
 """Generated, or quotes of the reports that the cases come from."""
-PRODUCT: tuple[str, ...] = ()
+PRODUCT = ("artifacts", "autoscaler", "gateway", "loadtest", "pilotlight", "bench")
 """Folders whose modules are checked without being named."""
 _PROGRAM = re.compile(r"^(?:import|from) |[{}]\s*$|;\n", re.MULTILINE)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")

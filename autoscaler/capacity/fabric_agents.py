@@ -41,7 +41,7 @@ def explain_attach_failure(lease: Lease, nodes: Mapping[str, NodeAgentStatus], s
     if lease.listed is None or lease.leaving or lease.id.provider not in list_agent_providers(settings):
         return ""
     said = _said(nodes.get(lease.listed.node), _devices(lease))
-    return next((f"{one.device} was attached, and {one.says}" for one in said if one.failed and not one.leave), "")
+    return next((f"{one.device}: {one.says}" for one in said if one.failed and not one.leave), "")
 
 
 def explain_detach_block(world: World, node: str, uuids: Iterable[str], now_s: float) -> str:

@@ -303,7 +303,7 @@ def _capacity_refusal(world: World, unmet: Mapping[ModelName, Unmet], name: Mode
         message = "More capacity for the model has been ordered; its delivery time is unknown."
         return Refusal(code="no_capacity", message=message, retry_after_s=RETRY_S_MAX)
     left_s = ceil(missing.ready_s / ESTIMATE_STEP_S) * ESTIMATE_STEP_S
-    message = f"More capacity for the model is on its way: in about {format_duration(left_s)}."
+    message = f"capacity for the model is being added; expected in about {format_duration(left_s)}"
     return Refusal(code="no_capacity", message=message, retry_after_s=min(left_s, RETRY_S_MAX))
 
 

@@ -166,7 +166,7 @@ class PaidCapacity(Fact, frozen=True):
 
 
 class ReplicaResources(Fact, frozen=True):
-    """What a replica occupies."""
+    """The resources that a replica occupies."""
 
     slices: tuple[SliceId, ...]
     """Its actual slices, as far as they are known."""

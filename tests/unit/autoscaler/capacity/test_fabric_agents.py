@@ -119,7 +119,7 @@ def test_attached_device_unseen_by_the_agent_is_released_with_a_backoff() -> Non
     unseen = FabricReport(device=GPU, failed=True, says="the node's driver does not show it")
     after = heard(attached(), T0 + 9.0, unseen)
     (back,) = releases(plan(after, T0 + 9.0).actions)
-    assert back.reason == f"it failed: {GPU} was attached, and the node's driver does not show it"
+    assert back.reason == f"it failed: {GPU}: the node's driver does not show it"
     assert not back.order.uncommitted, "it has come, and goes all the same"
     after, done = acted(after, T0 + 9.0)
     assert not orders(done), "not the same once more"

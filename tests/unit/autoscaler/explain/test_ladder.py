@@ -41,7 +41,7 @@ def test_offer_steps_show_time_cost_and_the_reason_for_rejection() -> None:
     assert second.cost is not None
     assert first.cost < second.cost
     assert second.why_not == "another offer is more reliable, or reliable enough and cheaper"
-    assert (third.why_not, third.expected_seconds) == ("it would not have room there", None)
+    assert (third.why_not, third.expected_seconds) == ("insufficient room on this offer", None)
 
 
 def test_explain_describes_the_state_of_an_undelivered_order() -> None:
@@ -57,7 +57,7 @@ def test_refused_offer_is_explained_with_its_remaining_backoff() -> None:
     (id,) = after.capacity.leases
     refused = told(after, LeaseRefused(id=id, reason="the pool is empty"), now_s=T0 + 1)
     (said,) = [one for one in explained(refused, T0 + 11) if one.startswith("Offer")]
-    assert said == "Offer from rack: A100 on w1: the pool is empty; it is left alone for 50 s."
+    assert said == "Offer from rack: A100 on w1: the pool is empty; the next attempt is in 50 s."
 
 
 def test_explain_shows_the_error_of_a_silent_provider() -> None:
