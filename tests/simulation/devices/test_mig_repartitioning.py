@@ -95,7 +95,7 @@ def test_node_with_failing_repartitioning_is_excluded_after_max_tries() -> None:
         assert town.on_node("n1") == [], "nothing is placed on it"
         assert len(town.on_node("n2")) == 1, "others are unaffected"
         assert "n1/mig-1g.10gb-0: its node could not be repartitioned in 3 attempts" in told(stage)
-        assert "node n2 could be cut anew for it, once it is idle" in told(stage)
+        assert "node n2 could be repartitioned for it, once it is idle" in told(stage)
         await stage.until(lambda: town.on_node("n2") == [])
         town.others = {}
         town.show()

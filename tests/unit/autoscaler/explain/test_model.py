@@ -50,8 +50,8 @@ def test_explain_describes_how_pods_mount_weights() -> None:
 
     oci, may, may_not = "oci://r.io/a:1", ClusterFacts(volumes=True), ClusterFacts(server=(1, 30))
     absent = f"Its weights ({oci}) are on no node yet; the next start pulls them."
-    assert weights(oci, may) == [absent, "Its weights are seen as a read-only volume of their node's store."]
-    assert weights(oci, may_not)[1].startswith("Its weights cannot be seen in its pods: no right is there to make")
+    assert weights(oci, may) == [absent, "Its weights are mounted as a read-only volume of their node's store."]
+    assert weights(oci, may_not)[1].startswith("Its weights cannot be mounted in its pods: Pilotlight may not create")
     assert weights("pvc://shared/a", may_not) == ["Its weights are in the claim shared, which is mounted as it is."]
     assert weights(oci, None) == [absent]
     assert weights("file:///a", may) == []
@@ -76,7 +76,7 @@ def test_explain_mentions_learnt_placement_while_a_start_is_needed() -> None:
         replace_fields(waits, lesson=build_initial_values(known)),
         replace(waits, replicas={runs.id: runs}),
     ):
-        assert not any("learnt" in sentence for sentence in tell(rebuild_indices(other, T0)).sentences)
+        assert not any("learned" in sentence for sentence in tell(rebuild_indices(other, T0)).sentences)
 
 
 def test_explain_gives_the_start_reason_and_start_times_of_a_replica() -> None:

@@ -41,20 +41,20 @@ def test_no_gpu_is_repartitioned_for_a_replica_that_lacks_only_cpu() -> None:
     for later_s in (0.0, NODE_EVERY_S + 1, 2 * NODE_EVERY_S + 1):
         assert order(short, T0 + later_s) is None
     assert "has too little CPU: 4 cores left of 8" in why(short)
-    assert "cut anew" not in why(short), "that would not help"
+    assert "repartitioned" not in why(short), "that would not help"
     other = replace_fields(short, slices={one.id: one for one in slices(_7g_80gb="1")}, cuttable={"n1": cuttable()})
     assert order(replace_fields(other, hosts=beside(8, 8))) is None, "it gets what is there"
     hard = many(["mid"], gpu=Gpu(isolation="hardware"), **cores(6))
     bare = world(cuttable={"n1": cuttable()}, hosts=beside(8, 4), **hard)
     assert order(bare) is None
-    assert "could be cut anew for it, but it has too little CPU" in why(bare)
+    assert "could be repartitioned for it, but it has too little CPU" in why(bare)
     assert order(replace_fields(bare, hosts=beside(8, 8))) is not None
 
 
 def test_model_that_needs_more_cpu_than_any_node_has_is_unplaceable() -> None:
     at = world(slices=slices(_1g_10gb="7"), cuttable={"n1": cuttable()}, hosts=beside(8, 8), **many(["x"], **cores(64)))
     (unmet,) = plan(at, T0).unmet
-    assert (order(at), unmet.never, "cut anew" in unmet.reason) == (None, True, False)
+    assert (order(at), unmet.never, "repartitioned" in unmet.reason) == (None, True, False)
     assert list_unplaceable_models(at).keys() == {"x"}
 
 

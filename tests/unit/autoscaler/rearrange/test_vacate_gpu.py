@@ -113,7 +113,7 @@ def test_free_parts_of_an_emptying_gpu_get_no_new_replica() -> None:
     leaving = on(a, A, state=S.DRAINING, since_s=T0 - 1, drain=drain(T0 - 1, victim_of="large"))
     made = plan(asked(parts(A), ("large", "b"), leaving, models=(a, b)), T0)
     assert start(made) == {}
-    assert "its GPU empties for large, which needs all of it" in why(made, "b")
+    assert "its GPU is being vacated for large, which needs a whole GPU" in why(made, "b")
     assert why(made).startswith(f"waits on {NODE}/gpu-0 until a has stopped")
     two = asked(parts(A, gpus=2), ("large", "b"), leaving, models=(a, b))
     assert start(plan(two, T0)) == {"large": "gpu-1", "b": B}, "which has the other GPU, so that nothing empties"

@@ -249,7 +249,7 @@ def test_image_mounted_artifact_is_inspected_but_not_downloaded() -> None:
 
 def test_start_with_image_mount_fails_if_the_artifact_is_no_image() -> None:
     found = stands(looking(replace(NONE, replicas=A1)))
-    why = "cannot be mounted in its pods: it is no image (ModelPack); set weights.mount: auto in Settings"
+    why = "cannot be mounted in its pods: it is not an image (ModelPack); set weights.mount: auto in Settings"
     assert found == WeightsFailed(why)
     assert stands(looking(replace(LOOK, digest="", failed="gone", image=None, replicas=A1))) == WeightsFailed("gone")
 
