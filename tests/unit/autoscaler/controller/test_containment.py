@@ -106,6 +106,15 @@ def test_fault_is_attributed_to_the_model_whose_evaluation_raised(monkeypatch: p
     assert set(loop.step(Tick()).learned.faults) == {"big"}
 
 
+def test_observation_of_a_replica_for_another_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    loop = stepped(replica(A, "r", state=S.READY))
+    loop.step(seen_of(replica(B, "r"), Seen.READY))
+    assert [record.getMessage() for record in caplog.records] == [
+        "event=replica_ignored replica=r reason='reported for model b'"
+    ]
+    assert loop.loop.world.replicas[ReplicaId("r")].model == "a"
+
+
 # --- the masked World -------------------------------------------------------------------------------------------------
 
 

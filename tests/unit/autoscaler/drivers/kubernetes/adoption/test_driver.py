@@ -218,6 +218,21 @@ async def test_invalid_annotation_seen_by_follower_is_reported_when_it_leads() -
         assert (note.workload.name, note.reason, note.warning) == ("bad", "WrongAnnotation", True)
 
 
+async def test_pod_template_with_a_replica_annotation_is_reported_and_not_used() -> None:
+    async with serving("ada") as house:
+        house.driver.lead()
+        (before,) = house.now()
+        marked = deployment("ada", models="ada", slots="7")
+        marked["spec"]["template"]["metadata"]["annotations"] = {"pilotlight.dev/replica": "victim-abc"}
+        house.plane.put(APPS, marked)
+        async with asyncio.timeout(60):
+            while not house.notes:
+                await asyncio.sleep(0)
+        assert [(note.reason, note.warning) for note in house.notes] == [("WrongAnnotation", True)]
+        assert house.now() == {before: Seen.READY}
+        assert house.model("ada").slots == 4, "its last valid annotations are in force"
+
+
 async def test_unreadable_pod_does_not_affect_other_pods() -> None:
     """One container status lacks its start time, another has the wrong type."""
     async with serving("ada", "bert") as house:
