@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final
 
+from autoscaler.faults import reraise_memory_error
 from autoscaler.providers.kube import AnswerError
 from autoscaler.providers.provider import RefusedError
 
@@ -47,6 +48,7 @@ class Reconciler:
             try:
                 wait_s = await self._keep()
             except Exception as error:  # noqa: BLE001  drivers' error types may not be imported here
+                reraise_memory_error(error)
                 self._tell(error)
                 await asyncio.sleep(rest_s)
                 rest_s = min(rest_s * 2.0, REST_S[1])
