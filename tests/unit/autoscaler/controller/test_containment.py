@@ -191,6 +191,17 @@ def test_requests_for_a_faulty_cold_model_are_rejected_for_60_seconds(monkeypatc
     assert other.refusal is None
 
 
+def test_ready_replica_of_a_quarantined_model_goes_on_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
+    loop = stepped(replica(B, "rb", ["gpu1"], state=S.READY))
+    after = loop.step(called(B))
+    assert set(after.learned.faults) == {"b"}
+    full = routes.routes_full(after, GatewayId("g1"), T0)
+    assert [(one.replica, one.state) for one in full.replicas] == [("rb", S.READY)]
+    assert [(one.state, one.refusal) for one in full.models if one.model == "b"] == [("ready", None)]
+    assert loop.driver.stopped == []
+
+
 def test_routes_change_when_a_quarantine_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = inject(monkeypatch, "autoscaler.demand.desired_replicas:compute_desired_replicas", concerns("b"))
     loop, g1 = stepped(), GatewayId("g1")
