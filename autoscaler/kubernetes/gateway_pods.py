@@ -107,9 +107,11 @@ class GatewayPods:
         )
 
     async def _exists(self, gateway: GatewayId) -> bool:
-        """Query the API server, whose answer is current. If it does not answer, the gateway may exist: True."""
+        """Query the API server, whose answer is current. If it does not answer, the gateway may exist: True. A pod that
+        cannot be decoded exists.
+        """
         try:
-            found = await self._api.get(self._path, fieldSelector=f"metadata.name={gateway}")
+            pages = [page async for page in self._api.pages(self._path, {"fieldSelector": f"metadata.name={gateway}"})]
         except (ApiError, UnreachableError):
             return True
-        return bool(found["items"])
+        return any(page.items or page.unreadable for page in pages)
